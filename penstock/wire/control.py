@@ -1,0 +1,293 @@
+"""The control channel: what the supervisor and each of its children say to each other.
+
+One Unix stream socketpair per child carries JSON lines, each a tagged struct of this module.
+
+Supervisor to child: :class:`Launch` first and once, then :class:`Drain`, :class:`Stop`.
+Child to supervisor: any number of :class:`Progress`, then :class:`Ready` or :class:`Failed`; a child that
+meets its end later may send :class:`Failed` before it exits. Ready, failed and dead (the end of the file,
+the exit code) are three different signals.
+
+The end of the file is a message too: a child that reads it has lost its supervisor and ends at once.
+"""
+
+import socket
+import threading
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.config.options import ServeConfig
+
+# A line is at most this many bytes, newline included. The largest, Launch, takes about 3 kB.
+MAX_LINE_BYTES = 1 << 20
+# Read size; a read seldom returns more than one message.
+_READ_BYTES = 1 << 16
+
+Role = Literal["api-server", "engine"]
+Info = dict[str, str | int | float | bool]
+
+
+class ControlError(ValueError):
+    """A line that is too long or is no message of this channel."""
+
+
+class PeerGone(ConnectionError):
+    """The other end of a control channel is closed."""
+
+
+class SupervisorGone(PeerGone):
+    """The supervisor closed its end or died: the process ends at once, without draining."""
+
+
+class ChildGone(PeerGone):
+    """The child closed its end or died: its exit status follows."""
+
+
+# -- messages ------------------------------------------------------------------------------------------
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
+    """Fields are only ever appended, with a default."""
+
+
+class Launch(_Message, frozen=True, tag="launch"):
+    """What a child runs as. Sent once, before anything else."""
+
+    role: Role
+    # Number of this process among those of its role, from 0.
+    index: int
+    # How often this process was restarted: (role, index, epoch) is unique while the supervisor lives.
+    epoch: int
+    config: ServeConfig
+    # Directory of the sockets between processes, mode 0700, absolute.
+    run_dir: str
+    # Directory with config.json and weights; for an engine without a model one with a tokenizer alone.
+    model_dir: str
+    # Directory with tokenizer.json; model_dir unless --tokenizer names another or it had to be converted.
+    tokenizer_dir: str
+    # Names clients may use for the model, the first one is reported. Never empty.
+    served_model_names: list[str]
+    api_server_count: int
+    engine_count: int
+    # Process id of the supervisor: a child with another parent was orphaned before it could notice.
+    supervisor_pid: int
+    # The listening TCP socket, inherited and shared by all API servers; None for an engine.
+    listen_fd: int | None = None
+
+
+class Drain(_Message, frozen=True, tag="drain"):
+    """Accept no further work, finish what runs. The process stays until Stop."""
+
+
+class Stop(_Message, frozen=True, tag="stop"):
+    """End what still runs with an error to its client, release everything, exit with 0."""
+
+
+class Progress(_Message, frozen=True, tag="progress"):
+    """A start that goes on; renews the time the process has to become ready."""
+
+    text: str
+    # Share of the work that is done, 0 to 1; None when it is unknown.
+    fraction: float | None = None
+
+
+class Ready(_Message, frozen=True, tag="ready"):
+    """The process serves. ``info`` is shown to the operator (device, cache size, …)."""
+
+    info: Info = {}
+
+
+class Failed(_Message, frozen=True, tag="failed"):
+    """The process ends because of ``message``, written for the operator, without a traceback."""
+
+    message: str
+    # It would fail the same way again (no such file, option that does not fit): not restarted.
+    fatal: bool
+
+
+Order = Drain | Stop
+Report = Progress | Ready | Failed
+
+_to_child: msgspec.json.Decoder[Launch | Order] = msgspec.json.Decoder(Launch | Drain | Stop)
+_to_supervisor: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Progress | Ready | Failed)
+
+
+# -- lines, without I/O --------------------------------------------------------------------------------
+
+
+def encode(message: Launch | Order | Report) -> bytes:
+    """One line, newline included. Raises ControlError when it would exceed :data:`MAX_LINE_BYTES`."""
+    line = msgspec.json.encode(message) + b"\n"
+    if len(line) > MAX_LINE_BYTES:
+        raise ControlError(
+            f"control message {type(message).__name__} has {len(line)} bytes, at most {MAX_LINE_BYTES}"
+        )
+    return line
+
+
+class LineBuffer:
+    """Cuts a byte stream into lines."""
+
+    def __init__(self) -> None:
+        self._partial = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that ``data`` completes, without their newlines. Raises ControlError on a long one."""
+        self._partial += data
+        lines = self._partial.split(b"\n")
+        self._partial = lines.pop()
+        if len(self._partial) >= MAX_LINE_BYTES or any(len(line) >= MAX_LINE_BYTES for line in lines):
+            raise ControlError(f"control message of more than {MAX_LINE_BYTES} bytes")
+        return [bytes(line) for line in lines]
+
+
+def decode_for_child(line: bytes) -> Launch | Order:
+    """Raises ControlError unless ``line`` is a message to a child."""
+    try:
+        return _to_child.decode(line)
+    except msgspec.DecodeError as error:
+        raise _refusal(line, error) from error
+
+
+def decode_for_supervisor(line: bytes) -> Report:
+    """Raises ControlError unless ``line`` is a message to the supervisor."""
+    try:
+        return _to_supervisor.decode(line)
+    except msgspec.DecodeError as error:
+        raise _refusal(line, error) from error
+
+
+def _refusal(line: bytes, error: msgspec.DecodeError) -> ControlError:
+    return ControlError(f"not a control message: {error}: {line[:200]!r}")
+
+
+# -- the two ends --------------------------------------------------------------------------------------
+
+
+class ControlChannel:
+    """The child's end.
+
+    Owns the descriptor it is given. Reports may be sent from any thread; they block only while the
+    supervisor is behind by a full socket buffer. Every method raises :class:`SupervisorGone` when the
+    supervisor is gone.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._stream = _Stream(socket.socket(fileno=fd), SupervisorGone)
+        self._launch: Launch | None = None
+        self._orders: list[Order] = []
+
+    @property
+    def launch(self) -> Launch:
+        """What to run as; waits for it the first time. Raises ControlError when something else comes."""
+        while self._launch is None:
+            for line in self._stream.read(wait=True):
+                message = decode_for_child(line)
+                if self._launch is None:
+                    if not isinstance(message, Launch):
+                        raise ControlError(f"expected Launch, got {type(message).__name__}")
+                    self._launch = message
+                else:
+                    self._orders.append(_order(message))
+        return self._launch
+
+    def fileno(self) -> int:
+        """For an event loop's reader: readable when :meth:`receive` has something to say."""
+        return self._stream.sock.fileno()
+
+    def receive(self) -> list[Order]:
+        """Orders that arrived, possibly none, without waiting.
+
+        Raises SupervisorGone at the end of the file, once every order before it was returned.
+        """
+        orders, self._orders = self._orders, []
+        try:
+            orders += [_order(decode_for_child(line)) for line in self._stream.read(wait=False)]
+        except SupervisorGone:
+            if not orders:
+                raise
+        return orders
+
+    def progress(self, text: str, fraction: float | None = None) -> None:
+        """Reports that the start goes on; ``fraction`` is 0 to 1."""
+        self._stream.write(Progress(text=text, fraction=fraction))
+
+    def ready(self, info: Info | None = None) -> None:
+        """Reports that the process serves."""
+        self._stream.write(Ready(info=info or {}))
+
+    def failed(self, message: str, *, fatal: bool) -> None:
+        """Reports why the process ends; ``fatal``: it would fail the same way again."""
+        self._stream.write(Failed(message=message, fatal=fatal))
+
+    def close(self) -> None:
+        self._stream.sock.close()
+
+
+class ChildChannel:
+    """The supervisor's end of one child's channel. Reads never wait."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._stream = _Stream(sock, ChildGone)
+
+    @classmethod
+    def pair(cls) -> tuple["ChildChannel", socket.socket]:
+        """The supervisor's end, and the socket to hand to the child and close here after its start."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(ours), theirs
+
+    def fileno(self) -> int:
+        return self._stream.sock.fileno()
+
+    def send(self, message: Launch | Order) -> None:
+        """Raises ChildGone."""
+        self._stream.write(message)
+
+    def receive(self) -> list[Report]:
+        """Reports that arrived, possibly none. Raises ChildGone at the end of the file, ControlError."""
+        return [decode_for_supervisor(line) for line in self._stream.read(wait=False)]
+
+    def close(self) -> None:
+        self._stream.sock.close()
+
+
+def _order(message: Launch | Order) -> Order:
+    if isinstance(message, Launch):
+        raise ControlError("a second Launch")
+    return message
+
+
+class _Stream:
+    """Messages over a socket. ``gone`` is raised at the end of the file and when the peer is closed."""
+
+    def __init__(self, sock: socket.socket, gone: type[PeerGone]) -> None:
+        sock.setblocking(True)
+        self.sock = sock
+        self._gone = gone
+        self._lines = LineBuffer()
+        self._write_lock = threading.Lock()
+
+    def read(self, *, wait: bool) -> list[bytes]:
+        """Waits for at least one read, or takes what is there."""
+        lines: list[bytes] = []
+        while True:
+            try:
+                data = self.sock.recv(_READ_BYTES, 0 if wait else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return lines
+            except ConnectionResetError:
+                data = b""  # the peer closed without reading all that was sent to it
+            if not data:
+                if lines:
+                    return lines  # the end is seen again at the next read
+                raise self._gone("the other end of the control channel is closed")
+            lines += self._lines.feed(data)
+            wait = False
+
+    def write(self, message: Any) -> None:
+        line = encode(message)
+        try:
+            with self._write_lock:
+                self.sock.sendall(line)
+        except ConnectionError as error:
+            raise self._gone(str(error)) from error
