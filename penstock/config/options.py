@@ -1,0 +1,172 @@
+"""Every option of ``penstock serve``, once: its type, bounds, default and description.
+
+Command line, YAML file, environment and the documentation table are derived from these fields by
+:mod:`penstock.config.sources`; nothing else may state a name, a default or a bound again.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+
+def option(description: str, group: str, **meta: Any) -> Meta:
+    """The metadata of one option. ``group`` is its heading in ``--help`` and in the documentation.
+
+    ``meta`` takes msgspec bounds (``ge``, ``le``, ``min_length`` …); the keyword ``metavar`` names the
+    value in ``--help``; ``secret=True`` keeps the value out of logs and banners.
+    """
+    extra = {"group": group}
+    extra |= {key: meta.pop(key) for key in ("metavar", "secret", "positional") if key in meta}
+    return Meta(description=description, extra=extra, **meta)
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``penstock serve`` runs with. Children receive it whole, as JSON."""
+
+    # -- model
+    model: Annotated[
+        str | None,
+        option(
+            "Model directory or Hugging Face hub id; the bundled demo model when absent.",
+            "Model",
+            positional=True,
+        ),
+    ] = None
+    served_model_name: Annotated[
+        list[str] | None,
+        option("Names clients may use for the model, the first one is reported; default: MODEL.", "Model"),
+    ] = None
+    revision: Annotated[str | None, option("Branch, tag or commit of a hub id.", "Model")] = None
+    tokenizer: Annotated[
+        str | None, option("Directory with tokenizer.json, when it is not the model's.", "Model")
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        option("File with a Jinja chat template that replaces the model's.", "Model", metavar="FILE"),
+    ] = None
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        option("auto: sampling defaults from the model's generation_config.json; none: OpenAI's.", "Model"),
+    ] = "auto"
+    max_model_len: Annotated[
+        Annotated[int, Meta(ge=2)] | None,
+        option("Longest prompt plus output, in tokens; default: what the model allows.", "Model"),
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        option("Type of weights and KV cache; auto: the model's on a GPU, float32 on a CPU.", "Model"),
+    ] = "auto"
+    seed: Annotated[
+        int, option("Seed of what is not seeded by a request (weights of a dummy model).", "Model", ge=0)
+    ] = 0
+
+    # -- HTTP server
+    host: Annotated[str, option("Address to listen on.", "HTTP server")] = "127.0.0.1"
+    port: Annotated[
+        int, option("Port to listen on; 0 takes a free one and prints it.", "HTTP server", ge=0, le=65535)
+    ] = 8000
+    api_key: Annotated[
+        list[str] | None,
+        option("Keys that clients must present as a bearer token.", "HTTP server", secret=True),
+    ] = None
+    api_server_count: Annotated[
+        int, option("Number of API server processes.", "HTTP server", ge=1, le=1024)
+    ] = 1
+    max_request_bytes: Annotated[
+        int, option("Largest request body accepted, in bytes.", "HTTP server", ge=1024)
+    ] = 64 * 1024 * 1024
+    header_timeout: Annotated[
+        float,
+        option(
+            "Seconds a client has to send its request, headers and body, before it is cut.",
+            "HTTP server",
+            gt=0,
+        ),
+    ] = 30.0
+    keep_alive_timeout: Annotated[
+        float, option("Seconds an idle connection is kept between requests.", "HTTP server", gt=0)
+    ] = 75.0
+    max_connections: Annotated[
+        int, option("Connections one API server holds at most; further ones get 503.", "HTTP server", ge=1)
+    ] = 65536
+    strict_requests: Annotated[
+        bool, option("Refuse requests with unknown fields instead of ignoring them.", "HTTP server")
+    ] = False
+    max_logprobs: Annotated[
+        int, option("Most alternatives a request may ask for per token.", "HTTP server", ge=0, le=20)
+    ] = 20
+
+    # -- streaming
+    stream_interval: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"],
+        option(
+            "Tokens per event: a number, or auto for one event per token while the server keeps up. "
+            "The first token is always sent at once.",
+            "Streaming",
+        ),
+    ] = "auto"
+    max_stream_backlog: Annotated[
+        int,
+        option("Bytes that may wait for a client that reads slowly before it is cut.", "Streaming", ge=4096),
+    ] = 4 * 1024 * 1024
+
+    # -- engine
+    engine: Annotated[
+        Literal["torch", "synthetic"],
+        option("torch: the embedded engine; synthetic: tokens on a clock, no model.", "Engine"),
+    ] = "torch"
+    data_parallel_size: Annotated[int, option("Number of engine processes.", "Engine", ge=1, le=1024)] = 1
+    max_num_seqs: Annotated[
+        int, option("Streams an engine runs at the same time (its slots).", "Engine", ge=1, le=65536)
+    ] = 1024
+    max_num_batched_tokens: Annotated[
+        int, option("Tokens an engine computes in one step, prefill and decode together.", "Engine", ge=1)
+    ] = 2048
+    device: Annotated[Literal["auto", "cpu", "cuda"], option("Where the torch engine runs.", "Engine")] = (
+        "auto"
+    )
+    block_size: Annotated[int, option("Tokens per KV cache block.", "Engine", ge=1, le=256)] = 16
+    kv_cache_memory: Annotated[
+        Annotated[int, Meta(ge=1 << 16)] | None,
+        option("Bytes for the KV cache; default: a share of what is free on the device.", "Engine"),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float, option("Share of GPU memory to use for model and KV cache.", "Engine", gt=0, le=1)
+    ] = 0.9
+    threads: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        option("CPU threads of the torch engine; default: the cores it may use.", "Engine"),
+    ] = None
+
+    # -- synthetic engine
+    synthetic_step_ms: Annotated[
+        float,
+        option("Duration of one step of the synthetic engine, in milliseconds.", "Synthetic engine", ge=0),
+    ] = 10.0
+    synthetic_prefill_tokens_per_s: Annotated[
+        float,
+        option("Prompt tokens the synthetic engine takes per second; 0: no limit.", "Synthetic engine", ge=0),
+    ] = 0.0
+    synthetic_fault: Annotated[
+        Annotated[str, Meta(pattern=r"^(error|exit|hang|stream-error)@[0-9]+$")] | None,
+        option(
+            "Fault to inject, KIND@STEP: error (an exception), exit (the process ends), hang, or "
+            "stream-error (the oldest stream fails), at the given step with work.",
+            "Synthetic engine",
+        ),
+    ] = None
+
+    # -- processes
+    run_dir: Annotated[
+        str | None, option("Directory for sockets, made 0700; default: a temporary one.", "Processes")
+    ] = None
+    startup_timeout: Annotated[
+        float, option("Seconds a process has to become ready, per step of progress.", "Processes", gt=0)
+    ] = 600.0
+    shutdown_timeout: Annotated[
+        float, option("Seconds running streams have to finish after SIGTERM or SIGINT.", "Processes", ge=0)
+    ] = 5.0
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], option("Least severity that is logged.", "Processes")
+    ] = "info"

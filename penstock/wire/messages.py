@@ -1,0 +1,178 @@
+"""Control messages between API servers and engines: typed, array-like msgpack, append-only fields.
+
+A ZMQ message is a list of parts. An API server sends one or more control messages, one per part. An
+engine sends either one control message, or a token frame: a :class:`FrameHeader` part and a part of raw
+columns (see :mod:`penstock.wire.frames`). Field order is the wire format: append, never insert or reuse.
+"""
+
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+PROTOCOL_VERSION = 1
+
+Handle: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+"""An API server's own number for one stream, echoed in every row; int32 on the wire."""
+Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+
+
+class WireError(ValueError):
+    """Bytes from a peer that are not a valid message."""
+
+
+class Sampling(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How one stream is sampled and when it ends. Values are validated by the API server.
+
+    The token at position p of a stream is a function of the logits and (seed, p) alone.
+    """
+
+    max_tokens: Count
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: every token."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: Count = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[TokenId, ...] = ()
+    logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1
+    """Alternatives per generated token; -1: no logprobs, 0: the sampled token's only."""
+    prompt_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1
+    logit_bias: dict[TokenId, float] | None = None
+    allowed_token_ids: tuple[TokenId, ...] | None = None
+    bad_words: tuple[tuple[TokenId, ...], ...] = ()
+
+
+# -- API server → engine
+
+
+class Hello(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
+    """First message of an API server (index, restarts so far) to an engine; answered by Welcome."""
+
+    protocol: int
+    server: Count
+    epoch: Count
+
+
+class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
+    """Start a stream. The engine owes it exactly one end: a row with a finish, or Failed."""
+
+    stream: Handle
+    prompt: bytes
+    """Token ids, int32 little-endian."""
+    sampling: Sampling
+    interval: Annotated[int, Meta(ge=1, lt=1 << 15)] = 1
+    """Tokens per row; the first token and the last ones are sent at once."""
+    priority: int = 0
+    cache_salt: str | None = None
+    resumed: Count = 0
+    """How many tokens at the prompt's end are output of this stream, generated elsewhere before."""
+
+
+class Abort(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
+    """Stop streams; each still gets its end: a row with Finish.ABORT, unless it had already ended."""
+
+    streams: list[Handle]
+
+
+class Bye(msgspec.Struct, array_like=True, frozen=True, tag=4, gc=False):
+    """The API server leaves; its streams are dropped."""
+
+
+class Call(msgspec.Struct, array_like=True, frozen=True, tag=5):
+    """Run a named operation once, between steps; answered by CallReply."""
+
+    call: Count
+    method: str
+    arguments: dict[str, Any] = {}
+
+
+# -- engine → API server
+
+
+class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
+    """What an engine serves with; the same on every rank."""
+
+    engine: str
+    max_model_len: Count
+    vocab_size: Count
+    max_num_seqs: Count
+    eos_token_ids: tuple[TokenId, ...] = ()
+    device: str = "cpu"
+    dtype: str = ""
+    kv_cache_tokens: Count = 0
+    """Capacity of the KV cache in tokens; 0 when the engine has none."""
+
+
+class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=16):
+    protocol: int
+    rank: Count
+    epoch: Count
+    info: EngineInfo
+
+
+class FrameHeader(msgspec.Struct, array_like=True, frozen=True, tag=17, gc=False):
+    """Header of a token frame: which columns follow, and the engine's load at that step."""
+
+    step: Annotated[int, Meta(ge=0)]
+    columns: list[Count]
+    """Flat (column id, element count) pairs, in the order of the raw bytes."""
+    waiting: Count = 0
+    running: Count = 0
+    kv_used_permille: Annotated[int, Meta(ge=0, le=1000)] = 0
+
+
+class Failed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=False):
+    """A stream's end by an error; every token it generated was sent before."""
+
+    stream: Handle
+    position: Count
+    """Tokens generated."""
+    code: str
+    """invalid_request, engine_error or overloaded."""
+    message: str
+
+
+class CallReply(msgspec.Struct, array_like=True, frozen=True, tag=19):
+    call: Count
+    error: str | None = None
+    result: Any = None
+
+
+class Goodbye(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=False):
+    """The engine ends in order; nothing follows."""
+
+    reason: str
+
+
+FromServer: TypeAlias = Hello | Submit | Abort | Bye | Call
+FromEngine: TypeAlias = Welcome | FrameHeader | Failed | CallReply | Goodbye
+
+encode = msgspec.msgpack.Encoder().encode
+_decode_from_server = msgspec.msgpack.Decoder(FromServer).decode
+_decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+
+
+def decode_from_server(part: bytes | memoryview) -> FromServer:
+    """One control message of an API server. Raises WireError."""
+    try:
+        message = _decode_from_server(part)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise WireError(f"not a message of an API server: {error}") from None
+    if isinstance(message, Submit) and (not message.prompt or len(message.prompt) % 4):
+        raise WireError(f"Submit.prompt has {len(message.prompt)} bytes, not a positive multiple of 4")
+    return message
+
+
+def decode_from_engine(part: bytes | memoryview) -> FromEngine:
+    """One control message, or the header of a token frame. Raises WireError."""
+    try:
+        return _decode_from_engine(part)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise WireError(f"not a message of an engine: {error}") from None

@@ -1,0 +1,125 @@
+"""The ZMQ sockets between API servers and engines.
+
+Every engine binds one ROUTER; every API server connects one DEALER to every engine. Identities carry the
+API server's index and epoch (its count of restarts), so a restarted API server is a new peer. Sockets
+are used synchronously: receive until EAGAIN; a send that would block says so.
+"""
+
+from pathlib import Path
+from typing import cast
+
+import zmq
+
+FRAMES_IN_FLIGHT = 64
+"""High-water mark of an engine's socket per API server, in messages; what exceeds it is merged by the
+engine's publisher, so this bounds memory, not throughput."""
+
+
+def engine_address(run_dir: str, rank: int) -> str:
+    """Where engine ``rank`` of a single-host fleet listens."""
+    return f"ipc://{Path(run_dir) / f'engine-{rank}'}"
+
+
+def server_identity(server: int, epoch: int) -> bytes:
+    return b"api-server-%d-%d" % (server, epoch)
+
+
+class PeerGone(ConnectionError):
+    """The peer's connection no longer exists."""
+
+
+class EngineSocket:
+    """The engine's end: carries control messages in; token frames and control messages out."""
+
+    def __init__(self, address: str) -> None:
+        """Binds ``address``. Raises zmq.ZMQError when it cannot."""
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.SNDHWM, FRAMES_IN_FLIGHT)
+        self._socket.setsockopt(zmq.RCVHWM, 0)  # requests are bounded by the API servers' admission
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.bind(address)
+
+    @property
+    def fd(self) -> int:
+        return cast(int, self._socket.getsockopt(zmq.FD))
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until something can be received, or the time is over."""
+        return bool(self._socket.poll(int(timeout_s * 1000), zmq.POLLIN))
+
+    def receive(self) -> tuple[bytes, list[bytes]] | None:
+        """One message, (peer identity, parts), or None when nothing waits."""
+        try:
+            identity, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return identity, parts
+
+    def send(self, identity: bytes, parts: list[bytes]) -> bool:
+        """Send without blocking; False when the peer's queue is full. Raises PeerGone."""
+        try:
+            self._socket.send_multipart([identity, *parts], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                raise PeerGone(identity.decode(errors="replace")) from None
+            raise
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+class EngineLink:
+    """An API server's end of its connection to one engine.
+
+    A link is good for one connection: when the engine goes, :meth:`lost` turns true for good, and the
+    owner opens another link (under the same identity), so nothing queued for a dead engine reaches its
+    successor.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: bytes) -> None:
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, identity)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by admission; a submit must not be lost
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._lost = False
+        self._socket.connect(address)
+
+    @property
+    def fd(self) -> int:
+        """Edge-triggered: after it is readable, receive until None, also after every send."""
+        return cast(int, self._socket.getsockopt(zmq.FD))
+
+    @property
+    def monitor_fd(self) -> int:
+        """Readable (edge-triggered) when :meth:`lost` may have changed."""
+        return cast(int, self._monitor.getsockopt(zmq.FD))
+
+    def lost(self) -> bool:
+        """Whether the connection to the engine was made and broke."""
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+            self._lost = True
+        return self._lost
+
+    def send(self, parts: list[bytes]) -> None:
+        """Queue one or more control messages as one ZMQ message."""
+        self._socket.send_multipart(parts, zmq.NOBLOCK)
+
+    def receive(self) -> list[bytes] | None:
+        """The parts of one message, or None when nothing waits."""
+        try:
+            return self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._socket.close()
