@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.config.options import ServeConfig
 
-# A line is at most this many bytes, newline included. The largest, Launch, takes about 3 kB.
+# A line is at most this many bytes, newline included. The largest, Launch, takes about 1 kB.
 MAX_LINE_BYTES = 1 << 20
 # Read size; a read seldom returns more than one message.
 _READ_BYTES = 1 << 16
@@ -76,11 +76,17 @@ class Launch(_Message, frozen=True, tag="launch"):
 
 
 class Drain(_Message, frozen=True, tag="drain"):
-    """Accept no further work, finish what runs. The process stays until Stop."""
+    """To an API server: accept no further work, finish what runs, then exit with 0 by itself.
+
+    Stop follows when that takes too long.
+    """
 
 
 class Stop(_Message, frozen=True, tag="stop"):
-    """End what still runs with an error to its client, release everything, exit with 0."""
+    """To any child: end what still runs with an error to its client, release everything, exit with 0.
+
+    A child that has not exited 5 seconds later is killed.
+    """
 
 
 class Progress(_Message, frozen=True, tag="progress"):
@@ -175,6 +181,7 @@ class ControlChannel:
     def __init__(self, fd: int) -> None:
         self._stream = _Stream(socket.socket(fileno=fd), SupervisorGone)
         self._launch: Launch | None = None
+        self._reported_ready = False
         self._orders: list[Order] = []
 
     @property
@@ -190,6 +197,11 @@ class ControlChannel:
                 else:
                     self._orders.append(_order(message))
         return self._launch
+
+    @property
+    def reported_ready(self) -> bool:
+        """Whether :meth:`ready` was called: a failure before it is one of the start."""
+        return self._reported_ready
 
     def fileno(self) -> int:
         """For an event loop's reader: readable when :meth:`receive` has something to say."""
@@ -215,6 +227,7 @@ class ControlChannel:
     def ready(self, info: Info | None = None) -> None:
         """Reports that the process serves."""
         self._stream.write(Ready(info=info or {}))
+        self._reported_ready = True
 
     def failed(self, message: str, *, fatal: bool) -> None:
         """Reports why the process ends; ``fatal``: it would fail the same way again."""
