@@ -1,0 +1,112 @@
+"""``penstock chat``: a conversation over HTTP, or one message with ``-q``."""
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+from penstock.cli import terminal
+from penstock.cli.command import Command
+from penstock.config.client import ChatConfig
+from penstock.config.errors import ConfigError
+from penstock.config.origins import Origins
+
+if TYPE_CHECKING:  # httpx stays out of the start of the command line
+    from penstock.client import Client
+
+GREETING = "Talking to {model} at {url}. /exit or Ctrl-D leaves, /clear starts over, Ctrl-C ends an answer."
+
+
+class Conversation:
+    """The messages so far. The model sees all of them with every new one."""
+
+    def __init__(self, client: "Client", model: str, config: ChatConfig) -> None:
+        self.client = client
+        self.model = model
+        self.config = config
+        self.messages: list[dict[str, str]] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything but the system prompt."""
+        prompt = self.config.system_prompt
+        self.messages = [{"role": "system", "content": prompt}] if prompt else []
+
+    def say(self, message: str) -> None:
+        """Send a message and write the answer as it arrives.
+
+        An answer that the user ends (KeyboardInterrupt) stays in the conversation as far as it came; one that
+        the server fails to give (ClientError) is forgotten with its message, which can be sent again.
+        """
+        asked = [*self.messages, {"role": "user", "content": message}]
+        answer = self.client.chat(self.model, asked, terminal.sampling(self.config))
+        try:
+            terminal.write(answer, stats=self.config.stats)
+        except KeyboardInterrupt:
+            if answer.text:
+                self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+            raise
+        self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+
+
+def run(config: ChatConfig, origins: Origins) -> int:
+    """Answer one message, or converse until the user leaves; 1 when the server fails to answer."""
+    from penstock.client import Client, ClientError
+
+    try:
+        with Client(config.url, config.api_key, config.timeout) as client:
+            message = None if config.quick is None else terminal.given(config.quick)
+            conversation = Conversation(client, config.model or client.model(), config)
+            if message is None:
+                return _converse(conversation)
+            conversation.say(message)
+            return 0
+    except ClientError as error:
+        return terminal.report(error)
+
+
+def _converse(conversation: Conversation) -> int:
+    """Lines from the user, answers from the model. Without a terminal the first failure ends it."""
+    from penstock.client import ClientError
+
+    interactive = sys.stdin.isatty()
+    if interactive:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  gives input() a history and line editing
+        print(GREETING.format(model=conversation.model, url=conversation.client.url))
+    while (message := _ask(interactive)) not in (None, "/exit"):
+        if message == "/clear":
+            conversation.clear()
+        elif message:
+            try:
+                conversation.say(message)
+            except KeyboardInterrupt:
+                print(file=sys.stderr)
+            except ClientError as error:
+                if not interactive:
+                    raise
+                terminal.report(error)
+    return 0
+
+
+def _ask(interactive: bool) -> str | None:
+    """The next line of the user, empty when Ctrl-C discarded it, None at the end of input."""
+    try:
+        line = input("> " if interactive else "").strip()
+        line.encode()
+    except EOFError:
+        if interactive:
+            print()
+        return None
+    except UnicodeError:
+        raise ConfigError("standard input is not UTF-8") from None
+    except KeyboardInterrupt:
+        if not interactive:
+            raise
+        print()
+        return ""
+    return line
+
+
+COMMAND = Command(
+    ("chat",), "Talk to a model that a server runs: -q for one message, else until /exit.", ChatConfig, run
+)

@@ -1,0 +1,39 @@
+"""``penstock docs-options``: writes the documentation page of all options. Not listed in ``--help``."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from penstock.cli.command import Command
+from penstock.config.options import option
+from penstock.config.origins import Origins
+
+
+class DocsOptionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the page goes."""
+
+    page: Annotated[
+        str | None, option("File to write; standard output when absent.", "Output", positional=True)
+    ] = None
+
+
+def page() -> str:
+    """The page for every command that ``penstock --help`` lists."""
+    from penstock.cli.main import COMMANDS, load
+    from penstock.config.docs import options_page
+
+    return options_page((" ".join(entry.name), load(entry).config) for entry in COMMANDS if entry.help)
+
+
+def run(config: DocsOptionsConfig, origins: Origins) -> int:
+    """Write the page to the file, or print it."""
+    if config.page is None:
+        sys.stdout.write(page())
+    else:
+        Path(config.page).write_text(page(), encoding="utf-8")
+    return 0
+
+
+COMMAND = Command(("docs-options",), "Write the documentation of all options.", DocsOptionsConfig, run)

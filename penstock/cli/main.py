@@ -1,0 +1,126 @@
+"""The ``penstock`` command: finds the command that is asked for, imports it alone, and runs it."""
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from penstock import __version__
+from penstock.cli import parser
+from penstock.cli.command import Command
+from penstock.config.errors import ConfigError, nearest
+from penstock.config.introspect import Option, options_of
+from penstock.config.sources import resolve
+
+
+class Entry(NamedTuple):
+    """A command before its module is imported; without ``help`` it is not listed."""
+
+    name: tuple[str, ...]
+    module: str
+    help: str
+
+
+COMMANDS = (
+    Entry(("serve",), "penstock.cli.serve", "Serve a model over the OpenAI HTTP API."),
+    Entry(("complete",), "penstock.cli.complete", "Continue a text with a model that a server runs."),
+    Entry(("chat",), "penstock.cli.chat", "Talk to a model that a server runs."),
+    Entry(("bench", "host"), "penstock.cli.bench", "Measure what an API server costs the host."),
+    Entry(("version",), "penstock.cli.version", "Print the versions of Penstock and what it runs on."),
+    Entry(("docs-options",), "penstock.cli.docs_options", ""),
+)
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``penstock`` with these arguments (the process's own when None) and return its exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        code = _run(argv)
+        sys.stdout.flush()
+        return code
+    except ConfigError as error:
+        print(f"penstock: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has left. Standard output must not be flushed into the pipe at exit again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+
+
+def load(entry: Entry) -> Command[Any]:
+    """Import the module of a command and return it."""
+    command = importlib.import_module(entry.module).COMMAND
+    assert isinstance(command, Command)
+    return command
+
+
+def all_options() -> Iterator[Option]:
+    """The options of every command; imports the modules of all."""
+    for entry in COMMANDS:
+        yield from options_of(load(entry).config)
+
+
+def _run(argv: list[str]) -> int:
+    if argv[:1] == ["--version"]:
+        print(f"penstock {__version__}")
+        return 0
+    entry = _find(argv)
+    if entry is None:
+        return _help(argv)
+    command = load(entry)
+    try:
+        arguments, file = parser.parse(command, argv[len(entry.name) :])
+    except ConfigError as error:
+        words = " ".join(entry.name)
+        raise ConfigError(f"{error}\nSee penstock {words} --help.") from None
+    except SystemExit:  # --help
+        return 0
+    config, origins = resolve(command.config, arguments, os.environ, file=file, other_options=all_options)
+    return command.run(config, origins)
+
+
+def _find(argv: list[str]) -> Entry | None:
+    return next((entry for entry in COMMANDS if tuple(argv[: len(entry.name)]) == entry.name), None)
+
+
+def _help(argv: list[str]) -> int:
+    """The list of commands, of all or of one host of sub-commands such as ``bench``."""
+    words = [word for word in argv if word not in ("-h", "--help")]
+    group = tuple(words[:1]) if _is_group(tuple(words[:1])) else ()
+    entries = [entry for entry in COMMANDS if entry.help and entry.name[: len(group)] == group]
+    path = " ".join(("penstock", *group))
+    for word in words[len(group) :]:
+        kind = "option" if word.startswith("-") else "command"
+        names = [entry.name[len(group)] for entry in entries]
+        hint = nearest(word, [*names, "--help", "--version"])
+        raise ConfigError(f"unknown {kind} {word}{hint}\nSee {path} --help.")
+    asked = len(words) < len(argv)
+    print(_overview(group, entries), file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else EXIT_USAGE
+
+
+def _is_group(words: tuple[str, ...]) -> bool:
+    return any(len(entry.name) > len(words) > 0 and entry.name[: len(words)] == words for entry in COMMANDS)
+
+
+def _overview(group: tuple[str, ...], entries: list[Entry]) -> str:
+    names = [" ".join(entry.name) for entry in entries]
+    width = max(map(len, names))
+    path = " ".join(("penstock", *group))
+    lines = [f"usage: {path} COMMAND [options]", "", "Commands:"]
+    lines += [f"  {name:{width}}  {entry.help}" for name, entry in zip(names, entries, strict=True)]
+    lines += ["", f"{path} COMMAND --help shows the options of a command."]
+    if not group:
+        lines += ["penstock --version prints the version."]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

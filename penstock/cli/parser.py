@@ -1,0 +1,129 @@
+"""Command lines: an argument parser from the options of a command."""
+
+import argparse
+from typing import Any, NoReturn
+
+from penstock.cli.command import Command
+from penstock.config.errors import ConfigError, nearest
+from penstock.config.introspect import Option, options_of
+from penstock.config.sources import CONFIG_VARIABLE
+
+HELP_WIDTH = 100
+"""Columns that ``--help`` uses at most."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises ConfigError instead of leaving the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message.removeprefix("argument "))
+
+
+class Formatter(argparse.HelpFormatter):
+    """Narrow columns of text stay readable on a wide terminal."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+        self._width = min(self._width, HELP_WIDTH)
+
+
+def build(command: Command[Any]) -> Parser:
+    """The parser of one command. Values stay text: :func:`penstock.config.values.convert` reads them."""
+    options = options_of(command.config)
+    words = " ".join(("penstock", *command.name))
+    positional = "".join(f" [{option.flag}]" for option in options if option.positional)
+    parser = Parser(
+        prog=words,
+        usage=f"{words}{positional} [options]",
+        description=command.help,
+        formatter_class=Formatter,
+        allow_abbrev=False,
+        add_help=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for option in options:
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        _add(groups[option.group], option)
+    general = parser.add_argument_group("General")
+    if options:
+        general.add_argument(
+            "--config", metavar="FILE", action="append", help=f"YAML file with options. [{CONFIG_VARIABLE}]"
+        )
+    general.add_argument("-h", "--help", action="help", help="Show this help and leave.")
+    return parser
+
+
+def parse(command: Command[Any], argv: list[str]) -> tuple[dict[str, Any], str | None]:
+    """The text of every flag in ``argv``, by field name, and the file that ``--config`` names.
+
+    Raises ConfigError for an unknown flag, a missing value or a superfluous one; for ``--help`` it prints and
+    raises SystemExit(0).
+    """
+    options = options_of(command.config)
+    parser = build(command)
+    namespace, rest = parser.parse_known_args(_with_dashes(argv, options))
+    if rest:
+        raise _unknown(rest, options)
+    arguments = vars(namespace)
+    files = arguments.pop("config", [None])
+    if len(files) > 1:
+        raise ConfigError("--config is given twice")
+    switches = {name: str(value).lower() for name, value in arguments.items() if isinstance(value, bool)}
+    return arguments | switches, files[0]
+
+
+def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+    text = help_text(option).replace("%", "%%")
+    if option.positional:
+        group.add_argument(option.field, nargs="?", metavar=option.metavar, help=text)
+        return
+    flags = [option.short, option.flag] if option.short else [option.flag]
+    if option.is_switch:
+        group.add_argument(*flags, action=argparse.BooleanOptionalAction, help=text)
+        return
+    if option.many:
+        group.add_argument(*flags, nargs="+", action="extend", metavar=option.metavar, help=text)
+        return
+    group.add_argument(*flags, metavar=option.metavar, help=text)
+
+
+def help_text(option: Option) -> str:
+    """Description, then in brackets the default, the bounds and the variable."""
+    facts = [f"default: {option.default_text}"] if option.default_text else []
+    facts += [one.range for one in option.alternatives if one.range]
+    return f"{option.description} [{'; '.join([*facts, option.variable])}]"
+
+
+def _with_dashes(argv: list[str], options: tuple[Option, ...]) -> list[str]:
+    """``--max_num_seqs=1`` as ``--max-num-seqs=1``; what follows ``--`` stays as it is."""
+    switches = {option.flag for option in options if option.is_switch}
+    end = argv.index("--") if "--" in argv else len(argv)
+    result = []
+    for token in argv[:end]:
+        name, equals, value = token.partition("=")
+        if name.startswith("--"):
+            name = name.replace("_", "-")
+            if equals and name.replace("--no-", "--", 1) in switches:
+                plain = name.replace("--no-", "--", 1)
+                raise ConfigError(
+                    f"{plain} takes no value, write {plain} or {plain.replace('--', '--no-', 1)}"
+                )
+            token = name + equals + value
+        result.append(token)
+    return result + argv[end:]
+
+
+def _unknown(rest: list[str], options: tuple[Option, ...]) -> ConfigError:
+    """The error for what the parser left over: a flag first, as it explains the values behind it."""
+    flags = [token for token in rest if token.startswith("-")]
+    if not flags:
+        return ConfigError(f"unexpected argument {rest[0]!r}")
+    flag = flags[0].partition("=")[0]
+    for option in options:
+        if option.positional and flag == f"--{option.name}":
+            return ConfigError(f"unknown option {flag}; write {option.flag} without a flag")
+    names = [option.flag for option in options if not option.positional]
+    names += [f"--no-{option.name}" for option in options if option.is_switch]
+    return ConfigError(f"unknown option {flag}{nearest(flag, [*names, '--config', '--help'])}")

@@ -1,0 +1,272 @@
+"""A small client of the OpenAI HTTP API: lists models and streams answers, for the terminal commands.
+
+It trusts nothing: an answer counts as whole only when its stream ends with ``[DONE]``.
+"""
+
+import contextlib
+import time
+from collections.abc import Generator, Iterator
+from ipaddress import ip_address
+from typing import Any
+
+import httpx
+import msgspec
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds to wait for a connection; a server that accepts at all does so at once."""
+LONGEST_MESSAGE = 2000
+"""Characters of a server's error that are shown."""
+DONE = b"[DONE]"
+DEFAULT_PORT = 8000
+_STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+class ClientError(Exception):
+    """The server could not be reached, refused, or broke off; the message is for the user."""
+
+
+class SSEReader:
+    """Server-sent events out of bytes that arrive in any pieces: the data of each event, in order."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """The data of the events that ``received`` completes.
+
+        Lines end with LF or CRLF, the space after the colon is optional, several data lines of an event are
+        joined with LF, comments and other fields are skipped (https://html.spec.whatwg.org, 9.2.6).
+        """
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        events = []
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            name, _, value = line.partition(b":")
+            if name == b"data":
+                self._data.append(value.removeprefix(b" "))
+            elif not line and self._data:
+                events.append(b"\n".join(self._data))
+                self._data = []
+        return events
+
+
+class Usage(msgspec.Struct):
+    """Tokens of one request, as the server counts them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _Event(msgspec.Struct):
+    """One event of either API: the parts that a terminal shows."""
+
+    choices: list[_Choice] = []
+    usage: Usage | None = None
+    error: _Error | str | None = None
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Refusal(msgspec.Struct):
+    """The body of an error: OpenAI's shape, or the one of plain web frameworks."""
+
+    error: _Error | str | None = None
+    detail: str | None = None
+
+
+class Answer:
+    """The answer to one request while it streams. Iterating yields its text as it arrives.
+
+    ``started`` is when the request was sent, ``first`` when the first text came, ``ended`` when ``[DONE]``
+    came, all on the monotonic clock in seconds; ``usage`` and ``finish_reason`` are what the server reported.
+    """
+
+    def __init__(self, client: "Client", path: str, body: dict[str, Any]) -> None:
+        self.started = time.monotonic()
+        self.first: float | None = None
+        self.ended: float | None = None
+        self.usage: Usage | None = None
+        self.finish_reason: str | None = None
+        self._pieces: list[str] = []
+        self._client = client
+        self._path = path
+        self._body = body
+
+    def __iter__(self) -> Generator[str, None, None]:
+        """Send the request and yield text; closing the iterator ends the stream at the server too.
+
+        Raises ClientError, also when the stream ends before ``[DONE]``.
+        """
+        with contextlib.closing(self._client.events(self._path, self._body)) as events:
+            for data in events:
+                text = self._take(data)
+                if text:
+                    self.first = self.first or time.monotonic()
+                    self._pieces.append(text)
+                    yield text
+        self.ended = time.monotonic()
+
+    @property
+    def text(self) -> str:
+        """What has arrived."""
+        return "".join(self._pieces)
+
+    def _take(self, data: bytes) -> str:
+        try:
+            event = msgspec.json.decode(data, type=_Event)
+        except msgspec.DecodeError as error:
+            raise ClientError(f"the server sent an event that cannot be read: {error}") from None
+        if event.error is not None:
+            message = event.error if isinstance(event.error, str) else event.error.message
+            raise ClientError(f"the server broke off: {_shorten(message)}")
+        self.usage = event.usage or self.usage
+        text = ""
+        for choice in event.choices:
+            self.finish_reason = choice.finish_reason or self.finish_reason
+            text += choice.text or (choice.delta.content if choice.delta else None) or ""
+        return text
+
+    def stats(self) -> str:
+        """One line: time to first token, tokens, duration and rate of the whole request."""
+        ttft = "-" if self.first is None else f"{(self.first - self.started) * 1000:.1f} ms"
+        duration = (self.ended or time.monotonic()) - self.started
+        if self.usage is None:
+            return f"TTFT {ttft}, {duration:.2f} s, tokens not reported by the server"
+        tokens = self.usage.completion_tokens
+        return (
+            f"TTFT {ttft}, {self.usage.prompt_tokens} prompt tokens, {tokens} tokens in {duration:.2f} s, "
+            f"{tokens / duration:.1f} tokens/s, finish reason {self.finish_reason or '-'}"
+        )
+
+
+class Client:
+    """One server. Use as a context manager; methods raise ClientError."""
+
+    def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
+        """``timeout`` is how many seconds the server may stay silent."""
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.timeout = timeout
+        self._local = _is_loopback(self.url)
+        self._http = httpx.Client(
+            headers={b"Authorization": f"Bearer {api_key}".encode()} if api_key else {},
+            timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT),
+            trust_env=not self._local,  # a proxy that the environment names does not lead to this machine
+        )
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def model(self) -> str:
+        """The first model that the server lists."""
+        with self._failures():
+            response = self._http.get(self.url + "/v1/models")
+        if response.status_code != httpx.codes.OK:
+            raise _refused(response.status_code, response.content)
+        try:
+            models = msgspec.json.decode(response.content, type=_ModelList).data
+        except msgspec.DecodeError:
+            raise ClientError(f"{self.url}/v1/models does not answer like an OpenAI server") from None
+        if not models:
+            raise ClientError(f"the server at {self.url} lists no model")
+        return models[0].id
+
+    def complete(self, model: str, prompt: str, sampling: dict[str, Any]) -> Answer:
+        """The continuation of ``prompt``; ``sampling`` holds further fields of the request."""
+        return Answer(self, "/v1/completions", {"model": model, "prompt": prompt, **sampling, **_STREAMED})
+
+    def chat(self, model: str, messages: list[dict[str, str]], sampling: dict[str, Any]) -> Answer:
+        """The reply to ``messages`` (``role`` and ``content`` each)."""
+        body = {"model": model, "messages": messages, **sampling, **_STREAMED}
+        return Answer(self, "/v1/chat/completions", body)
+
+    def events(self, path: str, body: dict[str, Any]) -> Generator[bytes, None, None]:
+        """POST ``body`` and yield the data of each event up to, without, ``[DONE]``."""
+        reader = SSEReader()
+        headers = {"Content-Type": "application/json"}
+        content = msgspec.json.encode(body)
+        with (
+            self._failures(),
+            self._http.stream("POST", self.url + path, content=content, headers=headers) as response,
+        ):
+            if response.status_code != httpx.codes.OK:
+                raise _refused(response.status_code, response.read())
+            kind = response.headers.get("Content-Type", "no content type")
+            if not kind.lower().startswith("text/event-stream"):
+                raise ClientError(f"{self.url}{path} answered with {kind}, not with an event stream")
+            for received in response.iter_bytes():
+                for data in reader.feed(received):
+                    if data == DONE:
+                        return
+                    yield data
+        raise ClientError("the server ended the stream before [DONE]; the answer is not complete")
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """httpx's errors as ClientError."""
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            port = httpx.URL(self.url).port
+            command = f"penstock serve --port {port}" if port and port != DEFAULT_PORT else "penstock serve"
+            hint = f"; start one with: {command}" if self._local else ""
+            raise ClientError(f"cannot reach a server at {self.url} ({error}){hint}") from None
+        except httpx.TimeoutException:
+            raise ClientError(f"the server at {self.url} was silent for {self.timeout:g} s") from None
+        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
+            reason = f" ({error})" if str(error) else ""
+            raise ClientError(f"the server at {self.url} broke the connection{reason}") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ClientError(f"talking to {self.url} failed: {error}") from None
+
+
+def _is_loopback(url: str) -> bool:
+    """Whether ``url`` leads to this machine. Raises ClientError when it is not a URL."""
+    try:
+        host = httpx.URL(url).host
+    except httpx.InvalidURL as error:
+        raise ClientError(f"{url!r} is not a URL: {error}") from None
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _refused(status: int, body: bytes) -> ClientError:
+    """The server's own words for a status other than 200, or the start of what it sent."""
+    message = body.decode(errors="replace").strip()
+    with contextlib.suppress(msgspec.DecodeError):
+        refusal = msgspec.json.decode(body, type=_Refusal)
+        if isinstance(refusal.error, _Error):
+            message = refusal.error.message
+        else:
+            message = refusal.error or refusal.detail or message
+    hint = " (give a key with --api-key or PENSTOCK_API_KEY)" if status == httpx.codes.UNAUTHORIZED else ""
+    return ClientError(f"HTTP {status}: {_shorten(message) or 'no message'}{hint}")
+
+
+def _shorten(message: str) -> str:
+    return message if len(message) <= LONGEST_MESSAGE else message[:LONGEST_MESSAGE] + "…"

@@ -1,0 +1,50 @@
+"""The documentation page of all options, from the same records as the command line."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.config.introspect import Option, options_of
+
+PREFACE = """\
+# Options
+
+<!-- Written by `penstock docs-options docs/options.md` from penstock/config. Do not edit. -->
+
+Every option can be set in four places. The first one that sets it wins:
+
+1. on the command line: `--max-num-seqs 256` (underscores work as dashes; a switch is `--x` or `--no-x`)
+2. in the environment: `PENSTOCK_MAX_NUM_SEQS=256` (lists are separated by commas, switches `true` or `false`)
+3. in a YAML file that `--config FILE` or `PENSTOCK_CONFIG` names: `max-num-seqs: 256` (or `max_num_seqs`)
+4. the default
+
+An unknown flag, key or `PENSTOCK_` variable and a value out of range are errors, with exit code 2. The
+environment, and a file that `PENSTOCK_CONFIG` names, may hold options of several commands; a file given with
+`--config` only those of the command it is given to.
+
+Integers take suffixes: `k`, `m`, `g` count in thousands (`32k` is 32,000); `K`, `M`, `G`, also written `Ki`,
+`Mi`, `Gi`, in 1,024s (`32Ki` is 32,768). Flags of lists take several values and may be repeated:
+`--served-model-name a b`; a positional argument stands before them, or after `--`.
+"""
+
+
+def options_page(commands: Iterable[tuple[str, type[msgspec.Struct]]]) -> str:
+    """The Markdown page for pairs of a command's words and its config; those without options are left out."""
+    sections = [PREFACE]
+    for name, config in commands:
+        options = options_of(config)
+        if options:
+            sections.append(f"## penstock {name}\n")
+            for group in dict.fromkeys(option.group for option in options):
+                sections.append(_table(group, (option for option in options if option.group == group)))
+    return "\n".join(sections)
+
+
+def _table(group: str, options: Iterable[Option]) -> str:
+    lines = [f"### {group}\n", "| option | default | allowed | |", "| --- | --- | --- | --- |"]
+    for option in options:
+        flag = f"`{option.short}` " * bool(option.short) + f"`{option.flag}`"
+        default = f"`{option.default_text}`" if option.default_text else ""
+        cells = (flag, default, option.allowed, option.description)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,205 @@
+"""From the fields of a config Struct to records that flags, variables, file keys and documentation share."""
+
+from collections.abc import Iterable
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import inspect
+
+PREFIX = "PENSTOCK_"
+HIDDEN = "***"
+"""What stands in messages in place of a secret."""
+_MEBI = 1 << 20
+
+
+class Alternative(msgspec.Struct, frozen=True):
+    """One of the things a value may be, with its bounds."""
+
+    kind: Literal["text", "integer", "number", "switch", "choice"]
+    choices: tuple[str, ...] = ()
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    pattern: str | None = None
+
+    def __str__(self) -> str:
+        """In words: ``an integer from 0 to 65535``, ``auto or none`` …"""
+        match self.kind:
+            case "choice":
+                return " or ".join(filter(None, (", ".join(self.choices[:-1]), self.choices[-1])))
+            case "switch":
+                return "true or false"
+            case "text":
+                return f"text matching {self.pattern}" if self.pattern else "text"
+            case "integer":
+                return " ".join(filter(None, ("an integer", self._preposition, self.range)))
+            case "number":
+                return " ".join(filter(None, ("a number", self._preposition, self.range)))
+
+    @property
+    def range(self) -> str:
+        """The bounds in words, ``0 to 65535``; empty when there are none."""
+        if self.ge is not None and self.le is not None:
+            return f"{self.ge} to {self.le}"
+        bounds = (("at least", self.ge), ("above", self.gt), ("at most", self.le), ("below", self.lt))
+        return " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
+
+    @property
+    def _preposition(self) -> str:
+        if self.ge is None:
+            return ""
+        return "of" if self.le is None else "from"
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """One option, whatever the place it is set in.
+
+    ``type`` is the field's annotated type, for ``msgspec.convert``; ``many`` says that it takes a list, whose
+    items are then described by ``alternatives``; ``optional`` that it may be null.
+    """
+
+    field: str
+    description: str
+    group: str
+    type: Any
+    alternatives: tuple[Alternative, ...]
+    many: bool
+    optional: bool
+    default: Any
+    metavar: str
+    short: str | None
+    secret: bool
+    positional: bool
+
+    @property
+    def name(self) -> str:
+        """The key in a file: ``max-num-seqs``."""
+        return self.field.replace("_", "-")
+
+    @property
+    def flag(self) -> str:
+        """The name on the command line: ``--max-num-seqs``, or ``MODEL`` for a positional argument."""
+        return self.metavar if self.positional else f"--{self.name}"
+
+    @property
+    def variable(self) -> str:
+        """The name in the environment: ``PENSTOCK_MAX_NUM_SEQS``."""
+        return PREFIX + self.field.upper()
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is ``--flag`` or ``--no-flag``, without a value."""
+        return self.alternatives[0].kind == "switch"
+
+    @property
+    def default_text(self) -> str:
+        """The default as one would write it: ``false``, ``64Mi``, ``0.9``; empty when there is none."""
+        if self.default is None:
+            return ""
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        if isinstance(self.default, int) and self.default >= _MEBI and self.default % _MEBI == 0:
+            return f"{self.default // _MEBI}Mi"
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+    @property
+    def allowed(self) -> str:
+        """What it takes, in words."""
+        one = " or ".join(map(str, self.alternatives))
+        return f"one or more values, each {one}" if self.many else one
+
+
+def options_of(config: type[msgspec.Struct]) -> tuple[Option, ...]:
+    """The options of a config Struct, in the order of its fields.
+
+    Raises TypeError for a field that no source could set: a required one, one without
+    :func:`penstock.config.options.option`, or one of a type other than bool, int, float, str, a Literal of
+    strings, a list of these, or a union of them with each other or None.
+    """
+    described = {field.name: field for field in inspect.type_info(config).fields}  # type: ignore[attr-defined]
+    return tuple(_option(config, field, described[field.name]) for field in msgspec.structs.fields(config))
+
+
+def _option(config: type, field: msgspec.structs.FieldInfo, described: inspect.Field) -> Option:
+    where = f"{config.__name__}.{field.name}"
+    if not isinstance(described.type, inspect.Metadata) or described.type.extra is None:
+        raise TypeError(f"{where} is not described with option()")
+    if field.required:
+        raise TypeError(f"{where} has no default")
+    extra = described.type.extra
+    many, optional, alternatives = _alternatives(where, described.type, list(_literals(field.type)))
+    return Option(
+        field=field.name,
+        description=(described.type.extra_json_schema or {})["description"],
+        group=extra["group"],
+        type=field.type,
+        alternatives=alternatives,
+        many=many,
+        optional=optional,
+        default=field.default_factory() if field.default is msgspec.NODEFAULT else field.default,
+        metavar=extra.get("metavar") or _metavar(field.name, alternatives),
+        short=extra.get("short"),
+        secret=extra.get("secret", False),
+        positional=extra.get("positional", False),
+    )
+
+
+def _literals(annotation: Any) -> Iterable[str]:
+    """The values of the Literals in a type, as written; msgspec has them in alphabetical order only."""
+    if get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+    else:
+        for part in get_args(annotation):
+            yield from _literals(part)
+
+
+def _alternatives(
+    where: str, described: inspect.Type, literals: list[str]
+) -> tuple[bool, bool, tuple[Alternative, ...]]:
+    """Whether the type is a list, whether it may be None, and what (each item of) it may be."""
+    members = list(_members(described))
+    optional = any(isinstance(member, inspect.NoneType) for member in members)
+    members = [member for member in members if not isinstance(member, inspect.NoneType)]
+    many = len(members) == 1 and isinstance(members[0], inspect.ListType)
+    if many:
+        members = [item for member in members for item in _members(member.item_type)]
+    return many, optional, tuple(_alternative(where, member, literals) for member in members)
+
+
+def _members(described: inspect.Type) -> Iterable[Any]:
+    if isinstance(described, inspect.Metadata):
+        yield from _members(described.type)
+    elif isinstance(described, inspect.UnionType):
+        for member in described.types:
+            yield from _members(member)
+    else:
+        yield described
+
+
+def _alternative(where: str, described: inspect.Type, literals: list[str]) -> Alternative:
+    match described:
+        case inspect.BoolType():
+            return Alternative("switch")
+        case inspect.LiteralType(values) if all(isinstance(value, str) for value in values):
+            return Alternative("choice", choices=tuple(sorted(map(str, values), key=literals.index)))
+        case inspect.StrType(pattern=pattern):
+            return Alternative("text", pattern=pattern)
+        case inspect.IntType(gt=gt, ge=ge, lt=lt, le=le):
+            return Alternative("integer", gt=gt, ge=ge, lt=lt, le=le)
+        case inspect.FloatType(gt=gt, ge=ge, lt=lt, le=le):
+            return Alternative("number", gt=gt, ge=ge, lt=lt, le=le)
+    raise TypeError(f"{where}: an option cannot have the type {described}")
+
+
+def _metavar(field: str, alternatives: tuple[Alternative, ...]) -> str:
+    """What stands for the value in ``--help``: ``N``, ``auto|none`` or the last word of the name."""
+    names = {"integer": "N", "number": "X", "switch": "", "text": field.rsplit("_", 1)[-1].upper()}
+    return "|".join("|".join(one.choices) if one.choices else names[one.kind] for one in alternatives)
+
+
+def without_secrets(config: msgspec.Struct) -> dict[str, Any]:
+    """Field name → value of a config, fit for logs and banners: a secret that is set shows as ``***``."""
+    secret = {option.field for option in options_of(type(config)) if option.secret}
+    values = msgspec.structs.asdict(config)
+    return {name: HIDDEN if name in secret and value else value for name, value in values.items()}

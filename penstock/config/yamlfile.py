@@ -1,0 +1,82 @@
+"""The option file: a YAML mapping from option names to values.
+
+Scalars stay the text they are in the file, so that ``revision: 0123`` or ``max-model-len: 32k`` mean the same
+there as on the command line.
+"""
+
+import re
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from penstock.config.errors import ConfigError
+
+NULL = "tag:yaml.org,2002:null"
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One key of the file; ``value`` is text, a list of texts, or None for null."""
+
+    key: str
+    line: int
+    value: str | list[str] | None
+
+
+def read(path: str) -> list[Entry]:
+    """The entries of the file, in its order, keys with dashes.
+
+    Raises ConfigError, with the line, for a file that cannot be read, is not YAML, is not a mapping, has a
+    key twice or a value that is neither a scalar nor a list of scalars. It never repeats a value.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the option file {path or repr(path)}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: the file is not UTF-8 (byte {error.start})") from None
+    return parse(text, path)
+
+
+def parse(text: str, path: str) -> list[Entry]:
+    """:func:`read` for the text of a file; ``path`` is its name in errors."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        # The name of an anchor or alias may be the start of a key that was not quoted.
+        problem = re.sub(r"(alias|anchor) '.*'", r"\1", error.problem or "malformed")
+        raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: not valid YAML: {problem}") from None
+    except yaml.YAMLError:
+        raise ConfigError(f"{path}: not valid YAML: it contains a character that YAML forbids") from None
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode):
+        what = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
+        raise ConfigError(f"{path}:{_line(root)}: the file must map option names to values, this is {what}")
+    entries: dict[str, Entry] = {}
+    for key_node, value_node in root.value:
+        entry = _entry(path, key_node, value_node)
+        if entry.key in entries:
+            raise ConfigError(
+                f"{path}:{entry.line}: {entry.key} is given twice, first in line {entries[entry.key].line}"
+            )
+        entries[entry.key] = entry
+    return list(entries.values())
+
+
+def _entry(path: str, key: yaml.Node, value: yaml.Node) -> Entry:
+    if not isinstance(key, yaml.ScalarNode):
+        raise ConfigError(f"{path}:{_line(key)}: a key must be the name of an option")
+    name = key.value.replace("_", "-")
+    if isinstance(value, yaml.ScalarNode):
+        return Entry(name, _line(key), None if value.tag == NULL else value.value)
+    if isinstance(value, yaml.SequenceNode) and all(
+        isinstance(item, yaml.ScalarNode) and item.tag != NULL for item in value.value
+    ):
+        return Entry(name, _line(key), [item.value for item in value.value])
+    raise ConfigError(f"{path}:{_line(value)}: {name} must be one value or a list of values")
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
