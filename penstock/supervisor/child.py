@@ -1,0 +1,79 @@
+"""The entry of every child process: ``python -m penstock.supervisor.child FD``.
+
+FD is the child's end of the control channel. The first message on it says what to run as; the role's own
+package does the rest. Only the code of that role is imported: an API server never loads torch.
+"""
+
+import faulthandler
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from setproctitle import setproctitle
+
+from penstock.supervisor import logs, orphans
+from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED
+from penstock.wire.control import ControlChannel, Role, SupervisorGone
+
+log = logging.getLogger(__name__)
+
+_LEFT_TO_THE_SUPERVISOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main(fd: int, role_main: Callable[[Role], Callable[[ControlChannel], int]] | None = None) -> int:
+    """Runs the role that the supervisor at the other end of ``fd`` asks for; returns the exit code.
+
+    ``role_main`` gives the main function of a role; tests pass their own.
+    """
+    _leave_signals_to_the_supervisor()
+    control = ControlChannel(fd)
+    try:
+        launch = control.launch
+    except SupervisorGone:
+        return EXIT_ORPHANED
+    name = f"{launch.role} {launch.index}"
+    setproctitle(f"penstock: {name}")
+    logs.configure(name, launch.config.log_level)
+    faulthandler.enable()
+    orphans.die_with(launch.supervisor_pid, control.fileno())
+    try:
+        return (role_main or import_role_main)(launch.role)(control)
+    except SupervisorGone:
+        return EXIT_ORPHANED
+    except Exception as error:
+        log.exception("%s ends because of an error", name)
+        # At a first start it is the same options on the same machine again; a child that worked before
+        # may meet something that passes (memory of its predecessor that is not free yet).
+        fatal = launch.epoch == 0 and not control.reported_ready
+        control.failed(f"{type(error).__name__}: {error}", fatal=fatal)
+        return EXIT_FATAL if fatal else EXIT_FAILED
+
+
+def import_role_main(role: Role) -> Callable[[ControlChannel], int]:
+    """The main function of ``role``."""
+    if role == "api-server":
+        from penstock.api.process import run
+    else:
+        from penstock.engine.process import run
+    return run
+
+
+def _leave_signals_to_the_supervisor() -> None:
+    """Terminals and service managers signal the whole group; only the supervisor decides what follows.
+
+    Handlers that do nothing, not SIG_IGN: programs that this process starts get the default back. The
+    supervisor has SIGINT blocked while it starts a child, so that none comes before this.
+    """
+    for signum in _LEFT_TO_THE_SUPERVISOR:
+        signal.signal(signum, _do_nothing)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_SUPERVISOR)
+
+
+def _do_nothing(signum: int, frame: FrameType | None) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

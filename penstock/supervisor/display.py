@@ -1,0 +1,112 @@
+"""How the progress of a start is shown: live lines on a terminal, log lines everywhere else."""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.wire.control import Progress
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 5.0
+
+
+class Display(Protocol):
+    """Who watches the start."""
+
+    refresh_s: float | None
+    """Seconds between calls of :meth:`refresh`; None: never."""
+
+    def progress(self, process: str, progress: Progress) -> None:
+        """A child's start goes on."""
+
+    def refresh(self) -> None:
+        """Time has passed, or something has happened."""
+
+    def close(self) -> None:
+        """The first start is over, whatever came of it. May be called again."""
+
+
+class LogLines:
+    """A line when a child says something new, and at most one in 5 seconds about the same thing."""
+
+    refresh_s: float | None = None
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._shown: dict[str, tuple[str, float]] = {}
+
+    def progress(self, process: str, progress: Progress) -> None:
+        text, at = self._shown.get(process, ("", 0.0))
+        now = self._clock()
+        if progress.text == text and now - at < _EVERY_S:
+            return
+        self._shown[process] = (progress.text, now)
+        share = f" ({progress.fraction:.0%})" if progress.fraction is not None else ""
+        log.info("%s: %s%s", process, progress.text, share)
+
+    def refresh(self) -> None:
+        """Nothing to redraw."""
+
+    def close(self) -> None:
+        """Nothing to remove."""
+
+
+class TerminalLines:
+    """One status line per child that reports progress, redrawn in place and removed at the end."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bars
+
+        self.refresh_s: float | None = 0.1
+        self._tasks: dict[str, TaskID] = {}
+        self._after = LogLines()
+        # No thread of rich's own: the supervisor's loop redraws.
+        self._bars = Bars(
+            SpinnerColumn(),
+            TextColumn("{task.fields[process]}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+        )
+        self._bars.start()
+
+    def progress(self, process: str, progress: Progress) -> None:
+        """After :meth:`close`, when a child is started again, as a log line."""
+        if self.refresh_s is None:
+            self._after.progress(process, progress)
+            return
+        task = self._tasks.get(process)
+        if task is None:
+            task = self._tasks[process] = self._bars.add_task("", process=process, total=None)
+        known = progress.fraction is not None
+        self._bars.update(
+            task,
+            description=progress.text,
+            total=1.0 if known else None,
+            completed=progress.fraction if known else 0.0,
+        )
+
+    def refresh(self) -> None:
+        if self.refresh_s is not None:
+            with contextlib.suppress(OSError):  # the terminal is gone
+                self._bars.refresh()
+
+    def close(self) -> None:
+        self.refresh_s = None
+        with contextlib.suppress(OSError):
+            self._bars.stop()
+
+
+def display() -> Display:
+    """What suits standard error."""
+    return TerminalLines() if sys.stderr.isatty() else LogLines()

@@ -1,0 +1,372 @@
+"""What the supervisor decides: a state machine over its children, without processes, sockets or clocks.
+
+It is fed events (a report, a death, a signal, the time) and answers each with the actions to take.
+
+    STARTING ──all ready──► SERVING ──signal, gave up──► DRAINING ──streams done──► STOPPING ──► ENDED
+        └───────────────────signal, gave up────────────────────────────────────────────►┘
+"""
+
+import enum
+import logging
+import math
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_OK, describe_exit, exit_code_of
+from penstock.supervisor.restart import RestartPolicy
+from penstock.wire.control import Drain, Failed, Info, Order, Progress, Ready, Report, Role, Stop
+
+GRACE_S = 5.0
+"""Seconds a child has to exit after Stop, or after it reported that it failed, before it is killed."""
+
+SAME_SIGNAL_S = 0.1
+"""Signals closer together than this are one: what starts the supervisor may pass on a SIGINT that the
+terminal has sent to the whole group already. A closed terminal sends several SIGHUP; they never hurry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """One place in the fleet, whatever process fills it."""
+
+    role: Role
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.index}"
+
+
+# -- actions -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    name: Name
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    name: Name
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL; the death is reported to the fleet like any other."""
+
+    name: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """Progress of a start."""
+
+    name: Name
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A line for the log; ``level`` is one of :mod:`logging`'s."""
+
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Every child is ready for the first time, so many seconds after the start."""
+
+    seconds: float
+
+
+Action = Spawn | Send | Kill | Show | Say | Announce
+
+
+# -- state ---------------------------------------------------------------------------------------------
+
+
+class Phase(enum.Enum):
+    STARTING = enum.auto()
+    SERVING = enum.auto()
+    DRAINING = enum.auto()
+    STOPPING = enum.auto()
+    ENDED = enum.auto()
+
+
+class State(enum.Enum):
+    """Of one child."""
+
+    WAITING = enum.auto()
+    STARTING = enum.auto()
+    READY = enum.auto()
+    GONE = enum.auto()
+
+
+@dataclass(slots=True)
+class _Child:
+    name: Name
+    state: State = State.GONE
+    epoch: int = -1
+    # WAITING: its start; otherwise when it is killed, for being late with its start or its exit.
+    deadline: float | None = None
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    info: Info = field(default_factory=dict)
+    last_progress: str | None = None
+    # Why it ends: what it said itself, or why it is killed. Told when it is dead.
+    failure: Failed | None = None
+    # It said that it fails, or closed its channel: its death is due.
+    leaving: bool = False
+    killed: bool = False
+
+    @property
+    def alive(self) -> bool:
+        return self.state in (State.STARTING, State.READY)
+
+
+class Fleet:
+    """All children of one ``penstock serve``. Times are seconds of any monotonic clock."""
+
+    def __init__(
+        self, *, engines: int, api_servers: int, startup_timeout: float, shutdown_timeout: float
+    ) -> None:
+        names = [Name("engine", index) for index in range(engines)]
+        names += [Name("api-server", index) for index in range(api_servers)]
+        self._children = {name: _Child(name) for name in names}
+        self._startup_timeout = startup_timeout
+        self._shutdown_timeout = shutdown_timeout
+        self._phase = Phase.STARTING
+        self._began = 0.0
+        self._signalled_at = -math.inf
+        self._exit_code = EXIT_OK
+        # End of DRAINING or STOPPING.
+        self._deadline: float | None = None
+        self._actions: list[Action] = []
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def exit_code(self) -> int | None:
+        """None until every child is gone for good."""
+        return self._exit_code if self._phase is Phase.ENDED else None
+
+    def names(self) -> list[Name]:
+        """Engines first."""
+        return list(self._children)
+
+    def info(self, name: Name) -> Info:
+        """What the child said of itself when it became ready."""
+        return self._children[name].info
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`tick` has something to do."""
+        deadlines = [child.deadline for child in self._children.values()] + [self._deadline]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    # -- events, each returns what is to be done ---------------------------------------------------
+
+    def begin(self, now: float) -> list[Action]:
+        """Starts everybody: engines first, API servers at once after them, as they connect later."""
+        self._began = now
+        for child in self._children.values():
+            self._spawn(child, now)
+        return self._take()
+
+    def report(self, name: Name, report: Report, now: float) -> list[Action]:
+        """A message from a child that lives."""
+        child = self._children[name]
+        match report:
+            case Progress():
+                child.last_progress = report.text
+                if child.state is State.STARTING and not child.leaving:
+                    child.deadline = now + self._startup_timeout
+                self._actions.append(Show(name, report))
+            case Ready():
+                self._ready(child, report, now)
+            case Failed():
+                self._fails(child, report, now)
+        return self._take()
+
+    def misbehaved(self, name: Name, message: str, now: float) -> list[Action]:
+        """The child broke the control channel's rules; it is killed."""
+        child = self._children[name]
+        self._fails(child, Failed(message=message, fatal=False), now)
+        self._kill(child)
+        return self._take()
+
+    def hung_up(self, name: Name, now: float) -> list[Action]:
+        """The child closed its end of the control channel: its death follows, or is helped along."""
+        child = self._children[name]
+        if not child.leaving:
+            child.leaving, child.deadline = True, now + GRACE_S
+        return self._take()
+
+    def could_not_start(self, name: Name, message: str, now: float) -> list[Action]:
+        """There is no process: the machine refused it."""
+        child = self._children[name]
+        child.failure = Failed(message=message, fatal=False)
+        self._gone(child, "could not be started", now)
+        return self._take()
+
+    def died(self, name: Name, returncode: int, now: float) -> list[Action]:
+        """The process is gone; ``returncode`` is negative for a signal, as subprocess gives it."""
+        child = self._children[name]
+        if returncode == EXIT_FATAL and child.failure is None:
+            child.failure = Failed(message="it would fail the same way again", fatal=True)
+        orderly = child.killed or returncode == EXIT_OK
+        self._gone(child, describe_exit(returncode), now, orderly=orderly)
+        return self._take()
+
+    def signalled(self, signum: int, now: float) -> list[Action]:
+        """SIGINT, SIGTERM or SIGHUP. The first one drains, the next one ends everything at once."""
+        name = signal.Signals(signum).name
+        if self._phase in (Phase.STARTING, Phase.SERVING):
+            draining = self._phase is Phase.SERVING
+            wait = f", finishing running streams for up to {self._shutdown_timeout:g} s" if draining else ""
+            self._say(logging.INFO, f"{name}: shutting down{wait}")
+            self._signalled_at = now
+            self._wind_down(EXIT_OK, now)
+        elif signum != signal.SIGHUP and now - self._signalled_at >= SAME_SIGNAL_S:
+            self._say(logging.WARNING, f"{name} while shutting down: ending at once")
+            self._exit_code = self._exit_code or exit_code_of(signum)
+            self._phase, self._deadline = Phase.STOPPING, None
+            self._kill_all()
+        self._advance(now)
+        return self._take()
+
+    def tick(self, now: float) -> list[Action]:
+        """Does what is due."""
+        for child in self._children.values():
+            if child.deadline is not None and child.deadline <= now:
+                child.deadline = None
+                self._due(child, now)
+        if self._deadline is not None and self._deadline <= now:
+            self._deadline = None
+            if self._phase is Phase.DRAINING:
+                waited = f"{self._shutdown_timeout:g} s (--shutdown-timeout)"
+                self._say(logging.WARNING, f"streams still run after {waited}; they end with an error")
+                self._stop(now)
+            else:
+                self._say(
+                    logging.WARNING, f"killing what has not ended: {', '.join(map(str, self._alive()))}"
+                )
+                self._kill_all()
+        return self._take()
+
+    # -- one child ---------------------------------------------------------------------------------
+
+    def _spawn(self, child: _Child, now: float) -> None:
+        child.epoch += 1
+        child.state = State.STARTING
+        child.failure, child.leaving, child.killed, child.last_progress = None, False, False, None
+        child.deadline = now + self._startup_timeout
+        self._actions.append(Spawn(child.name, child.epoch))
+
+    def _ready(self, child: _Child, report: Ready, now: float) -> None:
+        if child.state is not State.STARTING or child.leaving:
+            self._say(logging.DEBUG, f"{child.name} reported ready out of turn")
+            return
+        child.state, child.deadline, child.info = State.READY, None, report.info
+        child.policy.ready(now)
+        if self._phase is Phase.SERVING:
+            self._say(logging.INFO, f"{child.name} is ready again")
+        elif self._phase is Phase.STARTING and all(
+            other.state is State.READY for other in self._children.values()
+        ):
+            self._phase = Phase.SERVING
+            self._actions.append(Announce(now - self._began))
+
+    def _fails(self, child: _Child, failure: Failed, now: float) -> None:
+        child.failure = child.failure or failure
+        child.leaving, child.deadline = True, now + GRACE_S
+
+    def _due(self, child: _Child, now: float) -> None:
+        """The child's deadline has passed."""
+        if child.state is State.WAITING:
+            self._spawn(child, now)
+            return
+        if child.state is State.STARTING and not child.leaving:
+            last = f"; it was at: {child.last_progress}" if child.last_progress else ""
+            child.failure = Failed(
+                message=f"not ready within {self._startup_timeout:g} s (--startup-timeout){last}",
+                # What never worked is too slow for its timeout, and would be again.
+                fatal=child.epoch == 0,
+            )
+        self._kill(child)
+
+    def _gone(self, child: _Child, cause: str, now: float, *, orderly: bool = False) -> None:
+        """Tells the death once, with its cause, and settles what follows."""
+        ending = self._phase in (Phase.DRAINING, Phase.STOPPING)
+        child.state, child.deadline = State.GONE, None
+        reason = f": {child.failure.message}" if child.failure else ""
+        if not ending:
+            self._say(logging.ERROR, f"{child.name} {cause}{reason}")
+            self._restart_or_give_up(child, now)
+        elif not orderly:
+            self._say(logging.WARNING, f"{child.name} {cause} while shutting down{reason}")
+        self._advance(now)
+
+    def _restart_or_give_up(self, child: _Child, now: float) -> None:
+        fatal = child.failure is not None and child.failure.fatal
+        delay = None if fatal else child.policy.died(now)
+        if delay is None:
+            if not fatal:
+                self._say(logging.ERROR, f"{child.name} keeps failing to start; giving up")
+            self._wind_down(EXIT_FAILED, now)
+            return
+        self._say(logging.INFO, f"{child.name} is started again in {delay:g} s")
+        child.state, child.deadline = State.WAITING, now + delay
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _wind_down(self, exit_code: int, now: float) -> None:
+        self._exit_code = exit_code
+        for child in self._children.values():
+            if child.state is State.WAITING:
+                child.state, child.deadline = State.GONE, None
+        if self._phase is Phase.STARTING:
+            self._stop(now)
+            return
+        self._phase, self._deadline = Phase.DRAINING, now + self._shutdown_timeout
+        for child in self._children.values():
+            if child.state is State.STARTING:
+                self._kill(child)
+            elif child.state is State.READY and child.name.role == "api-server":
+                self._actions.append(Send(child.name, Drain()))
+
+    def _stop(self, now: float) -> None:
+        self._phase, self._deadline = Phase.STOPPING, now + GRACE_S
+        for child in self._children.values():
+            if child.state is State.STARTING:
+                self._kill(child)  # it has nothing to finish, and does not listen while it loads
+            elif child.state is State.READY:
+                self._actions.append(Send(child.name, Stop()))
+
+    def _advance(self, now: float) -> None:
+        """To the next phase, when the last child that this one waits for is gone."""
+        alive = list(self._alive())
+        if self._phase is Phase.DRAINING and not any(name.role == "api-server" for name in alive):
+            self._stop(now)
+        if self._phase is Phase.STOPPING and not alive:
+            self._phase, self._deadline = Phase.ENDED, None
+
+    def _kill_all(self) -> None:
+        for name in self._alive():
+            self._kill(self._children[name])
+
+    def _kill(self, child: _Child) -> None:
+        child.deadline, child.killed = None, True
+        self._actions.append(Kill(child.name))
+
+    def _alive(self) -> Iterator[Name]:
+        return (name for name, child in self._children.items() if child.alive)
+
+    def _say(self, level: int, text: str) -> None:
+        self._actions.append(Say(level, text))
+
+    def _take(self) -> list[Action]:
+        actions, self._actions = self._actions, []
+        return actions

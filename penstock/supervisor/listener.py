@@ -1,0 +1,105 @@
+"""The listening socket: bound once, by the supervisor, and shared by every API server.
+
+It stays open while API servers come and go, so no connection is refused meanwhile.
+"""
+
+import errno
+import os
+import socket
+from typing import Any, NamedTuple
+
+import psutil
+
+from penstock.config.errors import ConfigError
+from penstock.supervisor.exits import StartError
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted; Linux lowers it to net.core.somaxconn, 4096 by default."""
+_COMMAND_LENGTH = 120
+
+
+class Listener(NamedTuple):
+    """``address`` is the IP address and port it is really bound to."""
+
+    socket: socket.socket
+    address: tuple[str, int]
+
+
+def listen(host: str, port: int) -> Listener:
+    """Listens on ``host`` (a name, an IPv4 or IPv6 address; ``::`` takes IPv4 as well) and ``port``.
+
+    Port 0 takes a free one. Raises ConfigError when there can be no such address, StartError when it
+    cannot be had.
+    """
+    family, address = _resolve(host, port)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address[0] == "::" else 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise _refusal(error, host, port, str(address[0])) from error
+    bound = sock.getsockname()
+    return Listener(sock, (bound[0], bound[1]))
+
+
+def _resolve(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
+    """The address to bind; of a name that has both kinds, such as localhost, the IPv4 one."""
+    if not host:
+        raise ConfigError("--host: an empty address; allowed: a name or an IP address, 0.0.0.0 for every one")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError(f"--host {host}: this is no address of this machine: {error}") from error
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return family, address
+
+
+def _refusal(error: OSError, host: str, port: int, ip: str) -> Exception:
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    match error.errno:
+        case errno.EADDRINUSE:
+            return StartError(
+                f"cannot listen on {where}: it is in use by {_holder(ip, port)}; "
+                "end that process or choose another port with --port (0 takes a free one)"
+            )
+        case errno.EACCES:
+            return StartError(
+                f"cannot listen on {where}: no permission; ports below 1024 take root or "
+                "CAP_NET_BIND_SERVICE, choose another one with --port"
+            )
+        case errno.EADDRNOTAVAIL:
+            return ConfigError(f"--host {host}: no interface of this machine has the address {ip}")
+        case _:
+            return StartError(f"cannot listen on {where}: {os.strerror(error.errno or 0)}")
+
+
+def _holder(ip: str, port: int) -> str:
+    """The process that holds the port, as well as the system lets us know."""
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except (psutil.Error, OSError):
+        connections = []
+    # A listener on this address first, then one on any, then whoever has a connection from that port.
+    holders = sorted(
+        (c.status != psutil.CONN_LISTEN, c.laddr.ip != ip, c.pid)
+        for c in connections
+        if c.laddr and c.laddr.port == port and c.pid is not None
+    )
+    pid = holders[0][-1] if holders else None
+    if pid is None:
+        return "another process, which is not yours to see"
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            command = " ".join(process.cmdline())
+            name = process.name()
+    except psutil.Error:
+        return f"process {pid}"
+    if len(command) > _COMMAND_LENGTH:
+        command = command[: _COMMAND_LENGTH - 1] + "…"
+    return f"process {pid} ({name}: {command})" if command else f"process {pid} ({name})"

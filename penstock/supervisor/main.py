@@ -1,0 +1,135 @@
+"""``penstock serve``: prepares what the processes need, runs them, cleans up."""
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+
+from setproctitle import setproctitle
+
+from penstock.config.options import ServeConfig
+from penstock.config.origins import Origins
+from penstock.supervisor import logs
+from penstock.supervisor.banner import banner
+from penstock.supervisor.display import display
+from penstock.supervisor.exits import EXIT_FAILED, StartError, exit_code_of
+from penstock.supervisor.fleet import Fleet, Name
+from penstock.supervisor.listener import Listener, listen
+from penstock.supervisor.loop import Supervisor
+from penstock.supervisor.model import Model, resolve_model
+from penstock.supervisor.processes import CHILD_COMMAND, Process
+from penstock.supervisor.run_directory import RunDirectory
+from penstock.wire.control import Info, Launch
+
+log = logging.getLogger(__name__)
+
+
+class Interrupted(BaseException):
+    """A signal that ends the process came before there was anything to drain."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+def serve(
+    config: ServeConfig, origins: Origins | None = None, *, child_command: Sequence[str] = CHILD_COMMAND
+) -> int:
+    """Serves until a signal or a failure ends it; returns the exit code, see :mod:`.exits`.
+
+    Must be called in the main thread. ``origins`` says where values of ``config`` were set; ``child_command``
+    starts a child, for tests. Raises ConfigError, with nothing left behind, for options that cannot be run.
+    """
+    setproctitle("penstock: supervisor")
+    logs.configure("supervisor", config.log_level)
+    for field, origin in (origins or {}).items():
+        log.debug("%s is set by %s", field, origin)
+    try:
+        with _interruptible(), contextlib.ExitStack() as owned:
+            listener = listen(config.host, config.port)
+            owned.enter_context(listener.socket)
+            run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
+            model = resolve_model(config, run_dir)
+            _raise_file_limit()
+            return _run(config, listener, run_dir, model, child_command)
+    except StartError as error:
+        log.error("%s", error)
+        return EXIT_FAILED
+    except Interrupted as interruption:
+        return exit_code_of(interruption.signum)
+
+
+def _run(
+    config: ServeConfig, listener: Listener, run_dir: str, model: Model, child_command: Sequence[str]
+) -> int:
+    fleet = Fleet(
+        engines=config.data_parallel_size,
+        api_servers=config.api_server_count,
+        startup_timeout=config.startup_timeout,
+        shutdown_timeout=config.shutdown_timeout,
+    )
+
+    def start(name: Name, epoch: int) -> Process:
+        launch = Launch(
+            role=name.role,
+            index=name.index,
+            epoch=epoch,
+            config=config,
+            run_dir=run_dir,
+            model_dir=model.model_dir,
+            tokenizer_dir=model.tokenizer_dir,
+            served_model_names=model.served_names,
+            api_server_count=config.api_server_count,
+            engine_count=config.data_parallel_size,
+            supervisor_pid=os.getpid(),
+            listen_fd=listener.socket.fileno() if name.role == "api-server" else None,
+        )
+        return Process.start(launch, child_command)
+
+    def announce(seconds: float, pids: Mapping[Name, int], infos: Mapping[Name, Info]) -> None:
+        text = banner(
+            config,
+            address=listener.address,
+            served_model_names=model.served_names,
+            model_dir=model.model_dir,
+            supervisor_pid=os.getpid(),
+            pids=pids,
+            infos=infos,
+        )
+        with contextlib.suppress(OSError):  # nobody reads it
+            sys.stderr.write(f"{text}\nready in {seconds:.1f} s\n")
+            sys.stderr.flush()
+
+    return Supervisor(fleet, start, display(), announce).run()
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Signals that would end the process raise Interrupted instead, so that what it owns is cleaned up."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise Interrupted(signum)
+
+    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    ours = [signum for signum in signals if signal.getsignal(signum) != signal.SIG_IGN]
+    before = {signum: signal.signal(signum, interrupt) for signum in ours}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _raise_file_limit() -> None:
+    """Takes the open files that the system allows: every connection is one. Children inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError) as error:  # macOS calls its limit infinite and refuses that
+        log.warning("the limit of %d open files cannot be raised to %d: %s", soft, hard, error)

@@ -1,0 +1,66 @@
+"""One running child: the process and the supervisor's end of its control channel."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from penstock.wire.control import ChildChannel, Launch
+
+CHILD_COMMAND = (sys.executable, "-P", "-m", "penstock.supervisor.child")
+"""-P: modules in the directory where the user stands must not take the place of ours."""
+
+_BLOCKED_AT_START = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STDERR = 2
+
+
+class Process:
+    """A child from its start to its death."""
+
+    def __init__(self, popen: "subprocess.Popen[bytes]", channel: ChildChannel) -> None:
+        self._popen = popen
+        self.channel = channel
+
+    @classmethod
+    def start(cls, launch: Launch, command: Sequence[str] = CHILD_COMMAND) -> "Process":
+        """Starts ``command`` with the descriptor of its control channel as last argument.
+
+        Must run in the main thread, see :func:`penstock.supervisor.orphans.die_with`. The child inherits
+        standard error, also as its standard output, and nothing on standard input.
+        Raises OSError when no process can be started.
+        """
+        channel, theirs = ChildChannel.pair()
+        shared = [theirs.fileno()] + ([launch.listen_fd] if launch.listen_fd is not None else [])
+        # The child starts with these blocked and sets its handlers first; ours stay pending meanwhile.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_AT_START)
+        try:
+            with theirs:
+                popen = subprocess.Popen(
+                    [*command, str(theirs.fileno())],
+                    pass_fds=shared,
+                    stdin=subprocess.DEVNULL,
+                    stdout=_STDERR,
+                )
+        except OSError:
+            channel.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return cls(popen, channel)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it lives. Reaps the process."""
+        return self._popen.poll()
+
+    def kill(self) -> None:
+        """SIGKILL. Harmless when the process is dead."""
+        self._popen.kill()
+
+    def close(self) -> None:
+        """Reaps a killed process and closes the channel."""
+        self._popen.wait()
+        self.channel.close()

@@ -1,0 +1,59 @@
+"""Sees that a model has a tokenizer.json, which is what API servers read."""
+
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from penstock.config.errors import ConfigError
+from penstock.supervisor.exits import StartError
+
+log = logging.getLogger(__name__)
+
+_CONVERTIBLE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
+_TIMEOUT_S = 300.0
+_COMMAND = (sys.executable, "-P", "-m", "penstock.supervisor.convert_tokenizer")
+
+
+def ensure_tokenizer_json(model_dir: Path, run_dir: str) -> Path:
+    """``model_dir`` when it has a tokenizer.json, else a directory in ``run_dir`` with a converted one.
+
+    transformers converts, in a process of its own: this one never imports it. Raises ConfigError when there
+    is nothing to convert or no transformers, StartError when the conversion fails.
+    """
+    if (model_dir / "tokenizer.json").is_file():
+        return model_dir
+    source = next((name for name in _CONVERTIBLE if (model_dir / name).is_file()), None)
+    if source is None:
+        raise ConfigError(f"no tokenizer.json in {model_dir}; name a directory that has one with --tokenizer")
+    if importlib.util.find_spec("transformers") is None:
+        raise ConfigError(
+            f"no tokenizer.json in {model_dir}, only {source}, which transformers can convert; "
+            'run pip install "penstock[torch]"'
+        )
+    log.info("converting %s of %s to tokenizer.json", source, model_dir)
+    target = Path(run_dir) / "tokenizer"
+    _convert(model_dir, target, source)
+    if not (target / "tokenizer.json").is_file():
+        raise StartError(f"{model_dir}: transformers gave no tokenizer.json for {source}")
+    return target
+
+
+def _convert(model_dir: Path, target: Path, source: str) -> None:
+    try:
+        result = subprocess.run(
+            [*_COMMAND, str(model_dir), str(target)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise StartError(f"{model_dir}: converting {source} took more than {_TIMEOUT_S:g} s") from error
+    if result.returncode != 0:
+        lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
+        raise StartError(f"{model_dir}: {source} cannot be converted to tokenizer.json: {lines[-1]}")
