@@ -1,0 +1,200 @@
+"""A tokenizer's decoder, reduced to what decoding token by token has to know.
+
+`tokenizers` decodes a whole list of tokens at once, through a chain of decoders. `read_plan` says what such
+a chain does to a stream:
+
+| decoders                                                      | mode  | the text of a token              |
+| ------------------------------------------------------------- | ----- | -------------------------------- |
+| ByteLevel                                                     | BYTES | bytes of a lossy UTF-8 text      |
+| Replace, Metaspace, WordPiece, Strip, ByteFallback, then Fuse | TEXT  | its own, but for byte tokens     |
+| none (tokens are joined with spaces)                          | TEXT  | its own                          |
+| CTC, BPEDecoder                                               | PAIR  | depends on the token before it   |
+| any other chain, decoders written in Python                   | WHOLE | depends on the whole stream      |
+
+ByteLevel and Fuse join the tokens; of the decoders that may come after them, dropping leading characters
+(Strip) and replacing a single character (Replace, not after ByteLevel) are known.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tokenizers import Regex, decoders
+
+log = logging.getLogger(__name__)
+
+
+class Mode(enum.Enum):
+    """How the text of a stream follows from its tokens; see the module's table."""
+
+    BYTES = enum.auto()
+    TEXT = enum.auto()
+    PAIR = enum.auto()
+    WHOLE = enum.auto()
+
+
+class Stage(NamedTuple):
+    """A decoder that rewrites each token by itself."""
+
+    rewrite: Callable[[str, bool], str]
+    """Takes a token and whether it is the first of its text."""
+
+    minds_first: bool = False
+    """Whether the first token is rewritten in another way than the others."""
+
+
+class Plan(NamedTuple):
+    """A tokenizer's decoder, reduced to what incremental decoding has to know.
+
+    Tokens pass `before`, then runs of byte tokens become characters if `byte_fallback`, then all pass
+    `after`. Of the joined text up to `strip` leading `strip_char` are dropped.
+    """
+
+    mode: Mode
+    before: tuple[Stage, ...] = ()
+    byte_fallback: bool = False
+    after: tuple[Stage, ...] = ()
+    strip_char: str = ""
+    strip: int = 0
+    context: str = ""
+    """PAIR: a complete, ordinary token that stands for the text before a stream."""
+    minds_first: bool = False
+    """Whether any stage does."""
+
+
+_WHOLE = Plan(Mode.WHOLE)
+
+
+def read_plan(decoder: decoders.Decoder | None, tokens: list[str | None]) -> Plan:
+    """The plan for a tokenizer with this decoder and vocabulary; mode WHOLE where no better is known.
+
+    `tokens` holds the vocabulary as the decoder may see it, None for what it never sees.
+    """
+    if decoder is None:
+        join = Stage(lambda token, first: token if first else " " + token, minds_first=True)
+        return Plan(Mode.TEXT, before=(join,), minds_first=True)
+    try:
+        description = json.loads(decoder.__getstate__())
+    except Exception as error:  # noqa: BLE001 - tokenizers raises this for a decoder written in Python
+        log.debug("decoder without a description: %s", error)
+        return _WHOLE
+    links = _flatten(description)
+    if len(links) == 1 and links[0]["type"] in ("CTC", "BPEDecoder"):
+        return _pair_plan(links[0], tokens)
+    plan = Plan(Mode.TEXT)
+    joined = False
+    for link in links:
+        longer = _extend_joined(plan, link) if joined else _extend(plan, link)
+        if longer is None:
+            return _WHOLE
+        plan = longer
+        joined = joined or link["type"] in ("Fuse", "ByteLevel")
+    return plan
+
+
+def _flatten(link: dict[str, Any]) -> list[dict[str, Any]]:
+    if link["type"] != "Sequence":
+        return [link]
+    return [inner for outer in link["decoders"] for inner in _flatten(outer)]
+
+
+def _extend(plan: Plan, link: dict[str, Any]) -> Plan | None:
+    """`plan` followed by a decoder that still sees single tokens."""
+    match link["type"]:
+        case "Fuse":
+            return plan
+        case "ByteLevel" if not plan.byte_fallback and not plan.minds_first:
+            return plan._replace(mode=Mode.BYTES)
+        case "ByteFallback" if not plan.byte_fallback:
+            return plan._replace(byte_fallback=True)
+    return _with_stage(plan, _stage(link))
+
+
+def _with_stage(plan: Plan, stage: Stage | None) -> Plan | None:
+    if stage is None:
+        return None
+    minds_first = plan.minds_first or stage.minds_first
+    if plan.byte_fallback:
+        return plan._replace(after=(*plan.after, stage), minds_first=minds_first)
+    return plan._replace(before=(*plan.before, stage), minds_first=minds_first)
+
+
+def _extend_joined(plan: Plan, link: dict[str, Any]) -> Plan | None:
+    """`plan` followed by a decoder that sees the whole text as a single token."""
+    match link:
+        case {"type": "Fuse"}:
+            return plan
+        case {"type": "Strip", "content": str(char), "start": int(start), "stop": 0} if not plan.strip:
+            return plan._replace(strip_char=char, strip=start)
+        case {"type": "Replace", "pattern": {"String": str(old)}} if len(old) == 1 and not plan.strip:
+            # The same before joining, as no token's end can complete a match.
+            return _with_stage(plan, _stage(link)) if plan.mode is Mode.TEXT else None
+    return None
+
+
+def _stage(link: dict[str, Any]) -> Stage | None:
+    match link:
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if old:
+            return Stage(lambda token, first: token.replace(old, new))
+        case {"type": "Replace", "pattern": {"Regex": str(pattern)}, "content": str(new)}:
+            replace = decoders.Replace(Regex(pattern), new)
+            return Stage(lambda token, first: replace.decode([token]))
+        case {"type": "Metaspace", "replacement": str(mark), "prepend_scheme": str(scheme)}:
+            # Not only a leading mark: unless the scheme is "never", the first token loses every mark in it.
+            opening = " " if scheme == "never" else ""
+            return Stage(lambda token, first: token.replace(mark, opening if first else " "), opening == "")
+        case {"type": "WordPiece", "prefix": str(prefix), "cleanup": bool(cleanup)}:
+            return Stage(_word_piece(prefix, cleanup), True)
+        # With a stop, tokenizers panics on a token that it would empty.
+        case {"type": "Strip", "content": str(char), "start": int(start), "stop": 0}:
+            return Stage(lambda token, first: strip_start(token, char, start))
+    return None
+
+
+# WordPiece's cleanup, in the order tokenizers applies it, to each token by itself.
+_CLEANUP = (
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" do not", " don't"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+)
+
+
+def _word_piece(prefix: str, cleanup: bool) -> Callable[[str, bool], str]:
+    def rewrite(token: str, first: bool) -> str:
+        if not first:
+            token = token[len(prefix) :] if token.startswith(prefix) else " " + token
+        if cleanup and " " in token:  # every artifact has a space
+            for old, new in _CLEANUP:
+                token = token.replace(old, new)
+        return token
+
+    return rewrite
+
+
+def strip_start(text: str, char: str, most: int) -> str:
+    """`text` without up to `most` leading `char`."""
+    return text[min(most, len(text) - len(text.lstrip(char))) :]
+
+
+def _pair_plan(link: dict[str, Any], tokens: list[str | None]) -> Plan:
+    if link["type"] == "CTC":
+        # CTC drops a token equal to the one before it: this one is to equal none.
+        return Plan(Mode.PAIR, context="\0before")
+    # The suffix turns into a space unless in the last token. At a token's end that only adds to the text;
+    # elsewhere it would change text that was sent.
+    suffix = link["suffix"]
+    if not suffix or any(token and -1 < token.find(suffix) < len(token) - len(suffix) for token in tokens):
+        return _WHOLE
+    return Plan(Mode.PAIR, context="x" + suffix)

@@ -1,0 +1,134 @@
+"""Text from tokens as they arrive, exactly as `tokenizers` decodes all of them at once.
+
+A `Detokenizer` belongs to one stream and keeps what its tokens have not settled yet:
+
+* bytes of an unfinished character (ByteLevel). Bytes that cannot become one turn into U+FFFD as soon as
+  that is certain, once per maximal ill-formed part, as in a lossy decode of the whole text;
+* a run of byte tokens (ByteFallback). `tokenizers` decodes such a run as a whole, and if it is not valid
+  UTF-8 every byte of it becomes U+FFFD, even those of characters that were complete. So a run is held until
+  another token, or the end, closes it;
+* that the text has not begun, where the decoder treats the first token or leading spaces in a way of its
+  own. With `has_context` the text before the stream has taken care of that;
+* the token before, or all of them, for decoders that need these (modes PAIR and WHOLE of the plan).
+
+While `pending` is false nothing of the kind is kept, and a token with a text in the table has this text
+whatever came before. The caller may then take `table.text[token]` and need not tell the detokenizer.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from penstock.streaming.decoder_plan import Mode, strip_start
+from penstock.streaming.token_table import TokenTable
+
+
+class Detokenizer:
+    """The text of one stream.
+
+    has_context: the stream continues a text that is not empty, such as a prompt. Its text is then what the
+    tokens add to that of an ordinary, complete token before them.
+
+    pending: whether the text of the next token depends on what is kept here. While it is false, tokens whose
+    `table.text` is not None may bypass `push`.
+
+    Token ids must not be negative. Ids that the tokenizer does not know add nothing.
+    """
+
+    __slots__ = ("_first", "_held", "_strip", "_table", "_tokens", "_window", "pending")
+
+    def __init__(self, table: TokenTable, *, has_context: bool) -> None:
+        plan = table.plan
+        self._table = table
+        self._held = b""  # BYTES: an unfinished character; TEXT: a run of byte tokens
+        self._first = plan.minds_first and not has_context  # nothing has been decoded
+        self._strip = 0 if has_context else plan.strip  # leading characters that may still be dropped
+        self.pending = self._first or self._strip > 0
+        if plan.mode is Mode.PAIR or plan.mode is Mode.WHOLE:
+            self._window = [plan.context] if has_context else []  # PAIR: the token before
+            self._tokens: list[int] = []  # WHOLE: all tokens
+            self._first = not has_context
+            self.pending = True
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """The text that is certain once these tokens follow the ones before, always whole characters."""
+        mode = self._table.plan.mode
+        if mode is Mode.BYTES:
+            text = self._push_bytes(tokens)
+        elif mode is Mode.TEXT:
+            text = self._push_text(tokens)
+        elif mode is Mode.PAIR:
+            return self._push_pair(tokens)
+        else:
+            self._tokens += tokens
+            return ""
+        if self._strip:
+            text = self._strip_start(text)
+        self.pending = bool(self._held) or self._first or self._strip > 0
+        return text
+
+    def finish(self) -> str:
+        """The text that was held back. To be called once, as the last thing."""
+        table = self._table
+        match table.plan.mode:
+            case Mode.BYTES:
+                text = self._held.decode(errors="replace")
+            case Mode.TEXT:
+                text = self._end_run().decode() if self._held else ""
+            case Mode.PAIR:
+                text = ""
+            case Mode.WHOLE:
+                text = table.decode(self._tokens, has_context=not self._first)
+        return self._strip_start(text) if self._strip else text
+
+    def _push_bytes(self, tokens: Sequence[int]) -> str:
+        raw = self._table.raw
+        try:
+            data = self._held + b"".join([raw[token] for token in tokens])
+        except IndexError:
+            data = self._held + b"".join([raw[token] for token in tokens if token < len(raw)])
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[used:]
+        return text
+
+    def _push_text(self, tokens: Sequence[int]) -> str:
+        pieces = self._table.pieces
+        size = len(pieces)
+        out: list[bytes] = []
+        for token in tokens:
+            piece = pieces[token] if token < size else None
+            if piece is None:
+                continue
+            if self._first and not self._held:
+                piece = self._table.opening(token)
+                self._first = isinstance(piece, int)
+            if isinstance(piece, int):
+                self._held += piece.to_bytes()
+            else:
+                if self._held:
+                    out.append(self._end_run())
+                out.append(piece)
+        return b"".join(out).decode()
+
+    def _end_run(self) -> bytes:
+        text = self._table.run_text(self._held, first=self._first)
+        self._held = b""
+        self._first = False
+        return text
+
+    def _push_pair(self, tokens: Sequence[int]) -> str:
+        table = self._table
+        kept = table.kept(tokens)
+        if not kept:
+            return ""
+        before = table.decode_strings(self._window)
+        text = table.decode_strings(self._window + kept)
+        self._window = kept[-1:]
+        return text[len(before) :]
+
+    def _strip_start(self, text: str) -> str:
+        """Drops what is still to be dropped of the start of the text; any other character ends that."""
+        rest = strip_start(text, self._table.plan.strip_char, self._strip)
+        self._strip = 0 if rest else self._strip - len(text)
+        return rest

@@ -1,0 +1,224 @@
+"""What each token of a vocabulary adds to a stream of text.
+
+Made once per process from the tokenizer, so that a stream's text mostly takes one list look-up per token.
+`TokenTable.text[id]` is the text of a token ready to be sent, given only where it is *free of context*: the
+same wherever the token stands, but for the start of a text that nothing precedes and for places where
+something is held back (`Detokenizer.pending`). By the modes of `decoder_plan`:
+
+* BYTES: tokens whose bytes are valid UTF-8 by themselves;
+* TEXT: all but byte tokens such as `<0xE4>`;
+* PAIR and WHOLE: none.
+
+Ids that the tokenizer does not know, and special tokens where these are skipped, add nothing in any mode:
+`tokenizers` drops them before its decoder runs, so they do not even interrupt a run of byte tokens.
+"""
+
+from __future__ import annotations
+
+import codecs
+import logging
+import re
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+from tokenizers import Tokenizer
+
+from penstock.streaming.decoder_plan import Mode, Plan, Stage, read_plan
+
+log = logging.getLogger(__name__)
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+_encode_json = msgspec.json.Encoder().encode
+
+
+def escape_json(text: str) -> bytes:
+    """`text` as UTF-8, escaped to stand between the quotes of a JSON string.
+
+    Quotes, backslashes and characters below U+0020 are escaped; all others stay as they are.
+    """
+    return _encode_json(text)[1:-1]
+
+
+def _byte_alphabet() -> dict[int, int]:
+    """GPT-2's byte alphabet as an encoding map for `codecs.charmap_encode`: code point to byte.
+
+    Printable Latin-1 stands for itself; the other 68 bytes are U+0100 and up, in order.
+    """
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(0x100) if byte not in shown]
+    return {byte: byte for byte in shown} | {0x100 + place: byte for place, byte in enumerate(hidden)}
+
+
+_BYTE_ALPHABET = _byte_alphabet()
+
+# tokenizers reads the digits with Rust's from_str_radix, which takes a leading plus sign.
+_is_byte_token = re.compile(r"<0x[0-9A-Fa-f+][0-9A-Fa-f]>").fullmatch
+
+
+class TokenTable:
+    """What every token of one tokenizer adds to a text. Not changed once made; shared by all streams.
+
+    text:   per id, the JSON-escaped UTF-8 of the token's text where that is free of context, `b""` for
+            tokens that add nothing, None for all others. An id past the end adds nothing.
+    raw:    mode BYTES, per id: the token's bytes.
+    pieces: mode TEXT, per id, for any place but the start: UTF-8, the value of a byte token, or None for a
+            token that is dropped.
+    """
+
+    __slots__ = ("_skip_special_tokens", "_tokenizer", "pieces", "plan", "raw", "text")
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self.plan = Plan(Mode.WHOLE)
+        self.text: list[bytes | None] = []
+        self.raw: list[bytes] = []
+        self.pieces: list[bytes | int | None] = []
+
+    @classmethod
+    def from_tokenizer(
+        cls, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, size: int = 0
+    ) -> TokenTable:
+        """The table of `tokenizer`, for decoding with or without its special tokens.
+
+        `size` is the least number of entries: give the width of the model's logits, which may exceed the
+        vocabulary, so that every id a model can choose indexes `text`.
+        """
+        table = cls(tokenizer, skip_special_tokens=skip_special_tokens)
+        tokens = _decoded_tokens(tokenizer, skip_special_tokens, size)
+        table.plan = read_plan(tokenizer.decoder, tokens)
+        match table.plan.mode:
+            case Mode.BYTES:
+                table._fill_bytes(tokens)
+            case Mode.TEXT:
+                table._fill_text(tokens)
+            case Mode.PAIR | Mode.WHOLE:
+                table._fill_dropped(tokens)
+        if not table._agrees():
+            log.warning("tokenizers does not decode as its decoder %s says", tokenizer.decoder)
+            table.plan, table.raw, table.pieces = Plan(Mode.WHOLE), [], []
+            table._fill_dropped(tokens)
+        if table.plan.mode is Mode.WHOLE:
+            log.warning("the tokenizer's decoder cannot be streamed: text is sent when a stream ends")
+        return table
+
+    # ---- asked by streams ----
+
+    def opening(self, token: int) -> bytes | int:
+        """Mode TEXT: the piece of a token, not one that is dropped, where it starts a text."""
+        string = self._tokenizer.id_to_token(token)
+        assert string is not None
+        return self._read(string, first=True)
+
+    def run_text(self, run: bytes, *, first: bool) -> bytes:
+        """Mode TEXT: what a run of byte tokens reads, in UTF-8. One invalid byte spoils the whole run."""
+        try:
+            parts = [run.decode()]
+        except UnicodeDecodeError:
+            parts = [REPLACEMENT] * len(run)
+        after = self.plan.after
+        return "".join([_rewrite(after, part, first and not at) for at, part in enumerate(parts)]).encode()
+
+    def kept(self, tokens: Sequence[int]) -> list[str]:
+        """Mode PAIR: the tokens that reach the decoder, as it sees them."""
+        dropped, name = self.text, self._tokenizer.id_to_token
+        strings = [name(token) for token in tokens if token < len(dropped) and dropped[token] is None]
+        return [string for string in strings if string is not None]
+
+    def decode_strings(self, tokens: list[str]) -> str:
+        """Mode PAIR: these tokens by the tokenizer's decoder."""
+        return cast(str, self._tokenizer.decoder.decode(tokens))
+
+    def decode(self, tokens: list[int], *, has_context: bool) -> str:
+        """Mode WHOLE: these tokens by the tokenizer, at the start of a text or after an ordinary token."""
+        context = self._ordinary_token() if has_context else []
+        before = self._tokenizer.decode(context, skip_special_tokens=self._skip_special_tokens)
+        text = self._tokenizer.decode(context + tokens, skip_special_tokens=self._skip_special_tokens)
+        return text.removeprefix(before)
+
+    # ---- making ----
+
+    def _fill_bytes(self, tokens: list[str | None]) -> None:
+        before = self.plan.before
+        for token in tokens:
+            if token is None:
+                raw = b""
+            else:
+                if before:
+                    token = _rewrite(before, token, False)
+                try:
+                    raw, _ = codecs.charmap_encode(token, "strict", _BYTE_ALPHABET)
+                except UnicodeEncodeError:  # an added token is taken as it is
+                    raw = token.encode()
+            self.raw.append(raw)
+            self.text.append(_escape_piece(raw))
+
+    def _fill_text(self, tokens: list[str | None]) -> None:
+        for token in tokens:
+            piece = None if token is None else self._read(token, first=False)
+            self.pieces.append(piece)
+            if piece is None:
+                self.text.append(b"")
+            else:
+                self.text.append(None if isinstance(piece, int) else _escape_piece(piece))
+
+    def _fill_dropped(self, tokens: list[str | None]) -> None:
+        self.text = [b"" if token is None else None for token in tokens]
+
+    def _read(self, token: str, *, first: bool) -> bytes | int:
+        plan = self.plan
+        token = _rewrite(plan.before, token, first)
+        if plan.byte_fallback:
+            if len(token) == 6 and _is_byte_token(token):
+                return int(token[3:5], 16)
+            token = _rewrite(plan.after, token, first)
+        return token.encode()
+
+    def _agrees(self) -> bool:
+        """Whether `tokenizers` decodes all context-free tokens, one after the other, as the table says."""
+        known: dict[int, bytes] = {}
+        for token, piece in enumerate(self.raw or self.pieces):
+            if self.text[token] and isinstance(piece, bytes):
+                known[token] = piece
+        if not known:
+            return True
+        opening = max(known, key=lambda token: len(known[token]))  # has characters left after a Strip
+        text = self._tokenizer.decode([opening, *known], skip_special_tokens=False)
+        return text.endswith(b"".join(known.values()).decode())
+
+    def _ordinary_token(self) -> list[int]:
+        """One token with a visible text, if there is any."""
+        for token, text in enumerate(self.text):
+            if text is None:
+                alone = self._tokenizer.decode([token])
+                if alone.strip() and REPLACEMENT not in alone:
+                    return [token]
+        return []
+
+
+def _decoded_tokens(tokenizer: Tokenizer, skip_special_tokens: bool, size: int) -> list[str | None]:
+    """Per id, the string that `tokenizers` gives its decoder, None if it gives none; at least `size` long."""
+    ids = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    tokens = [tokenizer.id_to_token(token) for token in range(max(ids, size))]
+    if not skip_special_tokens:
+        return tokens
+    # By content, as tokenizers does: an ordinary token of the same content is skipped as well.
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    return [None if token in special else token for token in tokens]
+
+
+def _rewrite(stages: tuple[Stage, ...], token: str, first: bool) -> str:
+    for stage in stages:
+        token = stage.rewrite(token, first)
+    return token
+
+
+def _escape_piece(piece: bytes) -> bytes | None:
+    """`piece` escaped for JSON, the same object if that changes nothing; None if it is not UTF-8."""
+    try:
+        escaped = _encode_json(piece.decode())[1:-1]
+    except UnicodeDecodeError:
+        return None
+    return piece if escaped == piece else escaped
