@@ -158,20 +158,22 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[socket.socket]:
-        """Signals as bytes on a socket, so that they are handled between events, never within one."""
+        """Signals as bytes on a socket, so that they are handled between events, never within one.
+
+        The handlers stay, so that a late signal does not break into what the caller cleans up.
+        """
         read, write = socket.socketpair()
         read.setblocking(False)
         write.setblocking(False)
         self._selector.register(read, selectors.EVENT_READ, None)
-        handled = [signum for signum in _ENDING if signal.getsignal(signum) != signal.SIG_IGN]  # nohup
-        before = {signum: signal.signal(signum, _noted) for signum in (*handled, signal.SIGCHLD)}
         wakeup_before = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+        for signum in (*_ENDING, signal.SIGCHLD):
+            if signum == signal.SIGCHLD or signal.getsignal(signum) != signal.SIG_IGN:  # nohup
+                signal.signal(signum, _noted)
         try:
             yield read
         finally:
             signal.set_wakeup_fd(wakeup_before)
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
             self._selector.close()
             read.close()
             write.close()

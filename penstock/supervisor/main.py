@@ -27,6 +27,8 @@ from penstock.wire.control import Info, Launch
 
 log = logging.getLogger(__name__)
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Interrupted(BaseException):
     """A signal that ends the process came before there was anything to drain."""
@@ -49,7 +51,7 @@ def serve(
     for field, origin in (origins or {}).items():
         log.debug("%s is set by %s", field, origin)
     try:
-        with _interruptible(), contextlib.ExitStack() as owned:
+        with _handlers_restored(), contextlib.ExitStack() as owned, _interruptible():
             listener = listen(config.host, config.port)
             owned.enter_context(listener.socket)
             run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
@@ -104,19 +106,14 @@ def _run(
             sys.stderr.write(f"{text}\nready in {seconds:.1f} s\n")
             sys.stderr.flush()
 
-    return Supervisor(fleet, start, display(), announce).run()
+    with contextlib.closing(display()) as shown:
+        return Supervisor(fleet, start, shown, announce).run()
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Signals that would end the process raise Interrupted instead, so that what it owns is cleaned up."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise Interrupted(signum)
-
-    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    ours = [signum for signum in signals if signal.getsignal(signum) != signal.SIG_IGN]
-    before = {signum: signal.signal(signum, interrupt) for signum in ours}
+def _handlers_restored() -> Iterator[None]:
+    """Leaves signal handlers as they were, whatever the block sets."""
+    before = {signum: signal.getsignal(signum) for signum in (*_ENDING, signal.SIGCHLD)}
     try:
         yield
     finally:
@@ -124,12 +121,37 @@ def _interruptible() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Signals that would end the process raise Interrupted in the block, so that what it owns is cleaned up.
+
+    They do nothing after the block, while that goes on.
+    """
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise Interrupted(signum)
+
+    def ignore(signum: int, frame: FrameType | None) -> None:
+        pass
+
+    handled = [signum for signum in _ENDING if signal.getsignal(signum) != signal.SIG_IGN]  # nohup
+    for signum in handled:
+        signal.signal(signum, interrupt)
+    try:
+        yield
+    finally:
+        for signum in handled:
+            signal.signal(signum, ignore)
+
+
 def _raise_file_limit() -> None:
     """Takes the open files that the system allows: every connection is one. Children inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard:
-        return
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (ValueError, OSError) as error:  # macOS calls its limit infinite and refuses that
-        log.warning("the limit of %d open files cannot be raised to %d: %s", soft, hard, error)
+    # macOS calls its hard limit infinite and refuses that; 10240 is OPEN_MAX of its sys/syslimits.h.
+    for limit in (hard, 10240):
+        if soft == hard or soft == limit:
+            return
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            return
+    log.warning("the limit of %d open files cannot be raised to %d", soft, hard)

@@ -53,9 +53,11 @@ def resolve_model(config: ServeConfig, run_dir: str) -> Model:
     if config.engine == "torch":
         _require_torch()
     model_dir = _model_directory(config)
-    missing = _missing_config(config, model_dir)
-    if missing:
-        raise ConfigError(f"{missing}; a Hugging Face model directory is needed")
+    if config.engine == "torch" and not (model_dir / "config.json").is_file():
+        raise ConfigError(
+            f"model {config.model or DEMO_NAME}: no config.json in {model_dir}; "
+            "--engine torch needs a Hugging Face model directory"
+        )
     names = list(config.served_model_name or []) or [config.model or DEMO_NAME]
     return Model(str(model_dir), str(_tokenizer_directory(config, model_dir, run_dir)), names)
 
@@ -84,9 +86,7 @@ def _model_directory(config: ServeConfig) -> Path:
     if path.exists():
         raise ConfigError(f"model {config.model}: is a file; give its directory")
     if not _HUB_ID.fullmatch(config.model):
-        raise ConfigError(
-            f"model {config.model}: no such directory, and not the form of a hub id (owner/name)"
-        )
+        raise ConfigError(f"model {config.model}: no such directory, nor a hub id (owner/name)")
     return _download(config.model, config.revision, weights=config.engine == "torch")
 
 
@@ -126,19 +126,12 @@ def _download(hub_id: str, revision: str | None, *, weights: bool) -> Path:
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, httpx.HTTPError) as error:
         raise StartError(
-            f"model {hub_id}: no such directory, {at} is not in the cache of the Hugging Face hub, and the hub "
-            f"cannot be reached ({_first_line(error)}); give a directory to serve without a network"
+            f"model {hub_id}: no such directory, {at} is not in the Hugging Face cache, and the hub cannot "
+            f"be reached ({_first_line(error)}); give a directory to serve without a network"
         ) from error
     except OSError as error:
         raise StartError(f"model {hub_id}: cannot be downloaded: {_first_line(error)}") from error
     return Path(directory)
-
-
-def _missing_config(config: ServeConfig, model_dir: Path) -> str | None:
-    """The synthetic engine takes any directory with a tokenizer."""
-    if config.engine == "torch" and not (model_dir / "config.json").is_file():
-        return f"model {config.model or DEMO_NAME}: no config.json in {model_dir}"
-    return None
 
 
 def _tokenizer_directory(config: ServeConfig, model_dir: Path, run_dir: str) -> Path:

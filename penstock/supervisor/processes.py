@@ -1,11 +1,12 @@
 """One running child: the process and the supervisor's end of its control channel."""
 
+import contextlib
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 
-from penstock.wire.control import ChildChannel, Launch
+from penstock.wire.control import ChildChannel, ChildGone, Launch
 
 CHILD_COMMAND = (sys.executable, "-P", "-m", "penstock.supervisor.child")
 """-P: modules in the directory where the user stands must not take the place of ours."""
@@ -23,7 +24,7 @@ class Process:
 
     @classmethod
     def start(cls, launch: Launch, command: Sequence[str] = CHILD_COMMAND) -> "Process":
-        """Starts ``command`` with the descriptor of its control channel as last argument.
+        """Starts ``command`` with the descriptor of its control channel as last argument, and launches it.
 
         Must run in the main thread, see :func:`penstock.supervisor.orphans.die_with`. The child inherits
         standard error, also as its standard output, and nothing on standard input.
@@ -46,6 +47,8 @@ class Process:
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with contextlib.suppress(ChildGone):  # dead already; its exit code says why
+            channel.send(launch)
         return cls(popen, channel)
 
     @property
