@@ -5,9 +5,12 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.wire.control import Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +61,8 @@ class LogLines:
 class TerminalLines:
     """One status line per child that reports progress, redrawn in place and removed at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: "Console | None" = None) -> None:
+        """``console`` is standard error's when absent."""
         from rich.console import Console
         from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bars
@@ -73,7 +77,7 @@ class TerminalLines:
             BarColumn(bar_width=24),
             TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=console or Console(stderr=True),
             auto_refresh=False,
             transient=True,
             redirect_stdout=False,

@@ -149,7 +149,7 @@ def _raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # macOS calls its hard limit infinite and refuses that; 10240 is OPEN_MAX of its sys/syslimits.h.
     for limit in (hard, 10240):
-        if soft == hard or soft == limit:
+        if soft in (hard, limit):
             return
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -64,9 +64,8 @@ class RunDirectory:
 
 def _temporary() -> str:
     for parent in (tempfile.gettempdir(), "/tmp"):
-        if len(os.fsencode(parent)) + len("/penstock-12345678") <= MAX_PATH_BYTES and os.access(
-            parent, os.W_OK
-        ):
+        short = len(os.fsencode(parent)) + len("/penstock-12345678") <= MAX_PATH_BYTES
+        if short and os.access(parent, os.W_OK):
             return tempfile.mkdtemp(prefix="penstock-", dir=parent)
     raise StartError("no temporary directory with a short path can be written to; name one with --run-dir")
 

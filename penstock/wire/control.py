@@ -117,6 +117,9 @@ Report = Progress | Ready | Failed
 _to_child: msgspec.json.Decoder[Launch | Order] = msgspec.json.Decoder(Launch | Drain | Stop)
 _to_supervisor: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Progress | Ready | Failed)
 
+# msgspec lets the second one through for a string that is not UTF-8.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+
 
 # -- lines, without I/O --------------------------------------------------------------------------------
 
@@ -151,7 +154,7 @@ def decode_for_child(line: bytes) -> Launch | Order:
     """Raises ControlError unless ``line`` is a message to a child."""
     try:
         return _to_child.decode(line)
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         raise _refusal(line, error) from error
 
 
@@ -159,11 +162,11 @@ def decode_for_supervisor(line: bytes) -> Report:
     """Raises ControlError unless ``line`` is a message to the supervisor."""
     try:
         return _to_supervisor.decode(line)
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         raise _refusal(line, error) from error
 
 
-def _refusal(line: bytes, error: msgspec.DecodeError) -> ControlError:
+def _refusal(line: bytes, error: Exception) -> ControlError:
     return ControlError(f"not a control message: {error}: {line[:200]!r}")
 
 
