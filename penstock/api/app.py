@@ -1,0 +1,191 @@
+"""The ASGI application of an API server: routes, access, and the small endpoints."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+from urllib.parse import unquote
+
+from .. import __version__
+from ..config.options import ServeConfig
+from ..metrics.server import CONTENT_TYPE, EngineGauges, ServerMetrics
+from ..streaming.table import StreamTable
+from .bodies import model_list
+from .errors import ApiError
+from .events import encode_json
+from .facts import ModelFacts
+from .fleet import Fleet
+from .generate import Generator, unavailable
+from .http import read_body, request_header, send_error, send_json
+from .openapi import docs_page, openapi_document
+from .plan import Planner
+from .sink import Receive, Scope, Send
+from .tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+Handler: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
+"""Routes that need no key: probes have none."""
+_MODEL_PREFIX = "/v1/models/"
+
+
+class App:
+    """One process's application. Dispatch is a look-up of path and method: routes have no patterns."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        facts: ModelFacts,
+        model_root: str,
+        planner: Planner,
+        tokenizer: Tokenizer,
+        generator: Generator,
+        fleet: Fleet,
+        streams: StreamTable,
+        metrics: ServerMetrics,
+        connections: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self._facts = facts
+        self._planner = planner
+        self._tokenizer = tokenizer
+        self._generator = generator
+        self._fleet = fleet
+        self._streams = streams
+        self._metrics = metrics
+        self._connections = connections
+        self._keys = [key.encode() for key in config.api_key or ()]
+        self._models = model_list(facts.names, model_root, facts.max_model_len)
+        self._openapi = encode_json(openapi_document(__version__, api_key=bool(self._keys)))
+        self._docs = docs_page()
+        self._routes: dict[str, dict[str, Handler]] = {
+            "/v1/completions": {"POST": generator.completion},
+            "/v1/chat/completions": {"POST": generator.chat},
+            "/v1/models": {"GET": self._list_models},
+            "/tokenize": {"POST": self._tokenize},
+            "/detokenize": {"POST": self._detokenize},
+            "/health": {"GET": self._health, "HEAD": self._health},
+            "/ready": {"GET": self._ready, "HEAD": self._ready},
+            "/ping": {"GET": self._health, "POST": self._health, "HEAD": self._health},
+            "/load": {"GET": self._load},
+            "/version": {"GET": self._version},
+            "/metrics": {"GET": self._exposition},
+            "/openapi.json": {"GET": self._document},
+            "/docs": {"GET": self._docs_page},
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"unsupported ASGI scope {scope['type']}")
+        path, method = scope["path"], scope["method"]
+        try:
+            if self._keys and path not in OPEN_PATHS:
+                self._check_key(scope)
+            await self._handler(path, method)(scope, receive, send)
+        except ApiError as error:
+            self._metrics.rejected[error.status] += 1
+            await send_error(send, error, close=error.status in (408, 413))
+        except Exception:
+            log.exception("%s %s failed", method, path)
+            self._metrics.rejected[500] += 1
+            await send_error(
+                send, ApiError(500, "The server failed to handle this request.", type="InternalServerError")
+            )
+
+    def _handler(self, path: str, method: str) -> Handler:
+        methods = self._routes.get(path)
+        if methods is None and path.startswith(_MODEL_PREFIX):
+            methods = {"GET": self._model}
+        if methods is None:
+            known = ", ".join(sorted(self._routes))
+            raise ApiError(404, f"No route {path}. There are {known}.", type="NotFoundError")
+        handler = methods.get(method)
+        if handler is None:
+            allowed = " or ".join(sorted(methods))
+            raise ApiError(405, f"{path} takes {allowed}, not {method}.", type="MethodNotAllowedError")
+        return handler
+
+    def _check_key(self, scope: Scope) -> None:
+        scheme, _, given = (request_header(scope, b"authorization") or "").partition(" ")
+        presented = given.strip().encode("latin-1", "replace")
+        matches = [hmac.compare_digest(presented, key) for key in self._keys]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise ApiError(
+                401,
+                "A valid API key is needed: send it as 'Authorization: Bearer KEY'.",
+                type="AuthenticationError",
+            )
+
+    # -- small endpoints
+
+    async def _list_models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, encode_json(self._models))
+
+    async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = unquote(scope["path"][len(_MODEL_PREFIX) :])
+        for card in self._models["data"]:
+            if card["id"] == name:
+                await send_json(send, encode_json(card))
+                return
+        raise ApiError(
+            404,
+            f"The model `{name}` does not exist. Valid aliases: {', '.join(self._facts.names)}.",
+            type="NotFoundError",
+            param="model",
+        )
+
+    async def _tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        plan = self._planner.tokenize(await read_body(scope, receive, self._config.max_request_bytes))
+        ids = self._tokenizer.encode(plan.text, plan.add_special_tokens)
+        strings = self._tokenizer.token_strings(ids) if plan.return_token_strs else None
+        body = {
+            "count": len(ids),
+            "max_model_len": self._facts.max_model_len,
+            "tokens": ids,
+            "token_strs": strings,
+        }
+        await send_json(send, encode_json(body))
+
+    async def _detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ids = self._planner.detokenize(await read_body(scope, receive, self._config.max_request_bytes))
+        await send_json(send, encode_json({"prompt": self._tokenizer.decode(ids)}))
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._fleet.any_up():
+            raise unavailable("No engine is ready.")
+        await send_json(send, b"{}")
+
+    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._generator.draining:
+            raise unavailable("The server is shutting down.")
+        await self._health(scope, receive, send)
+
+    async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, encode_json({"server_load": len(self._streams)}))
+
+    async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, encode_json({"version": __version__}))
+
+    async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, self._openapi)
+
+    async def _docs_page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, self._docs, kind=b"text/html; charset=utf-8")
+
+    async def _exposition(self, scope: Scope, receive: Receive, send: Send) -> None:
+        engines = [
+            EngineGauges(
+                engine.rank, engine.up, engine.waiting, engine.running, engine.kv_used_permille / 1000
+            )
+            for engine in self._fleet.engines
+        ]
+        metrics = self._metrics
+        metrics.generation_tokens = self._streams.generated_tokens
+        metrics.frames = self._fleet.frames_received
+        metrics.frames_merged = self._fleet.frames_merged
+        body = metrics.exposition(self._facts.names[0], engines, self._connections(), len(self._streams))
+        await send_json(send, body, kind=CONTENT_TYPE.encode())

@@ -1,0 +1,77 @@
+"""JSON bodies of replies that are not streamed, and of the small routes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from .. import __version__
+from .events import encode_json
+from .replies import Choice, CollectedReply, prompt_token_ids
+
+SYSTEM_FINGERPRINT = f"penstock-{__version__}"
+
+
+def collected_body(reply: CollectedReply) -> bytes:
+    """The body of a finished completion or chat completion."""
+    shape = reply.shape
+    make = _chat_choice if shape.chat else _completion_choice
+    return_ids = reply.plan.return_token_ids
+    body: dict[str, Any] = {
+        "id": shape.id,
+        "object": "chat.completion" if shape.chat else "text_completion",
+        "created": shape.created,
+        "model": shape.model,
+        "choices": [make(index, choice, return_ids) for index, choice in enumerate(reply.choices)],
+        "service_tier": None,
+        "system_fingerprint": SYSTEM_FINGERPRINT,
+        "usage": reply.usage(),
+    }
+    if shape.chat and return_ids:
+        body["prompt_token_ids"] = prompt_token_ids(reply.choices[0].prompt)
+    return encode_json(body)
+
+
+def _completion_choice(index: int, choice: Choice, return_ids: bool) -> dict[str, Any]:
+    text = choice.prompt.echo + "".join(choice.text)
+    made = {"index": index, "text": text} | _ending(choice, return_ids)
+    if return_ids:
+        made["prompt_token_ids"] = prompt_token_ids(choice.prompt)
+    return made
+
+
+def _chat_choice(index: int, choice: Choice, return_ids: bool) -> dict[str, Any]:
+    message = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
+    return {"index": index, "message": message} | _ending(choice, return_ids)
+
+
+def _ending(choice: Choice, return_ids: bool) -> dict[str, Any]:
+    ending: dict[str, Any] = {
+        "logprobs": None if choice.logprobs is None else choice.logprobs.collected(),
+        "finish_reason": choice.finish_reason.decode(),
+        "stop_reason": choice.stop_reason,
+    }
+    if return_ids:
+        ending["token_ids"] = choice.tokens
+    return ending
+
+
+def model_card(name: str, root: str, created: int, max_model_len: int) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "penstock",
+        "root": root,
+        "parent": None,
+        "max_model_len": max_model_len,
+    }
+
+
+def model_list(names: Sequence[str], root: str, max_model_len: int) -> dict[str, Any]:
+    created = int(time.time())
+    return {
+        "object": "list",
+        "data": [model_card(name, root, created, max_model_len) for name in names],
+    }

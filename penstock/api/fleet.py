@@ -1,0 +1,273 @@
+"""An API server's view of its engines: connections, submissions, and the pump of token frames."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import zmq
+
+from ..streaming.stream import Stream, StreamError
+from ..streaming.table import StreamTable
+from ..wire.frames import TokenFrame, decode_frame, merge
+from ..wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Bye,
+    EngineInfo,
+    Failed,
+    FrameHeader,
+    Goodbye,
+    Hello,
+    Submit,
+    Welcome,
+    WireError,
+    decode_from_engine,
+    encode,
+)
+from ..wire.sockets import EngineLink, engine_address, server_identity
+
+log = logging.getLogger(__name__)
+
+SAFETY_INTERVAL_S = 0.02
+"""ZMQ's descriptor is edge-triggered; this timer finds what a lost edge would leave lying."""
+PUMP_INTERVAL_S = 0.003
+"""How long a burst of requests may keep the loop from the frames that wait."""
+SUBMITS_PER_MESSAGE = 16
+RECONNECT_S = 0.2
+
+_STATUS = {"invalid_request": 400, "overloaded": 503, "engine_error": 500}
+
+
+class EngineState:
+    """One engine as seen from here. Lives as long as the API server; links come and go."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.link: EngineLink | None = None
+        self.info: EngineInfo | None = None
+        self.outbox: list[bytes] = []
+        self.in_flight = 0
+        """Streams submitted here that have not ended."""
+        # -- from the latest frame
+        self.waiting = 0
+        self.running = 0
+        self.kv_used_permille = 0
+
+    @property
+    def up(self) -> bool:
+        return self.link is not None and self.info is not None
+
+
+class Fleet:
+    """Connects to every engine, submits streams to the least loaded one, delivers their rows.
+
+    Synchronous throughout: called from the event loop's reader callbacks and from request handlers,
+    never awaiting. ``on_up`` runs when an engine is ready to take streams.
+    """
+
+    def __init__(
+        self,
+        run_dir: str,
+        ranks: int,
+        server: int,
+        epoch: int,
+        on_up: Callable[[EngineInfo], None],
+    ) -> None:
+        self.engines = [EngineState(rank) for rank in range(ranks)]
+        self.streams: StreamTable | None = None
+        """Set by the owner once the first engine's vocabulary is known, before any submit."""
+        self.frames_received = 0
+        self.frames_merged = 0
+        self._run_dir = run_dir
+        self._server = server
+        self._epoch = epoch
+        self._identity = server_identity(server, epoch)
+        self._on_up = on_up
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, max(1023, 4 * ranks + 16))
+        self._loop = asyncio.get_running_loop()
+        self._last_pump = 0.0
+        self._flush_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    # -- connections
+
+    def connect(self) -> None:
+        for engine in self.engines:
+            self._connect(engine)
+        self._tick()
+
+    def _connect(self, engine: EngineState) -> None:
+        if self._closed:
+            return
+        link = EngineLink(self._context, engine_address(self._run_dir, engine.rank), self._identity)
+        engine.link = link
+        link.send([encode(Hello(PROTOCOL_VERSION, self._server, self._epoch))])
+        self._loop.add_reader(link.fd, self._receive, engine)
+        self._loop.add_reader(link.monitor_fd, self._check, engine)
+
+    def _check(self, engine: EngineState) -> None:
+        if engine.link is not None and engine.link.lost():
+            self._receive(engine)  # what it sent before it went
+            self._disconnect(engine, "The engine that ran this request is gone.")
+
+    def _disconnect(self, engine: EngineState, message: str) -> None:
+        link = engine.link
+        if link is None:
+            return
+        engine.link, engine.info = None, None
+        engine.outbox.clear()
+        engine.waiting = engine.running = engine.kv_used_permille = engine.in_flight = 0
+        self._loop.remove_reader(link.fd)
+        self._loop.remove_reader(link.monitor_fd)
+        link.close()
+        if self.streams is not None:
+            ended = self.streams.fail_rank(engine.rank, StreamError(500, "engine_error", message))
+            if not self._closed:
+                log.warning("engine %d disconnected, %d streams ended", engine.rank, ended)
+        if not self._closed:
+            self._loop.call_later(RECONNECT_S, self._connect, engine)
+
+    def _tick(self) -> None:
+        """The safety timer."""
+        self.pump()
+        for engine in self.engines:
+            self._check(engine)
+        if not self._closed:
+            self._timer = self._loop.call_later(SAFETY_INTERVAL_S, self._tick)
+
+    def close(self, message: str) -> None:
+        """End every stream with an error and leave the engines."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for engine in self.engines:
+            if engine.link is not None:
+                engine.link.send([encode(Bye())])
+                self._disconnect(engine, message)
+        self._context.destroy(linger=100)
+
+    # -- streams out
+
+    def any_up(self) -> bool:
+        return any(engine.up for engine in self.engines)
+
+    def pick(self) -> EngineState | None:
+        """The engine with the fewest streams of ours in flight and waiting there; None when none is up."""
+        best = None
+        for engine in self.engines:
+            if engine.up and (best is None or _load(engine) < _load(best)):
+                best = engine
+        return best
+
+    def submit(self, engine: EngineState, request: Submit) -> None:
+        engine.in_flight += 1
+        engine.outbox.append(encode(request))
+        if len(engine.outbox) >= SUBMITS_PER_MESSAGE:
+            self._flush(engine)
+        else:
+            self._schedule_flush()
+        self.breathe()
+
+    def abort(self, stream: Stream) -> None:
+        """Tell the stream's engine to stop it; its handle is free once the engine has confirmed."""
+        engine = self.engines[stream.rank]
+        if engine.link is not None:
+            engine.outbox.append(encode(Abort([stream.handle])))
+            self._schedule_flush()
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush_all)
+
+    def _flush_all(self) -> None:
+        self._flush_scheduled = False
+        for engine in self.engines:
+            if engine.outbox:
+                self._flush(engine)
+                self._receive(engine)  # a send may swallow the descriptor's edge
+
+    def _flush(self, engine: EngineState) -> None:
+        parts, engine.outbox = engine.outbox, []
+        if engine.link is not None:
+            engine.link.send(parts)
+
+    # -- rows in
+
+    def breathe(self) -> None:
+        """Called within bursts of other work: delivers what waits, at most every PUMP_INTERVAL_S."""
+        if time.monotonic() - self._last_pump > PUMP_INTERVAL_S:
+            self.pump()
+
+    def pump(self) -> None:
+        for engine in self.engines:
+            if engine.outbox:
+                self._flush(engine)
+            self._receive(engine)
+
+    def _receive(self, engine: EngineState) -> None:
+        """Take all messages that wait; frames among them are merged into one pass over the streams."""
+        now = self._last_pump = time.monotonic()
+        link = engine.link
+        frames: list[TokenFrame] = []
+        try:
+            while link is not None and (parts := link.receive()) is not None:
+                message = decode_from_engine(parts[0])
+                if isinstance(message, FrameHeader):
+                    if len(parts) != 2:
+                        raise WireError(f"a token frame has 2 parts, not {len(parts)}")
+                    frames.append(decode_frame(message, parts[1]))
+                else:
+                    self._deliver(engine, frames, now)
+                    frames = []
+                    self._on_message(engine, message)
+                    link = engine.link
+            self._deliver(engine, frames, now)
+        except WireError as error:
+            log.error("engine %d: %s", engine.rank, error)
+            self._disconnect(engine, "The engine that ran this request sent what cannot be understood.")
+
+    def _deliver(self, engine: EngineState, frames: list[TokenFrame], now: float) -> None:
+        if not frames:
+            return
+        if self.streams is None:
+            raise WireError("a token frame before any stream")
+        self.frames_received += len(frames)
+        self.frames_merged += len(frames) - 1
+        frame = merge(frames)
+        engine.waiting, engine.running = frame.waiting, frame.running
+        engine.kv_used_permille = frame.kv_used_permille
+        if frame.finish is not None:
+            engine.in_flight -= int((frame.finish != 0).sum())
+        self.streams.deliver(engine.rank, frame, now)
+
+    def _on_message(self, engine: EngineState, message: object) -> None:
+        match message:
+            case Welcome():
+                if message.protocol != PROTOCOL_VERSION or message.rank != engine.rank:
+                    raise WireError(
+                        f"expected rank {engine.rank} with protocol {PROTOCOL_VERSION}, "
+                        f"got rank {message.rank} with protocol {message.protocol}"
+                    )
+                engine.info = message.info
+                self._on_up(message.info)
+            case Failed():
+                engine.in_flight -= 1
+                if self.streams is None:
+                    raise WireError("a failed stream before any stream")
+                status = _STATUS.get(message.code, 500)
+                error = StreamError(status, message.code, message.message)
+                self.streams.fail(engine.rank, message.stream, error)
+            case Goodbye():
+                self._disconnect(engine, f"The engine that ran this request ended: {message.reason}")
+            case _:
+                raise WireError(f"unexpected {type(message).__name__}")
+
+
+def _load(engine: EngineState) -> tuple[int, int]:
+    return (engine.in_flight + engine.waiting, engine.rank)

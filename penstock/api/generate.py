@@ -1,0 +1,188 @@
+"""The two generating endpoints: from a request body to streams, and to the end of the reply."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from array import array
+from collections.abc import Callable
+
+from ..config.options import ServeConfig
+from ..streaming.stream import StreamError
+from ..streaming.table import StreamTable
+from ..wire.messages import Sampling, Submit
+from .bodies import collected_body
+from .errors import ApiError
+from .events import EventShape
+from .fleet import Fleet
+from .http import read_body, request_header, send_json
+from .plan import Planner, RequestPlan
+from .replies import (
+    ClientGone,
+    CollectedReply,
+    Prompt,
+    RequestContext,
+    StreamedReply,
+    StreamFailed,
+)
+from .sink import EXTENSION, AsgiSink, Receive, Scope, Send, Sink
+from .tokenizer import Tokenizer
+
+INLINE_CHARACTERS = 64 * 1024
+"""Longer prompts are tokenized in a thread: about 1 ms of encoding, what others may have to wait."""
+WHOLE_REPLY_INTERVAL = (1 << 15) - 1
+"""Interval of streams nobody watches: their tokens come with their end."""
+
+_random = random.SystemRandom()
+
+
+class Generator:
+    """Runs requests of /v1/completions and /v1/chat/completions."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        planner: Planner,
+        tokenizer: Tokenizer,
+        fleet: Fleet,
+        streams: StreamTable,
+        context: RequestContext,
+    ) -> None:
+        self._config = config
+        self._planner = planner
+        self._tokenizer = tokenizer
+        self._fleet = fleet
+        self._streams = streams
+        self._context = context
+        self._interval = 1 if config.stream_interval == "auto" else config.stream_interval
+        self._ids = random.Random(_random.getrandbits(64))
+        self.draining = False
+
+    async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._run(scope, receive, send, self._planner.completion)
+
+    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._run(scope, receive, send, self._planner.chat)
+
+    async def _run(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        make_plan: Callable[[bytes, str | None], RequestPlan],
+    ) -> None:
+        arrival = time.monotonic()
+        body = await read_body(scope, receive, self._config.max_request_bytes)
+        self._check_open()
+        plan = make_plan(body, request_header(scope, b"x-request-id"))
+        prompts = self._tokenize(plan)
+        if prompts is None:
+            prompts = await asyncio.to_thread(self._tokenize_all, plan)
+            self._check_open()
+        samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
+        shape = EventShape(chat=plan.chat, request_id=self._request_id(plan), model=plan.model)
+        extensions = scope.get("extensions") or {}
+        sink: Sink | None = extensions.get(EXTENSION)
+        if sink is not None:
+            await self._reply(plan, prompts, samplings, shape, arrival, sink, send)
+            return
+        portable = AsgiSink(receive, send)
+        runner = asyncio.ensure_future(portable.run())
+        try:
+            await self._reply(plan, prompts, samplings, shape, arrival, portable, send)
+        finally:
+            portable.cut_unless_finished()
+            await runner
+
+    async def _reply(
+        self,
+        plan: RequestPlan,
+        prompts: list[Prompt],
+        samplings: list[Sampling],
+        shape: EventShape,
+        arrival: float,
+        sink: Sink,
+        send: Send,
+    ) -> None:
+        if plan.stream:
+            streamed = StreamedReply(self._context, plan, shape, arrival, sink)
+            self._submit(streamed, prompts, samplings)
+            error = await streamed.done
+            if error is not None:
+                raise api_error(error)
+            return
+        collected = CollectedReply(self._context, plan, shape, arrival)
+        sink.listen(collected)
+        self._submit(collected, prompts, samplings)
+        try:
+            await collected.done
+        except ClientGone:
+            return
+        except StreamFailed as failure:
+            raise api_error(failure.error) from None
+        await send_json(send, collected_body(collected))
+
+    def _submit(
+        self, reply: StreamedReply | CollectedReply, prompts: list[Prompt], samplings: list[Sampling]
+    ) -> None:
+        """Start all streams of a reply. Without a single await: rows cannot come between."""
+        if reply.ended:  # the client left while its prompt was tokenized
+            return
+        plan = reply.plan
+        interval = plan.interval or self._interval
+        if not plan.stream and not plan.stop:
+            interval = WHOLE_REPLY_INTERVAL
+        for number, sampling in enumerate(samplings):
+            engine = self._fleet.pick()
+            if engine is None:
+                reply.drop_streams()
+                raise unavailable("No engine is ready.")
+            prompt = prompts[number // plan.n]
+            stream = reply.add(prompt, engine.rank)
+            self._streams.open(stream, reply.arrival)
+            request = Submit(stream.handle, prompt.ids, sampling, interval, plan.priority, plan.cache_salt)
+            self._fleet.submit(engine, request)
+
+    def _check_open(self) -> None:
+        if self.draining:
+            raise unavailable("The server is shutting down.")
+        if not self._fleet.any_up():
+            raise unavailable("No engine is ready.")
+
+    # -- prompts
+
+    def _tokenize(self, plan: RequestPlan) -> list[Prompt] | None:
+        """None: too long to do here."""
+        if sum(len(prompt) for prompt in plan.prompts if isinstance(prompt, str)) > INLINE_CHARACTERS:
+            return None
+        return self._tokenize_all(plan)
+
+    def _tokenize_all(self, plan: RequestPlan) -> list[Prompt]:
+        return [self._prompt(plan, prompt) for prompt in plan.prompts]
+
+    def _prompt(self, plan: RequestPlan, prompt: str | list[int]) -> Prompt:
+        if isinstance(prompt, str):
+            ids, length = self._tokenizer.encode_bytes(prompt, plan.add_special_tokens)
+            echo = prompt if plan.echo else ""
+        else:
+            ids, length = array("i", prompt).tobytes(), len(prompt)
+            echo = self._tokenizer.decode(prompt) if plan.echo else ""
+        if plan.truncate_prompt_tokens is not None:
+            ids = plan.truncate(ids)
+            length = len(ids) // 4
+        return Prompt(ids, length, echo)
+
+    def _request_id(self, plan: RequestPlan) -> str:
+        kind = "chatcmpl" if plan.chat else "cmpl"
+        return f"{kind}-{plan.request_id or format(self._ids.getrandbits(64), '016x')}"
+
+
+def unavailable(message: str) -> ApiError:
+    return ApiError(503, message, type="ServiceUnavailableError")
+
+
+def api_error(error: StreamError) -> ApiError:
+    """The HTTP error of a stream that failed before anything of it was sent."""
+    kind = {400: "BadRequestError", 503: "ServiceUnavailableError"}.get(error.status, "InternalServerError")
+    return ApiError(error.status, error.message, type=kind, code=error.code)

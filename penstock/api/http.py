@@ -1,0 +1,84 @@
+"""Small pieces of HTTP over ASGI: bodies, headers, JSON replies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .errors import ApiError
+from .sink import Receive, Scope, Send
+
+JSON = b"application/json"
+
+
+def request_header(scope: Scope, name: bytes) -> str | None:
+    """The first header called ``name`` (lower case), decoded as Latin-1; None when absent."""
+    for key, value in scope["headers"]:
+        if key == name:
+            decoded: str = value.decode("latin-1")
+            return decoded
+    return None
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """A JSON request's whole body. Raises ApiError for another content type or more than ``limit`` bytes."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and int(value) > limit:
+            raise _too_large(limit)
+        if name == b"content-type" and not _is_json(value):
+            raise ApiError(
+                400, f"Content-Type must be application/json, not {value.decode('latin-1')!r}.", param=None
+            )
+    message = await receive()
+    if not message.get("more_body", False):
+        whole: bytes = message.get("body", b"")
+        if len(whole) > limit:
+            raise _too_large(limit)
+        return whole
+    body = bytearray(message.get("body", b""))
+    while message.get("more_body", False):
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise _too_large(limit)
+    return bytes(body)
+
+
+def _is_json(content_type: bytes) -> bool:
+    kind = content_type.partition(b";")[0].strip().lower()
+    return kind == JSON or kind.endswith(b"+json")
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"The request body is larger than the {limit} bytes allowed by --max-request-bytes.",
+        type="RequestTooLarge",
+    )
+
+
+async def send_json(
+    send: Send,
+    body: bytes,
+    status: int = 200,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+    kind: bytes = JSON,
+) -> None:
+    """A whole reply."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *headers],
+        }
+    )
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def send_error(send: Send, error: ApiError, *, close: bool = False) -> None:
+    """An ApiError as a reply. ``close``: the connection is not reused (its body was not read)."""
+    headers = [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")] if error.status in (429, 503) else []
+    if close:
+        headers.append((b"connection", b"close"))
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send_json(send, error.body(), error.status, headers)

@@ -1,0 +1,227 @@
+"""The API server process.
+
+Started by the supervisor, with the listening socket it shares with its siblings. Owns HTTP connections,
+streams, tokenizer and detokenizer. Reads requests, token frames and the supervisor's orders; writes events
+and replies, submits and aborts. Ends by itself after Drain, at once after Stop or when the supervisor is
+gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+import time
+from collections.abc import Callable
+
+import uvicorn
+import uvloop
+
+from ..metrics.server import ServerMetrics
+from ..streaming.table import StreamTable
+from ..streaming.token_table import TokenTable
+from ..wire.control import ControlChannel, Drain, Launch, Stop, SupervisorGone
+from ..wire.messages import EngineInfo
+from .app import App
+from .chat_template import ChatTemplate
+from .facts import ModelFacts, SamplingDefaults, sampling_defaults
+from .fleet import Fleet
+from .generate import Generator
+from .plan import Planner
+from .protocol import ServerProtocol
+from .replies import CollectedReply, RequestContext, StreamedReply, TextTables
+from .tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+SWEEP_INTERVAL_S = 1.0
+GC_YOUNG_THRESHOLD = 50_000
+"""Allocations between collections of the youngest generation, after everything alive at the start has been
+frozen. Requests make few cycles; the default of 700 would collect several times per request burst."""
+
+
+def run(control: ControlChannel) -> int:
+    """The process's main: serves until told to end. Returns the exit code."""
+    code: int = uvloop.run(_Server(control).serve())
+    return code
+
+
+class _Server:
+    """Puts the parts together, in the order in which they become known."""
+
+    def __init__(self, control: ControlChannel) -> None:
+        # -- per process
+        self._control = control
+        self._launch: Launch = control.launch
+        self._config = self._launch.config
+        self._metrics = ServerMetrics()
+        self._first_engine: asyncio.Future[EngineInfo]
+        self._fleet: Fleet
+        self._generator: Generator
+        self._uvicorn: uvicorn.Server
+        self._ended: asyncio.Future[None]
+
+    async def serve(self) -> int:
+        loop = asyncio.get_running_loop()
+        self._first_engine = loop.create_future()
+        self._ended = loop.create_future()
+        launch = self._launch
+        self._control.progress("loading tokenizer")
+        tokenizer = Tokenizer.load(launch.tokenizer_dir)
+        template = ChatTemplate.load(launch.tokenizer_dir, self._config.chat_template)
+        self._fleet = Fleet(
+            launch.run_dir, launch.engine_count, launch.index, launch.epoch, self._on_engine_up
+        )
+        loop.add_reader(self._control.fileno(), self._on_order)
+        self._fleet.connect()
+        await asyncio.wait((self._first_engine, self._ended), return_when=asyncio.FIRST_COMPLETED)
+        if self._ended.done():
+            self._fleet.close("The server was stopped.")
+            return 0
+        app = self._build(self._first_engine.result(), tokenizer, template)
+        await self._listen(app)
+        self._fleet.close("The server was stopped.")
+        return 0
+
+    def _on_engine_up(self, info: EngineInfo) -> None:
+        if not self._first_engine.done():
+            self._first_engine.set_result(info)
+
+    # -- once the engine is known
+
+    def _build(self, info: EngineInfo, tokenizer: Tokenizer, template: ChatTemplate | None) -> App:
+        launch = self._launch
+        defaults = SamplingDefaults()
+        if self._config.generation_config == "auto":
+            defaults = sampling_defaults(launch.model_dir)
+        facts = ModelFacts(
+            names=tuple(launch.served_model_names),
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            eos_token_ids=info.eos_token_ids,
+            defaults=defaults,
+        )
+        planner = Planner(self._config, facts, tokenizer, template)
+        streams = StreamTable(info.vocab_size, self._metrics.ttft, self._metrics.itl)
+        self._fleet.streams = streams
+        context = RequestContext(
+            self._fleet,
+            streams,
+            _text_tables(tokenizer, info.vocab_size),
+            self._on_reply_end,
+            self._config.max_stream_backlog,
+        )
+        self._generator = Generator(self._config, planner, tokenizer, self._fleet, streams, context)
+        return App(
+            self._config,
+            facts,
+            launch.model_dir,
+            planner,
+            tokenizer,
+            self._generator,
+            self._fleet,
+            streams,
+            self._metrics,
+            self._connection_count,
+        )
+
+    async def _listen(self, app: App) -> None:
+        ServerProtocol.max_connections = self._config.max_connections
+        config = uvicorn.Config(
+            app,
+            http=ServerProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=4096,
+            timeout_graceful_shutdown=None,
+        )
+        self._uvicorn = _HttpServer(config, self._control.ready)
+        assert self._launch.listen_fd is not None
+        listener = socket.socket(fileno=self._launch.listen_fd)
+        sweeper = asyncio.ensure_future(self._sweep())
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_YOUNG_THRESHOLD, 20, 100)
+        try:
+            await self._uvicorn.serve(sockets=[listener])
+        finally:
+            sweeper.cancel()
+
+    # -- while it runs
+
+    def _connection_count(self) -> int:
+        return len(self._uvicorn.server_state.connections)
+
+    async def _sweep(self) -> None:
+        """Cut clients that do not finish their requests, and connections that idle."""
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            now = time.monotonic()
+            for connection in list(self._uvicorn.server_state.connections):
+                if isinstance(connection, ServerProtocol):
+                    connection.cut_if_slow(now, self._config.header_timeout, self._config.keep_alive_timeout)
+
+    def _on_reply_end(self, reply: StreamedReply | CollectedReply, outcome: str) -> None:
+        metrics = self._metrics
+        metrics.requests[outcome] += 1
+        metrics.e2e.observe(time.monotonic() - reply.arrival)
+        usage = reply.usage()
+        metrics.prompt_tokens += usage["prompt_tokens"]
+        metrics.request_prompt_tokens.observe(usage["prompt_tokens"])
+        metrics.request_generation_tokens.observe(usage["completion_tokens"])
+
+    def _on_order(self) -> None:
+        try:
+            orders = self._control.receive()
+        except SupervisorGone:
+            log.error("the supervisor is gone: ending")
+            raise SystemExit(1) from None
+        for order in orders:
+            match order:
+                case Drain():
+                    self._drain()
+                case Stop():
+                    self._stop()
+
+    def _drain(self) -> None:
+        """No new work; uvicorn closes idle connections and returns when the running replies have ended."""
+        if not self._first_engine.done():
+            self._stop()
+            return
+        self._generator.draining = True
+        self._uvicorn.should_exit = True
+
+    def _stop(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+        if self._first_engine.done():
+            self._generator.draining = True
+            self._fleet.close("The server was stopped.")
+            self._uvicorn.should_exit = self._uvicorn.force_exit = True
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn's server, which says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_listening = on_listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_listening()
+
+
+def _text_tables(tokenizer: Tokenizer, vocab_size: int) -> TextTables:
+    table = TokenTable.from_tokenizer(tokenizer.raw)
+    full = TokenTable.from_tokenizer(tokenizer.raw, skip_special_tokens=False)
+    # Special tokens (no text) take the slow path: an event without text is not sent.
+    plain = [text or None for text in table.text[:vocab_size]]
+    plain += [None] * (vocab_size - len(plain))
+    return TextTables(table, full, plain, [None] * vocab_size)

@@ -1,0 +1,153 @@
+"""uvicorn's HTTP/1.1 protocol with what a server of many long streams needs.
+
+Adds to :class:`HttpToolsProtocol`: a sink that streamed replies write to directly, limits on connections
+and on the time a client takes to send a request, errors in OpenAI's shape. Rests on these parts of uvicorn:
+``cycle`` attributes (``response_started``, ``response_complete``, ``chunked_encoding``, ``keep_alive``,
+``message_event``, ``disconnected``), ``_start_asgi_task`` and ``on_response_complete``; a test names them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from .errors import ApiError
+from .sink import EVENT_STREAM_HEADERS, EXTENSION, Listener
+
+HEAD = b"HTTP/1.1 200 OK\r\n" + b"".join(
+    b"%b: %b\r\n" % header for header in [*EVENT_STREAM_HEADERS, (b"transfer-encoding", b"chunked")]
+)
+_CLOSE = b"connection: close\r\n"
+_END = b"0\r\n\r\n"
+
+
+class ServerProtocol(HttpToolsProtocol):
+    """One connection. It is itself the sink of the streamed reply in progress, if there is one."""
+
+    write: Callable[[bytes], object]
+    max_connections = 65536
+    """Set once per process from the configuration."""
+
+    # -- per connection
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.write = transport.write
+        self.waiting_since: float | None = time.monotonic()
+        """When the request that has not arrived whole began; None while none is awaited."""
+        self.idle_since: float | None = None
+        self._listener: Listener | None = None
+        self._active: RequestResponseCycle | None = None
+        if len(self.connections) > self.max_connections:
+            self._refuse(
+                ApiError(503, "Too many connections to this server.", type="ServiceUnavailableError")
+            )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.waiting_since = self.idle_since = None
+        self.scope = None  # type: ignore[assignment]  # it refers to this object
+        self._active = None
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.on_disconnect()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._listener is not None:
+            self._listener.on_pause()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._listener is not None:
+            self._listener.on_resume()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ApiError(400, msg))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer without the application and close."""
+        body = error.body()
+        self.transport.write(
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b"
+            % (error.status, HTTPStatus(error.status).phrase.encode(), len(body), _CLOSE, body)
+        )
+        self.transport.close()
+
+    def cut_if_slow(self, now: float, request_timeout_s: float, keep_alive_s: float) -> None:
+        """Close a connection whose client does not finish its request, or that idles. Called by a sweep."""
+        if self.waiting_since is not None and now - self.waiting_since > request_timeout_s:
+            self.waiting_since = None
+            self._refuse(
+                ApiError(
+                    408, f"The request did not arrive within {request_timeout_s:g} s.", type="TimeoutError"
+                )
+            )
+        elif self.idle_since is not None and now - self.idle_since > keep_alive_s:
+            self.transport.close()
+
+    # -- per request
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.waiting_since = time.monotonic()
+        self.idle_since = None
+        self.scope["extensions"] = {EXTENSION: self}  # type: ignore[dict-item]
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self.waiting_since = None
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._active = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's, but one sweep closes idle connections instead of a timer for each."""
+        self.server_state.total_requests += 1
+        self._listener = None
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+        else:
+            self._active = None
+            self.idle_since = time.monotonic()
+
+    # -- the sink of a streamed reply
+
+    def listen(self, listener: Listener) -> None:
+        if self.transport.is_closing():
+            listener.on_disconnect()
+        else:
+            self._listener = listener
+
+    def start(self) -> None:
+        cycle = self._active
+        assert cycle is not None
+        cycle.response_started = cycle.chunked_encoding = True
+        cycle.waiting_for_100_continue = False
+        date = b"".join(b"%b: %b\r\n" % header for header in self.server_state.default_headers)
+        close = b"" if cycle.keep_alive else _CLOSE
+        self.transport.write(b"".join((HEAD, date, close, b"\r\n")))
+
+    def finish(self) -> None:
+        cycle = self._active
+        assert cycle is not None
+        self._listener = None
+        self.transport.write(_END)
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+
+    def cut(self) -> None:
+        self._listener = None
+        self.transport.abort()

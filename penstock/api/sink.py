@@ -1,0 +1,130 @@
+"""The way to a client's connection.
+
+A streamed reply writes complete chunks of HTTP/1.1's chunked encoding to a sink. Under our uvicorn
+protocol (:mod:`penstock.api.protocol`) that is the connection's transport itself, and a write is one call;
+under any other ASGI server it is :class:`AsgiSink`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Protocol
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+EXTENSION = "penstock.sink"
+"""Key in the ASGI scope's extensions under which a server offers a Sink of its own."""
+
+
+class Listener(Protocol):
+    """Told of the connection's life while a reply is in progress."""
+
+    def on_disconnect(self) -> None: ...
+
+    def on_pause(self) -> None:
+        """The client does not read as fast as it is written to."""
+        ...
+
+    def on_resume(self) -> None: ...
+
+
+class Sink(Protocol):
+    """One reply's connection."""
+
+    @property
+    def write(self) -> Callable[[bytes], object]:
+        """Takes one or more complete chunks; never blocks."""
+        ...
+
+    def listen(self, listener: Listener) -> None:
+        """Names who is told of disconnects; at most one listener per reply."""
+        ...
+
+    def start(self) -> None:
+        """Sends status 200 and the headers of an event stream."""
+        ...
+
+    def finish(self) -> None:
+        """Ends the body; the connection serves its next request."""
+        ...
+
+    def cut(self) -> None:
+        """Breaks the connection: the client sees a truncated body, never a complete one."""
+        ...
+
+
+EVENT_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx and its kind must not collect events
+]
+
+
+class AsgiSink:
+    """A sink over plain ASGI: chunks wait in a buffer that :meth:`run` sends."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._buffer = bytearray()
+        self._changed = asyncio.Event()
+        self._listener: Listener | None = None
+        self._started = self._finished = self._gone = False
+
+    def listen(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def write(self, chunks: bytes) -> None:
+        while chunks:  # take the framing off again: an ASGI server makes its own
+            header, _, rest = chunks.partition(b"\r\n")
+            size = int(header, 16)
+            self._buffer += rest[:size]
+            chunks = rest[size + 2 :]
+        self._changed.set()
+
+    def start(self) -> None:
+        self._started = True
+        self._changed.set()
+
+    def finish(self) -> None:
+        self._finished = True
+        self._changed.set()
+
+    def cut(self) -> None:
+        self._gone = True
+        self._changed.set()
+
+    def cut_unless_finished(self) -> None:
+        if not self._finished:
+            self.cut()
+
+    async def run(self) -> None:
+        """Sends until the reply is finished or the client has gone; returns at once if it never starts."""
+        watcher = asyncio.ensure_future(self._watch())
+        try:
+            await self._changed.wait()
+            if self._started:
+                await self._send(
+                    {"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS}
+                )
+            while self._started and not self._gone:
+                self._changed.clear()
+                body, finished = bytes(self._buffer), self._finished
+                self._buffer.clear()
+                await self._send({"type": "http.response.body", "body": body, "more_body": not finished})
+                if finished:
+                    return
+                await self._changed.wait()
+        finally:
+            watcher.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._finished and self._listener is not None:
+            self._listener.on_disconnect()
+        self.cut()

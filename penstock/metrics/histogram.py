@@ -1,0 +1,45 @@
+"""Histograms fed by whole columns: one array operation per frame, nothing per token."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+# Bucket bounds in seconds, those of vLLM's metrics of the same names, so that dashboards fit.
+TTFT_BOUNDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+ITL_BOUNDS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+E2E_BOUNDS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+TOKEN_BOUNDS = (*(digit * 10.0**power for power in range(6) for digit in (1, 2, 5)), 1e6)
+
+
+class Histogram:
+    """Counts of observations per bucket; ``bounds`` are the upper bounds, inclusive, ascending."""
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = np.asarray(bounds, np.float64)
+        self.counts = np.zeros(len(bounds) + 1, np.int64)
+        """int64[B + 1]: observations per bucket, the last one above every bound."""
+        self.total = 0.0
+
+    def observe(self, values: ArrayLike) -> None:
+        """Adds observations, float64[N]."""
+        array = np.atleast_1d(np.asarray(values, np.float64))
+        places = np.searchsorted(self._bounds, array)
+        self.counts += np.bincount(places, minlength=len(self.counts))
+        self.total += float(array.sum())
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, observations at or below it) pairs, as the exposition format has them."""
+        bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
+        return list(zip(bounds, np.cumsum(self.counts).astype(float).tolist(), strict=True))

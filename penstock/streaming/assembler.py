@@ -1,0 +1,55 @@
+"""A stream's text from its tokens, with stop strings: the slow path's state of one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .detokenizer import Detokenizer
+from .stop_strings import StopMatcher
+from .token_table import TokenTable
+
+
+class Piece(NamedTuple):
+    """What a row of tokens adds to a stream."""
+
+    text: str
+    """Text that is certain."""
+    used: int
+    """Tokens taken: fewer than given when a stop string was complete before the last one."""
+    stop: str | None
+    """The stop string that ends the stream, or None."""
+
+
+class Assembler:
+    """Detokenizer and stop strings of one stream whose tokens continue a prompt."""
+
+    __slots__ = ("_detokenizer", "_matcher")
+
+    def __init__(self, table: TokenTable, stops: Sequence[str] = (), *, include_stop: bool = False) -> None:
+        self._detokenizer = Detokenizer(table, has_context=True)
+        self._matcher = StopMatcher(stops, include=include_stop) if stops else None
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is held back, or the next token's text depends on what came before."""
+        return self._matcher is not None or self._detokenizer.pending
+
+    def push(self, tokens: Sequence[int]) -> Piece:
+        if self._matcher is None:
+            return Piece(self._detokenizer.push(tokens), len(tokens), None)
+        text = ""
+        for used, token in enumerate(tokens, 1):
+            certain, stop = self._matcher.push(self._detokenizer.push((token,)))
+            text += certain
+            if stop is not None:
+                return Piece(text, used, stop)
+        return Piece(text, len(tokens), None)
+
+    def finish(self) -> Piece:
+        """The text still held back when the stream ends. Its last characters may complete a stop string."""
+        rest = self._detokenizer.finish()
+        if self._matcher is None:
+            return Piece(rest, 0, None)
+        text, stop = self._matcher.push(rest)
+        return Piece(text if stop is not None else text + self._matcher.finish(), 0, stop)

@@ -1,0 +1,86 @@
+"""One stream: one choice of one request, as the token path sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..wire.frames import Finish, Logprobs
+
+CHUNK_SIZES = [b"%x\r\n" % size for size in range(16384)]
+"""Chunk headers of HTTP/1.1's chunked encoding, by size; enough for one
+token's event under the longest model name allowed; larger chunks are formatted when they come."""
+
+
+def chunk(data: bytes) -> bytes:
+    """``data`` as one chunk of HTTP/1.1's chunked encoding (RFC 9112, section 7.1)."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@dataclass(slots=True, frozen=True)
+class StreamError:
+    """Why a stream failed. ``status`` is the HTTP status when nothing has been sent yet."""
+
+    status: int
+    code: str
+    message: str
+
+
+class Reply(Protocol):
+    """What a request makes of the rows of its streams that leave the fast path."""
+
+    def on_row(
+        self,
+        stream: Stream,
+        tokens: Sequence[int],
+        finish: Finish,
+        cached: int,
+        logprobs: Logprobs | None,
+    ) -> None:
+        """A row of one stream: its tokens (none with some aborts) and, at its end, why it ended."""
+        ...
+
+    def on_failure(self, stream: Stream, error: StreamError) -> None:
+        """The stream's end by an error; every token generated before has been given to on_row."""
+        ...
+
+
+class Stream:
+    """The state the loop over a frame's rows touches, and no more.
+
+    A token whose text stands in ``table`` is one chunk: ``head + text + tail``, written at once. Where the
+    table says None (the token's text depends on others, or the stream wants more than text), the row goes
+    to ``reply``.
+    """
+
+    __slots__ = ("base", "handle", "head", "index", "rank", "reply", "table", "tail", "write")
+
+    def __init__(
+        self,
+        reply: Reply,
+        index: int,
+        rank: int,
+        table: list[bytes | None],
+        write: Callable[[bytes], object],
+        head: bytes = b"",
+        tail: bytes = b"",
+    ) -> None:
+        # -- per request
+        self.reply = reply
+        self.index = index
+        """Number of the choice in its request."""
+        self.rank = rank
+        """The engine that runs it."""
+        self.handle = -1
+        self.write = write
+        self.head = head
+        self.tail = tail
+        """Ends with the CR LF that ends a chunk."""
+        self.base = len(head) + len(tail) - 2
+        # -- per row
+        self.table = table
+
+    def emit(self, text: bytes) -> None:
+        """Write one event with JSON-escaped ``text``."""
+        self.write(chunk(b"".join((self.head, text, self.tail[:-2]))))

@@ -1,0 +1,247 @@
+"""The streams of one API server, by handle, and the one loop over the rows of a frame."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..metrics.histogram import Histogram
+from ..wire.frames import I32, Finish, Logprobs, TokenFrame
+from ..wire.messages import WireError
+from .stream import CHUNK_SIZES, Reply, Stream, StreamError
+
+log = logging.getLogger(__name__)
+
+_MAX_EVENT = len(CHUNK_SIZES)
+
+
+class _Discard:
+    """Takes what still arrives for a stream whose client is gone, until the engine says it ended."""
+
+    def on_row(
+        self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
+    ) -> None:
+        pass
+
+    def on_failure(self, stream: Stream, error: StreamError) -> None:
+        pass
+
+
+DISCARD: Reply = _Discard()
+
+
+class StreamTable:
+    """Handles are indexes into ``streams`` and into arrays that grow by doubling.
+
+    A handle is reused only after its engine has ended the stream (a finish row, a failure, the engine's
+    death): rows in flight for an aborted stream can never reach another one.
+    """
+
+    def __init__(self, vocab_size: int, ttft: Histogram, itl: Histogram, capacity: int = 1024) -> None:
+        """``vocab_size``: the length of every stream's text table."""
+        self.streams: list[Stream | None] = [None] * capacity
+        self.generated_tokens = 0
+        self.rows = 0
+        self.merged_rows = 0
+        """Rows that carried more than one token."""
+        self._free = list(range(capacity - 1, -1, -1))
+        self._position = np.zeros(capacity, np.int32)
+        self._rank = np.full(capacity, -1, np.int32)
+        self._arrival = np.zeros(capacity)
+        self._last = np.zeros(capacity)
+        self._vocab_size = vocab_size
+        self._ttft = ttft
+        self._itl = itl
+
+    def __len__(self) -> int:
+        """Open streams, those included that wait for their abort to be confirmed."""
+        return len(self.streams) - len(self._free)
+
+    # -- streams come and go
+
+    def open(self, stream: Stream, arrival: float, position: int = 0) -> int:
+        """Gives the stream a handle. ``arrival``: monotonic seconds when its request arrived."""
+        if not self._free:
+            self._grow()
+        handle = self._free.pop()
+        self.streams[handle] = stream
+        stream.handle = handle
+        self._position[handle] = position
+        self._rank[handle] = stream.rank
+        self._arrival[handle] = arrival
+        return handle
+
+    def generated(self, stream: Stream) -> int:
+        """Tokens of the stream that have been delivered."""
+        return int(self._position[stream.handle])
+
+    def discard(self, stream: Stream, nothing: list[bytes | None]) -> None:
+        """The stream's request wants no more of it; its handle lives on until the engine ends it."""
+        stream.reply = DISCARD
+        stream.table = nothing
+
+    def close(self, stream: Stream) -> None:
+        handle = stream.handle
+        if self.streams[handle] is stream:
+            self.streams[handle] = None
+            self._rank[handle] = -1
+            self._free.append(handle)
+
+    def of_rank(self, rank: int) -> list[Stream]:
+        return [stream for stream in self.streams if stream is not None and stream.rank == rank]
+
+    def _grow(self) -> None:
+        old = len(self.streams)
+        self.streams.extend([None] * old)
+        self._free.extend(range(2 * old - 1, old - 1, -1))
+        self._position = np.concatenate((self._position, np.zeros(old, np.int32)))
+        self._rank = np.concatenate((self._rank, np.full(old, -1, np.int32)))
+        self._arrival = np.concatenate((self._arrival, np.zeros(old)))
+        self._last = np.concatenate((self._last, np.zeros(old)))
+
+    # -- rows arrive
+
+    def deliver(self, rank: int, frame: TokenFrame, now: float) -> None:
+        """Hand a frame's rows to their streams. Raises WireError for rows that cannot be ours."""
+        handles = frame.stream
+        if not len(handles):
+            return
+        if int(handles.max()) >= len(self.streams):
+            raise WireError(f"row for stream {int(handles.max())}, which never was")
+        if len(frame.tokens) and int(frame.tokens.max()) >= self._vocab_size:
+            raise WireError(f"token id {int(frame.tokens.max())} is not below {self._vocab_size}")
+        expected = self._position[handles]
+        sound = (expected == frame.position) & (self._rank[handles] == rank)
+        if not sound.all():
+            self._refuse(handles[~sound], rank)
+            raise WireError(f"rows out of order for {int((~sound).sum())} streams of engine {rank}")
+        self._position[handles] = expected + (1 if frame.count is None else frame.count)
+        self._record_latency(frame, now)
+        self.rows += len(handles)
+        self.generated_tokens += len(frame.tokens)
+        if frame.finish is None and frame.count is None and frame.cached is None and frame.logprobs is None:
+            self._one_token_rows(handles.tolist(), frame.tokens.tolist())
+        else:
+            self._any_rows(frame)
+
+    def _one_token_rows(self, handles: list[int], tokens: list[int]) -> None:
+        """The loop a token's cost is decided in: nothing here allocates a tracked object."""
+        streams, sizes, join = self.streams, CHUNK_SIZES, b"".join
+        for handle, token in zip(handles, tokens, strict=True):
+            stream = streams[handle]
+            text = stream.table[token]  # type: ignore[union-attr]
+            if text is None:
+                self._row(stream, (token,), Finish.NONE, 0, None)  # type: ignore[arg-type]
+            else:
+                size = sizes[stream.base + len(text)]  # type: ignore[union-attr]
+                stream.write(join((size, stream.head, text, stream.tail)))  # type: ignore[union-attr]
+
+    def _any_rows(self, frame: TokenFrame) -> None:
+        streams, sizes, join = self.streams, CHUNK_SIZES, b"".join
+        rows = frame.rows
+        handles, tokens = frame.stream.tolist(), frame.tokens.tolist()
+        counts = frame.counts()
+        ends = np.cumsum(counts)
+        self.merged_rows += int((counts > 1).sum())
+        careful = self._careful_rows(frame)
+        finish = [0] * rows if frame.finish is None else frame.finish.tolist()
+        cached = [0] * rows if frame.cached is None else frame.cached.tolist()
+        start = 0
+        for row, (handle, end) in enumerate(zip(handles, ends.tolist(), strict=True)):
+            stream = streams[handle]
+            assert stream is not None  # its rank was checked
+            row_tokens = tokens[start:end]
+            if not careful[row]:
+                try:
+                    text = join([stream.table[token] for token in row_tokens])
+                except TypeError:  # a None in the table
+                    pass
+                else:
+                    size = stream.base + len(text)
+                    if size < _MAX_EVENT:
+                        stream.write(join((sizes[size], stream.head, text, stream.tail)))
+                    else:
+                        stream.emit(text)
+                    start = end
+                    continue
+            logprobs = None if frame.logprobs is None else _entries(frame.logprobs, start, end)
+            self._row(stream, row_tokens, Finish(finish[row]), cached[row], logprobs)
+            start = end
+
+    def _careful_rows(self, frame: TokenFrame) -> list[bool]:
+        """Rows that say more than tokens: an end, a first row's cached count, no tokens at all."""
+        careful = np.zeros(frame.rows, np.bool_) if frame.finish is None else frame.finish != 0
+        if frame.cached is not None:
+            careful |= frame.cached != 0
+        if frame.count is not None:
+            careful |= frame.count == 0
+        return careful.tolist()
+
+    def _row(
+        self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
+    ) -> None:
+        """The slow path. A fault in one stream's handling ends that stream, never the loop."""
+        try:
+            stream.reply.on_row(stream, tokens, finish, cached, logprobs)
+        except Exception:
+            log.exception("stream %d failed", stream.handle)
+            self._fail(stream, StreamError(500, "internal_error", "The server failed to handle this stream."))
+        if finish:
+            self.close(stream)
+
+    # -- ends by errors
+
+    def fail(self, rank: int, handle: int, error: StreamError) -> None:
+        """The engine ended a stream by an error."""
+        stream = self.streams[handle] if handle < len(self.streams) else None
+        if stream is None or stream.rank != rank:
+            raise WireError(f"failure of stream {handle}, which engine {rank} does not run")
+        self._fail(stream, error)
+        self.close(stream)
+
+    def fail_rank(self, rank: int, error: StreamError) -> int:
+        """The engine is gone: all its streams end. Returns how many."""
+        streams = self.of_rank(rank)
+        for stream in streams:
+            self._fail(stream, error)
+            self.close(stream)
+        return len(streams)
+
+    def _fail(self, stream: Stream, error: StreamError) -> None:
+        reply, stream.reply = stream.reply, DISCARD
+        try:
+            reply.on_failure(stream, error)
+        except Exception:
+            log.exception("stream %d could not be ended", stream.handle)
+
+    def _refuse(self, handles: I32, rank: int) -> None:
+        error = StreamError(500, "engine_error", "The engine's tokens arrived out of order.")
+        for handle in handles.tolist():
+            stream = self.streams[handle]
+            if stream is not None and stream.rank == rank:
+                self._fail(stream, error)
+
+    # -- latency, by whole columns
+
+    def _record_latency(self, frame: TokenFrame, now: float) -> None:
+        handles = frame.stream
+        first = frame.position == 0
+        if first.any():
+            opened = handles[first]
+            self._ttft.observe(now - self._arrival[opened])
+            later = handles[~first]
+        else:
+            later = handles
+        if len(later):
+            self._itl.observe(now - self._last[later])
+        self._last[handles] = now
+
+
+def _entries(logprobs: Logprobs, start: int, end: int) -> Logprobs | None:
+    """The entries of the tokens from ``start`` to ``end``, indexed from the row's first token."""
+    low, high = np.searchsorted(logprobs.token, (start, end))
+    kept: NDArray[np.intp] = np.arange(low, high)
+    return logprobs.take(kept, logprobs.token[low:high] - np.int32(start))
