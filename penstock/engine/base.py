@@ -84,6 +84,11 @@ class Engine(Protocol):
         """One iteration: schedule, run, settle. An exception means the engine is broken and ends it."""
         ...
 
+    def fail_all(self, code: str, message: str) -> StepRows:
+        """End every stream, running or waiting, by an error: rows of tokens that were held back (an
+        interval not yet full), then a StreamFailure each. Also called after step() raised."""
+        ...
+
     def load(self) -> Load: ...
 
     def metrics(self) -> dict[str, float]:

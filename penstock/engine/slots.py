@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..wire.frames import I8, I32, Finish
 from ..wire.messages import Submit
-from .base import StepRows
+from .base import StepRows, StreamFailure
 
 STOP_IDS_PER_SLOT = 8
 """Stop token ids kept in the slot's row; the rare longer list is checked apart."""
@@ -46,6 +46,8 @@ class SlotTable:
         self.cached = np.zeros(slots, np.int32)
         self.seed = np.zeros(slots, np.uint64)
         self._long_stop_ids: dict[int, NDArray[np.int32]] = {}
+        self._stop_lists = 0
+        """Slots with stop ids."""
 
         # -- per step
         self.length = np.zeros(slots, np.int32)
@@ -87,9 +89,11 @@ class SlotTable:
         return slot
 
     def _set_stop_ids(self, slot: int, stop_ids: Sequence[int]) -> None:
-        row = self.stop_ids[slot]
-        row[:] = -1
-        row[: len(stop_ids)] = stop_ids[:STOP_IDS_PER_SLOT]
+        if not stop_ids:
+            return
+        self._stop_lists += 1
+        short = stop_ids[:STOP_IDS_PER_SLOT]
+        self.stop_ids[slot, : len(short)] = short
         if len(stop_ids) > STOP_IDS_PER_SLOT:
             self._long_stop_ids[slot] = np.array(stop_ids[STOP_IDS_PER_SLOT:], np.int32)
 
@@ -98,11 +102,31 @@ class SlotTable:
 
     def release(self, slot: int) -> None:
         del self._by_stream[int(self.server[slot]), int(self.stream[slot])]
-        self._long_stop_ids.pop(slot, None)
+        if self.stop_ids[slot, 0] >= 0:
+            self.stop_ids[slot] = -1
+            self._stop_lists -= 1
+            self._long_stop_ids.pop(slot, None)
         self._free.append(slot)
 
     def slots_of(self, server: int) -> list[int]:
         return [slot for (owner, _), slot in self._by_stream.items() if owner == server]
+
+    def fail_all(self, code: str, message: str) -> StepRows:
+        """End every stream by an error: rows of the tokens that were held back, then a failure each.
+
+        Needs no more than consistent ``length`` and ``sent``, so it serves after a step that broke, too.
+        """
+        failures = [
+            StreamFailure(server, stream, int(self.length[slot] - self.base[slot]), code, message)
+            for (server, stream), slot in self._by_stream.items()
+        ]
+        slots = np.fromiter(self._by_stream.values(), np.intp, len(self._by_stream))
+        held = slots[self.length[slots] > self.sent[slots]]
+        rows = self._rows_of(held, np.zeros(len(held), np.int8))
+        rows.failed = failures
+        for slot in slots.tolist():
+            self.release(slot)
+        return rows
 
     # -- the step
 
@@ -112,14 +136,18 @@ class SlotTable:
         self.history[slots, length] = tokens
         length += 1
         self.length[slots] = length
+        finish: I8 = (length >= self.end[slots]).view(np.int8)
+        finish *= np.int8(Finish.LENGTH)
         counts = length > self.min_end[slots]
-        is_eos = np.isin(tokens, self.eos) & ~self.ignore_eos[slots] & counts
-        is_stop = (self.stop_ids[slots] == tokens[:, None]).any(axis=1) & counts
-        if self._long_stop_ids:
-            self._mark_long_stops(slots, tokens, counts, is_stop)
-        finish = np.where(length >= self.end[slots], np.int8(Finish.LENGTH), np.int8(Finish.NONE))
-        finish[is_stop] = Finish.STOP_TOKEN
-        finish[is_eos] = Finish.EOS
+        if self._stop_lists:
+            is_stop = (self.stop_ids[slots] == tokens[:, None]).any(axis=1) & counts
+            if self._long_stop_ids:
+                self._mark_long_stops(slots, tokens, counts, is_stop)
+            finish[is_stop] = Finish.STOP_TOKEN
+        for eos in self.eos:
+            is_eos = tokens == eos
+            if is_eos.any():
+                finish[is_eos & counts & ~self.ignore_eos[slots]] = Finish.EOS
         return finish
 
     def _mark_long_stops(
@@ -134,29 +162,58 @@ class SlotTable:
 
         Held tokens stay in the history, so a row of several tokens is one gather.
         """
-        length, sent = self.length[slots], self.sent[slots]
-        held = length - sent
-        due = (held >= self.interval[slots]) | (finish != 0) | (sent == self.prompt_len[slots])
+        sent = self.sent[slots]
+        due = self.length[slots] - sent >= self.interval[slots]
         if not due.all():
-            slots, finish, length, sent, held = slots[due], finish[due], length[due], sent[due], held[due]
+            due |= (finish != 0) | (sent == self.prompt_len[slots])
+            slots, finish = slots[due], finish[due]
+        return self._rows_of(slots, finish)
+
+    def _rows_of(self, slots: NDArray[np.intp], finish: I8) -> StepRows:
+        """Rows of all tokens these slots hold; they count as sent from here on."""
+        length, sent = self.length[slots], self.sent[slots]
+        count = length - sent
         self.sent[slots] = length
+        one_each = bool((count == 1).all())
         first = sent == self.prompt_len[slots]
-        cached = np.where(first, self.cached[slots], 0)
+        cached = self.cached[slots] * first if first.any() else None
         return StepRows(
             self.server[slots],
             self.stream[slots],
             sent - self.base[slots],
-            self._tokens(slots, sent, held),
-            None if (held == 1).all() else held,
+            self.history[slots, sent] if one_each else self._tokens(slots, sent, count),
+            None if one_each else count,
             finish if finish.any() else None,
-            cached if cached.any() else None,
+            cached if cached is not None and cached.any() else None,
         )
 
     def _tokens(self, slots: NDArray[np.intp], start: I32, count: I32) -> I32:
-        if (count == 1).all():
-            tokens: I32 = self.history[slots, start]
-            return tokens
         ends = np.cumsum(count)
         within = np.arange(int(ends[-1])) - np.repeat(ends - count, count)
         gathered: I32 = self.history[np.repeat(slots, count), np.repeat(start, count) + within]
         return gathered
+
+
+def with_ends(
+    rows: StepRows, ends: Sequence[tuple[int, int, int]], finish: Finish = Finish.ABORT
+) -> StepRows:
+    """``rows`` and one row without tokens for each (server, stream, position) of streams that ended
+    without having a slot."""
+    if not ends:
+        return rows
+    server, stream, position = np.array(ends, np.int32).T
+    before, more = len(rows.server), len(ends)
+    count = np.ones(before, np.int32) if rows.count is None else rows.count
+    finishes = np.zeros(before, np.int8) if rows.finish is None else rows.finish
+    cached = None if rows.cached is None else np.concatenate([rows.cached, np.zeros(more, np.int32)])
+    return StepRows(
+        np.concatenate([rows.server, server]),
+        np.concatenate([rows.stream, stream]),
+        np.concatenate([rows.position, position]),
+        rows.tokens,
+        np.concatenate([count, np.zeros(more, np.int32)]),
+        np.concatenate([finishes, np.full(more, finish, np.int8)]),
+        cached,
+        rows.logprobs,
+        rows.failed,
+    )

@@ -240,6 +240,40 @@ def _check(frame: TokenFrame) -> None:
         raise WireError("frame: logprobs of a token that is not there")
 
 
+def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
+    """The frame's ``rows`` (indexes, each at most once) in that order, with step and load figures."""
+    finish = None if frame.finish is None else frame.finish[rows]
+    cached = None if frame.cached is None else frame.cached[rows]
+    if frame.count is None and frame.logprobs is None:
+        count, tokens, logprobs = None, frame.tokens[rows], None
+    else:
+        gather = _token_order(frame.counts(), rows)
+        count = None if frame.count is None else frame.count[rows]
+        tokens = frame.tokens[gather]
+        logprobs = None if frame.logprobs is None else _taken_logprobs(frame.logprobs, gather)
+    return TokenFrame(
+        frame.step,
+        frame.stream[rows],
+        frame.position[rows],
+        tokens,
+        count,
+        finish if finish is not None and finish.any() else None,
+        cached if cached is not None and cached.any() else None,
+        logprobs,
+        frame.waiting,
+        frame.running,
+        frame.kv_used_permille,
+    )
+
+
+def _taken_logprobs(entries: Logprobs, gather: NDArray[np.intp]) -> Logprobs | None:
+    """The entries of the tokens at ``gather``; entries are in ascending order of their tokens."""
+    at = np.searchsorted(entries.token, gather)
+    at[at == len(entries.token)] = 0
+    present = np.flatnonzero(entries.token[at] == gather)
+    return entries.take(at[present], present.astype(np.int32))
+
+
 def merge(frames: Sequence[TokenFrame]) -> TokenFrame:
     """One frame with one row per stream, in order of first appearance by handle value.
 

@@ -11,8 +11,8 @@ from typing import cast
 import zmq
 
 FRAMES_IN_FLIGHT = 64
-"""High-water mark of an engine's socket per API server, in messages; what exceeds it is merged by the
-engine's publisher, so this bounds memory, not throughput."""
+"""High-water mark at both ends of the way from an engine to an API server, in messages; what exceeds it is
+merged by the engine's publisher, so this bounds memory, not throughput."""
 
 
 def engine_address(run_dir: str, rank: int) -> str:
@@ -36,6 +36,8 @@ class EngineSocket:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # an API server that connects again is not kept out by what is left of its last connection
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.SNDHWM, FRAMES_IN_FLIGHT)
         self._socket.setsockopt(zmq.RCVHWM, 0)  # requests are bounded by the API servers' admission
         self._socket.setsockopt(zmq.LINGER, 1000)
@@ -45,9 +47,14 @@ class EngineSocket:
     def fd(self) -> int:
         return cast(int, self._socket.getsockopt(zmq.FD))
 
-    def wait(self, timeout_s: float) -> bool:
-        """Block until something can be received, or the time is over."""
-        return bool(self._socket.poll(int(timeout_s * 1000), zmq.POLLIN))
+    def wait(self, timeout_s: float | None, also: int | None = None) -> bool:
+        """Block until something can be received or the descriptor ``also`` is readable; False when
+        ``timeout_s`` is over first."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        if also is not None:
+            poller.register(also, zmq.POLLIN)
+        return bool(poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
 
     def receive(self) -> tuple[bytes, list[bytes]] | None:
         """One message, (peer identity, parts), or None when nothing waits."""
@@ -86,7 +93,7 @@ class EngineLink:
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, identity)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by admission; a submit must not be lost
-        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, FRAMES_IN_FLIGHT)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._lost = False

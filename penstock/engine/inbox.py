@@ -1,0 +1,127 @@
+"""What API servers ask of an engine: their messages, checked and handed on.
+
+An API server is known from its Hello until its Bye, a broken connection, or a message that cannot be
+understood. Whatever ends it, its streams end with it.
+"""
+
+import logging
+
+from ..wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Bye,
+    Call,
+    CallReply,
+    Failed,
+    FromServer,
+    Hello,
+    Submit,
+    Welcome,
+    WireError,
+    decode_from_server,
+    encode,
+)
+from ..wire.sockets import server_identity
+from .base import Engine, RequestRejected
+from .publisher import Publisher
+
+log = logging.getLogger(__name__)
+
+REFUSALS_KEPT = 1024
+"""Refused peers remembered, so that each is told and logged once."""
+
+
+class Inbox:
+    """Takes one message after the other; answers go out through the publisher."""
+
+    def __init__(self, engine: Engine, publisher: Publisher, rank: int, epoch: int) -> None:
+        self._engine = engine
+        self._publisher = publisher
+        self._rank = rank
+        self._epoch = epoch
+        self._servers: dict[bytes, tuple[int, int]] = {}
+        """Identity of a known API server to (index, epoch)."""
+        self._refused: set[bytes] = set()
+
+    def take(self, identity: bytes, parts: list[bytes]) -> None:
+        """One ZMQ message: one or more control messages of one API server. Never raises for what a peer
+        sent."""
+        try:
+            for part in parts:
+                self._on_message(identity, decode_from_server(part))
+        except WireError as error:
+            self._refuse(identity, str(error))
+
+    def forget(self, server: int) -> None:
+        """The connection of an API server broke: drop its streams."""
+        for identity, (known, _) in list(self._servers.items()):
+            if known == server:
+                del self._servers[identity]
+        self._publisher.detach(server)
+        self._engine.drop_server(server)
+
+    def _refuse(self, identity: bytes, reason: str) -> None:
+        known = self._servers.get(identity)
+        if known is not None:
+            self.forget(known[0])
+        if identity in self._refused:
+            return
+        if len(self._refused) >= REFUSALS_KEPT:
+            self._refused.clear()
+        self._refused.add(identity)
+        log.error("peer %r: %s; its streams are dropped", identity, reason)
+        self._publisher.dismiss(identity, reason)
+
+    def _on_message(self, identity: bytes, message: FromServer) -> None:
+        if isinstance(message, Hello):
+            self._on_hello(identity, message)
+            return
+        if identity not in self._servers:
+            raise WireError(f"{type(message).__name__} before Hello")
+        server, _ = self._servers[identity]
+        match message:
+            case Submit():
+                self._on_submit(server, message)
+            case Abort():
+                self._engine.abort(server, message.streams)
+            case Call():
+                self._publisher.send(server, self._reply(message))
+            case Bye():
+                self.forget(server)
+
+    def _on_hello(self, identity: bytes, hello: Hello) -> None:
+        """A Hello is the first message of a connection: streams of an earlier one have lost their reader."""
+        if hello.protocol != PROTOCOL_VERSION:
+            raise WireError(f"Hello.protocol is {hello.protocol}, this engine speaks {PROTOCOL_VERSION}")
+        if identity != server_identity(hello.server, hello.epoch):
+            raise WireError(f"Hello.server {hello.server}, Hello.epoch {hello.epoch} are not this peer's")
+        latest = max((epoch for server, epoch in self._servers.values() if server == hello.server), default=0)
+        if hello.epoch < latest:
+            raise WireError(f"Hello.epoch is {hello.epoch}, but this API server was restarted as {latest}")
+        self.forget(hello.server)
+        self._refused.discard(identity)
+        self._servers[identity] = hello.server, hello.epoch
+        self._publisher.attach(hello.server, identity)
+        self._publisher.send(
+            hello.server, Welcome(PROTOCOL_VERSION, self._rank, self._epoch, self._engine.info)
+        )
+
+    def _on_submit(self, server: int, request: Submit) -> None:
+        try:
+            self._engine.submit(server, request)
+        except RequestRejected as error:
+            self._publisher.send(server, Failed(request.stream, request.resumed, error.code, str(error)))
+
+    def _reply(self, call: Call) -> CallReply:
+        """``metrics`` is answered for every engine; the rest is the engine's own."""
+        if call.method == "metrics":
+            return CallReply(call.call, None, self._engine.metrics())
+        try:
+            reply = CallReply(call.call, None, self._engine.call(call.method, call.arguments))
+            encode(reply)  # a result that cannot be sent is the call's error, not the engine's end
+            return reply
+        except ValueError as error:
+            return CallReply(call.call, str(error))
+        except Exception as error:
+            log.exception("call of %s failed", call.method)
+            return CallReply(call.call, f"{type(error).__name__}: {error}")

@@ -1,0 +1,189 @@
+"""The engine process: one data-parallel rank.
+
+The supervisor starts it and tells it on the control channel what to run as. It owns the engine (scheduler,
+KV cache, model) and the socket that API servers connect to; it reads their Hello, Submit, Abort, Call and
+Bye, and writes one token frame per API server and step. It ends when the supervisor says Stop (what still
+runs ends with an error; exit code 0), when the supervisor is gone, or when the engine breaks (what runs
+ends with an error; the exception leaves :func:`run`).
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from ..wire.control import ControlChannel, Info, Launch, Order, Stop
+from ..wire.messages import EngineInfo, Goodbye
+from ..wire.sockets import EngineSocket, engine_address
+from .base import Engine
+from .garbage import IdleCollector
+from .inbox import Inbox
+from .publisher import Publisher
+
+log = logging.getLogger(__name__)
+
+CONTROL_INTERVAL_S = 0.05
+"""How often a busy engine looks at the control channel."""
+RETRY_INTERVAL_S = 0.01
+"""How often an idle engine tries again to send what a peer had no room for."""
+IDLE_COLLECT_S = 0.05
+"""How long nothing must come before garbage is collected."""
+FAREWELL_S = 2.0
+"""Time for peers to make room for the last messages; the supervisor waits 5 s after Stop."""
+MESSAGES_PER_STEP = 4096
+"""Messages taken before the next step, so that no flood of requests keeps running streams waiting."""
+
+
+class Orders(Protocol):
+    """What a :class:`ControlChannel` is to the loop."""
+
+    def receive(self) -> list[Order]: ...
+
+    def fileno(self) -> int: ...
+
+
+def run(control: ControlChannel) -> int:
+    """Be the engine that ``control`` asks for; returns the exit code. Raises what starting raises
+    (ConfigError, zmq.ZMQError, the engine's own), what breaks the engine, and SupervisorGone."""
+    launch = control.launch
+    engine = build_engine(launch, control.progress)
+    try:
+        socket = EngineSocket(engine_address(launch.run_dir, launch.index))
+        try:
+            loop = EngineLoop(engine, socket, launch.index, launch.epoch, IdleCollector())
+            control.ready(ready_info(engine.info))
+            loop.run(control)
+        finally:
+            socket.close()
+    finally:
+        engine.close()
+    return 0
+
+
+def build_engine(launch: Launch, progress: Callable[[str], None]) -> Engine:
+    """The engine of ``launch.config.engine``. Only its code is imported."""
+    if launch.config.engine == "synthetic":
+        from .synthetic import SyntheticEngine
+
+        return SyntheticEngine(launch.config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir)
+    from .torch.engine import TorchEngine
+
+    return TorchEngine(launch.config, launch.model_dir, progress)
+
+
+def ready_info(info: EngineInfo) -> Info:
+    """What the operator is shown; facts that an engine does not have are left out."""
+    facts: Info = {
+        "engine": info.engine,
+        "device": info.device,
+        "dtype": info.dtype,
+        "max_model_len": info.max_model_len,
+        "max_num_seqs": info.max_num_seqs,
+        "kv_cache_tokens": info.kv_cache_tokens,
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+class EngineLoop:
+    """Drain the inbox, step, publish; wait when there is nothing to do."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        socket: EngineSocket,
+        rank: int,
+        epoch: int,
+        collector: IdleCollector | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``collector`` None: Python's own garbage collection stays as it is."""
+        self._engine = engine
+        self._socket = socket
+        self._publisher = Publisher(socket)
+        self._inbox = Inbox(engine, self._publisher, rank, epoch)
+        self._collector = collector
+        self._clock = clock
+        self._next_control = 0.0
+        self._stopped = False
+
+    def run(self, orders: Orders) -> None:
+        """Until the order to stop. Raises what the engine raises, after telling the API servers, and
+        SupervisorGone."""
+        if self._collector is not None:
+            self._collector.start()
+        try:
+            while not self._stopped:
+                self._turn(orders)
+        except Exception as error:
+            self._farewell(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            if self._collector is not None:
+                self._collector.stop()
+        self._farewell("engine is shutting down")
+
+    def _turn(self, orders: Orders) -> None:
+        self._drain()
+        if self._engine.has_work():
+            rows = self._engine.step()
+            self._publisher.publish(rows, self._engine.load())
+            if self._collector is not None:
+                self._collector.on_step()
+            self._look_at(orders)
+        else:
+            self._wait(orders)
+        for server in self._publisher.take_gone():
+            log.info("API server %d is gone, its streams are dropped", server)
+            self._inbox.forget(server)
+
+    def _drain(self) -> None:
+        for _ in range(MESSAGES_PER_STEP):
+            message = self._socket.receive()
+            if message is None:
+                return
+            self._inbox.take(*message)
+
+    # -- the supervisor's orders
+
+    def _look_at(self, orders: Orders) -> None:
+        """While busy, at a bounded rate."""
+        now = self._clock()
+        if now >= self._next_control:
+            self._next_control = now + CONTROL_INTERVAL_S
+            self._obey(orders)
+            if self._collector is not None:
+                self._collector.on_control()
+
+    def _obey(self, orders: Orders) -> None:
+        for order in orders.receive():
+            if isinstance(order, Stop):
+                self._stopped = True
+            # Drain is for API servers: they take no further work in, what runs here goes on
+
+    # -- nothing to do
+
+    def _wait(self, orders: Orders) -> None:
+        """Until a message or an order comes, with one garbage collection in the first pause."""
+        self._publisher.flush()
+        collector = self._collector
+        timeout = None
+        if self._publisher.behind:
+            timeout = RETRY_INTERVAL_S
+        elif collector is not None and collector.due:
+            timeout = IDLE_COLLECT_S
+        if self._socket.wait(timeout, orders.fileno()):
+            self._obey(orders)
+        elif collector is not None and collector.due:
+            collector.on_idle()
+
+    # -- the end
+
+    def _farewell(self, reason: str) -> None:
+        """End every stream with an error, after all its tokens; then say goodbye."""
+        rows = self._engine.fail_all("engine_error", reason)
+        self._publisher.publish(rows, self._engine.load())
+        self._publisher.send_to_all(Goodbye(reason))
+        deadline = self._clock() + FAREWELL_S
+        while self._publisher.behind and self._clock() < deadline:
+            time.sleep(RETRY_INTERVAL_S)
+            self._publisher.flush()

@@ -1,0 +1,197 @@
+"""Gives each API server its rows of every step, without ever waiting for one that does not read.
+
+What a peer's queue has no room for is kept here: rows as segments, merged by stream as they gather, so
+that they come to take one int per token; behind them the messages that must not overtake rows.
+"""
+
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from ..wire.frames import TokenFrame, encode_frame, merge, take_rows
+from ..wire.messages import CallReply, Failed, Goodbye, Welcome, encode
+from ..wire.sockets import PeerGone
+from .base import Load, StepRows
+
+SEGMENT_TOKENS_PER_ROW = 64
+"""A segment with this many tokens per row is not merged any further: its rows' columns weigh little beside
+its tokens, and a merge never takes long, however much has gathered."""
+
+Message = Welcome | Failed | CallReply | Goodbye
+
+
+class Outbox(Protocol):
+    """What :class:`penstock.wire.sockets.EngineSocket` is to a publisher."""
+
+    def send(self, identity: bytes, parts: list[bytes]) -> bool:
+        """Send without blocking; False when the peer's queue is full. Raises PeerGone."""
+        ...
+
+
+class Segments:
+    """Consecutive frames of one API server, merged so that there are few and each token is merged a
+    bounded number of times."""
+
+    def __init__(self) -> None:
+        self._frames: deque[TokenFrame] = deque()
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def append(self, frame: TokenFrame) -> None:
+        """Like carrying in binary: merging starts when the last segment is half as large as its neighbour."""
+        frames = self._frames
+        frames.append(frame)
+        while len(frames) > 1 and _mergeable(frames[-2], frames[-1]):
+            last = frames.pop()
+            frames.append(merge([frames.pop(), last]))
+
+    def popleft(self) -> TokenFrame:
+        return self._frames.popleft()
+
+
+def _mergeable(earlier: TokenFrame, later: TokenFrame) -> bool:
+    full = len(earlier.tokens) >= SEGMENT_TOKENS_PER_ROW * earlier.rows
+    return not full and 2 * len(later.tokens) >= len(earlier.tokens)
+
+
+@dataclass(slots=True)
+class _Peer:
+    """An API server, and what waits for room in its queue, in the order in which it must go out."""
+
+    identity: bytes
+    head: list[bytes] | None = None
+    """A message that found the queue full, encoded once."""
+    segments: Segments = field(default_factory=Segments)
+    messages: deque[Message] = field(default_factory=deque)
+
+    @property
+    def behind(self) -> bool:
+        return bool(self.head is not None or self.segments or self.messages)
+
+
+class Publisher:
+    """Sends the rows and messages of one engine to its API servers, in order for each of them."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._peers: dict[int, _Peer] = {}
+        self._gone: list[int] = []
+        self._step = 0
+
+    # -- API servers come and go
+
+    def attach(self, server: int, identity: bytes) -> None:
+        """From here on ``server`` is the peer ``identity``; what waited for another one is discarded."""
+        self._peers[server] = _Peer(identity)
+        if server in self._gone:
+            self._gone.remove(server)  # that was its predecessor
+
+    def detach(self, server: int) -> None:
+        """Discard what waits for ``server``; its rows go nowhere from here on."""
+        self._peers.pop(server, None)
+
+    def take_gone(self) -> list[int]:
+        """API servers whose connection broke; each is named once, and detached."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    @property
+    def behind(self) -> bool:
+        """Whether anything waits for room in a peer's queue."""
+        return any(peer.behind for peer in self._peers.values())
+
+    # -- what goes out
+
+    def publish(self, rows: StepRows, load: Load) -> None:
+        """Send a step's rows: one frame for each API server that has any, then the streams that failed."""
+        self._step += 1
+        if len(rows.server):
+            frame = TokenFrame(
+                self._step,
+                rows.stream,
+                rows.position,
+                rows.tokens,
+                rows.count,
+                rows.finish,
+                rows.cached,
+                rows.logprobs,
+                load.waiting,
+                load.running,
+                round(load.kv_used * 1000),
+            )
+            self._split(rows, frame)
+        for failure in rows.failed:
+            self.send(failure.server, Failed(failure.stream, failure.position, failure.code, failure.message))
+
+    def _split(self, rows: StepRows, frame: TokenFrame) -> None:
+        server = rows.server
+        first = int(server[0])
+        if (server == first).all():
+            self._send_frame(first, frame)
+            return
+        order = np.argsort(server, kind="stable")
+        ordered = server[order]
+        for part in np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1):
+            self._send_frame(int(server[part[0]]), take_rows(frame, part))
+
+    def _send_frame(self, server: int, frame: TokenFrame) -> None:
+        peer = self._peers.get(server)
+        if peer is None:
+            return
+        if peer.behind:
+            peer.segments.append(frame)
+            self._catch_up(server, peer)
+        else:
+            self._try(server, peer, encode_frame(frame))
+
+    def send(self, server: int, message: Message) -> None:
+        """Send a message behind everything that was sent or waits; nothing when ``server`` is unknown."""
+        peer = self._peers.get(server)
+        if peer is None:
+            return
+        peer.messages.append(message)
+        self._catch_up(server, peer)
+
+    def send_to_all(self, message: Message) -> None:
+        for server in list(self._peers):
+            self.send(server, message)
+
+    def dismiss(self, identity: bytes, reason: str) -> None:
+        """Tell a peer that is not, or no longer, attached; when there is no room it is not told."""
+        with suppress(PeerGone):
+            self._outbox.send(identity, [encode(Goodbye(reason))])
+
+    def flush(self) -> None:
+        """Send what waits, as far as there is room."""
+        for server, peer in list(self._peers.items()):
+            if peer.behind:
+                self._catch_up(server, peer)
+
+    def _catch_up(self, server: int, peer: _Peer) -> None:
+        while peer.behind:
+            parts = peer.head or _next_parts(peer)
+            peer.head = None
+            if not self._try(server, peer, parts):
+                return
+
+    def _try(self, server: int, peer: _Peer, parts: list[bytes]) -> bool:
+        """Send, or make it the peer's head. False when it was not sent."""
+        try:
+            if self._outbox.send(peer.identity, parts):
+                return True
+        except PeerGone:
+            del self._peers[server]
+            self._gone.append(server)
+            return False
+        peer.head = parts
+        return False
+
+
+def _next_parts(peer: _Peer) -> list[bytes]:
+    if peer.segments:
+        return encode_frame(peer.segments.popleft())
+    return [encode(peer.messages.popleft())]

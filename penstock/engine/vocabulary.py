@@ -1,0 +1,82 @@
+"""What an engine without a model reads from a model directory: which tokens read as text, where streams end.
+
+Nothing here needs torch: tokenizer.json through ``tokenizers``, the other files as JSON.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from ..config.errors import ConfigError
+from ..wire.frames import I32
+
+DEFAULT_MAX_MODEL_LEN = 8192
+"""For a directory whose config.json states no length, or that has none."""
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(slots=True, frozen=True)
+class Vocabulary:
+    ordinary: I32
+    """Ids of the tokens that read as text by themselves, ascending; never empty."""
+    size: int
+    """One more than the largest id."""
+
+
+def read_vocabulary(tokenizer_dir: Path) -> Vocabulary:
+    """The vocabulary of ``tokenizer_dir``/tokenizer.json.
+
+    Ordinary tokens are those that are not added (special ones among them) and whose decoded text is
+    neither empty nor, as that of a part of a UTF-8 character, unreadable. Raises ConfigError when the file
+    is missing, is no tokenizer, or has no ordinary token.
+    """
+    path = tokenizer_dir / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; the synthetic engine draws its tokens from a tokenizer")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - tokenizers raises Exception itself
+        raise ConfigError(f"{path}: not a tokenizer: {error}") from None
+    added = tokenizer.get_added_tokens_decoder()
+    ids = sorted(set(tokenizer.get_vocab(with_added_tokens=False).values()) - set(added))
+    texts = tokenizer.decode_batch([[token] for token in ids])
+    ordinary = [token for token, text in zip(ids, texts, strict=True) if text and _REPLACEMENT not in text]
+    if not ordinary:
+        raise ConfigError(f"{path}: no token of this tokenizer reads as text by itself")
+    return Vocabulary(np.array(ordinary, np.int32), max(*ids, *added, ordinary[-1]) + 1)
+
+
+def read_eos_token_ids(model_dir: Path) -> tuple[int, ...]:
+    """The ids that end a stream, from generation_config.json, else from config.json; possibly none."""
+    for name in ("generation_config.json", "config.json"):
+        eos = _read_json(model_dir / name).get("eos_token_id")
+        if eos is not None:
+            return tuple(eos) if isinstance(eos, Iterable) else (int(eos),)
+    return ()
+
+
+def read_max_model_len(model_dir: Path) -> int:
+    """max_position_embeddings of config.json, its text part first; else :data:`DEFAULT_MAX_MODEL_LEN`."""
+    config = _read_json(model_dir / "config.json")
+    for part in (config.get("text_config") or {}, config):
+        if "max_position_embeddings" in part:
+            return int(part["max_position_embeddings"])
+    return DEFAULT_MAX_MODEL_LEN
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds {type(content).__name__}, not an object")
+    return content
