@@ -191,7 +191,7 @@ def case(name: str) -> Case:
     size = len(tables[True].text)
     texts = [tokenizer.decode([token]) for token in range(size)]
     plain = [token for token, text in enumerate(texts) if text.isascii() and text.isalnum()]
-    context = next(token for token in plain if tokenizer.id_to_token(token)[:3] != "<0x")
+    context = next(token for token in plain if tokenizer.id_to_token(token) not in BYTE_TOKENS)
     ids = [token for token in range(size + 2) if token != context]
     table = tables[False].text
     delicate = [
@@ -290,7 +290,7 @@ def test_text_is_held_only_while_it_is_uncertain(name: str, data: st.DataObject)
             # All that may be missing is one unfinished character.
             assert held in ("", "\ufffd")
         elif held:
-            assert table.text[token] in (None, b"")
+            assert token >= len(table.text) or table.text[token] in (None, b"")
         assert stream.pending == bool(held)
 
 
@@ -303,3 +303,47 @@ def test_the_table_says_what_push_says(name: str, skip: bool) -> None:
         if text is not None:
             assert not stream.pending
             assert stream.push((token,)) == unescape(text)
+
+
+def test_an_unfinished_character_is_held_until_its_last_byte() -> None:
+    table = TokenTable.from_tokenizer(listed(decoders.ByteLevel(), ["ä", "½", "ł", "a"]))
+    stream = Detokenizer(table, has_context=True)
+    assert [stream.push([token]) for token in (3, 4, 5)] == ["", "", "你"]
+    assert not stream.pending
+    assert stream.push([3]) == ""
+    assert stream.pending
+    assert stream.push([6]) == "\ufffda"
+    assert stream.push([3, 4]) == ""
+    assert stream.finish() == "\ufffd"
+
+
+def test_a_skipped_special_token_leaves_a_character_whole() -> None:
+    tokenizer = listed(decoders.ByteLevel(), ["ä½", "ł"])
+    skipping = Detokenizer(TokenTable.from_tokenizer(tokenizer), has_context=True)
+    assert skipping.push([3, 2, 4]) == "你"
+    keeping = Detokenizer(TokenTable.from_tokenizer(tokenizer, skip_special_tokens=False), has_context=True)
+    assert keeping.push([3, 2, 4]) == "\ufffd</s>\ufffd"
+
+
+def test_one_invalid_byte_spoils_a_run_of_byte_tokens() -> None:
+    names = ["<0x41>", "<0xE4>", "<0xBD>", "<0xA0>", "a"]
+    table = TokenTable.from_tokenizer(listed(decoders.ByteFallback(), names))
+    stream = Detokenizer(table, has_context=True)
+    assert stream.push([4, 5, 6]) == ""
+    assert stream.push([7]) == "你a"
+    assert stream.push([3, 4, 5, 6, 4]) == ""
+    assert stream.finish() == "\ufffd" * 5
+
+
+def test_a_text_without_context_loses_its_leading_space() -> None:
+    table = case("BPE with byte fallback").tables[True]
+    the = next(token for token, text in enumerate(table.text) if text and text[:1] == b" " and len(text) > 1)
+    word = unescape(table.text[the] or b"")
+    stream = Detokenizer(table, has_context=False)
+    assert stream.pending
+    assert stream.push([the]) == word[1:]
+    assert not stream.pending
+    assert stream.push([the]) == word
+    continued = Detokenizer(table, has_context=True)
+    assert not continued.pending
+    assert continued.push([the]) == word
