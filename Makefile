@@ -1,0 +1,39 @@
+# Everything needs only Python 3.11 or later with pip and venv, and a C compiler. PYTHON names another interpreter.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+.PHONY: install serve test test-slow check format bench clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	touch $(STAMP)
+
+serve: install  ## Serve the bundled demo model; ARGS="MODEL --port 9000" serves another.
+	$(BIN)/penstock serve $(ARGS)
+
+test: install  ## All tests but the slow ones.
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: install
+	$(BIN)/python -m pytest --slow $(ARGS)
+
+check: install  ## Format, lint, types; import order and generated docs are among the tests.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install  ## Host cost per token of an API server; see docs/benchmarks.md.
+	$(BIN)/penstock bench host $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache

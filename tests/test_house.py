@@ -1,0 +1,84 @@
+"""The order of imports, the size of files, and what the HTTP process must never load."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "penstock"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# Rooms may import rooms of a lower rank only; a room may always import itself.
+RANK = {
+    "": 0,  # penstock/__init__.py: the version
+    "config": 0,
+    "wire": 1,
+    "metrics": 2,
+    "streaming": 3,
+    "api": 4,
+    "engine": 4,
+    "coordinator": 4,
+    "gateway": 4,
+    "supervisor": 5,
+    "client": 5,
+    "bench": 6,
+    "cli": 7,
+}
+MOST_LINES = 700
+
+
+def room(module: str) -> str:
+    """The room of a dotted module name, e.g. wire for penstock.wire.frames."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> list[str]:
+    """Dotted names of everything ``path`` imports from the package, at any depth."""
+    names = []
+    package = dotted(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            start = ".".join([*base, *([node.module] if node.module else [])])
+            names += [f"{start}.{alias.name}" for alias in node.names]
+    return [name for name in names if name.split(".")[0] == "penstock"]
+
+
+def test_every_room_has_a_rank() -> None:
+    assert {room(dotted(path)) for path in MODULES} <= RANK.keys()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_imports_point_downwards(path: Path) -> None:
+    own = room(dotted(path))
+    wrong = [
+        name
+        for name in imports(path)
+        if (other := room(name)) in RANK and other != own and RANK[other] >= RANK[own]
+    ]
+    assert not wrong, f"{dotted(path)} (rank {RANK[own]}) imports {wrong}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_no_file_is_too_long(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= MOST_LINES, f"{path} has {lines} lines: it holds more than one idea"
+
+
+@pytest.mark.parametrize("module", ["penstock.api.process", "penstock.supervisor.main"])
+def test_host_processes_do_not_load_model_libraries(module: str) -> None:
+    code = f"import {module}, sys; print(*sorted({{'torch', 'transformers'}} & sys.modules.keys()))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == ""
