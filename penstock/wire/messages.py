@@ -155,15 +155,18 @@ FromServer: TypeAlias = Hello | Submit | Abort | Bye | Call
 FromEngine: TypeAlias = Welcome | FrameHeader | Failed | CallReply | Goodbye
 
 encode = msgspec.msgpack.Encoder().encode
-_decode_from_server = msgspec.msgpack.Decoder(FromServer).decode
-_decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+_from_server: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
+_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+_REFUSALS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises; the last two within Call.arguments and CallReply.result."""
 
 
 def decode_from_server(part: bytes | memoryview) -> FromServer:
     """One control message of an API server. Raises WireError."""
     try:
-        message = _decode_from_server(part)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        message = _from_server.decode(part)
+    except _REFUSALS as error:
         raise WireError(f"not a message of an API server: {error}") from None
     if isinstance(message, Submit) and (not message.prompt or len(message.prompt) % 4):
         raise WireError(f"Submit.prompt has {len(message.prompt)} bytes, not a positive multiple of 4")
@@ -173,6 +176,6 @@ def decode_from_server(part: bytes | memoryview) -> FromServer:
 def decode_from_engine(part: bytes | memoryview) -> FromEngine:
     """One control message, or the header of a token frame. Raises WireError."""
     try:
-        return _decode_from_engine(part)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return _from_engine.decode(part)
+    except _REFUSALS as error:
         raise WireError(f"not a message of an engine: {error}") from None

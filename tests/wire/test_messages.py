@@ -1,0 +1,243 @@
+"""The wire format of control messages, byte by byte, and how it may grow."""
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.wire.messages import (
+    Abort,
+    Bye,
+    Call,
+    CallReply,
+    EngineInfo,
+    Failed,
+    FrameHeader,
+    FromEngine,
+    FromServer,
+    Goodbye,
+    Hello,
+    Sampling,
+    Submit,
+    Welcome,
+    WireError,
+    decode_from_engine,
+    decode_from_server,
+    encode,
+)
+
+PROMPT = b"\x01\x00\x00\x00\xff\x7f\x00\x00"
+GREEDY = Sampling(16, 7)
+EVERYTHING = Sampling(
+    max_tokens=16,
+    seed=(1 << 63) - 1,
+    temperature=0.5,
+    top_p=0.9,
+    top_k=40,
+    min_p=0.05,
+    repetition_penalty=1.1,
+    presence_penalty=0.25,
+    frequency_penalty=-0.25,
+    min_tokens=2,
+    ignore_eos=True,
+    stop_token_ids=(3, 4),
+    logprobs=5,
+    prompt_logprobs=0,
+    logit_bias={7: -1.5},
+    allowed_token_ids=(8, 9),
+    bad_words=((1, 2), (3,)),
+)
+GREEDY_HEX = (
+    "dc00111007cb3ff0000000000000cb3ff000000000000000cb0000000000000000cb3ff0000000000000"
+    "cb0000000000000000cb000000000000000000c290ffffc0c090"
+)
+EVERYTHING_HEX = (
+    "dc001110cf7fffffffffffffffcb3fe0000000000000cb3feccccccccccccd28cb3fa999999999999acb3ff199999999999a"
+    "cb3fd0000000000000cbbfd000000000000002c392030405008107cbbff8000000000000920809929201029103"
+)
+
+FROM_SERVER: list[tuple[FromServer, str]] = [
+    (Hello(1, 2, 3), "9401010203"),
+    (Submit(5, PROMPT, GREEDY), "980205c40801000000ff7f0000" + GREEDY_HEX + "0100c000"),
+    (
+        Submit(5, PROMPT, EVERYTHING, 10, -1, "s", 2),
+        "980205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302",
+    ),
+    (Abort([1, 70000]), "92039201ce00011170"),
+    (Bye(), "9104"),
+    (Call(9, "profile", {"on": True}), "940509a770726f66696c6581a26f6ec3"),
+]
+INFO = EngineInfo("torch", 4096, 32000, 256, (1, 2), "cuda:0", "bfloat16", 65536)
+FROM_ENGINE: list[tuple[FromEngine, str]] = [
+    (
+        Welcome(1, 2, 3, INFO),
+        "951001020398a5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000",
+    ),
+    (FrameHeader(12, [0, 3, 1, 3, 3, 3], 4, 5, 600), "96110c960003010303030405cd0258"),
+    (
+        Failed(5, 17, "engine_error", "it broke"),
+        "95120511ac656e67696e655f6572726f72a869742062726f6b65",
+    ),
+    (CallReply(9, None, {"a": 1.0}), "941309c081a161cb3ff0000000000000"),
+    (CallReply(9, "no such method"), "941309ae6e6f2073756368206d6574686f64c0"),
+    (Goodbye("stopping"), "9214a873746f7070696e67"),
+]
+
+
+def decoder_of(message: object) -> Any:
+    return decode_from_server if isinstance(message, get_args(FromServer)) else decode_from_engine
+
+
+def test_every_message_has_golden_bytes() -> None:
+    assert {type(message) for message, _ in FROM_SERVER} == set(get_args(FromServer))
+    assert {type(message) for message, _ in FROM_ENGINE} == set(get_args(FromEngine))
+
+
+@pytest.mark.parametrize(("message", "golden"), FROM_SERVER + FROM_ENGINE)
+def test_golden_bytes(message: FromServer | FromEngine, golden: str) -> None:
+    assert encode(message).hex() == golden
+    assert decoder_of(message)(bytes.fromhex(golden)) == message
+    assert decoder_of(message)(memoryview(bytes.fromhex(golden))) == message
+
+
+# -- growth
+
+
+def _required(message: Any) -> int:
+    """Array elements that a peer must send: the tag and the fields without a default."""
+    return 1 + sum(field.required for field in msgspec.structs.fields(message))
+
+
+@pytest.mark.parametrize(
+    ("message", "defaults"),
+    [
+        (Submit(5, PROMPT, GREEDY, 10, -1, "s", 2), Submit(5, PROMPT, GREEDY)),
+        (Call(9, "profile", {"on": True}), Call(9, "profile")),
+        (FrameHeader(12, [], 4, 5, 600), FrameHeader(12, [])),
+        (CallReply(9, "error", 1), CallReply(9)),
+    ],
+)
+def test_a_peer_that_knows_fewer_fields_is_understood(message: Any, defaults: Any) -> None:
+    array = msgspec.msgpack.decode(encode(message))
+    assert len(array) > _required(message)
+    short = msgspec.msgpack.encode(array[: _required(message)])
+    assert decoder_of(message)(short) == defaults
+
+
+def test_a_peer_that_knows_fewer_sampling_fields_is_understood() -> None:
+    array = msgspec.msgpack.decode(encode(Submit(5, PROMPT, EVERYTHING)))
+    array[3] = array[3][:3]
+    submit = decode_from_server(msgspec.msgpack.encode(array))
+    assert isinstance(submit, Submit)
+    assert submit.sampling == Sampling(16, (1 << 63) - 1, 0.5)
+
+
+def test_a_peer_that_knows_more_fields_is_understood() -> None:
+    for message, _ in FROM_SERVER + FROM_ENGINE:
+        array = [*msgspec.msgpack.decode(encode(message)), "a later field", {"x": 1}]
+        assert decoder_of(message)(msgspec.msgpack.encode(array)) == message
+    array = msgspec.msgpack.decode(encode(Submit(5, PROMPT, GREEDY)))
+    array[3].append("a later field")
+    assert decode_from_server(msgspec.msgpack.encode(array)) == Submit(5, PROMPT, GREEDY)
+
+
+@pytest.mark.parametrize(("message", "golden"), FROM_SERVER + FROM_ENGINE)
+def test_a_required_field_left_out_is_refused(message: Any, golden: str) -> None:
+    array = msgspec.msgpack.decode(bytes.fromhex(golden))
+    with pytest.raises(WireError):
+        decoder_of(message)(msgspec.msgpack.encode(array[: _required(message) - 1]))
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Submit(-1, PROMPT, GREEDY),
+        Submit(1 << 31, PROMPT, GREEDY),
+        Submit(0, b"", GREEDY),
+        Submit(0, PROMPT[:7], GREEDY),
+        Submit(0, PROMPT, GREEDY, 0),
+        Submit(0, PROMPT, GREEDY, 1 << 15),
+        Submit(0, PROMPT, Sampling(1, -1)),
+        Submit(0, PROMPT, Sampling(1, 1 << 63)),
+        Submit(0, PROMPT, Sampling(1, 0, logprobs=1025)),
+        Submit(0, PROMPT, Sampling(1, 0, stop_token_ids=(-1,))),
+        Abort([-1]),
+        Goodbye("not from an API server"),
+        5,
+        [],
+        [99],
+        ["Hello", 1, 2, 3],
+        [1, "1", 2, 3],
+        {"protocol": 1},
+    ],
+)
+def test_refused_from_a_server(message: Any) -> None:
+    with pytest.raises(WireError):
+        decode_from_server(msgspec.msgpack.encode(message))
+
+
+def nested(depth: int) -> bytes:
+    """Call(0, "m", {"a": [[[…]]]})"""
+    return bytes.fromhex("940500a16d81a161") + b"\x91" * depth + b"\xc0"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"",
+        b"\x94",
+        encode(Hello(1, 2, 3)) + b"\x00",
+        nested(100_000),
+        bytes.fromhex("940500a16d81a161819180c0"),  # a map with [{}] as its key
+        bytes.fromhex("940500a16d81a1618181a16101c0"),  # a map with a map as its key
+        bytes.fromhex("940500a1ff80"),  # a string that is not UTF-8
+        bytes.fromhex("940500a16d81a161d7ff" + "ff" * 8),  # a timestamp that is none
+    ],
+)
+def test_refused_bytes(part: bytes) -> None:
+    with pytest.raises(WireError):
+        decode_from_server(part)
+
+
+def test_nesting_that_is_taken() -> None:
+    assert isinstance(decode_from_server(nested(20)), Call)
+
+
+ANY_GOLDEN = st.sampled_from([bytes.fromhex(golden) for _, golden in FROM_SERVER + FROM_ENGINE])
+
+
+@st.composite
+def mutations(draw: st.DrawFn) -> bytes:
+    """A valid encoding with a few bytes replaced, inserted, or cut off."""
+    part = bytearray(draw(ANY_GOLDEN))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(part)))
+        match draw(st.sampled_from(["replace", "insert", "cut", "drop"])):
+            case "replace":
+                part[at : at + 1] = draw(st.binary(min_size=1, max_size=1))
+            case "insert":
+                part[at:at] = draw(st.binary(min_size=1, max_size=4))
+            case "cut":
+                del part[at:]
+            case "drop":
+                del part[at : at + 1]
+    return bytes(part)
+
+
+@given(st.one_of(st.binary(max_size=200), mutations()))
+def test_any_bytes_are_a_message_or_a_wire_error(part: bytes) -> None:
+    for decode, allowed in (
+        (decode_from_server, get_args(FromServer)),
+        (decode_from_engine, get_args(FromEngine)),
+    ):
+        try:
+            message = decode(part)
+        except WireError:
+            continue
+        assert isinstance(message, allowed)
+        assert decode(encode(message)) == message or "nan" in repr(message)
