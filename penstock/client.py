@@ -205,7 +205,6 @@ class Client:
 
     def events(self, path: str, body: dict[str, Any]) -> Generator[bytes, None, None]:
         """POST ``body`` and yield the data of each event up to, without, ``[DONE]``."""
-        reader = SSEReader()
         headers = {"Content-Type": "application/json"}
         content = msgspec.json.encode(body)
         with (
@@ -217,12 +216,12 @@ class Client:
             kind = response.headers.get("Content-Type", "no content type")
             if not kind.lower().startswith("text/event-stream"):
                 raise ClientError(f"{self.url}{path} answered with {kind}, not with an event stream")
-            for received in response.iter_bytes():
-                for data in reader.feed(received):
-                    if data == DONE:
-                        return
-                    yield data
-        raise ClientError("the server ended the stream before [DONE]; the answer is not complete")
+            received = response.iter_bytes()
+            yield from _until_done(received)
+            # The end of the body is read too: leaving before it would look like a user who gave up.
+            with contextlib.suppress(httpx.HTTPError):
+                for _ in received:
+                    pass
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
@@ -241,6 +240,17 @@ class Client:
             raise ClientError(f"the server at {self.url} broke the connection{reason}") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ClientError(f"talking to {self.url} failed: {error}") from None
+
+
+def _until_done(received: Iterator[bytes]) -> Iterator[bytes]:
+    """The data of each event up to, without, ``[DONE]``. Raises ClientError when that does not come."""
+    reader = SSEReader()
+    for piece in received:
+        for data in reader.feed(piece):
+            if data == DONE:
+                return
+            yield data
+    raise ClientError("the server ended the stream before [DONE]; the answer is not complete")
 
 
 def _is_loopback(url: str) -> bool:

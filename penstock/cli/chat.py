@@ -65,7 +65,7 @@ def run(config: ChatConfig, origins: Origins) -> int:
 
 
 def _converse(conversation: Conversation) -> int:
-    """Lines from the user, answers from the model. Without a terminal the first failure ends it."""
+    """Lines from the user, answers from the model. Without a terminal, a failure or Ctrl-C ends it."""
     from penstock.client import ClientError
 
     interactive = sys.stdin.isatty()
@@ -73,23 +73,27 @@ def _converse(conversation: Conversation) -> int:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  gives input() a history and line editing
         print(GREETING.format(model=conversation.model, url=conversation.client.url))
-    while (message := _ask(interactive)) not in (None, "/exit"):
-        if message == "/clear":
-            conversation.clear()
-        elif message:
-            try:
+    while True:
+        try:
+            message = _ask(interactive)
+            if message in (None, "/exit"):
+                return 0
+            if message == "/clear":
+                conversation.clear()
+            elif message:
                 conversation.say(message)
-            except KeyboardInterrupt:
-                print(file=sys.stderr)
-            except ClientError as error:
-                if not interactive:
-                    raise
-                terminal.report(error)
-    return 0
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            print()  # the answer or the line ends here, the conversation goes on
+        except ClientError as error:
+            if not interactive:
+                raise
+            terminal.report(error)
 
 
 def _ask(interactive: bool) -> str | None:
-    """The next line of the user, empty when Ctrl-C discarded it, None at the end of input."""
+    """The next line of the user, None at the end of input. Raises ConfigError when it is not UTF-8."""
     try:
         line = input("> " if interactive else "").strip()
         line.encode()
@@ -99,11 +103,6 @@ def _ask(interactive: bool) -> str | None:
         return None
     except UnicodeError:
         raise ConfigError("standard input is not UTF-8") from None
-    except KeyboardInterrupt:
-        if not interactive:
-            raise
-        print()
-        return ""
     return line
 
 

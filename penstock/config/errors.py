@@ -8,9 +8,13 @@ class ConfigError(Exception):
     where the value stands, the value, and what is allowed. It ends the command with exit code 2."""
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """``; did you mean X?`` for the valid name that is most like ``name``, or nothing when none is."""
+def nearest(name: str, valid: Iterable[str], prefix: str = "") -> str:
+    """``; did you mean X?`` for the valid name that is most like ``name``, or nothing when none is.
+
+    ``prefix`` begins every valid name and does not count as likeness.
+    """
     from difflib import get_close_matches
 
-    matches = get_close_matches(name, list(valid), n=1)
-    return f"; did you mean {matches[0]}?" if matches else ""
+    ends = [one.removeprefix(prefix) for one in valid]
+    matches = get_close_matches(name.removeprefix(prefix), ends, n=1)
+    return f"; did you mean {prefix}{matches[0]}?" if matches else ""

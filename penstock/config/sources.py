@@ -21,7 +21,7 @@ CONFIG_VARIABLE = PREFIX + "CONFIG"
 """Names an option file, as ``--config`` does."""
 
 # Kubernetes sets these in every pod of a namespace that has a service named "penstock".
-_SERVICE_LINK = re.compile(PREFIX + r"(SERVICE_HOST|SERVICE_PORT.*|PORT|PORT_[0-9]+_.*)")
+_SERVICE_LINK = re.compile(PREFIX + r"(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT_[0-9]+_\w+=|PORT=\w+://)")
 
 
 def resolve(
@@ -72,7 +72,7 @@ def _from_environment(
     own = {option.variable: option for option in options_of(config)}
     for name in sorted(name for name in environ if name.startswith(PREFIX) and name != CONFIG_VARIABLE):
         text = environ[name]
-        if _SERVICE_LINK.fullmatch(name) and (name not in own or "://" in text):
+        if _SERVICE_LINK.match(f"{name}={text}"):
             raise ConfigError(
                 f"{name}: set by Kubernetes for a service named penstock and not an option; "
                 "give the service another name or the pod enableServiceLinks: false"
@@ -84,7 +84,7 @@ def _from_environment(
             continue
         known = {option.variable for option in other_options()}
         if name not in known:
-            hint = nearest(name.upper(), [*own, *sorted(known), CONFIG_VARIABLE])
+            hint = nearest(name.upper(), [*own, *sorted(known), CONFIG_VARIABLE], PREFIX)
             raise ConfigError(f"unknown environment variable {name}{hint}")
 
 

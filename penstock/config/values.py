@@ -29,6 +29,8 @@ SWITCH = {
     "off": False,
     "0": False,
 }
+INTEGER_BITS = 64
+"""Size of a signed integer that survives the way to the child processes as JSON."""
 LONGEST_SHOWN = 80
 """Characters of a bad value that an error repeats."""
 
@@ -91,9 +93,13 @@ def _convert_one(option: Option, origin: Origin, text: str) -> Value:
         raise ConfigError(f"{origin}: the value is not valid UTF-8") from None
     for alternative in sorted(option.alternatives, key=lambda one: one.kind == "text"):
         try:
-            return _as(alternative, text)
+            value = _as(alternative, text)
         except ValueError:
             continue
+        if isinstance(value, int) and value.bit_length() >= INTEGER_BITS:
+            shown = _shown(option, text)
+            raise ConfigError(f"{origin}: {shown} does not fit into {INTEGER_BITS} bits")
+        return value
     raise refuse(option, origin, _shown(option, text))
 
 

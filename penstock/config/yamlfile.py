@@ -49,7 +49,9 @@ def parse(text: str, path: str) -> list[Entry]:
         raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: not valid YAML: {problem}") from None
     except yaml.YAMLError:
         raise ConfigError(f"{path}: not valid YAML: it contains a character that YAML forbids") from None
-    if root is None:
+    except RecursionError:
+        raise ConfigError(f"{path}: the file is nested too deeply") from None
+    if root is None or root.tag == NULL:
         return []
     if not isinstance(root, yaml.MappingNode):
         what = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"

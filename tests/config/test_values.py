@@ -1,0 +1,140 @@
+import re
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.config import ConfigError, Origin, ServeConfig, options_of
+from penstock.config.introspect import Option
+from penstock.config.values import convert, parse_integer, parse_number
+
+OPTIONS = {one.field: one for one in options_of(ServeConfig)}
+HERE = Origin("file", "serve.yaml:3: key")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("-12", -12),
+        ("32k", 32_000),
+        ("32K", 32_768),
+        ("32Ki", 32_768),
+        ("2m", 2_000_000),
+        ("2M", 2 << 20),
+        ("2Mi", 2 << 20),
+        ("1g", 10**9),
+        ("1G", 1 << 30),
+        ("1.5Gi", 3 << 29),
+        ("25.6k", 25_600),
+    ],
+)
+def test_integers(text: str, value: int) -> None:
+    assert parse_integer(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "k", "1.5", "1.0", "1.0001k", "1ki", "1_000", "1e3", "0x10", " 1", "٣", "1kk", "1.k"]
+)
+def test_what_is_no_integer(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        parse_integer(text)
+
+
+@given(st.integers())
+def test_every_integer_reads_as_itself(value: int) -> None:
+    assert parse_integer(str(value)) == value
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999", "", ".", "1,5", "1_0", "x"])
+def test_what_is_no_number(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        parse_number(text)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_every_finite_float_reads_as_itself(value: float) -> None:
+    assert parse_number(repr(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("port", "0", 0),
+        ("port", "65535", 65535),
+        ("strict_requests", "Yes", True),
+        ("strict_requests", "off", False),
+        ("dtype", "bfloat16", "bfloat16"),
+        ("stream_interval", "auto", "auto"),
+        ("stream_interval", "10", 10),
+        ("gpu_memory_utilization", "1", 1.0),
+        ("max_model_len", "32k", 32_000),
+        ("served_model_name", ["a", "b"], ["a", "b"]),
+        ("served_model_name", "a,b", ["a,b"]),
+        ("revision", "0123", "0123"),
+        ("max_model_len", None, None),
+        ("synthetic_fault", "exit@7", "exit@7"),
+    ],
+)
+def test_good_values(field: str, text: str | list[str] | None, value: object) -> None:
+    assert convert(OPTIONS[field], HERE, text) == value
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "message"),
+    [
+        (
+            "port",
+            "65536",
+            "serve.yaml:3: key: '65536' is not valid for --port, it takes an integer from 0 to 65535",
+        ),
+        ("port", "http", "'http' is not valid for --port, it takes an integer from 0 to 65535"),
+        ("port", None, "null is not valid for --port"),
+        ("port", ["1", "2"], "a list is not valid for --port"),
+        ("port", "", "an empty text is not valid for --port"),
+        ("model", "", "an empty text is not valid for MODEL, it takes text"),
+        ("gpu_memory_utilization", "0", "it takes a number above 0 and at most 1"),
+        ("dtype", "int8", "it takes auto, float32, bfloat16 or float16"),
+        ("stream_interval", "0", "it takes an integer from 1 to 1024 or auto"),
+        ("stream_interval", "Auto", "it takes an integer from 1 to 1024 or auto"),
+        ("strict_requests", "2", "it takes true or false"),
+        ("synthetic_fault", "boom@1", "it takes text matching"),
+        ("served_model_name", [], "an empty list is not valid for --served-model-name"),
+        ("served_model_name", ["a", ""], "an empty text is not valid for --served-model-name"),
+        ("model", "a\udcff", "the value is not valid UTF-8"),
+        ("max_num_seqs", "9" * 5000, "it takes an integer from 1 to 65536"),
+        ("seed", "9" * 40, "does not fit into 64 bits"),
+    ],
+)
+def test_bad_values_name_place_option_value_and_what_is_allowed(
+    field: str, text: str | list[str] | None, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        convert(OPTIONS[field], HERE, text)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("serve.yaml:3: key: ")
+    assert len(str(caught.value)) < 250
+
+
+def test_a_flag_is_not_named_twice() -> None:
+    with pytest.raises(ConfigError, match=r"^--port: 'x' is not valid, it takes an integer from 0 to 65535$"):
+        convert(OPTIONS["port"], Origin("command line", "--port"), "x")
+
+
+def test_a_bad_secret_is_not_repeated() -> None:
+    secret = msgspec.structs.replace(OPTIONS["synthetic_fault"], secret=True)
+    with pytest.raises(ConfigError) as caught:
+        convert(secret, HERE, "sesame")
+    assert "sesame" not in str(caught.value)
+    assert "***" in str(caught.value)
+
+
+@given(st.sampled_from(list(OPTIONS.values())), st.text() | st.integers().map(str) | st.floats().map(str))
+def test_any_text_gives_an_allowed_value_or_a_config_error(one: Option, text: str) -> None:
+    try:
+        value = convert(one, HERE, text)
+    except ConfigError:
+        return
+    config = msgspec.convert({one.field: value}, ServeConfig)
+    assert msgspec.json.decode(msgspec.json.encode(config), type=ServeConfig) == config
