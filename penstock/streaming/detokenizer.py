@@ -2,8 +2,9 @@
 
 A `Detokenizer` belongs to one stream and keeps what its tokens have not settled yet:
 
-* bytes of an unfinished character (ByteLevel). Bytes that cannot become one turn into U+FFFD as soon as
-  that is certain, once per maximal ill-formed part, as in a lossy decode of the whole text;
+* bytes of an unfinished character (ByteLevel). Bytes that cannot become one turn into U+FFFD once per
+  maximal ill-formed part, as in a lossy decode of the whole text. That is as soon as they cannot, but for
+  the first two bytes of an encoded surrogate, which CPython's decoder holds until the next byte;
 * a run of byte tokens (ByteFallback). `tokenizers` decodes such a run as a whole, and if it is not valid
   UTF-8 every byte of it becomes U+FFFD, even those of characters that were complete. So a run is held until
   another token, or the end, closes it;
