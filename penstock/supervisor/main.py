@@ -21,7 +21,8 @@ from penstock.supervisor.fleet import Fleet, Name
 from penstock.supervisor.listener import Listener, listen
 from penstock.supervisor.loop import Supervisor
 from penstock.supervisor.model import Model, resolve_model
-from penstock.supervisor.processes import CHILD_COMMAND, Process
+from penstock.supervisor.processes import Process
+from penstock.supervisor.python import module_command
 from penstock.supervisor.run_directory import RunDirectory
 from penstock.wire.control import Info, Launch
 
@@ -39,13 +40,14 @@ class Interrupted(BaseException):
 
 
 def serve(
-    config: ServeConfig, origins: Origins | None = None, *, child_command: Sequence[str] = CHILD_COMMAND
+    config: ServeConfig, origins: Origins | None = None, *, child_command: Sequence[str] | None = None
 ) -> int:
     """Serves until a signal or a failure ends it; returns the exit code, see :mod:`.exits`.
 
     Must be called in the main thread. ``origins`` says where values of ``config`` were set; ``child_command``
     starts a child, for tests. Raises ConfigError, with nothing left behind, for options that cannot be run.
     """
+    command = child_command or module_command("penstock.supervisor.child")
     setproctitle("penstock: supervisor")
     logs.configure("supervisor", config.log_level)
     for field, origin in (origins or {}).items():
@@ -57,7 +59,7 @@ def serve(
             run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
             model = resolve_model(config, run_dir)
             _raise_file_limit()
-            return _run(config, listener, run_dir, model, child_command)
+            return _run(config, listener, run_dir, model, command)
     except StartError as error:
         log.error("%s", error)
         return EXIT_FAILED
@@ -65,9 +67,7 @@ def serve(
         return exit_code_of(interruption.signum)
 
 
-def _run(
-    config: ServeConfig, listener: Listener, run_dir: str, model: Model, child_command: Sequence[str]
-) -> int:
+def _run(config: ServeConfig, listener: Listener, run_dir: str, model: Model, command: Sequence[str]) -> int:
     fleet = Fleet(
         engines=config.data_parallel_size,
         api_servers=config.api_server_count,
@@ -90,7 +90,7 @@ def _run(
             supervisor_pid=os.getpid(),
             listen_fd=listener.socket.fileno() if name.role == "api-server" else None,
         )
-        return Process.start(launch, child_command)
+        return Process.start(launch, command)
 
     def announce(seconds: float, pids: Mapping[Name, int], infos: Mapping[Name, Info]) -> None:
         text = banner(

@@ -1,39 +1,21 @@
 """Which model is served: from what the user wrote to directories on this machine."""
 
 import importlib.util
-import logging
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import penstock
 from penstock.config.errors import ConfigError
 from penstock.config.options import ServeConfig
-from penstock.supervisor.exits import StartError
+from penstock.supervisor.hub import download
 from penstock.supervisor.tokenizer import ensure_tokenizer_json
-
-log = logging.getLogger(__name__)
 
 DEMO_DIR = Path(penstock.__file__).parent / "demo"
 DEMO_NAME = "penstock-demo"
 
 # Hugging Face's rule for "name" and "owner/name".
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_TOKENIZER_FILES = (
-    "tokenizer*.json",
-    "*.model",
-    "vocab*",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "config.json",
-    "generation_config.json",
-)
-_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
-# Subfolders, and a second copy of the weights in another layout.
-_UNUSED_FILES = ("*/*", "consolidated*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +30,8 @@ class Model:
 def resolve_model(config: ServeConfig, run_dir: str) -> Model:
     """Finds or downloads the model and sees that it has what the engine needs.
 
-    ``run_dir`` takes a converted tokenizer. Raises ConfigError and StartError.
+    ``run_dir`` takes a converted tokenizer. Raises ConfigError,
+    StartError.
     """
     if config.engine == "torch":
         _require_torch()
@@ -87,51 +70,7 @@ def _model_directory(config: ServeConfig) -> Path:
         raise ConfigError(f"model {config.model}: is a file; give its directory")
     if not _HUB_ID.fullmatch(config.model):
         raise ConfigError(f"model {config.model}: no such directory, nor a hub id (owner/name)")
-    return _download(config.model, config.revision, weights=config.engine == "torch")
-
-
-def _download(hub_id: str, revision: str | None, *, weights: bool) -> Path:
-    """The local snapshot of a hub id; files that are there already are not fetched again."""
-    import httpx
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    log.info("looking for %s on the Hugging Face hub", hub_id)
-    at = f"{hub_id} at revision {revision}" if revision else hub_id
-    try:
-        directory = snapshot_download(
-            hub_id,
-            revision=revision,
-            allow_patterns=[*_TOKENIZER_FILES, *(_WEIGHT_FILES if weights else ())],
-            ignore_patterns=list(_UNUSED_FILES),
-        )
-    except GatedRepoError as error:
-        raise StartError(
-            f"model {hub_id}: its owner must grant you access first: visit https://huggingface.co/{hub_id}, "
-            "then set HF_TOKEN"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ConfigError(f"--revision {revision}: {hub_id} has no such branch, tag or commit") from error
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        raise ConfigError(
-            f"model {hub_id}: no such directory, and no such model on the Hugging Face hub "
-            "(a private one needs HF_TOKEN)"
-        ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, httpx.HTTPError) as error:
-        raise StartError(
-            f"model {hub_id}: no such directory, {at} is not in the Hugging Face cache, and the hub cannot "
-            f"be reached ({_first_line(error)}); give a directory to serve without a network"
-        ) from error
-    except OSError as error:
-        raise StartError(f"model {hub_id}: cannot be downloaded: {_first_line(error)}") from error
-    return Path(directory)
+    return download(config.model, config.revision, weights=config.engine == "torch")
 
 
 def _tokenizer_directory(config: ServeConfig, model_dir: Path, run_dir: str) -> Path:
@@ -141,8 +80,3 @@ def _tokenizer_directory(config: ServeConfig, model_dir: Path, run_dir: str) -> 
     if not path.is_dir():
         raise ConfigError(f"--tokenizer {config.tokenizer}: no such directory")
     return ensure_tokenizer_json(path, run_dir)
-
-
-def _first_line(error: Exception) -> str:
-    lines: Sequence[str] = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -3,13 +3,9 @@
 import contextlib
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 
 from penstock.wire.control import ChildChannel, ChildGone, Launch
-
-CHILD_COMMAND = (sys.executable, "-P", "-m", "penstock.supervisor.child")
-"""-P: modules in the directory where the user stands must not take the place of ours."""
 
 _BLOCKED_AT_START = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STDERR = 2
@@ -23,7 +19,7 @@ class Process:
         self.channel = channel
 
     @classmethod
-    def start(cls, launch: Launch, command: Sequence[str] = CHILD_COMMAND) -> "Process":
+    def start(cls, launch: Launch, command: Sequence[str]) -> "Process":
         """Starts ``command`` with the descriptor of its control channel as last argument, and launches it.
 
         Must run in the main thread, see :func:`penstock.supervisor.orphans.die_with`. The child inherits

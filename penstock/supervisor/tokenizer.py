@@ -4,17 +4,25 @@ import importlib.util
 import logging
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from penstock.config.errors import ConfigError
 from penstock.supervisor.exits import StartError
+from penstock.supervisor.python import module_command
 
 log = logging.getLogger(__name__)
 
-_CONVERTIBLE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
+# What holds a vocabulary that transformers can convert → what it needs for that, module → package.
+_TRANSFORMERS = {"transformers": "transformers"}
+_SENTENCEPIECE = _TRANSFORMERS | {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
+_CONVERTIBLE = {
+    "tokenizer.model": _SENTENCEPIECE,
+    "spiece.model": _SENTENCEPIECE,
+    "sentencepiece.bpe.model": _SENTENCEPIECE,
+    "vocab.json": _TRANSFORMERS,
+    "vocab.txt": _TRANSFORMERS,
+}
 _TIMEOUT_S = 300.0
-_COMMAND = (sys.executable, "-P", "-m", "penstock.supervisor.convert_tokenizer")
 
 
 def ensure_tokenizer_json(model_dir: Path, run_dir: str) -> Path:
@@ -28,10 +36,11 @@ def ensure_tokenizer_json(model_dir: Path, run_dir: str) -> Path:
     source = next((name for name in _CONVERTIBLE if (model_dir / name).is_file()), None)
     if source is None:
         raise ConfigError(f"no tokenizer.json in {model_dir}; name a directory that has one with --tokenizer")
-    if importlib.util.find_spec("transformers") is None:
+    absent = [package for module, package in _CONVERTIBLE[source].items() if not _importable(module)]
+    if absent:
         raise ConfigError(
-            f"no tokenizer.json in {model_dir}, only {source}, which transformers can convert; "
-            'run pip install "penstock[torch]"'
+            f"no tokenizer.json in {model_dir}, only {source}; "
+            f"to have it converted, run pip install {' '.join(absent)}"
         )
     log.info("converting %s of %s to tokenizer.json", source, model_dir)
     target = Path(run_dir) / "tokenizer"
@@ -41,10 +50,18 @@ def ensure_tokenizer_json(model_dir: Path, run_dir: str) -> Path:
     return target
 
 
+def _importable(module: str) -> bool:
+    """Without importing it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent
+        return False
+
+
 def _convert(model_dir: Path, target: Path, source: str) -> None:
     try:
         result = subprocess.run(
-            [*_COMMAND, str(model_dir), str(target)],
+            [*module_command("penstock.supervisor.convert_tokenizer"), str(model_dir), str(target)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
