@@ -10,7 +10,7 @@ tokens     int32[T]      token ids, row after row
 finish     int8[R]       :class:`Finish`; the column is left out when no row ends its stream
 cached     int32[R]      prompt tokens found in the prefix cache; left out when every value is 0
 logprobs   sparse        L tokens with W candidates each, the sampled token first: ``lp_token`` int32[L]
-                         (index into tokens), ``lp_ids`` int32[L*W] (-1: none), ``lp_values``
+                         (index into tokens, ascending), ``lp_ids`` int32[L*W] (-1: none), ``lp_values``
                          float32[L*W] (natural log), ``lp_rank`` int32[L] (rank of the sampled token, from 1)
 =========  ============  ==========================================================================
 """
@@ -235,9 +235,12 @@ def _check(frame: TokenFrame) -> None:
         and not 0 <= frame.finish.min() <= frame.finish.max() <= Finish.ABORT
     ):
         raise WireError("frame: an unknown finish")
-    entries = frame.logprobs
-    if entries is not None and not 0 <= entries.token.min() <= entries.token.max() < tokens:
-        raise WireError("frame: logprobs of a token that is not there")
+    if frame.logprobs is not None:
+        token = frame.logprobs.token
+        if not 0 <= token.min() <= token.max() < tokens:
+            raise WireError("frame: logprobs of a token that is not there")
+        if (token[1:] <= token[:-1]).any():
+            raise WireError("frame: logprobs are not in ascending order of their tokens")
 
 
 def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
