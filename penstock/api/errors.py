@@ -1,11 +1,37 @@
-"""Errors a client sees, in the shape OpenAI's clients and vLLM's users expect."""
+"""Errors a client sees, in the shape OpenAI's clients and vLLM's users expect.
+
+``{"error": {"message": …, "type": …, "param": …, "code": …}}``: ``type`` is vLLM's spelling for the same
+condition, ``param`` the request field at fault, ``code`` the HTTP status unless a string says more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    413: "RequestTooLargeError",
+    429: "RateLimitError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}
+"""``type`` by HTTP status, where an error does not name its own."""
+
+MALFORMED = "Bad Request"
+"""``type`` of a body that is not JSON or whose fields have the wrong JSON types, as vLLM spells it."""
+
+_encode = msgspec.json.Encoder().encode
 
 
 class ApiError(Exception):
     """A request that ends with an HTTP error.
 
-    ``status`` is the HTTP status, ``type`` the error's class name in the body, ``param`` the request
-    field it is about, ``code`` what the body reports as ``code`` (the status when not given).
+    ``param`` is the request field at fault; ``type`` defaults to the status' own, ``code`` to the status.
     """
 
     def __init__(
@@ -20,10 +46,23 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
-        self.type = type or "BadRequestError"
+        self.type = type or TYPES.get(status, TYPES[500])
         self.param = param
         self.code: str | int | None = status if code is None else code
 
     def body(self) -> bytes:
-        """The JSON body of the reply."""
-        raise NotImplementedError
+        """The JSON body of the reply; also what follows ``data: `` when the reply is a stream."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return _encode({"error": error})
+
+
+def refused(message: str, param: str, value: object = None) -> ApiError:
+    """A field with a value that is not allowed; ``message`` gets vLLM's suffix."""
+    suffix = f"(parameter={param})" if value is None else f"(parameter={param}, value={value})"
+    return ApiError(400, f"{message} {suffix}", param=param)
+
+
+def unknown_model(name: str, names: Iterable[str]) -> ApiError:
+    """A model that is not served; ``names`` are."""
+    known = ", ".join(names)
+    return ApiError(404, f"The model `{name}` does not exist. Valid aliases: {known}.", param="model")

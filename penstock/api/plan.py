@@ -1,46 +1,62 @@
-"""A request body to a plan: what to tokenize, how to sample, what to send back."""
+"""A request body to a plan: what to tokenize, how to sample, what to send back.
 
+Planning is pure: it reads the body, the model's facts and its chat template, and raises ApiError for what
+cannot be served. Prompts are tokenized by the caller, in a thread where they are long.
+"""
+
+from __future__ import annotations
+
+import random
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from penstock.api.chat_template import ChatTemplate
-from penstock.api.tokenizer import Tokenizer
-from penstock.config.options import ServeConfig
-from penstock.wire.messages import Sampling
+from ..config.options import ServeConfig
+from ..wire.messages import Sampling
+from . import checks, unsupported
+from .chat_template import RESERVED, ChatTemplate
+from .conversation import conversation
+from .decoding import BodyDecoder
+from .errors import ApiError, refused, unknown_model
+from .facts import ModelFacts
+from .prompts import check_vocabulary, prompts_of, truncation
+from .tokenizer import Tokenizer
+from .types import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    Message,
+    TokenizeRequest,
+    Tool,
+)
 
+__all__ = ["Planner", "RequestPlan", "TokenizePlan"]
 
-class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests are checked against; of the model and the engines that serve it."""
-
-    names: tuple[str, ...]
-    """Names a request may use; the first is the one replies report."""
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...] = ()
-    temperature: float = 1.0
-    """Defaults of fields that a request leaves out, from generation_config.json."""
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    max_new_tokens: int | None = None
+DEFAULT_MAX_TOKENS = 16
+"""Of a completion that names none, as in OpenAI's API."""
+ASSISTANT = "assistant"
 
 
 class RequestPlan(msgspec.Struct, gc=False):
-    """One validated request."""
+    """One validated request. Strings of the client's (model apart) are to be escaped in replies."""
 
     chat: bool
     model: str
     """The name replies carry."""
     prompts: Sequence[str | list[int]]
     """Texts to tokenize or token ids; never empty."""
-    add_special_tokens: bool = True
+    add_special_tokens: bool
+    base: Sampling
+    """Sampling of choice 0 with all of max_tokens; see :meth:`sampling`."""
+    max_model_len: int
     n: int = 1
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
+    """Whether a completion starts with its prompt's text."""
     stop: tuple[str, ...] = ()
     include_stop_str: bool = False
     skip_special_tokens: bool = True
@@ -48,25 +64,45 @@ class RequestPlan(msgspec.Struct, gc=False):
     logprobs: int = -1
     """Alternatives per token; -1: no logprobs, 0: the sampled token's only."""
     max_tokens: int | None = None
-    """None: what the context leaves."""
+    """As requested; None: what the context leaves. 0 (with echo): one token is generated, and not shown."""
     interval: int | None = None
     """Tokens per event; None: the server's."""
     priority: int = 0
     cache_salt: str | None = None
     request_id: str | None = None
     truncate_prompt_tokens: int | None = None
-    """Keep at most this many prompt tokens; see :meth:`truncate`."""
+    """Most prompt tokens to keep; None: all."""
+    truncate_left: bool = True
+    """Whether truncation drops tokens at the start."""
+    role: str = ASSISTANT
+    """Role of a chat's reply."""
+    echo_text: str = ""
+    """What the text of every choice of a chat starts with: the message it continues, if echo asks for it."""
 
     def sampling(self, prompt_len: int, index: int = 0) -> Sampling:
         """Sampling of choice ``index`` (0 to n-1) of a prompt with ``prompt_len`` tokens.
 
-        Raises ApiError when the prompt, or it with max_tokens, does not fit the context.
+        max_tokens is held to what the context leaves. Raises ApiError when that is nothing.
         """
-        raise NotImplementedError
+        base = self.base
+        room = self.max_model_len - prompt_len
+        if room < 1 or prompt_len < 1:
+            checks.check_prompt_len(prompt_len, self.max_model_len)
+        if room >= base.max_tokens:
+            if index == 0:
+                return base
+            room = base.max_tokens
+        elif base.min_tokens > room:
+            checks.check_min_tokens(base.min_tokens, room)
+        seed = base.seed + index & checks.SEED_MASK
+        return msgspec.structs.replace(base, max_tokens=room, seed=seed)
 
     def truncate(self, prompt: bytes) -> bytes:
-        """The int32 token bytes that remain when truncate_prompt_tokens is applied."""
-        raise NotImplementedError
+        """What truncate_prompt_tokens keeps of a prompt of int32 token bytes."""
+        most = self.truncate_prompt_tokens
+        if most is None or len(prompt) <= 4 * most:
+            return prompt
+        return prompt[-4 * most :] if self.truncate_left else prompt[: 4 * most]
 
 
 class TokenizePlan(msgspec.Struct, gc=False):
@@ -83,20 +119,229 @@ class Planner:
     def __init__(
         self, config: ServeConfig, info: ModelFacts, tokenizer: Tokenizer, template: ChatTemplate | None
     ) -> None:
-        raise NotImplementedError
+        """``template`` None: chat requests are refused."""
+        strict = config.strict_requests
+        self._completions = BodyDecoder(CompletionRequest, strict=strict)
+        self._chats = BodyDecoder(ChatCompletionRequest, strict=strict)
+        self._tokenizes = BodyDecoder(TokenizeRequest, strict=strict)
+        self._detokenizes = BodyDecoder(DetokenizeRequest, strict=strict)
+        self._gate_completion = unsupported.Gate(unsupported.COMPLETION)
+        self._gate_chat = unsupported.Gate(unsupported.CHAT)
+        self._gate_tokenize = unsupported.Gate(unsupported.TOKENIZE)
+        self._facts = info
+        self._model = info.names[0]
+        self._names = frozenset(info.names)
+        self._most_logprobs = config.max_logprobs
+        self._most_tokens = min(info.max_model_len, info.defaults.max_new_tokens or info.max_model_len)
+        self._tokenizer = tokenizer
+        self._template = template
+        self._draw = random.Random().getrandbits
+
+    def unknown_fields(self) -> dict[str, int]:
+        """How often requests had each field that is not known, since the start."""
+        counts: dict[str, int] = {}
+        for decoder in (self._completions, self._chats, self._tokenizes, self._detokenizes):
+            for name, count in decoder.unknown.items():
+                counts[name] = counts.get(name, 0) + count
+        return counts
+
+    # -- generating
 
     def completion(self, body: bytes, request_id: str | None = None) -> RequestPlan:
-        """Plan of a body of /v1/completions. Raises ApiError."""
-        raise NotImplementedError
+        """Plan of a body of /v1/completions. ``request_id``: of a header. Raises ApiError."""
+        request = self._completions.decode(body)
+        self._gate_completion.check(request)
+        unsupported.check_echo(request)
+        self._check_model(request.model)
+        logprobs = -1
+        if request.logprobs is not None:
+            checks.check_logprobs(logprobs := request.logprobs, self._most_logprobs)
+        max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        if max_tokens or not request.echo:
+            checks.check_max_tokens(max_tokens, self._facts.max_model_len)
+        prompts = prompts_of(request.prompt, self._facts.vocab_size)
+        plan = self._plan(request, request_id, prompts, max_tokens, logprobs)
+        plan.echo = bool(request.echo)
+        plan.add_special_tokens = request.add_special_tokens is not False
+        return plan
 
     def chat(self, body: bytes, request_id: str | None = None) -> RequestPlan:
-        """Plan of a body of /v1/chat/completions. Raises ApiError."""
-        raise NotImplementedError
+        """Plan of a body of /v1/chat/completions. ``request_id``: of a header. Raises ApiError."""
+        request = self._chats.decode(body)
+        self._gate_chat.check(request)
+        unsupported.check_tools(request)
+        self._check_model(request.model)
+        logprobs = self._chat_logprobs(request)
+        max_tokens, field = request.max_completion_tokens, "max_completion_tokens"
+        if max_tokens is None:
+            max_tokens, field = request.max_tokens, "max_tokens"
+        if max_tokens is not None:
+            checks.check_max_tokens(max_tokens, self._facts.max_model_len, field)
+        opens_turn = generation_prompt(request.add_generation_prompt, request.continue_final_message)
+        text = self._render(
+            request.messages,
+            opens_turn,
+            bool(request.continue_final_message),
+            request.tools,
+            request.documents,
+            _template_variables(request),
+        )
+        plan = self._plan(request, request_id, [text], max_tokens, logprobs)
+        plan.chat = True
+        plan.add_special_tokens = bool(request.add_special_tokens)
+        if not opens_turn:
+            plan.role = request.messages[-1].role
+        if request.echo:
+            plan.echo_text = _text_to_echo(request.messages[-1], plan.role)
+        return plan
+
+    def _plan(
+        self,
+        request: GenerateRequest,
+        request_id: str | None,
+        prompts: Sequence[str | list[int]],
+        max_tokens: int | None,
+        logprobs: int,
+    ) -> RequestPlan:
+        """What both endpoints' plans have in common."""
+        options = request.stream_options
+        if options is not None and not request.stream:
+            raise refused("Stream options can only be defined when `stream=True`.", "stream_options")
+        most = self._most_tokens if max_tokens is None else min(max_tokens or 1, self._most_tokens)
+        base = checks.sampling_of(
+            request, self._facts, self._tokenizer, max_tokens=most, seed=self._draw(63), logprobs=logprobs
+        )
+        plan = RequestPlan(False, self._model, prompts, True, base, self._facts.max_model_len)
+        plan.stream = bool(request.stream)
+        plan.max_tokens = max_tokens
+        plan.logprobs = logprobs
+        plan.interval = request.stream_interval
+        plan.request_id = request_id or request.request_id
+        if request.n is not None:
+            plan.n = request.n
+        if options is not None:
+            plan.include_usage = bool(options.include_usage)
+            plan.continuous_usage = plan.include_usage and bool(options.continuous_usage_stats)
+        if request.stop is not None:
+            plan.stop = checks.stop_strings(request.stop)
+            plan.include_stop_str = bool(request.include_stop_str_in_output)
+        if request.skip_special_tokens is False:
+            plan.skip_special_tokens = False
+        if request.return_token_ids:
+            plan.return_token_ids = True
+        if request.priority is not None:
+            plan.priority = request.priority
+        plan.cache_salt = request.cache_salt
+        if request.truncate_prompt_tokens is not None or request.truncation_side is not None:
+            plan.truncate_prompt_tokens, plan.truncate_left = truncation(
+                request, self._facts.max_model_len, max_tokens
+            )
+        return plan
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name not in self._names:
+            raise unknown_model(name, self._facts.names)
+
+    def _chat_logprobs(self, request: ChatCompletionRequest) -> int:
+        alternatives = request.top_logprobs or 0
+        if alternatives:
+            if not request.logprobs:
+                raise refused("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
+            checks.check_logprobs(alternatives, self._most_logprobs, "top_logprobs")
+        return alternatives if request.logprobs else -1
+
+    def _render(
+        self,
+        messages: list[Message],
+        opens_turn: bool,
+        continues: bool,
+        tools: list[Tool] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        variables: dict[str, Any] | None = None,
+    ) -> str:
+        template = self._template
+        if template is None:
+            raise ApiError(
+                400,
+                "The model has no chat template: start the server with --chat-template FILE, or use "
+                "/v1/completions.",
+                param="messages",
+            )
+        if not messages:
+            raise ApiError(
+                400, "Cannot apply chat template to an empty conversation. Provide at least one message."
+            )
+        if variables and not RESERVED.isdisjoint(variables):
+            name = next(name for name in variables if name in RESERVED)
+            raise ApiError(
+                400,
+                f"chat_template_kwargs cannot set {name!r}, which is a field of requests.",
+                param="chat_template_kwargs",
+            )
+        return template.render(
+            conversation(messages, parts=template.wants_parts(tools=bool(tools))),
+            add_generation_prompt=opens_turn,
+            continue_final_message=continues,
+            tools=msgspec.to_builtins(tools) if tools else None,
+            documents=documents,
+            variables=variables,
+        )
+
+    # -- tokens
 
     def tokenize(self, body: bytes) -> TokenizePlan:
         """Plan of a body of /tokenize. Raises ApiError."""
-        raise NotImplementedError
+        request = self._tokenizes.decode(body)
+        self._gate_tokenize.check(request)
+        self._check_model(request.model)
+        if (request.prompt is None) == (request.messages is None):
+            raise ApiError(400, "Exactly one of prompt and messages is needed.", param="prompt")
+        special = request.add_special_tokens
+        if request.messages is None:
+            text = request.prompt or ""
+            return TokenizePlan(text, special is not False, bool(request.return_token_strs))
+        text = self._render(
+            request.messages,
+            generation_prompt(request.add_generation_prompt, request.continue_final_message),
+            bool(request.continue_final_message),
+            request.tools,
+            variables=request.chat_template_kwargs,
+        )
+        return TokenizePlan(text, bool(special), bool(request.return_token_strs))
 
     def detokenize(self, body: bytes) -> list[int]:
         """Token ids of a body of /detokenize. Raises ApiError."""
-        raise NotImplementedError
+        request = self._detokenizes.decode(body)
+        self._check_model(request.model)
+        if request.tokens:
+            check_vocabulary(max(request.tokens), self._facts.vocab_size)
+        return request.tokens
+
+
+# -- conversations
+
+
+def generation_prompt(wanted: bool | None, continues: bool | None) -> bool:
+    """Whether the prompt opens the assistant's turn. Raises ApiError when it would end one as well."""
+    if wanted and continues:
+        raise refused(
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+            "continue_final_message",
+        )
+    return not continues if wanted is None else wanted
+
+
+def _template_variables(request: ChatCompletionRequest) -> dict[str, Any] | None:
+    variables = request.chat_template_kwargs
+    if request.reasoning_effort is not None:
+        return {"reasoning_effort": request.reasoning_effort, **(variables or {})}
+    return variables
+
+
+def _text_to_echo(message: Message, role: str) -> str:
+    """A reply of ``role`` goes on with ``message`` only where that has the same role."""
+    if message.role != role or message.content is None:
+        return ""
+    if isinstance(message.content, str):
+        return message.content
+    return "\n".join(part if isinstance(part, str) else part.text or "" for part in message.content)

@@ -1,0 +1,219 @@
+"""Bodies of requests: every field that OpenAI's and vLLM's endpoints know, and its JSON type.
+
+Types are all that is checked here; what a value may be is checked in :mod:`penstock.api.checks`, and what
+is known but not served in :mod:`penstock.api.unsupported`. A field that is ``null`` means the same as one
+that is absent. Descriptions become the schemas of ``/openapi.json``.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+
+def about(description: str, **bounds: Any) -> Meta:
+    """A field's description, and bounds on its value."""
+    return Meta(description=description, **bounds)
+
+
+Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+PromptToken = Annotated[int, Meta(ge=0)]
+JsonObject = dict[str, Any]
+
+
+class Part(msgspec.Struct, gc=False):
+    """A part of a message's content."""
+
+    type: Annotated[str, about("text; other types are refused.")]
+    text: str | None = None
+
+
+class FunctionCall(msgspec.Struct, gc=False):
+    name: str
+    arguments: Annotated[str | JsonObject | None, about("A JSON object, or its text.")] = None
+
+
+class ToolCall(msgspec.Struct, gc=False):
+    function: FunctionCall
+    id: str | None = None
+    type: str = "function"
+
+
+class Message(msgspec.Struct):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[str | Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: Annotated[str | None, about("Another name of reasoning_content.")] = None
+
+
+class Function(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    name: str
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True, gc=False):
+    """A function the model may call. The order of the fields is the one chat templates print."""
+
+    type: str = "function"
+    function: Function
+
+
+class StreamOptions(msgspec.Struct, gc=False):
+    include_usage: Annotated[bool | None, about("Send a last event with the usage.")] = None
+    continuous_usage_stats: Annotated[bool | None, about("Send the usage with every event.")] = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """What the two generating endpoints have in common."""
+
+    model: Annotated[str | None, about("A served model; the first one when absent.")] = None
+    max_tokens: Annotated[int | None, about("Most tokens to generate.")] = None
+    stream: Annotated[bool | None, about("Send tokens as server-sent events.")] = None
+    temperature: Annotated[float | None, about("0 takes the likeliest token; >= 0.")] = None
+    stream_options: Annotated[StreamOptions | None, about("Only with stream.")] = None
+    ignore_eos: Annotated[bool | None, about("Generate on after an end-of-sequence token.")] = None
+    top_p: Annotated[float | None, about("Likeliest tokens with this much probability; (0, 1].")] = None
+    top_k: Annotated[int | None, about("This many likeliest tokens; 0 or -1: all.")] = None
+    min_p: Annotated[float | None, about("Least probability, relative to the likeliest token's; [0, 1].")] = (
+        None
+    )
+    seed: Annotated[Int64 | None, about("Makes sampling repeatable; absent or -1: a random one.")] = None
+    n: Annotated[int | None, about("Choices per prompt; choice i is sampled with seed + i.")] = None
+    stop: Annotated[
+        str | Annotated[list[str], Meta(max_length=4)] | None, about("Texts that end the output; at most 4.")
+    ] = None
+    stop_token_ids: Annotated[list[int] | None, about("Tokens that end the output.")] = None
+    include_stop_str_in_output: Annotated[bool | None, about("Keep the stop text in the output.")] = None
+    min_tokens: Annotated[int | None, about("Tokens generated before any may end the output.")] = None
+    presence_penalty: Annotated[float | None, about("Against tokens of the output so far; [-2, 2].")] = None
+    frequency_penalty: Annotated[float | None, about("The same, by number of occurrences; [-2, 2].")] = None
+    repetition_penalty: Annotated[float | None, about("Divides logits of prompt and output tokens; > 0.")] = (
+        None
+    )
+    logit_bias: Annotated[
+        dict[int, float] | None, about("Token id to what is added to its logit, held within [-100, 100].")
+    ] = None
+    allowed_token_ids: Annotated[list[int] | None, about("The only tokens that may be generated.")] = None
+    bad_words: Annotated[list[str] | None, about("Texts that may not be generated.")] = None
+    skip_special_tokens: Annotated[
+        bool | None, about("Leave special tokens out of the text; default true.")
+    ] = None
+    spaces_between_special_tokens: bool | None = None
+    return_token_ids: Annotated[bool | None, about("Send token ids of prompt and output.")] = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1)] | None, about("Most prompt tokens to keep; -1: as many as fit.")
+    ] = None
+    truncation_side: Annotated[
+        str | None, about("Which tokens truncation drops: left (default) or right.")
+    ] = None
+    stream_interval: Annotated[
+        Annotated[int, Meta(ge=1, le=32767)] | None, about("Tokens per event; default: the server's.")
+    ] = None
+    priority: Annotated[Int64 | None, about("Lower runs earlier; default 0.")] = None
+    request_id: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=256)] | None,
+        about("Becomes part of the reply's id; the header X-Request-Id wins."),
+    ] = None
+    cache_salt: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=1024)] | None,
+        about("Prompts with different salts share no cached prefix."),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, about("Add special tokens such as BOS to text; default true, for chat false.")
+    ] = None
+    echo: Annotated[bool | None, about("Send the prompt (chat: a continued message) before the output.")] = (
+        None
+    )
+    user: Annotated[str | None, about("Your end user; not used.")] = None
+    session_id: Annotated[str | None, about("Your session; not used.")] = None
+    prompt_logprobs: int | None = None
+    response_format: JsonObject | None = None
+    structured_outputs: JsonObject | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    watermarking: bool | None = None
+    logprob_token_ids: list[int] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_offsets: bool | None = None
+    routed_experts_prompt_start: int | None = None
+    mm_payload: str | None = None
+    return_mm_kwargs: bool | None = None
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
+    vllm_xargs: JsonObject | None = None
+    repetition_detection: JsonObject | None = None
+    thinking_token_budget: int | None = None
+
+
+class CompletionRequest(GenerateRequest, kw_only=True):
+    """Body of POST /v1/completions."""
+
+    prompt: Annotated[
+        str | list[str | PromptToken | list[PromptToken]] | None,
+        about("A text, a list of texts, a list of token ids, or a list of lists of token ids."),
+    ] = None
+    logprobs: Annotated[int | None, about("Alternatives to report per token.")] = None
+    suffix: str | None = None
+    prompt_embeds: Any = None
+
+
+class ChatCompletionRequest(GenerateRequest, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], about("The conversation, oldest message first.")]
+    max_completion_tokens: Annotated[int | None, about("Most tokens to generate.")] = None
+    logprobs: Annotated[bool | None, about("Report log probabilities.")] = None
+    top_logprobs: Annotated[int | None, about("Alternatives to report per token; only with logprobs.")] = None
+    add_generation_prompt: Annotated[
+        bool | None, about("Open the assistant's turn; default true unless continue_final_message.")
+    ] = None
+    continue_final_message: Annotated[bool | None, about("Go on with the last message.")] = None
+    chat_template_kwargs: Annotated[JsonObject | None, about("Variables for the chat template.")] = None
+    documents: Annotated[list[JsonObject] | None, about("Documents for the chat template.")] = None
+    tools: Annotated[list[Tool] | None, about("Functions for the chat template.")] = None
+    tool_choice: Annotated[str | JsonObject | None, about("none; other choices are refused.")] = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str | None, about("A variable for the chat template.")] = None
+    include_reasoning: bool | None = None
+    chat_template: str | None = None
+    return_prompt_text: bool | None = None
+    media_io_kwargs: JsonObject | None = None
+    mm_processor_kwargs: JsonObject | None = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: Annotated[str | None, about("A text to tokenize.")] = None
+    messages: Annotated[list[Message] | None, about("A conversation to render and tokenize.")] = None
+    add_special_tokens: Annotated[bool | None, about("Default: true for prompt, false for messages.")] = None
+    return_token_strs: Annotated[bool | None, about("Send the tokens' spelling as well.")] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    tools: list[Tool] | None = None
+    chat_template: str | None = None
+    media_io_kwargs: JsonObject | None = None
+    mm_processor_kwargs: JsonObject | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /detokenize."""
+
+    tokens: list[PromptToken]
+    model: str | None = None
