@@ -1,13 +1,237 @@
 """The OpenAPI document and the page that shows it."""
 
-from typing import Any
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .reply_schemas import REPLIES, ref
+from .types import (
+    MAX_REQUEST_ID,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from .unsupported import CHAT, COMPLETION, TOKENIZE, Row
+
+Json = dict[str, Any]
+
+_REFERENCE = "#/components/schemas/{name}"
+_UNSUPPORTED: dict[str, tuple[Row, ...]] = {
+    "CompletionRequest": COMPLETION,
+    "ChatCompletionRequest": CHAT,
+    "TokenizeRequest": TOKENIZE,
+}
+_ERRORS = {
+    400: "The body is not JSON, or a field has a value that is not allowed or not supported.",
+    401: "No valid API key.",
+    404: "No such model.",
+    405: "Another method is needed.",
+    408: "The request did not arrive in time.",
+    413: "The body is larger than --max-request-bytes.",
+    429: "Too many requests wait; the header Retry-After says when to try again.",
+    500: "The server failed.",
+    503: "No engine is ready, or the server is shutting down.",
+}
+_EVENTS = (
+    "With stream: server-sent events. Each is a line `data: ` and the JSON of this schema, followed by an "
+    "empty line; the last one is `data: [DONE]`. A failure is an event with an Error, and nothing follows it."
+)
 
 
-def openapi_document(version: str, *, api_key: bool = False) -> dict[str, Any]:
+def openapi_document(version: str, *, api_key: bool = False) -> Json:
     """OpenAPI 3.1 document of every route. ``api_key``: whether the routes ask for a bearer token."""
-    raise NotImplementedError
+    document: Json = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Penstock",
+            "version": version,
+            "summary": "Large language models over the OpenAI HTTP API.",
+        },
+        "paths": _paths(api_key),
+        "components": {"schemas": _request_schemas() | REPLIES},
+    }
+    if api_key:
+        document["components"]["securitySchemes"] = {
+            "apiKey": {"type": "http", "scheme": "bearer", "description": "One of the server's --api-key."}
+        }
+    return document
 
 
 def docs_page() -> bytes:
-    """A self-contained HTML page that shows /openapi.json."""
-    raise NotImplementedError
+    """A self-contained HTML page that shows /openapi.json: routes, fields and a request to try."""
+    return (Path(__file__).parent / "static" / "docs.html").read_bytes()
+
+
+# -- routes
+
+
+def _json(name: str) -> Json:
+    return {
+        "description": REPLIES[name]["description"],
+        "content": {"application/json": {"schema": ref(name)}},
+    }
+
+
+def _json_or_events(name: str, event: str) -> Json:
+    reply = _json(name)
+    events = {"schema": {"type": "string", "description": _EVENTS}, "x-event": ref(event)}
+    reply["content"]["text/event-stream"] = events
+    return reply
+
+
+def _plain(kind: str) -> Json:
+    return {"description": "The document.", "content": {kind: {"schema": {}}}}
+
+
+_YES: Json = {"description": "Yes.", "content": {"application/json": {"schema": {"type": "object"}}}}
+_MODEL_NAME: Json = {
+    "in": "path",
+    "name": "model",
+    "required": True,
+    "description": "A served name.",
+    "schema": {"type": "string", "minLength": 1},
+}
+_REQUEST_ID: Json = {
+    "in": "header",
+    "name": "X-Request-Id",
+    "description": "Becomes part of the reply's id.",
+    "schema": {"type": "string", "maxLength": MAX_REQUEST_ID},
+}
+_MESSAGES = [{"role": "user", "content": "Say hello"}]
+_WITH_BODY = (400, 404, 408, 413, 500, 503)
+
+
+class _Route(NamedTuple):
+    """One method of one path."""
+
+    method: str
+    path: str
+    tag: str
+    operation: str
+    summary: str
+    ok: Json
+    errors: tuple[int, ...] = ()
+    parameters: tuple[Json, ...] = ()
+    body: str | None = None
+    """Name of the schema of the request's body."""
+    example: Json | None = None
+
+
+_ROUTES = (
+    _Route(
+        "post",
+        "/v1/completions",
+        "Generate",
+        "createCompletion",
+        "Complete a prompt",
+        _json_or_events("Completion", "Completion"),
+        (*_WITH_BODY, 429),
+        (_REQUEST_ID,),
+        "CompletionRequest",
+        {"prompt": "Once upon a time", "max_tokens": 32},
+    ),
+    _Route(
+        "post",
+        "/v1/chat/completions",
+        "Generate",
+        "createChatCompletion",
+        "Answer a conversation",
+        _json_or_events("ChatCompletion", "ChatCompletionChunk"),
+        (*_WITH_BODY, 429),
+        (_REQUEST_ID,),
+        "ChatCompletionRequest",
+        {"messages": _MESSAGES, "max_tokens": 32},
+    ),
+    _Route("get", "/v1/models", "Models", "listModels", "List models", _json("ModelList")),
+    _Route(
+        "get",
+        "/v1/models/{model}",
+        "Models",
+        "getModel",
+        "Describe a model",
+        _json("Model"),
+        (404,),
+        (_MODEL_NAME,),
+    ),
+    _Route(
+        "post",
+        "/tokenize",
+        "Tokens",
+        "tokenize",
+        "Tokenize a prompt or a conversation",
+        _json("Tokens"),
+        _WITH_BODY,
+        body="TokenizeRequest",
+        example={"prompt": "Hello, world"},
+    ),
+    _Route(
+        "post",
+        "/detokenize",
+        "Tokens",
+        "detokenize",
+        "The text of tokens",
+        _json("Text"),
+        _WITH_BODY,
+        body="DetokenizeRequest",
+        example={"tokens": [1, 2, 3]},
+    ),
+    _Route("get", "/health", "Health", "health", "Whether an engine is up", _YES, (503,)),
+    _Route("get", "/ready", "Health", "ready", "Whether requests are taken", _YES, (503,)),
+    _Route("get", "/ping", "Health", "ping", "The same as /health", _YES, (503,)),
+    _Route("post", "/ping", "Health", "pingPost", "The same as /health", _YES, (503,)),
+    _Route("get", "/version", "Server", "version", "The server's version", _json("Version")),
+    _Route("get", "/load", "Server", "load", "Streams of the process that answers", _json("Load")),
+    _Route("get", "/metrics", "Server", "metrics", "Metrics for Prometheus", _plain("text/plain")),
+    _Route("get", "/openapi.json", "Server", "openapi", "This document", _plain("application/json")),
+    _Route("get", "/docs", "Server", "docs", "A page that shows this document", _plain("text/html")),
+)
+
+
+def _paths(api_key: bool) -> Json:
+    paths: Json = {}
+    for route in _ROUTES:
+        paths.setdefault(route.path, {})[route.method] = _operation(
+            route, guarded=api_key and route.tag != "Health"
+        )
+    return paths
+
+
+def _operation(route: _Route, *, guarded: bool) -> Json:
+    statuses = sorted({*route.errors, 405, *((401,) if guarded else ())})
+    operation: Json = {
+        "summary": route.summary,
+        "operationId": route.operation,
+        "tags": [route.tag],
+        "responses": {"200": route.ok} | {str(status): _error(status) for status in statuses},
+    }
+    if route.parameters:
+        operation["parameters"] = list(route.parameters)
+    if route.body:
+        content = {"application/json": {"schema": ref(route.body), "example": route.example}}
+        operation["requestBody"] = {"required": True, "content": content}
+    if guarded:
+        operation["security"] = [{"apiKey": []}]
+    return operation
+
+
+def _error(status: int) -> Json:
+    return {"description": _ERRORS[status], "content": {"application/json": {"schema": ref("Error")}}}
+
+
+# -- schemas of requests
+
+
+def _request_schemas() -> Json:
+    types = (CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest)
+    _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    for name, schema in schemas.items():
+        for field in schema.get("properties", {}).values():
+            if field.get("default", ...) is None:
+                del field["default"]  # null means absent; to say so of every field would drown the rest
+        for row in _UNSUPPORTED.get(name, ()):
+            schema["properties"][row.field]["description"] = f"Not supported: {row.allowed}."
+    return schemas

@@ -23,6 +23,7 @@ from .facts import ModelFacts
 from .prompts import check_vocabulary, prompts_of, truncation
 from .tokenizer import Tokenizer
 from .types import (
+    MAX_REQUEST_ID,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -217,6 +218,10 @@ class Planner:
         plan.logprobs = logprobs
         plan.interval = request.stream_interval
         plan.request_id = request_id or request.request_id
+        if request_id is not None and len(request_id) > MAX_REQUEST_ID:
+            raise ApiError(
+                400, f"X-Request-Id is longer than {MAX_REQUEST_ID} characters.", param="X-Request-Id"
+            )
         if request.n is not None:
             plan.n = request.n
         if options is not None:

@@ -17,6 +17,8 @@ def about(description: str, **bounds: Any) -> Meta:
 
 
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+MAX_REQUEST_ID = 256
+"""Characters of a request id, in the body or in the header X-Request-Id."""
 PromptToken = Annotated[int, Meta(ge=0)]
 JsonObject = dict[str, Any]
 
@@ -118,7 +120,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     ] = None
     priority: Annotated[Int64 | None, about("Lower runs earlier; default 0.")] = None
     request_id: Annotated[
-        Annotated[str, Meta(min_length=1, max_length=256)] | None,
+        Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)] | None,
         about("Becomes part of the reply's id; the header X-Request-Id wins."),
     ] = None
     cache_salt: Annotated[

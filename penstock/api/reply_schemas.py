@@ -1,0 +1,172 @@
+"""JSON schemas of the replies, for the OpenAPI document alone: replies are put together as bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+TOKENS: Schema = {"type": "array", "items": COUNT}
+
+
+def ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def listed(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def shape(description: str, required: dict[str, Schema], **optional: Schema) -> Schema:
+    """An object with fields that are always there, and some that need not be."""
+    return {
+        "type": "object",
+        "description": description,
+        "required": list(required),
+        "properties": required | optional,
+    }
+
+
+FINISH_REASON = or_null({"type": "string", "enum": ["stop", "length", "abort", "tool_calls", "error"]})
+STOP_REASON = {
+    "description": "The stop string or the id of the stop token that ended the output.",
+    "anyOf": [STRING, INTEGER, {"type": "null"}],
+}
+_TOKEN: dict[str, Schema] = {"token": STRING, "logprob": NUMBER, "bytes": or_null(listed(COUNT))}
+_CHAT_LOGPROBS = or_null(
+    shape("Log probabilities of the tokens.", {"content": or_null(listed(ref("TokenLogprob")))})
+)
+
+
+def _reply(description: str, kind: str, choice: str, **optional: Schema) -> Schema:
+    required = {
+        "id": STRING,
+        "object": {"type": "string", "const": kind},
+        "created": {"type": "integer", "description": "Seconds since 1970."},
+        "model": STRING,
+        "choices": listed(ref(choice)),
+    }
+    return shape(description, required, **optional)
+
+
+REPLIES: dict[str, Schema] = {
+    "Error": shape(
+        "Why a request failed.",
+        {
+            "error": shape(
+                "The error.",
+                {
+                    "message": STRING,
+                    "type": STRING,
+                    "param": {"description": "The field at fault.", **or_null(STRING)},
+                    "code": {"anyOf": [STRING, INTEGER, {"type": "null"}]},
+                },
+            )
+        },
+    ),
+    "Usage": shape(
+        "Tokens of a request.",
+        {"prompt_tokens": COUNT, "total_tokens": COUNT, "completion_tokens": COUNT},
+        prompt_tokens_details=or_null({"type": "object"}),
+        completion_tokens_details=or_null({"type": "object"}),
+    ),
+    "TokenLogprob": shape(
+        "A generated token and its alternatives.",
+        _TOKEN | {"top_logprobs": listed(shape("An alternative.", _TOKEN))},
+    ),
+    "CompletionLogprobs": shape(
+        "Log probabilities, one entry per token.",
+        {
+            "text_offset": listed(COUNT),
+            "token_logprobs": listed(or_null(NUMBER)),
+            "tokens": listed(STRING),
+            "top_logprobs": listed(or_null({"type": "object", "additionalProperties": NUMBER})),
+        },
+    ),
+    "CompletionChoice": shape(
+        "One output, or a piece of it.",
+        {"index": COUNT, "text": STRING, "logprobs": or_null(ref("CompletionLogprobs"))}
+        | {"finish_reason": FINISH_REASON},
+        stop_reason=STOP_REASON,
+        token_ids=or_null(TOKENS),
+        prompt_token_ids=or_null(TOKENS),
+    ),
+    "Completion": _reply(
+        "A completion; as an event, a piece of one.",
+        "text_completion",
+        "CompletionChoice",
+        usage=or_null(ref("Usage")),
+        system_fingerprint=or_null(STRING),
+        service_tier=or_null(STRING),
+    ),
+    "ChatChoice": shape(
+        "One output.",
+        {
+            "index": COUNT,
+            "message": shape("The message.", {"role": STRING, "content": or_null(STRING)}),
+            "logprobs": _CHAT_LOGPROBS,
+            "finish_reason": FINISH_REASON,
+        },
+        stop_reason=STOP_REASON,
+        token_ids=or_null(TOKENS),
+    ),
+    "ChatCompletion": _reply(
+        "A chat completion.",
+        "chat.completion",
+        "ChatChoice",
+        usage=ref("Usage"),
+        prompt_token_ids=or_null(TOKENS),
+        system_fingerprint=or_null(STRING),
+        service_tier=or_null(STRING),
+    ),
+    "ChatChunkChoice": shape(
+        "A piece of one output.",
+        {
+            "index": COUNT,
+            "delta": {"type": "object", "properties": {"role": STRING, "content": or_null(STRING)}},
+            "finish_reason": FINISH_REASON,
+        },
+        logprobs=_CHAT_LOGPROBS,
+        stop_reason=STOP_REASON,
+        token_ids=or_null(TOKENS),
+    ),
+    "ChatCompletionChunk": _reply(
+        "An event of a streamed chat completion.",
+        "chat.completion.chunk",
+        "ChatChunkChoice",
+        usage=or_null(ref("Usage")),
+        prompt_token_ids=or_null(TOKENS),
+    ),
+    "Model": shape(
+        "A served model.",
+        {
+            "id": STRING,
+            "object": {"type": "string", "const": "model"},
+            "created": INTEGER,
+            "owned_by": STRING,
+        },
+        root=or_null(STRING),
+        parent=or_null(STRING),
+        max_model_len=COUNT,
+    ),
+    "ModelList": shape(
+        "The served models.", {"object": {"type": "string", "const": "list"}, "data": listed(ref("Model"))}
+    ),
+    "Tokens": shape(
+        "A tokenized text.",
+        {"count": COUNT, "max_model_len": COUNT, "tokens": TOKENS},
+        token_strs=or_null(listed(STRING)),
+    ),
+    "Text": shape("The text of tokens.", {"prompt": STRING}),
+    "Version": shape("The server's version.", {"version": STRING}),
+    "Load": shape("How busy the process is.", {"server_load": COUNT}),
+}
+"""By the names that references use."""
