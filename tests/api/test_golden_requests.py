@@ -1,0 +1,112 @@
+"""Recorded requests to vLLM: what it accepts is planned, what it refuses is refused the same way."""
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.api.errors import ApiError
+
+from .planning import DATA, chat_body, error_of, planner, tiny_tokenizer
+
+CASES: list[dict[str, Any]] = json.loads((DATA / "golden_requests.json").read_text())
+PLANNER = planner()
+
+REFUSED_HERE = {
+    "chat_json_schema": "response_format",
+    "chat_tools_auto": "tool_choice",
+    "chat_tools_required": "tool_choice",
+    "comp_best_of": "best_of",
+    "comp_echo_logprobs": "echo",
+    "comp_json_schema": "structured_outputs",
+    "comp_prompt_logprobs": "prompt_logprobs",
+    "comp_response_format_json": "response_format",
+}
+"""Cases with a field that is not supported, which the error names."""
+
+CLEARER_PARAM = {"err_stop_int": "body.stop", "err_messages_no_role": "body.messages.0.role"}
+"""Where vLLM's param names a class of its own."""
+
+
+def outcome(case: dict[str, Any]) -> int | ApiError:
+    """Prompt tokens, all prompts together, or the error."""
+    body = case["request_body"].encode()
+    tokenizer = tiny_tokenizer()
+    try:
+        if case["path"] == "/tokenize":
+            text = PLANNER.tokenize(body)
+            return len(tokenizer.encode(text.text, text.add_special_tokens))
+        if case["path"] == "/detokenize":
+            return len(PLANNER.detokenize(body))
+        plan = (PLANNER.chat if "chat" in case["path"] else PLANNER.completion)(body)
+        lengths = [
+            len(tokenizer.encode(prompt, plan.add_special_tokens)) if isinstance(prompt, str) else len(prompt)
+            for prompt in plan.prompts
+        ]
+        for length in lengths:
+            plan.sampling(length)
+    except ApiError as error:
+        return error
+    return sum(lengths)
+
+
+def named(accepted: bool) -> list[Any]:
+    cases = [
+        case for case in CASES if case["name"] not in REFUSED_HERE and (case["status"] == 200) is accepted
+    ]
+    return [pytest.param(case, id=case["name"]) for case in cases]
+
+
+@pytest.mark.parametrize("case", named(accepted=True))
+def test_accepted_requests(case: dict[str, Any]) -> None:
+    tokens = outcome(case)
+    assert not isinstance(tokens, ApiError), tokens.message
+    if "prompt_tokens" in case:
+        assert tokens == case["prompt_tokens"]
+
+
+@pytest.mark.parametrize("case", named(accepted=False))
+def test_refused_requests(case: dict[str, Any]) -> None:
+    error, expected = outcome(case), case["error"]
+    assert isinstance(error, ApiError)
+    assert (error.status, error.type) == (case["status"], expected["type"])
+    assert error.param == CLEARER_PARAM.get(case["name"], expected["param"])
+    assert error.code == expected["code"]
+    if "validation error" not in expected["message"]:
+        assert error.message == expected["message"]
+
+
+@pytest.mark.parametrize("name", REFUSED_HERE)
+def test_what_is_not_supported_is_named(name: str) -> None:
+    error = outcome(next(case for case in CASES if case["name"] == name))
+    assert isinstance(error, ApiError)
+    assert (error.status, error.param) == (400, REFUSED_HERE[name])
+    assert REFUSED_HERE[name] in error.message
+
+
+def test_tokens_of_a_rendered_conversation() -> None:
+    case = next(case for case in CASES if case["name"] == "tokenize_chat")
+    plan = PLANNER.tokenize(case["request_body"].encode())
+    assert tiny_tokenizer().encode(plan.text, plan.add_special_tokens) == case["tokens"]
+    same = json.loads(case["request_body"])
+    chat = PLANNER.chat(chat_body(messages=same["messages"]))
+    assert chat.prompts == [plan.text]
+    assert chat.add_special_tokens is False
+
+
+def test_prompts_as_long_as_the_context() -> None:
+    plan = PLANNER.completion(json.dumps({"prompt": [5] * 2048, "max_tokens": 8}).encode())
+    error = error_of(plan.sampling, 2048)
+    assert error.message == "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"
+    assert (error.status, error.type, error.param) == (400, "BadRequestError", "max_tokens")
+
+
+def test_prompts_longer_than_the_context() -> None:
+    plan = PLANNER.completion(json.dumps({"prompt": "a b " * 3000, "max_tokens": 8}).encode())
+    error = error_of(plan.sampling, 6001)
+    assert error.message == (
+        "This model's maximum context length is 2048 tokens. However, your prompt contains at least 2049 "
+        "input tokens, which exceeds this limit even without any output tokens. Please reduce the length "
+        "of the input prompt. (parameter=input_tokens, value=2049)"
+    )
+    assert (error.status, error.type, error.param) == (400, "BadRequestError", "input_tokens")
