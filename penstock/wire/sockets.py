@@ -41,7 +41,11 @@ class EngineSocket:
         self._socket.setsockopt(zmq.SNDHWM, FRAMES_IN_FLIGHT)
         self._socket.setsockopt(zmq.RCVHWM, 0)  # requests are bounded by the API servers' admission
         self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.bind(address)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError:
+            self.close()
+            raise
 
     @property
     def fd(self) -> int:
@@ -128,5 +132,7 @@ class EngineLink:
             return None
 
     def close(self) -> None:
-        self._socket.disable_monitor()
-        self._socket.close()
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+            self._monitor.close()
+            self._socket.close()

@@ -1,0 +1,210 @@
+"""Engine and API server sockets over real ipc in a directory of the test's own."""
+
+import os
+import select
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+import zmq
+
+from penstock.wire.sockets import (
+    FRAMES_IN_FLIGHT,
+    EngineLink,
+    EngineSocket,
+    PeerGone,
+    engine_address,
+    server_identity,
+)
+
+ME = server_identity(3, 1)
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+def run_dir() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+        yield directory
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def engine(run_dir: str, stack: ExitStack) -> EngineSocket:
+    socket = EngineSocket(engine_address(run_dir, 0))
+    stack.callback(socket.close)
+    return socket
+
+
+@pytest.fixture
+def link_to(run_dir: str, stack: ExitStack) -> Callable[[bytes], EngineLink]:
+    def connect(identity: bytes) -> EngineLink:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        link = EngineLink(context, engine_address(run_dir, 0), identity)
+        stack.callback(context.term)
+        stack.callback(link.close)
+        return link
+
+    return connect
+
+
+@pytest.fixture
+def link(link_to: Callable[[bytes], EngineLink]) -> EngineLink:
+    return link_to(ME)
+
+
+def take(engine: EngineSocket) -> tuple[bytes, list[bytes]]:
+    assert engine.wait(DEADLINE_S)
+    message = engine.receive()
+    assert message is not None
+    return message
+
+
+def read(link: EngineLink) -> list[bytes]:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        parts = link.receive()
+        if parts is not None:
+            return parts
+        select.select([link.fd], [], [], 0.05)
+    raise AssertionError("nothing to receive")
+
+
+def meet(engine: EngineSocket, link: EngineLink) -> None:
+    """Exchange a first message: an engine knows its peers from theirs."""
+    link.send([b"hello"])
+    assert take(engine)[1] == [b"hello"]
+
+
+def until(condition: Callable[[], bool], wait: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        wait()
+
+
+def test_identities_tell_restarts_apart() -> None:
+    assert server_identity(3, 1) == b"api-server-3-1"
+    assert len({server_identity(server, epoch) for server in range(3) for epoch in range(3)}) == 9
+
+
+def test_round_trip(engine: EngineSocket, link: EngineLink) -> None:
+    link.send([b"one", b"", b"\x00\xff"])
+    assert take(engine) == (ME, [b"one", b"", b"\x00\xff"])
+    assert engine.send(ME, [b"header", b"columns"])
+    assert read(link) == [b"header", b"columns"]
+    assert engine.receive() is None
+    assert link.receive() is None
+
+
+def test_what_is_sent_before_the_engine_listens_arrives(
+    run_dir: str, link: EngineLink, stack: ExitStack
+) -> None:
+    link.send([b"early"])
+    engine = EngineSocket(engine_address(run_dir, 0))
+    stack.callback(engine.close)
+    assert take(engine) == (ME, [b"early"])
+    assert not link.lost()
+
+
+def test_wait_gives_up(engine: EngineSocket) -> None:
+    assert not engine.wait(0)
+
+
+def test_wait_also_for_a_descriptor(engine: EngineSocket) -> None:
+    readable, writable = os.pipe()
+    try:
+        assert not engine.wait(0, readable)
+        os.write(writable, b"x")
+        assert engine.wait(None, readable)
+    finally:
+        os.close(readable)
+        os.close(writable)
+
+
+def test_a_reader_that_stops_fills_a_bounded_queue(engine: EngineSocket, link: EngineLink) -> None:
+    meet(engine, link)
+    payload = bytes(100_000)
+    sent = 0
+    while engine.send(ME, [b"%d" % sent, payload]):
+        sent += 1
+        # both ends' queues, and what the kernel holds between them
+        assert sent < 4 * FRAMES_IN_FLIGHT
+    for number in range(sent):
+        assert read(link) == [b"%d" % number, payload]
+    until(lambda: engine.send(ME, [b"more"]), lambda: engine.wait(0.01))
+    assert read(link) == [b"more"]
+
+
+def test_nothing_is_sent_to_an_unknown_peer(engine: EngineSocket) -> None:
+    with pytest.raises(PeerGone, match="api-server-3-1"):
+        engine.send(ME, [b"x"])
+
+
+def test_a_peer_that_left_is_gone(engine: EngineSocket, link_to: Callable[[bytes], EngineLink]) -> None:
+    link = link_to(ME)
+    meet(engine, link)
+    link.close()
+
+    def gone() -> bool:
+        try:
+            engine.send(ME, [b"x"])
+        except PeerGone:
+            return True
+        return False
+
+    until(gone, lambda: engine.wait(0.01))
+
+
+def test_a_full_peer_that_leaves_is_gone(engine: EngineSocket, link: EngineLink) -> None:
+    meet(engine, link)
+    while engine.send(ME, [bytes(100_000)]):
+        pass
+    link.close()
+    with pytest.raises(PeerGone):
+        until(lambda: False, lambda: (engine.send(ME, [bytes(100_000)]), engine.wait(0.01)))
+
+
+def test_an_engine_that_left_is_lost_for_good(run_dir: str, link: EngineLink, stack: ExitStack) -> None:
+    engine = EngineSocket(engine_address(run_dir, 0))
+    meet(engine, link)
+    assert not link.lost()
+    engine.close()
+    until(link.lost, lambda: select.select([link.monitor_fd], [], [], 0.05))
+    successor = EngineSocket(engine_address(run_dir, 0))
+    stack.callback(successor.close)
+    assert link.lost()
+
+
+def test_a_second_connection_takes_over_an_identity(
+    engine: EngineSocket, link: EngineLink, link_to: Callable[[bytes], EngineLink]
+) -> None:
+    meet(engine, link)
+    second = link_to(ME)
+    meet(engine, second)
+    assert engine.send(ME, [b"for the second"])
+    assert read(second) == [b"for the second"]
+    assert link.receive() is None
+
+
+def test_peers_do_not_share_a_queue(
+    engine: EngineSocket, link: EngineLink, link_to: Callable[[bytes], EngineLink]
+) -> None:
+    other = link_to(server_identity(4, 0))
+    meet(engine, link)
+    meet(engine, other)
+    while engine.send(ME, [bytes(100_000)]):
+        pass
+    assert engine.send(server_identity(4, 0), [b"not held up"])
+    assert read(other) == [b"not held up"]
+
+
+def test_an_address_that_cannot_be_bound(run_dir: str) -> None:
+    with pytest.raises(zmq.ZMQError):
+        EngineSocket(engine_address(run_dir + "/absent", 0))
