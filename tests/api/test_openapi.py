@@ -1,0 +1,96 @@
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.api.openapi import docs_page, openapi_document
+from penstock.api.types import ChatCompletionRequest, CompletionRequest
+
+DOCUMENT = openapi_document("1.2.3")
+
+
+def references(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        yield from (value for key, value in node.items() if key == "$ref")
+        node = list(node.values())
+    if isinstance(node, list):
+        for item in node:
+            yield from references(item)
+
+
+def operations(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {
+        (method, path): made
+        for path, methods in document["paths"].items()
+        for method, made in methods.items()
+    }
+
+
+def test_every_route_is_there() -> None:
+    assert set(operations(DOCUMENT)) == {
+        ("get", "/v1/models"),
+        ("get", "/v1/models/{model}"),
+        ("post", "/v1/completions"),
+        ("post", "/v1/chat/completions"),
+        ("post", "/tokenize"),
+        ("post", "/detokenize"),
+        ("get", "/health"),
+        ("get", "/ready"),
+        ("get", "/ping"),
+        ("post", "/ping"),
+        ("get", "/version"),
+        ("get", "/load"),
+        ("get", "/metrics"),
+        ("get", "/openapi.json"),
+        ("get", "/docs"),
+    }
+
+
+def test_it_is_json_and_its_references_resolve() -> None:
+    document = json.loads(json.dumps(DOCUMENT))
+    schemas = document["components"]["schemas"]
+    assert document["info"]["version"] == "1.2.3"
+    assert {name.rpartition("/")[2] for name in references(document)} <= set(schemas)
+
+
+def test_operations_have_names_of_their_own() -> None:
+    names = [operation["operationId"] for operation in operations(DOCUMENT).values()]
+    assert len(set(names)) == len(names)
+
+
+def test_request_schemas_have_every_field() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    for type in (CompletionRequest, ChatCompletionRequest):
+        schema = schemas[type.__name__]
+        assert set(schema["properties"]) == set(type.__struct_fields__)
+        assert schema.get("additionalProperties") is not False
+    assert schemas["ChatCompletionRequest"]["required"] == ["messages"]
+
+
+def test_unsupported_fields_say_so() -> None:
+    properties = DOCUMENT["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert properties["suffix"]["description"].startswith("Not supported: ")
+    assert not properties["stop"]["description"].startswith("Not supported: ")
+
+
+def test_generating_routes_declare_both_replies_and_every_error() -> None:
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        responses = operations(DOCUMENT)["post", path]["responses"]
+        assert set(responses) == {"200", "400", "404", "405", "408", "413", "429", "500", "503"}
+        assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+
+
+def test_a_key_guards_all_but_the_health_routes() -> None:
+    guarded = openapi_document("1", api_key=True)
+    open_routes = {path for (_, path), made in operations(guarded).items() if "security" not in made}
+    assert open_routes == {"/health", "/ready", "/ping"}
+    assert all("401" in made["responses"] for made in operations(guarded).values() if "security" in made)
+    assert "securitySchemes" not in DOCUMENT["components"]
+    assert not any("security" in made for made in operations(DOCUMENT).values())
+
+
+def test_the_page_loads_nothing_but_the_document() -> None:
+    page = docs_page().decode()
+    assert 'fetch("openapi.json")' in page
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "src=" not in page

@@ -1,0 +1,120 @@
+from typing import Any
+
+import pytest
+
+from penstock.api.types import ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from penstock.api.unsupported import CHAT, COMPLETION, TOKENIZE, Row
+
+from .planning import body, chat_body, error_of, planner
+
+PLANNER = planner()
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+NOT_SERVED: dict[str, Any] = {
+    "audio": {"voice": "x"},
+    "best_of": 2,
+    "chat_template": "{{ 1 }}",
+    "ec_transfer_params": {"a": 1},
+    "function_call": "auto",
+    "functions": [{"name": "f"}],
+    "kv_transfer_params": {"a": 1},
+    "length_penalty": 0.5,
+    "logprob_token_ids": [1],
+    "media_io_kwargs": {"a": 1},
+    "mm_payload": "tensors",
+    "mm_processor_kwargs": {"a": 1},
+    "modalities": ["text", "audio"],
+    "prediction": {"type": "content"},
+    "prompt_embeds": "AAAA",
+    "prompt_logprobs": 0,
+    "repetition_detection": {"a": 1},
+    "response_format": {"type": "json_object"},
+    "return_mm_kwargs": True,
+    "return_prompt_text": True,
+    "return_token_offsets": True,
+    "return_tokens_as_token_ids": True,
+    "routed_experts_prompt_start": 1,
+    "spaces_between_special_tokens": False,
+    "structured_outputs": {"choice": ["a"]},
+    "suffix": "x",
+    "thinking_token_budget": 5,
+    "use_beam_search": True,
+    "vllm_xargs": {"a": 1},
+    "watermarking": True,
+    "web_search_options": {},
+}
+SERVED: dict[str, Any] = {
+    "best_of": 1,
+    "function_call": "none",
+    "functions": [],
+    "length_penalty": 1,
+    "logprob_token_ids": [],
+    "mm_payload": "none",
+    "modalities": ["text"],
+    "response_format": {"type": "text"},
+    "routed_experts_prompt_start": 0,
+    "spaces_between_special_tokens": True,
+    "structured_outputs": {"choice": None},
+    "suffix": "",
+    "thinking_token_budget": -1,
+    "use_beam_search": False,
+}
+
+
+def rows() -> list[Any]:
+    return [
+        pytest.param(row, id=row.field) for row in {row.field: row for row in (*CHAT, *COMPLETION)}.values()
+    ]
+
+
+@pytest.mark.parametrize("row", rows())
+def test_each_row_is_refused_by_name(row: Row) -> None:
+    for table, plan, make in ((CHAT, PLANNER.chat, chat_body), (COMPLETION, PLANNER.completion, body)):
+        if row in table:
+            error = error_of(plan, make(**{row.field: NOT_SERVED[row.field]}))
+            assert (error.status, error.type, error.param) == (400, "BadRequestError", row.field)
+            assert error.message == f"{row.field} is not supported by this server: {row.allowed}."
+
+
+@pytest.mark.parametrize("field", SERVED)
+def test_values_that_ask_for_nothing_pass(field: str) -> None:
+    if field in ChatCompletionRequest.__struct_fields__:
+        PLANNER.chat(chat_body(**{field: SERVED[field]}))
+    if field in CompletionRequest.__struct_fields__:
+        PLANNER.completion(body(**{field: SERVED[field]}))
+
+
+@pytest.mark.parametrize(
+    ("table", "type"),
+    [(CHAT, ChatCompletionRequest), (COMPLETION, CompletionRequest), (TOKENIZE, TokenizeRequest)],
+)
+def test_rows_are_fields(table: tuple[Row, ...], type: Any) -> None:
+    assert {row.field for row in table} <= set(type.__struct_fields__)
+
+
+def test_echo_goes_without_logprobs_only() -> None:
+    assert PLANNER.completion(body(echo=True)).echo
+    assert error_of(PLANNER.completion, body(echo=True, logprobs=0)).param == "echo"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tools": [TOOL], "tool_choice": "none"}, {"tool_choice": "none"}, {"tools": []}]
+)
+def test_text_answers_are_served_with_tools_or_without(fields: dict[str, Any]) -> None:
+    PLANNER.chat(chat_body(**fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tools": [TOOL]}, "with tools it must be none"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "with tools it must be none"),
+        ({"tools": [TOOL], "tool_choice": TOOL}, "with tools it must be none"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "does not match any of the specified"),
+        ({"tool_choice": "auto"}, "`tools` must be set"),
+    ],
+)
+def test_tool_calls_are_refused(fields: dict[str, Any], message: str) -> None:
+    error = error_of(PLANNER.chat, chat_body(**fields))
+    assert error.param == "tool_choice"
+    assert message in error.message
