@@ -60,7 +60,7 @@ def run(control: ControlChannel) -> int:
     return 0
 
 
-def build_engine(launch: Launch, progress: Callable[[str], None]) -> Engine:
+def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) -> Engine:
     """The engine of ``launch.config.engine``. Only its code is imported."""
     if launch.config.engine == "synthetic":
         from .synthetic import SyntheticEngine

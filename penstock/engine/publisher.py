@@ -118,7 +118,7 @@ class Publisher:
                 rows.count,
                 rows.finish,
                 rows.cached,
-                rows.logprobs,
+                None if rows.logprobs is None else rows.logprobs.ascending(),
                 load.waiting,
                 load.running,
                 round(load.kv_used * 1000),

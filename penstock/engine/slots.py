@@ -157,6 +157,14 @@ class SlotTable:
             for row in np.flatnonzero((slots == slot) & counts):
                 is_stop[row] |= tokens[row] in stop_ids
 
+    def due(self, slots: NDArray[np.intp], finish: I8) -> NDArray[np.bool_]:
+        """bool[R]: which slots :meth:`rows` makes a row for."""
+        sent = self.sent[slots]
+        held = self.length[slots] - sent
+        due: NDArray[np.bool_] = held >= self.interval[slots]
+        due |= (finish != 0) | (sent == self.prompt_len[slots])
+        return due
+
     def rows(self, slots: NDArray[np.intp], finish: I8) -> StepRows:
         """The rows that are due: a stream's first token, its end, or an interval full of tokens.
 

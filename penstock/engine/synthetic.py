@@ -90,14 +90,14 @@ class SyntheticEngine:
         self,
         config: ServeConfig,
         model_dir: str,
-        progress: Callable[[str], None] = _no_progress,
+        progress: Callable[[str, float | None], None] = _no_progress,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         *,
         tokenizer_dir: str | None = None,
     ) -> None:
         """``tokenizer_dir`` has tokenizer.json when ``model_dir`` has not. Raises ConfigError."""
-        progress("reading the tokenizer")
+        progress("reading the tokenizer", None)
         vocabulary = read_vocabulary(Path(tokenizer_dir or model_dir))
         directory = Path(model_dir)
         max_model_len = config.max_model_len or read_max_model_len(directory)

@@ -4,7 +4,6 @@ Nothing here needs torch: tokenizer.json through ``tokenizers``, the other files
 """
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,30 +52,46 @@ def read_vocabulary(tokenizer_dir: Path) -> Vocabulary:
 
 
 def read_eos_token_ids(model_dir: Path) -> tuple[int, ...]:
-    """The ids that end a stream, from generation_config.json, else from config.json; possibly none."""
+    """The ids that end a stream, from generation_config.json, else from config.json (its text part, then
+    itself); possibly none. Raises ConfigError."""
     for name in ("generation_config.json", "config.json"):
-        eos = _read_json(model_dir / name).get("eos_token_id")
-        if eos is not None:
-            return tuple(eos) if isinstance(eos, Iterable) else (int(eos),)
+        path = model_dir / name
+        for part in _parts(path):
+            eos = part.get("eos_token_id")
+            if eos is not None:
+                return tuple(
+                    _count(path, "eos_token_id", token, 0)
+                    for token in (eos if isinstance(eos, list) else [eos])
+                )
     return ()
 
 
 def read_max_model_len(model_dir: Path) -> int:
-    """max_position_embeddings of config.json, its text part first; else :data:`DEFAULT_MAX_MODEL_LEN`."""
-    config = _read_json(model_dir / "config.json")
-    for part in (config.get("text_config") or {}, config):
+    """max_position_embeddings of config.json, its text part first; else :data:`DEFAULT_MAX_MODEL_LEN`.
+    Raises ConfigError."""
+    path = model_dir / "config.json"
+    for part in _parts(path):
         if "max_position_embeddings" in part:
-            return int(part["max_position_embeddings"])
+            return _count(path, "max_position_embeddings", part["max_position_embeddings"], 2)
     return DEFAULT_MAX_MODEL_LEN
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _parts(path: Path) -> list[dict[str, Any]]:
+    """The object in ``path``, behind its text_config when it has one (a model of several modalities);
+    nothing when there is no such file."""
     if not path.is_file():
-        return {}
+        return []
     try:
         content = json.loads(path.read_bytes())
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: holds {type(content).__name__}, not an object")
-    return content
+    text = content.get("text_config")
+    return [text, content] if isinstance(text, dict) else [content]
+
+
+def _count(path: Path, name: str, value: object, least: int) -> int:
+    if type(value) is not int or value < least:
+        raise ConfigError(f"{path}: {name} is {value!r}, not an integer of at least {least}")
+    return value

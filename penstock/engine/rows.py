@@ -1,0 +1,86 @@
+"""Putting the parts of a step's rows together: streams that ran, and streams that were aborted."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from ..wire.frames import Finish, Logprobs
+from .base import StepRows, StreamFailure
+
+NumberT = TypeVar("NumberT", bound=np.generic)
+
+
+def no_rows() -> StepRows:
+    empty = np.zeros(0, np.int32)
+    return StepRows(empty, empty, empty, empty)
+
+
+def aborted_rows(streams: Sequence[tuple[int, int, int]]) -> StepRows:
+    """Ends without tokens for streams that never ran, given as (server, stream, position)."""
+    server, stream, position = np.array(streams, np.int32).reshape(-1, 3).T
+    count = np.zeros(len(server), np.int32)
+    finish = np.full(len(server), Finish.ABORT, np.int8)
+    return StepRows(server, stream, position, np.zeros(0, np.int32), count, finish)
+
+
+def joined(parts: Sequence[StepRows]) -> StepRows:
+    """One set of rows from several; the order is kept."""
+    parts = [part for part in parts if len(part.stream)]
+    if not parts:
+        return no_rows()
+    if len(parts) == 1:
+        return parts[0]
+    failed: list[StreamFailure] = [failure for part in parts for failure in part.failed]
+    return StepRows(
+        np.concatenate([part.server for part in parts]),
+        np.concatenate([part.stream for part in parts]),
+        np.concatenate([part.position for part in parts]),
+        np.concatenate([part.tokens for part in parts]),
+        _filled([part.count for part in parts], parts, np.int32(1)),
+        _filled([part.finish for part in parts], parts, np.int8(0)),
+        _filled([part.cached for part in parts], parts, np.int32(0)),
+        _joined_logprobs(parts),
+        failed,
+    )
+
+
+def _filled(
+    columns: list[np.ndarray[tuple[int], np.dtype[NumberT]] | None],
+    parts: Sequence[StepRows],
+    default: NumberT,
+) -> np.ndarray[tuple[int], np.dtype[NumberT]] | None:
+    if all(column is None for column in columns):
+        return None
+    return np.concatenate(
+        [
+            np.full(len(part.stream), default) if column is None else column
+            for column, part in zip(columns, parts, strict=True)
+        ]
+    )
+
+
+def _joined_logprobs(parts: Sequence[StepRows]) -> Logprobs | None:
+    offset, shifted = 0, []
+    for part in parts:
+        if part.logprobs is not None:
+            token = (part.logprobs.token + offset).astype(np.int32)
+            shifted.append(Logprobs(token, part.logprobs.ids, part.logprobs.values, part.logprobs.rank))
+        offset += len(part.tokens)
+    return joined_logprobs(shifted)
+
+
+def joined_logprobs(parts: Sequence[Logprobs]) -> Logprobs | None:
+    """One set of logprob columns, as wide as the widest part."""
+    if not parts:
+        return None
+    if len(parts) == 1:
+        return parts[0]
+    width = max(part.width for part in parts)
+    wide = [part.widened(width) for part in parts]
+    return Logprobs(
+        np.concatenate([part.token for part in wide]),
+        np.concatenate([part.ids for part in wide]),
+        np.concatenate([part.values for part in wide]),
+        np.concatenate([part.rank for part in wide]),
+    )

@@ -1,0 +1,146 @@
+"""Tiny random models, and an engine driven step by step without processes or sockets."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from penstock.config.options import ServeConfig
+from penstock.engine.torch.engine import TorchEngine
+from penstock.wire.frames import Finish, Logprobs
+from penstock.wire.messages import Sampling, Submit
+
+VOCAB = 320
+_SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "initializer_range": 0.4,  # wide enough for greedy choices without near ties
+}
+_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 24},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 16},
+    "gemma": {"head_dim": 16},
+    "gemma2": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
+    "phi": {"num_key_value_heads": 4},
+    "phi3": {},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.4, "num_key_value_heads": 4},
+    "gpt2": {"n_inner": 64},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 32},
+    "qwen3_moe": {**_EXPERTS, "head_dim": 16},
+}
+
+
+def make_model(kind: str, directory: Path, **changes: Any) -> transformers.PreTrainedModel:
+    """A random model of a family, saved to ``directory``; the same for the same arguments."""
+    torch.manual_seed(0)
+    known = transformers.AutoConfig.for_model(kind)
+    options = _SMALL | FAMILIES[kind] | changes
+    if kind == "gpt2":
+        renamed = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+        options = {renamed.get(key, key): value for key, value in options.items()}
+        options["n_positions"] = options.pop("max_position_embeddings")
+        for absent in ("intermediate_size", "num_key_value_heads"):
+            options.pop(absent)
+    config = type(known)(**options)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(directory)
+    return model
+
+
+def make_engine(directory: Path | str, **options: Any) -> TorchEngine:
+    small = {"max_num_seqs": 64, "kv_cache_memory": 32 << 20, "threads": 1} | options
+    return TorchEngine(ServeConfig(**small), str(directory), lambda text, fraction: None)
+
+
+def submit(
+    stream: int, prompt: Sequence[int], interval: int = 1, resumed: int = 0, **sampling: Any
+) -> Submit:
+    settings = {"max_tokens": 16, "seed": stream, "temperature": 0.0} | sampling
+    return Submit(
+        stream, np.array(prompt, "<i4").tobytes(), Sampling(**settings), interval=interval, resumed=resumed
+    )
+
+
+@dataclass
+class Outcome:
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    """Tokens per row."""
+    finish: Finish = Finish.NONE
+    logprobs: list[tuple[list[int], list[float], int]] = field(default_factory=list)
+
+
+class Driver:
+    """Steps an engine and gathers what each stream gets, checking order and single ends."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self.engine = engine
+        self.outcomes: dict[int, Outcome] = {}
+
+    def submit(self, request: Submit) -> None:
+        self.outcomes[request.stream] = Outcome()
+        self.engine.submit(0, request)
+
+    def step(self) -> None:
+        rows = self.engine.step()
+        counts = np.ones(len(rows.stream), np.int32) if rows.count is None else rows.count
+        finishes = np.zeros(len(rows.stream), np.int8) if rows.finish is None else rows.finish
+        ends = np.cumsum(counts)
+        for row, stream in enumerate(rows.stream.tolist()):
+            outcome = self.outcomes[stream]
+            assert outcome.finish is Finish.NONE, "a row after the end"
+            outcome.positions.append(int(rows.position[row]))
+            outcome.rows.append(int(counts[row]))
+            outcome.tokens += rows.tokens[ends[row] - counts[row] : ends[row]].tolist()
+            outcome.finish = Finish(int(finishes[row]))
+            if rows.logprobs is not None:
+                outcome.logprobs += entries(rows.logprobs, int(ends[row] - counts[row]), int(ends[row]))
+
+    def run(self, most: int = 5000) -> dict[int, Outcome]:
+        for _ in range(most):
+            if not self.engine.has_work():
+                return self.outcomes
+            self.step()
+        raise AssertionError(f"streams still run after {most} steps")
+
+
+def entries(logprobs: Logprobs, start: int, end: int) -> list[tuple[list[int], list[float], int]]:
+    return [
+        (logprobs.ids[place].tolist(), logprobs.values[place].tolist(), int(logprobs.rank[place]))
+        for place in np.flatnonzero((logprobs.token >= start) & (logprobs.token < end))
+    ]
+
+
+def run_all(engine: TorchEngine, requests: Iterable[Submit]) -> dict[int, Outcome]:
+    driver = Driver(engine)
+    for request in requests:
+        driver.submit(request)
+    return driver.run()
+
+
+@torch.inference_mode()
+def generate(model: transformers.PreTrainedModel, prompt: Sequence[int], tokens: int) -> list[int]:
+    """transformers' own greedy continuation, up to ``tokens`` tokens, EOS included."""
+    ids = torch.tensor([list(prompt)])
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=2
+    )
+    continued: list[int] = output[0, len(prompt) :].tolist()
+    return continued

@@ -1,0 +1,200 @@
+"""The torch engine against transformers' own generation, token by token."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import transformers
+
+from penstock.config.errors import ConfigError
+from penstock.engine.base import RequestRejected
+from penstock.wire.frames import Finish
+
+from .harness import FAMILIES, VOCAB, Driver, generate, make_engine, make_model, run_all, submit
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, transformers.PreTrainedModel]:
+    directory = tmp_path_factory.mktemp("llama")
+    return directory, make_model("llama", directory)
+
+
+def prompts(count: int, longest: int) -> list[list[int]]:
+    random = np.random.default_rng(1)
+    return [
+        random.integers(3, VOCAB, size=length).tolist()
+        for length in random.integers(1, longest + 1, size=count).tolist()
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_batched_tokens": 32},
+        {"kv_cache_memory": 400 << 10, "block_size": 4},  # room for about two of the longest streams
+        {"max_num_seqs": 5, "block_size": 7},
+    ],
+    ids=["plain", "chunked", "preempted", "few-slots"],
+)
+def test_greedy_output_is_that_of_transformers_one_by_one(
+    llama: tuple[Path, transformers.PreTrainedModel], options: dict[str, int]
+) -> None:
+    directory, model = llama
+    driver = Driver(make_engine(directory, **options))
+    expected = {}
+    for stream, prompt in enumerate(prompts(64, 600)):
+        driver.submit(submit(stream, prompt, max_tokens=24))
+        if stream % 3:
+            driver.step()  # arrivals are staggered
+        expected[stream] = generate(model, prompt, 24)
+    outcomes = driver.run()
+    assert {stream: outcome.tokens for stream, outcome in outcomes.items()} == expected
+    if "kv_cache_memory" in options:
+        assert driver.engine.metrics()["preemptions_total"] > 0
+    assert driver.engine.load().kv_used == 0
+    assert driver.engine.load().running == 0
+
+
+@pytest.mark.parametrize("kind", sorted(FAMILIES))
+def test_every_family_equals_transformers(kind: str, tmp_path: Path) -> None:
+    model = make_model(kind, tmp_path)
+    chosen = prompts(6, 90)
+    outcomes = run_all(
+        make_engine(tmp_path, max_num_batched_tokens=64),
+        [submit(stream, prompt, max_tokens=20) for stream, prompt in enumerate(chosen)],
+    )
+    assert [outcomes[stream].tokens for stream in range(len(chosen))] == [
+        generate(model, prompt, 20) for prompt in chosen
+    ]
+
+
+def test_an_unsupported_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    transformers.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=1, n_head=2).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"'bloom' is not supported.*llama"):
+        make_engine(tmp_path)
+
+
+def test_a_stream_ends_by_eos_stop_id_and_length(llama: tuple[Path, transformers.PreTrainedModel]) -> None:
+    directory, model = llama
+    prompt = [5, 6, 7]
+    continued = generate(model, prompt, 12)
+    third = continued[2]
+    first = continued.index(third)
+    outcomes = run_all(
+        make_engine(directory),
+        [
+            submit(0, prompt, max_tokens=12, stop_token_ids=(third,)),
+            submit(1, prompt, max_tokens=5),
+            submit(2, prompt, max_tokens=12, stop_token_ids=(third,), min_tokens=first + 2),
+            submit(3, prompt, max_tokens=8, logit_bias={1: 100.0}),
+            submit(4, prompt, max_tokens=8, logit_bias={1: 100.0}, ignore_eos=True),
+            submit(5, prompt, max_tokens=8, logit_bias={1: 100.0}, min_tokens=3),
+        ],
+    )
+    assert (outcomes[0].tokens, outcomes[0].finish) == (continued[: first + 1], Finish.STOP_TOKEN)
+    assert (outcomes[1].tokens, outcomes[1].finish) == (continued[:5], Finish.LENGTH)
+    assert len(outcomes[2].tokens) > first + 1
+    assert third not in outcomes[2].tokens[: first + 2]
+    assert (outcomes[3].tokens, outcomes[3].finish) == ([1], Finish.EOS)
+    assert (outcomes[4].tokens, outcomes[4].finish) == ([1] * 8, Finish.LENGTH)
+    assert outcomes[5].tokens.index(1) == 3
+
+
+def test_an_interval_groups_tokens_but_for_the_first_and_the_last(
+    llama: tuple[Path, transformers.PreTrainedModel],
+) -> None:
+    directory, _ = llama
+    outcomes = run_all(
+        make_engine(directory), [submit(0, [9, 8], interval=4, max_tokens=11, ignore_eos=True, logprobs=1)]
+    )
+    assert outcomes[0].rows == [1, 4, 4, 2]
+    assert outcomes[0].positions == [0, 1, 5, 9]
+    assert [ids[0] for ids, _, _ in outcomes[0].logprobs] == outcomes[0].tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_resumed_stream_goes_on_as_it_would_have(
+    llama: tuple[Path, transformers.PreTrainedModel], temperature: float
+) -> None:
+    directory, _ = llama
+    settings = {"max_tokens": 20, "ignore_eos": True, "temperature": temperature, "seed": 77}
+    whole = run_all(make_engine(directory), [submit(0, [4, 5, 6], **settings)])[0].tokens
+    rest = run_all(make_engine(directory), [submit(0, [4, 5, 6, *whole[:8]], resumed=8, **settings)])[0]
+    assert rest.tokens == whole[8:]
+    assert rest.positions[0] == 8
+
+
+def test_samples_do_not_depend_on_the_batch(llama: tuple[Path, transformers.PreTrainedModel]) -> None:
+    directory, _ = llama
+    settings = {"temperature": 1.0, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "ignore_eos": True}
+    requests = [submit(stream, [3 + stream, 7], **settings) for stream in range(12)]
+    together = run_all(make_engine(directory), requests)
+    alone = {
+        request.stream: run_all(make_engine(directory), [request])[request.stream] for request in requests
+    }
+    assert {stream: outcome.tokens for stream, outcome in together.items()} == {
+        stream: outcome.tokens for stream, outcome in alone.items()
+    }
+    assert len({tuple(outcome.tokens) for outcome in together.values()}) > 6
+
+
+def test_aborts_end_streams_once_and_free_everything(
+    llama: tuple[Path, transformers.PreTrainedModel],
+) -> None:
+    directory, _ = llama
+    driver = Driver(make_engine(directory, max_num_seqs=4))
+    for stream in range(8):
+        driver.submit(submit(stream, [3, 4, 5], max_tokens=50, ignore_eos=True))
+    driver.step()
+    driver.engine.abort(0, [0, 6, 99])
+    driver.step()
+    assert driver.outcomes[0].finish is Finish.ABORT
+    assert driver.outcomes[6].finish is Finish.ABORT
+    assert driver.outcomes[6].tokens == []
+    driver.engine.drop_server(0)
+    assert not driver.engine.has_work()
+    assert driver.engine.load().kv_used == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": [VOCAB]}, f"token id {VOCAB}"),
+        ({"prompt": [5] * 1024}, "leave no room"),
+        ({"prompt": [5] * 900, "max_tokens": 100}, "do not fit the KV cache"),
+        ({"logit_bias": {VOCAB: 1.0}}, "logit_bias"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ],
+)
+def test_what_can_never_run_is_refused(
+    llama: tuple[Path, transformers.PreTrainedModel], changes: dict[str, object], message: str
+) -> None:
+    directory, _ = llama
+    engine = make_engine(directory, kv_cache_memory=200 << 10)
+    arguments = {"prompt": [5]} | changes
+    with pytest.raises(RequestRejected, match=message):
+        engine.submit(0, submit(0, **arguments))  # type: ignore[arg-type]
+    assert not engine.has_work()
+
+
+def test_logprobs_are_those_of_the_model(llama: tuple[Path, transformers.PreTrainedModel]) -> None:
+    import torch
+
+    directory, model = llama
+    prompt = [11, 12, 13]
+    outcome = run_all(
+        make_engine(directory), [submit(0, prompt, max_tokens=4, logprobs=3, logit_bias={9: 50.0})]
+    )[0]
+    history = list(prompt)
+    for token, (ids, values, rank) in zip(outcome.tokens, outcome.logprobs, strict=True):
+        with torch.inference_mode():
+            exact = torch.log_softmax(model(torch.tensor([history])).logits[0, -1].float(), -1)
+        assert token == ids[0] == 9
+        assert values == pytest.approx(exact[ids].tolist(), abs=1e-4)
+        assert rank == int((exact > exact[token]).sum()) + 1
+        assert ids[1:] == exact.topk(3).indices.tolist()
+        history.append(token)

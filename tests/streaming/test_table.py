@@ -1,0 +1,142 @@
+"""The stream table: rows reach their streams, in order, or not at all."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from penstock.metrics.histogram import ITL_BOUNDS, TTFT_BOUNDS, Histogram
+from penstock.streaming.stream import Stream, StreamError
+from penstock.streaming.table import StreamTable
+from penstock.wire.frames import Finish, Logprobs, TokenFrame
+from penstock.wire.messages import WireError
+
+TEXTS: list[bytes | None] = [b"a", b"bc", None, b"d"]
+CAREFUL = 2
+
+
+class RecordingReply:
+    def __init__(self) -> None:
+        self.rows: list[tuple[list[int], Finish, int]] = []
+        self.errors: list[str] = []
+
+    def on_row(
+        self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
+    ) -> None:
+        self.rows.append((list(tokens), finish, cached))
+
+    def on_failure(self, stream: Stream, error: StreamError) -> None:
+        self.errors.append(error.code)
+
+
+class BrokenReply(RecordingReply):
+    def on_row(self, *arguments: object) -> None:
+        raise RuntimeError("a fault in one stream's handling")
+
+
+def make_table() -> StreamTable:
+    return StreamTable(len(TEXTS), Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), capacity=2)
+
+
+def make_stream(reply: RecordingReply, written: list[bytes], rank: int = 0) -> Stream:
+    return Stream(reply, 0, rank, TEXTS, written.append, b"<", b">\r\n")
+
+
+def frame(*rows: tuple[int, int, list[int]], finish: Sequence[Finish] | None = None) -> TokenFrame:
+    counts = [len(tokens) for _, _, tokens in rows]
+    return TokenFrame(
+        1,
+        np.array([handle for handle, _, _ in rows], np.int32),
+        np.array([position for _, position, _ in rows], np.int32),
+        np.array([token for _, _, tokens in rows for token in tokens], np.int32),
+        None if all(count == 1 for count in counts) else np.array(counts, np.int32),
+        None if finish is None else np.array(finish, np.int8),
+    )
+
+
+def test_a_plain_row_is_one_chunk() -> None:
+    table, written = make_table(), list[bytes]()
+    handle = table.open(make_stream(RecordingReply(), written), 0.0)
+    table.deliver(0, frame((handle, 0, [0])), 1.0)
+    table.deliver(0, frame((handle, 1, [1, 3])), 2.0)
+    assert written == [b"3\r\n<a>\r\n", b"5\r\n<bcd>\r\n"]
+
+
+def test_rows_that_need_care_go_to_the_reply() -> None:
+    table, written, reply = make_table(), list[bytes](), RecordingReply()
+    handle = table.open(make_stream(reply, written), 0.0)
+    table.deliver(0, frame((handle, 0, [CAREFUL])), 1.0)
+    table.deliver(0, frame((handle, 1, [0, CAREFUL, 0])), 2.0)
+    table.deliver(0, frame((handle, 4, [0]), finish=[Finish.LENGTH]), 3.0)
+    assert written == []
+    assert reply.rows == [
+        ([CAREFUL], Finish.NONE, 0),
+        ([0, CAREFUL, 0], Finish.NONE, 0),
+        ([0], Finish.LENGTH, 0),
+    ]
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize("position", [0, 2])
+def test_lost_or_repeated_tokens_end_the_stream(position: int) -> None:
+    table, written, reply = make_table(), list[bytes](), RecordingReply()
+    handle = table.open(make_stream(reply, written), 0.0)
+    table.deliver(0, frame((handle, 0, [0])), 1.0)
+    with pytest.raises(WireError, match="out of order"):
+        table.deliver(0, frame((handle, position, [1])), 2.0)
+    assert len(written) == 1
+    assert reply.errors == ["engine_error"]
+
+
+def test_rows_of_another_engine_or_of_no_stream_are_refused() -> None:
+    table, reply = make_table(), RecordingReply()
+    handle = table.open(make_stream(reply, []), 0.0)
+    with pytest.raises(WireError, match="out of order"):
+        table.deliver(1, frame((handle, 0, [0])), 1.0)
+    with pytest.raises(WireError, match="never was"):
+        table.deliver(0, frame((9999, 0, [0])), 1.0)
+    with pytest.raises(WireError, match="token id 4"):
+        table.deliver(0, frame((handle, 0, [len(TEXTS)])), 1.0)
+    assert reply.errors == []
+
+
+def test_a_handle_is_reused_only_after_its_end() -> None:
+    table, reply = make_table(), RecordingReply()
+    stream = make_stream(reply, [])
+    handle = table.open(stream, 0.0)
+    table.discard(stream, [None] * len(TEXTS))
+    others = [table.open(make_stream(RecordingReply(), []), 0.0) for _ in range(5)]
+    assert handle not in others
+    table.deliver(0, frame((handle, 0, [1]), finish=[Finish.ABORT]), 1.0)
+    assert reply.rows == []
+    assert table.open(make_stream(RecordingReply(), []), 0.0) == handle
+
+
+def test_a_fault_in_one_stream_spares_the_others() -> None:
+    table, written = make_table(), list[bytes]()
+    broken = BrokenReply()
+    first = table.open(make_stream(broken, []), 0.0)
+    second = table.open(make_stream(RecordingReply(), written), 0.0)
+    table.deliver(0, frame((first, 0, [CAREFUL]), (second, 0, [0])), 1.0)
+    assert broken.errors == ["internal_error"]
+    assert written == [b"3\r\n<a>\r\n"]
+
+
+def test_streams_of_a_dead_engine_fail_and_free_their_handles() -> None:
+    table = make_table()
+    replies = [RecordingReply() for _ in range(3)]
+    for rank, reply in enumerate(replies):
+        table.open(make_stream(reply, [], rank=rank % 2), 0.0)
+    assert table.fail_rank(0, StreamError(500, "engine_error", "gone")) == 2
+    assert [reply.errors for reply in replies] == [["engine_error"], [], ["engine_error"]]
+    assert len(table) == 1
+
+
+def test_latency_is_recorded_per_row() -> None:
+    ttft, itl = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
+    table = StreamTable(len(TEXTS), ttft, itl)
+    handle = table.open(make_stream(RecordingReply(), []), 10.0)
+    table.deliver(0, frame((handle, 0, [0])), 11.5)
+    table.deliver(0, frame((handle, 1, [0])), 12.0)
+    assert (ttft.counts.tolist(), ttft.total) == ([0, 1, 0], 1.5)
+    assert (itl.counts.tolist(), itl.total) == ([1, 0, 0], 0.5)
