@@ -82,6 +82,15 @@ class Logprobs:
             return None
         return Logprobs(shifted, self.ids[kept], self.values[kept], self.rank[kept])
 
+    def ascending(self) -> "Logprobs | None":
+        """The entries in the order that the wire has them; None when there are none."""
+        if not len(self.token):
+            return None
+        if (self.token[1:] > self.token[:-1]).all():
+            return self
+        order = np.argsort(self.token)
+        return self.take(order, self.token[order])
+
     def widened(self, width: int) -> "Logprobs":
         if width == self.width:
             return self
