@@ -66,7 +66,7 @@ class _Peer:
     head: list[bytes] | None = None
     """A message that found the queue full, encoded once."""
     segments: Segments = field(default_factory=Segments)
-    messages: deque[Message] = field(default_factory=deque)
+    messages: deque[bytes] = field(default_factory=deque)
 
     @property
     def behind(self) -> bool:
@@ -107,7 +107,10 @@ class Publisher:
     # -- what goes out
 
     def publish(self, rows: StepRows, load: Load) -> None:
-        """Send a step's rows: one frame for each API server that has any, then the streams that failed."""
+        """Send a step's rows: one frame for each API server that has any, then the streams that failed.
+
+        The arrays of ``rows`` are kept while a peer is behind: they must not change afterwards.
+        """
         self._step += 1
         if len(rows.server):
             frame = TokenFrame(
@@ -153,7 +156,7 @@ class Publisher:
         peer = self._peers.get(server)
         if peer is None:
             return
-        peer.messages.append(message)
+        peer.messages.append(encode(message))
         self._catch_up(server, peer)
 
     def send_to_all(self, message: Message) -> None:
@@ -194,4 +197,4 @@ class Publisher:
 def _next_parts(peer: _Peer) -> list[bytes]:
     if peer.segments:
         return encode_frame(peer.segments.popleft())
-    return [encode(peer.messages.popleft())]
+    return [peer.messages.popleft()]
