@@ -30,8 +30,7 @@ class Model:
 def resolve_model(config: ServeConfig, run_dir: str) -> Model:
     """Finds or downloads the model and sees that it has what the engine needs.
 
-    ``run_dir`` takes a converted tokenizer. Raises ConfigError,
-    StartError.
+    ``run_dir`` takes a converted tokenizer. Raises ConfigError, StartError.
     """
     if config.engine == "torch":
         _require_torch()
@@ -59,6 +58,8 @@ def _model_directory(config: ServeConfig) -> Path:
         if config.revision is not None:
             raise ConfigError(f"--revision {config.revision}: the bundled demo model has no revisions")
         return DEMO_DIR
+    if not config.model:
+        raise ConfigError("model: an empty name; leave it out for the bundled demo model")
     path = Path(config.model).expanduser()
     if path.is_dir():
         if config.revision is not None:

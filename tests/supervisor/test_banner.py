@@ -1,0 +1,70 @@
+import pytest
+
+from penstock import __version__
+from penstock.config.options import ServeConfig
+from penstock.supervisor.banner import banner, base_url
+from penstock.supervisor.fleet import Name
+from penstock.wire.control import Info
+
+PIDS = {Name("engine", 0): 13, Name("engine", 1): 14, Name("api-server", 0): 11, Name("api-server", 1): 12}
+
+
+def text(config: ServeConfig, infos: dict[Name, Info], host: str = "127.0.0.1") -> str:
+    return banner(
+        config,
+        address=(host, 8123),
+        served_model_names=["tiny", "small"],
+        model_dir="/models/tiny-llama",
+        supervisor_pid=10,
+        pids=PIDS,
+        infos=infos,
+    )
+
+
+def test_says_everything_once() -> None:
+    engines: dict[Name, Info] = {
+        Name("engine", rank): {"device": "cpu", "kv blocks": 1200, "graphs": False} for rank in (0, 1)
+    }
+    assert text(ServeConfig(api_key=["topsecret"]), engines).splitlines() == [
+        f"penstock {__version__}",
+        "  model      tiny, small (/models/tiny-llama)",
+        "  engine     torch: device cpu, kv blocks 1,200, graphs off",
+        "  processes  supervisor 10, 2 api-servers 11 12, 2 engines 13 14",
+        "  URL        http://127.0.0.1:8123/v1",
+        "  metrics    http://127.0.0.1:8123/metrics",
+        "  docs       http://127.0.0.1:8123/docs",
+        "  API key    required",
+    ]
+
+
+def test_engines_that_differ_are_told_apart() -> None:
+    infos: dict[Name, Info] = {
+        Name("engine", 0): {"device": "cuda:0"},
+        Name("engine", 1): {"device": "cuda:1"},
+    }
+    assert "engine     torch; engine 0: device cuda:0; engine 1: device cuda:1" in text(ServeConfig(), infos)
+
+
+def test_an_engine_that_says_nothing() -> None:
+    lines = text(ServeConfig(engine="synthetic"), {}).splitlines()
+    assert "  engine     synthetic" in lines
+    assert "  API key    off, anybody who can connect may use the server" in lines
+
+
+def test_a_server_on_every_address_says_so() -> None:
+    assert "URL        http://127.0.0.1:8123/v1 (on every address of this machine)" in text(
+        ServeConfig(), {}, host="0.0.0.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("fe80::1", "http://[fe80::1]:8000"),
+    ],
+)
+def test_url_for_clients_on_the_same_machine(host: str, url: str) -> None:
+    assert base_url(host, 8000) == url

@@ -1,0 +1,373 @@
+import logging
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_OK
+from penstock.supervisor.fleet import (
+    GRACE_S,
+    Action,
+    Announce,
+    Fleet,
+    Kill,
+    Name,
+    Phase,
+    Say,
+    Send,
+    Show,
+    Spawn,
+)
+from penstock.supervisor.restart import FIRST_DELAY_S
+from penstock.wire.control import Drain, Failed, Progress, Ready, Stop
+
+ENGINE = Name("engine", 0)
+SERVER = Name("api-server", 0)
+OTHER = Name("api-server", 1)
+STARTUP_S = 100.0
+SHUTDOWN_S = 7.0
+
+
+def make(api_servers: int = 1) -> Fleet:
+    return Fleet(engines=1, api_servers=api_servers, startup_timeout=STARTUP_S, shutdown_timeout=SHUTDOWN_S)
+
+
+def serving(api_servers: int = 1) -> Fleet:
+    """All ready at time 1."""
+    fleet = make(api_servers)
+    fleet.begin(0.0)
+    for name in fleet.names():
+        fleet.report(name, Ready(), 1.0)
+    assert fleet.phase is Phase.SERVING
+    return fleet
+
+
+def said(actions: list[Action]) -> list[str]:
+    return [action.text for action in actions if isinstance(action, Say)]
+
+
+def errors(actions: list[Action]) -> list[str]:
+    return [a.text for a in actions if isinstance(a, Say) and a.level >= logging.WARNING]
+
+
+def done(actions: list[Action]) -> list[Action]:
+    return [action for action in actions if not isinstance(action, Say)]
+
+
+# -- start ---------------------------------------------------------------------------------------------
+
+
+def test_engines_are_started_first_and_nobody_waits() -> None:
+    assert make(2).begin(0.0) == [Spawn(ENGINE, 0), Spawn(SERVER, 0), Spawn(OTHER, 0)]
+
+
+def test_announces_once_when_the_last_one_is_ready() -> None:
+    fleet = make()
+    fleet.begin(10.0)
+    assert fleet.report(SERVER, Ready(), 11.0) == []
+    assert fleet.report(ENGINE, Ready(info={"device": "cpu"}), 12.5) == [Announce(2.5)]
+    assert fleet.info(ENGINE) == {"device": "cpu"}
+    assert done(fleet.report(ENGINE, Ready(), 13.0)) == []
+
+
+def test_progress_is_shown_and_renews_the_time_to_start() -> None:
+    fleet = make()
+    fleet.begin(0.0)
+    fleet.report(SERVER, Ready(), 0.0)
+    progress = Progress(text="loading weights", fraction=0.5)
+    assert fleet.report(ENGINE, progress, 90.0) == [Show(ENGINE, progress)]
+    assert fleet.next_deadline() == 90.0 + STARTUP_S
+    assert fleet.tick(STARTUP_S + 1) == []
+    assert done(fleet.tick(90.0 + STARTUP_S)) == [Kill(ENGINE)]
+
+
+def test_a_first_start_that_takes_too_long_ends_everything_and_says_where_it_was() -> None:
+    fleet = make()
+    fleet.begin(0.0)
+    fleet.report(SERVER, Ready(), 0.0)
+    fleet.report(ENGINE, Progress(text="loading weights"), 0.0)
+    assert done(fleet.tick(STARTUP_S)) == [Kill(ENGINE)]
+    actions = fleet.died(ENGINE, -signal.SIGKILL, STARTUP_S)
+    assert done(actions) == [Send(SERVER, Stop())]
+    [error] = errors(actions)
+    assert error.startswith("engine 0 was killed by SIGKILL")
+    assert "not ready within 100 s (--startup-timeout); it was at: loading weights" in error
+    fleet.died(SERVER, 0, STARTUP_S)
+    assert fleet.exit_code == EXIT_FAILED
+
+
+@pytest.mark.parametrize("order", ["report first", "exit code alone"])
+def test_a_fatal_failure_at_start_ends_everything_with_its_message_once(order: str) -> None:
+    fleet = make(2)
+    fleet.begin(0.0)
+    fleet.report(SERVER, Ready(), 0.5)
+    told: list[str] = []
+    if order == "report first":
+        assert fleet.report(ENGINE, Failed(message="no config.json", fatal=True), 1.0) == []
+    actions = fleet.died(ENGINE, EXIT_FATAL, 1.0)
+    told += errors(actions)
+    # The one that is ready is asked, the one that still loads has nothing to lose.
+    assert done(actions) == [Send(SERVER, Stop()), Kill(OTHER)]
+    told += errors(fleet.died(OTHER, -signal.SIGKILL, 1.0))
+    assert fleet.exit_code is None
+    told += errors(fleet.died(SERVER, 0, 1.0))
+    reason = "no config.json" if order == "report first" else "it would fail the same way again"
+    assert told == [f"engine 0 ended with exit code 3: {reason}"]
+    assert fleet.exit_code == EXIT_FAILED
+
+
+def test_a_start_that_may_work_next_time_is_tried_three_times() -> None:
+    fleet = make()
+    fleet.begin(0.0)
+    fleet.report(SERVER, Ready(), 0.0)
+    now, epochs = 1.0, []
+    for _ in range(2):
+        assert done(fleet.died(ENGINE, -signal.SIGSEGV, now)) == []
+        deadline = fleet.next_deadline()
+        assert deadline is not None
+        now = deadline
+        epochs += fleet.tick(now)
+    assert epochs == [Spawn(ENGINE, 1), Spawn(ENGINE, 2)]
+    actions = fleet.died(ENGINE, -signal.SIGSEGV, now)
+    assert errors(actions) == ["engine 0 was killed by SIGSEGV", "engine 0 keeps failing to start; giving up"]
+    assert done(actions) == [Send(SERVER, Stop())]
+
+
+def test_a_machine_that_refuses_processes_is_a_failed_start() -> None:
+    fleet = make()
+    fleet.begin(0.0)
+    actions = fleet.could_not_start(ENGINE, "Cannot allocate memory", 0.0)
+    assert errors(actions) == ["engine 0 could not be started: Cannot allocate memory"]
+    assert fleet.tick(FIRST_DELAY_S) == [Spawn(ENGINE, 1)]
+
+
+def test_a_signal_during_the_start_stops_at_once() -> None:
+    fleet = make()
+    fleet.begin(0.0)
+    fleet.report(SERVER, Ready(), 0.5)
+    assert done(fleet.signalled(signal.SIGINT, 1.0)) == [Kill(ENGINE), Send(SERVER, Stop())]
+    assert errors(fleet.died(ENGINE, -signal.SIGKILL, 1.0)) == []
+    fleet.died(SERVER, 0, 1.0)
+    assert fleet.exit_code == EXIT_OK
+
+
+# -- deaths while serving ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [ENGINE, SERVER])
+def test_a_death_is_told_once_with_its_cause_and_answered_by_a_restart(name: Name) -> None:
+    fleet = serving()
+    fleet.report(name, Failed(message="CUDA is unhappy", fatal=False), 5.0)
+    actions = fleet.died(name, 1, 5.0)
+    assert errors(actions) == [f"{name} ended with exit code 1: CUDA is unhappy"]
+    assert done(actions) == []
+    assert fleet.tick(5.0 + FIRST_DELAY_S / 2) == []
+    assert fleet.tick(5.0 + FIRST_DELAY_S) == [Spawn(name, 1)]
+    actions = fleet.report(name, Ready(), 6.0)
+    assert said(actions) == [f"{name} is ready again"]
+    assert done(actions) == []
+    # The reason of the first death is not told again at the second.
+    assert errors(fleet.died(name, -signal.SIGSEGV, 7.0)) == [f"{name} was killed by SIGSEGV"]
+
+
+def test_an_exit_that_nobody_asked_for_is_a_death() -> None:
+    assert errors(serving().died(SERVER, 0, 5.0)) == ["api-server 0 ended with exit code 0"]
+
+
+def test_a_restart_that_keeps_failing_drains_the_others_and_exits_with_1() -> None:
+    fleet = serving(2)
+    now = 5.0
+    fleet.died(SERVER, 1, now)
+    for _ in range(2):
+        now += 40.0
+        assert done(fleet.tick(now)) != []
+        fleet.died(SERVER, 1, now)
+    now += 40.0
+    fleet.tick(now)
+    assert done(fleet.died(SERVER, 1, now)) == [Send(OTHER, Drain())]
+    assert done(fleet.died(OTHER, 0, now)) == [Send(ENGINE, Stop())]
+    fleet.died(ENGINE, 0, now)
+    assert fleet.exit_code == EXIT_FAILED
+
+
+def test_a_child_that_says_it_failed_and_stays_is_killed() -> None:
+    fleet = serving()
+    fleet.report(ENGINE, Failed(message="x", fatal=False), 5.0)
+    assert fleet.tick(5.0 + GRACE_S - 0.1) == []
+    assert done(fleet.tick(5.0 + GRACE_S)) == [Kill(ENGINE)]
+
+
+def test_a_child_that_hangs_up_and_stays_is_killed() -> None:
+    fleet = serving()
+    assert fleet.hung_up(SERVER, 5.0) == []
+    assert done(fleet.tick(5.0 + GRACE_S)) == [Kill(SERVER)]
+    assert errors(fleet.died(SERVER, -signal.SIGKILL, 11.0)) == [
+        "api-server 0 was killed by SIGKILL (out of memory?)"
+    ]
+
+
+def test_a_child_that_breaks_the_channel_is_killed_and_the_reason_told() -> None:
+    fleet = serving()
+    assert fleet.misbehaved(ENGINE, "not a control message: b'x'", 5.0) == [Kill(ENGINE)]
+    [error] = errors(fleet.died(ENGINE, -signal.SIGKILL, 5.0))
+    assert error.endswith("not a control message: b'x'")
+
+
+def test_a_restart_that_takes_too_long_is_tried_again() -> None:
+    fleet = serving()
+    fleet.died(ENGINE, 1, 5.0)
+    fleet.tick(6.0)
+    assert done(fleet.tick(6.0 + STARTUP_S)) == [Kill(ENGINE)]
+    fleet.died(ENGINE, -signal.SIGKILL, 107.0)
+    assert fleet.phase is Phase.SERVING
+    assert done(fleet.tick(110.0)) == [Spawn(ENGINE, 2)]
+
+
+# -- the end -------------------------------------------------------------------------------------------
+
+
+def test_a_signal_drains_api_servers_then_stops_engines_and_exits_with_0() -> None:
+    fleet = serving(2)
+    actions = fleet.signalled(signal.SIGTERM, 10.0)
+    assert done(actions) == [Send(SERVER, Drain()), Send(OTHER, Drain())]
+    assert said(actions) == ["SIGTERM: shutting down, finishing running streams for up to 7 s"]
+    assert fleet.died(OTHER, 0, 11.0) == []
+    assert fleet.died(SERVER, 0, 12.0) == [Send(ENGINE, Stop())]
+    assert fleet.exit_code is None
+    assert fleet.died(ENGINE, 0, 12.1) == []
+    assert fleet.exit_code == EXIT_OK
+    assert fleet.next_deadline() is None
+
+
+def test_streams_that_run_too_long_are_stopped_and_then_killed() -> None:
+    fleet = serving()
+    fleet.signalled(signal.SIGTERM, 10.0)
+    assert fleet.tick(10.0 + SHUTDOWN_S - 0.1) == []
+    actions = fleet.tick(10.0 + SHUTDOWN_S)
+    assert done(actions) == [Send(ENGINE, Stop()), Send(SERVER, Stop())]
+    assert len(errors(actions)) == 1
+    fleet.died(ENGINE, 0, 17.5)
+    actions = fleet.tick(10.0 + SHUTDOWN_S + GRACE_S)
+    assert done(actions) == [Kill(SERVER)]
+    assert errors(actions) == ["killing what has not ended: api-server 0"]
+    fleet.died(SERVER, -signal.SIGKILL, 22.5)
+    assert fleet.exit_code == EXIT_OK
+
+
+@pytest.mark.parametrize(("first", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_ends_at_once(first: signal.Signals, code: int) -> None:
+    fleet = serving()
+    fleet.signalled(signal.SIGTERM, 10.0)
+    actions = fleet.signalled(first, 10.5)
+    assert done(actions) == [Kill(ENGINE), Kill(SERVER)]
+    fleet.died(ENGINE, -signal.SIGKILL, 10.6)
+    assert errors(fleet.died(SERVER, -signal.SIGKILL, 10.6)) == []
+    assert fleet.exit_code == code
+
+
+@pytest.mark.parametrize(("second", "at"), [(signal.SIGINT, 10.05), (signal.SIGHUP, 11.0)])
+def test_an_echo_of_the_first_signal_is_none(second: signal.Signals, at: float) -> None:
+    fleet = serving()
+    fleet.signalled(signal.SIGINT, 10.0)
+    assert fleet.signalled(second, at) == []
+
+
+def test_deaths_during_the_drain_are_told_and_not_answered() -> None:
+    fleet = serving(2)
+    fleet.signalled(signal.SIGTERM, 10.0)
+    actions = fleet.died(SERVER, -signal.SIGSEGV, 10.5)
+    assert errors(actions) == ["api-server 0 was killed by SIGSEGV while shutting down"]
+    assert done(actions) == []
+    fleet.died(OTHER, 0, 11.0)
+    fleet.died(ENGINE, 0, 11.0)
+    assert fleet.exit_code == EXIT_OK
+
+
+def test_a_child_that_waits_for_its_restart_is_not_started_during_the_drain() -> None:
+    fleet = serving(2)
+    fleet.died(SERVER, 1, 9.99)
+    assert done(fleet.signalled(signal.SIGTERM, 10.0)) == [Send(OTHER, Drain())]
+    assert fleet.tick(10.0 + FIRST_DELAY_S) == []
+
+
+def test_a_child_that_is_starting_again_is_killed_by_the_drain() -> None:
+    fleet = serving(2)
+    fleet.died(ENGINE, 1, 9.0)
+    assert done(fleet.tick(9.9)) == [Spawn(ENGINE, 1)]
+    assert done(fleet.signalled(signal.SIGTERM, 10.0)) == [
+        Kill(ENGINE),
+        Send(SERVER, Drain()),
+        Send(OTHER, Drain()),
+    ]
+
+
+# -- whatever happens ----------------------------------------------------------------------------------
+
+_EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["ready", "failed", "fatal", "progress", "hang up", "die", "signal", "wait"]),
+        st.integers(0, 2),
+        st.floats(0, 50),
+    ),
+    max_size=60,
+)
+
+
+@given(_EVENTS)
+def test_no_process_is_ever_lost(events: list[tuple[str, int, float]]) -> None:
+    """Every action is about a process that lives, and the fleet ends when it is asked to, without any."""
+    fleet, alive, now = make(2), dict[Name, int](), 0.0
+    doomed: list[Name] = []
+
+    def carry_out(actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Spawn(name, epoch):
+                    assert name not in alive
+                    alive[name] = epoch
+                case Kill(name):
+                    assert name in alive
+                    doomed.append(name)
+                case Send(name, _):
+                    assert name in alive
+        assert fleet.exit_code is None or not alive
+
+    def bury() -> None:
+        while doomed:
+            name = doomed.pop()
+            if alive.pop(name, None) is not None:
+                carry_out(fleet.died(name, -signal.SIGKILL, now))
+
+    carry_out(fleet.begin(now))
+    for kind, which, wait in events:
+        now += wait
+        name = fleet.names()[which]
+        if kind == "signal":
+            carry_out(fleet.signalled(signal.SIGTERM, now))
+        elif kind == "wait":
+            carry_out(fleet.tick(now))
+        elif name in alive:
+            match kind:
+                case "ready":
+                    carry_out(fleet.report(name, Ready(), now))
+                case "progress":
+                    carry_out(fleet.report(name, Progress(text="x"), now))
+                case "failed" | "fatal":
+                    carry_out(fleet.report(name, Failed(message="x", fatal=kind == "fatal"), now))
+                case "hang up":
+                    carry_out(fleet.hung_up(name, now))
+                case "die":
+                    del alive[name]
+                    carry_out(fleet.died(name, 1, now))
+        bury()
+    carry_out(fleet.signalled(signal.SIGTERM, now))
+    bury()
+    for _ in range(4):
+        deadline = fleet.next_deadline()
+        if deadline is not None:
+            now = max(now, deadline)
+            carry_out(fleet.tick(now))
+            bury()
+    assert fleet.exit_code is not None
+    assert not alive

@@ -1,0 +1,116 @@
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.config.errors import ConfigError
+from penstock.supervisor.exits import StartError
+from penstock.supervisor.run_directory import MAX_PATH_BYTES, PID_FILE, RunDirectory
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """pytest's own directories may have too long names."""
+    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as path:
+        yield Path(path)
+
+
+def _leave_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(path))
+
+
+def test_a_temporary_one_is_private_short_and_removed() -> None:
+    with RunDirectory(None) as run:
+        path = Path(run.path)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        assert len(os.fsencode(run.path)) <= MAX_PATH_BYTES
+        assert (path / PID_FILE).read_text() == f"{os.getpid()}\n"
+        _leave_socket(path / "engine-0")
+    assert not path.exists()
+
+
+def test_a_long_tmpdir_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * MAX_PATH_BYTES)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with RunDirectory(None) as run:
+        assert run.path.startswith("/tmp/penstock-")
+
+
+def test_a_temporary_one_is_removed_after_an_error() -> None:
+    with pytest.raises(KeyError), RunDirectory(None) as run:
+        raise KeyError
+    assert not Path(run.path).exists()
+
+
+def test_a_given_one_is_made_private_and_stays_without_sockets(short_dir: Path) -> None:
+    path = short_dir / "a" / "b"
+    with RunDirectory(str(path)) as run:
+        assert run.path == str(path)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        _leave_socket(path / "engine-0")
+    assert [entry.name for entry in path.iterdir()] == [PID_FILE]
+    with RunDirectory(str(path)):
+        pass
+
+
+def test_an_existing_empty_one_is_made_private(short_dir: Path) -> None:
+    short_dir.chmod(0o755)
+    with RunDirectory(str(short_dir)):
+        assert stat.S_IMODE(short_dir.stat().st_mode) == 0o700
+
+
+def test_what_a_killed_instance_left_is_cleaned(short_dir: Path) -> None:
+    (short_dir / PID_FILE).write_text("12345\n")
+    _leave_socket(short_dir / "engine-0")
+    with RunDirectory(str(short_dir)):
+        assert not (short_dir / "engine-0").exists()
+        assert (short_dir / PID_FILE).read_text() == f"{os.getpid()}\n"
+
+
+def test_one_of_a_living_instance_is_refused_and_left_alone(short_dir: Path) -> None:
+    with RunDirectory(str(short_dir)):
+        _leave_socket(short_dir / "engine-0")
+        with (
+            pytest.raises(StartError, match=rf"in use by another penstock \(process {os.getpid()}\)"),
+            RunDirectory(str(short_dir)),
+        ):
+            pass
+        assert (short_dir / "engine-0").exists()
+        assert (short_dir / PID_FILE).read_text() == f"{os.getpid()}\n"
+
+
+def test_a_directory_with_other_files_is_refused_and_left_alone(short_dir: Path) -> None:
+    short_dir.chmod(0o755)
+    (short_dir / "thesis.txt").write_text("")
+    with pytest.raises(ConfigError, match=r"--run-dir .*: holds other files"), RunDirectory(str(short_dir)):
+        pass
+    assert stat.S_IMODE(short_dir.stat().st_mode) == 0o755
+
+
+def test_a_file_is_refused(short_dir: Path) -> None:
+    path = short_dir / "file"
+    path.write_text("")
+    with pytest.raises(ConfigError, match="is no directory"), RunDirectory(str(path)):
+        pass
+    with pytest.raises(ConfigError, match="Not a directory"), RunDirectory(str(path / "below")):
+        pass
+
+
+def test_a_path_that_is_too_long_for_sockets_is_refused() -> None:
+    path = "/tmp/" + "x" * MAX_PATH_BYTES
+    message = rf"has {len(path)} bytes, at most {MAX_PATH_BYTES}"
+    with pytest.raises(ConfigError, match=message), RunDirectory(path):
+        pass
+    assert not Path(path).exists()
+
+
+def test_one_of_another_user_is_refused(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000_000)
+    with pytest.raises(ConfigError, match="belongs to another user"), RunDirectory(str(short_dir)):
+        pass
