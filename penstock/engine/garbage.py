@@ -12,7 +12,7 @@ about 10 MB of small objects, 5 to 10 ms to walk."""
 
 
 class IdleCollector:
-    """Takes over from Python's own triggers between :meth:`start` and :meth:`stop`."""
+    """Takes over from Python's own triggers, for the rest of the process's life, with :meth:`start`."""
 
     def __init__(self) -> None:
         self._clean = True
@@ -22,10 +22,6 @@ class IdleCollector:
         gc.collect()
         gc.freeze()
         gc.disable()
-
-    def stop(self) -> None:
-        gc.enable()
-        gc.unfreeze()
 
     @property
     def due(self) -> bool:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from ..wire.control import ControlChannel, Info, Launch, Order, Stop
+from ..wire.control import ControlChannel, Info, Launch, Order, Stop, SupervisorGone
 from ..wire.messages import EngineInfo, Goodbye
 from ..wire.sockets import EngineSocket, engine_address
 from .base import Engine
@@ -30,7 +30,7 @@ IDLE_COLLECT_S = 0.05
 """How long nothing must come before garbage is collected."""
 FAREWELL_S = 2.0
 """Time for peers to make room for the last messages; the supervisor waits 5 s after Stop."""
-MESSAGES_PER_STEP = 4096
+MESSAGES_PER_STEP = 256
 """Messages taken before the next step, so that no flood of requests keeps running streams waiting."""
 
 
@@ -50,7 +50,9 @@ def run(control: ControlChannel) -> int:
     try:
         socket = EngineSocket(engine_address(launch.run_dir, launch.index))
         try:
-            loop = EngineLoop(engine, socket, launch.index, launch.epoch, IdleCollector())
+            collector = IdleCollector()
+            loop = EngineLoop(engine, socket, launch.index, launch.epoch, collector)
+            collector.start()
             control.ready(ready_info(engine.info))
             loop.run(control)
         finally:
@@ -74,7 +76,6 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
 def ready_info(info: EngineInfo) -> Info:
     """What the operator is shown; facts that an engine does not have are left out."""
     facts: Info = {
-        "engine": info.engine,
         "device": info.device,
         "dtype": info.dtype,
         "max_model_len": info.max_model_len,
@@ -109,17 +110,14 @@ class EngineLoop:
     def run(self, orders: Orders) -> None:
         """Until the order to stop. Raises what the engine raises, after telling the API servers, and
         SupervisorGone."""
-        if self._collector is not None:
-            self._collector.start()
         try:
             while not self._stopped:
                 self._turn(orders)
+        except SupervisorGone:
+            raise  # everything ends
         except Exception as error:
             self._farewell(f"{type(error).__name__}: {error}")
             raise
-        finally:
-            if self._collector is not None:
-                self._collector.stop()
         self._farewell("engine is shutting down")
 
     def _turn(self, orders: Orders) -> None:

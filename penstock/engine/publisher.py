@@ -108,10 +108,12 @@ class Publisher:
 
     def publish(self, rows: StepRows, load: Load) -> None:
         """Send a step's rows: one frame for each API server that has any, then the streams that failed.
+        What waited for room is sent first, as far as there is room.
 
         The arrays of ``rows`` are kept while a peer is behind: they must not change afterwards.
         """
         self._step += 1
+        self.flush()
         if len(rows.server):
             frame = TokenFrame(
                 self._step,
@@ -147,7 +149,6 @@ class Publisher:
             return
         if peer.behind:
             peer.segments.append(frame)
-            self._catch_up(server, peer)
         else:
             self._try(server, peer, encode_frame(frame))
 
