@@ -173,6 +173,15 @@ def test_rows_wait_and_are_merged(publisher: Publisher, outbox: Room) -> None:
     assert outbox.frames(b"zero")[-1].running == 99
 
 
+def test_a_peer_catches_up_in_steps_without_rows_of_its_own(publisher: Publisher, outbox: Room) -> None:
+    outbox.room[b"zero"] = 0
+    publisher.publish(step_rows([0], [4], [0], [7]), Load())
+    publisher.publish(step_rows([0], [4], [1], [8], finish=[Finish.EOS]), Load())
+    outbox.room[b"zero"] = 9
+    publisher.publish(step_rows([1], [4], [0], [9]), Load())
+    assert outbox.received(b"zero").tokens == {4: [7, 8]}
+
+
 def test_a_frame_that_did_not_fit_is_encoded_once(
     publisher: Publisher, outbox: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
