@@ -200,28 +200,3 @@ class SlotTable:
         within = np.arange(int(ends[-1])) - np.repeat(ends - count, count)
         gathered: I32 = self.history[np.repeat(slots, count), np.repeat(start, count) + within]
         return gathered
-
-
-def with_ends(
-    rows: StepRows, ends: Sequence[tuple[int, int, int]], finish: Finish = Finish.ABORT
-) -> StepRows:
-    """``rows`` and one row without tokens for each (server, stream, position) of streams that ended
-    without having a slot."""
-    if not ends:
-        return rows
-    server, stream, position = np.array(ends, np.int32).T
-    before, more = len(rows.server), len(ends)
-    count = np.ones(before, np.int32) if rows.count is None else rows.count
-    finishes = np.zeros(before, np.int8) if rows.finish is None else rows.finish
-    cached = None if rows.cached is None else np.concatenate([rows.cached, np.zeros(more, np.int32)])
-    return StepRows(
-        np.concatenate([rows.server, server]),
-        np.concatenate([rows.stream, stream]),
-        np.concatenate([rows.position, position]),
-        rows.tokens,
-        np.concatenate([count, np.zeros(more, np.int32)]),
-        np.concatenate([finishes, np.full(more, finish, np.int8)]),
-        cached,
-        rows.logprobs,
-        rows.failed,
-    )

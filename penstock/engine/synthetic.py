@@ -19,7 +19,8 @@ from ..config.options import ServeConfig
 from ..wire.frames import I8, I32, Finish, Logprobs
 from ..wire.messages import EngineInfo, Submit, WireError
 from .base import Load, RequestRejected, StepRows, StreamFailure
-from .slots import SlotTable, with_ends
+from .rows import aborted_rows, joined
+from .slots import SlotTable
 from .vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
 
 U64 = NDArray[np.uint64]
@@ -299,10 +300,11 @@ class SyntheticEngine:
             for slot in slots[finish != 0].tolist():
                 self._release(slot)
             self._decoding = slots[finish == 0]
+        if self._ended:
+            rows = joined([rows, aborted_rows(self._ended)])
+            self._ended.clear()
         if failing is not None and failing in self._decoding:
             rows.failed = [self._fail(failing)]
-        rows = with_ends(rows, self._ended)
-        self._ended.clear()
         return rows
 
     def _duration(self) -> float:

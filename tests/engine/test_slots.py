@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.base import StepRows
-from penstock.engine.slots import STOP_IDS_PER_SLOT, SlotTable, with_ends
+from penstock.engine.slots import STOP_IDS_PER_SLOT, SlotTable
 from penstock.wire.frames import Finish
 from penstock.wire.messages import Sampling, Submit
 
@@ -50,14 +50,12 @@ class PlainStream:
             if token in EOS and not sampling.ignore_eos:
                 self.finish = Finish.EOS
 
-    def row(self) -> Row | None:
-        held = self.output[self.sent :]
-        first = self.sent == self.request.resumed
-        if not (first or self.finish or len(held) >= self.request.interval):
-            return None
-        return self.flush(first)
+    def due(self) -> bool:
+        held = len(self.output) - self.sent
+        return bool(self.sent == self.request.resumed or self.finish or held >= self.request.interval)
 
-    def flush(self, first: bool) -> Row:
+    def flush(self) -> Row:
+        first = self.sent == self.request.resumed
         row = (
             self.server,
             self.request.stream,
@@ -140,8 +138,10 @@ class Race:
         finish = np.concatenate([finish, np.full(len(aborted), Finish.ABORT, np.int8)])
         assert finish.dtype == np.int8
         assert finish.tolist() == [self.plain[int(slot)].finish for slot in slots]
+        due = self.table.due(slots, finish)
+        assert due.tolist() == [self.plain[int(slot)].due() for slot in slots]
         rows = rows_of(self.table.rows(slots, finish))
-        assert rows == {row for slot in running if (row := self.plain[slot].row()) is not None}
+        assert rows == {self.plain[slot].flush() for slot in running if self.plain[slot].due()}
         for slot in slots[finish != 0].tolist():
             self.table.release(slot)
             del self.plain[slot]
@@ -154,9 +154,7 @@ class Race:
             (plain.server, plain.request.stream, len(plain.output)) for plain in self.plain.values()
         }
         assert rows_of(rows) == {
-            plain.flush(plain.sent == plain.request.resumed)
-            for plain in self.plain.values()
-            if plain.sent < len(plain.output)
+            plain.flush() for plain in self.plain.values() if plain.sent < len(plain.output)
         }
         assert self.table.running() == 0
 
@@ -220,17 +218,3 @@ def test_no_slot_is_left() -> None:
     assert table.free_count() == 0
     with pytest.raises(IndexError):
         table.allocate(0, submit(2))
-
-
-def test_ends_of_streams_without_a_slot() -> None:
-    table = SlotTable(2, 100, EOS)
-    slots = np.array([table.allocate(0, submit(1)), table.allocate(0, submit(2))], np.intp)
-    table.cached[slots[0]] = 16
-    rows = table.rows(slots, table.settle(slots, np.array([10, 11], np.int32)))
-    assert with_ends(rows, []) is rows
-    assert rows_of(with_ends(rows, [(3, 8, 0), (4, 9, 5)])) == {
-        (0, 1, 0, (10,), 0, 16),
-        (0, 2, 0, (11,), 0, 0),
-        (3, 8, 0, (), Finish.ABORT, 0),
-        (4, 9, 5, (), Finish.ABORT, 0),
-    }
