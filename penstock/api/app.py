@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 from urllib.parse import unquote
@@ -140,7 +142,10 @@ class App:
 
     async def _tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         plan = self._planner.tokenize(await read_body(scope, receive, self._config.max_request_bytes))
-        ids = self._tokenizer.encode(plan.text, plan.add_special_tokens)
+        if len(plan.text) > self._tokenizer.inline_characters(plan.add_special_tokens):
+            ids = await asyncio.to_thread(self._tokenizer.encode, plan.text, plan.add_special_tokens)
+        else:
+            ids = self._tokenizer.encode(plan.text, plan.add_special_tokens)
         strings = self._tokenizer.token_strings(ids) if plan.return_token_strs else None
         body = {
             "count": len(ids),
@@ -186,6 +191,7 @@ class App:
         metrics = self._metrics
         metrics.generation_tokens = self._streams.generated_tokens
         metrics.frames = self._fleet.frames_received
+        metrics.unknown_fields = Counter(self._planner.unknown_fields())
         metrics.frames_merged = self._fleet.frames_merged
         body = metrics.exposition(self._facts.names[0], engines, self._connections(), len(self._streams))
         await send_json(send, body, kind=CONTENT_TYPE.encode())

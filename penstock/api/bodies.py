@@ -23,7 +23,9 @@ def collected_body(reply: CollectedReply) -> bytes:
         "object": "chat.completion" if shape.chat else "text_completion",
         "created": shape.created,
         "model": shape.model,
-        "choices": [make(index, choice, return_ids) for index, choice in enumerate(reply.choices)],
+        "choices": [
+            make(index, choice, return_ids, shape.role) for index, choice in enumerate(reply.choices)
+        ],
         "service_tier": None,
         "system_fingerprint": SYSTEM_FINGERPRINT,
         "usage": reply.usage(),
@@ -33,7 +35,7 @@ def collected_body(reply: CollectedReply) -> bytes:
     return encode_json(body)
 
 
-def _completion_choice(index: int, choice: Choice, return_ids: bool) -> dict[str, Any]:
+def _completion_choice(index: int, choice: Choice, return_ids: bool, role: str) -> dict[str, Any]:
     text = choice.prompt.echo + "".join(choice.text)
     made = {"index": index, "text": text} | _ending(choice, return_ids)
     if return_ids:
@@ -41,8 +43,9 @@ def _completion_choice(index: int, choice: Choice, return_ids: bool) -> dict[str
     return made
 
 
-def _chat_choice(index: int, choice: Choice, return_ids: bool) -> dict[str, Any]:
-    message = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
+def _chat_choice(index: int, choice: Choice, return_ids: bool, role: str) -> dict[str, Any]:
+    text = choice.prompt.echo + "".join(choice.text)
+    message = {"role": role, "content": text, "refusal": None}
     return {"index": index, "message": message} | _ending(choice, return_ids)
 
 

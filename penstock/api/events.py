@@ -34,12 +34,13 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None)
 class EventShape:
     """The events of one request: everything but what changes from event to event."""
 
-    __slots__ = ("_head_end", "_prefix", "_tail_start", "chat", "created", "id", "model")
+    __slots__ = ("_head_end", "_prefix", "_tail_start", "chat", "created", "id", "model", "role")
 
-    def __init__(self, *, chat: bool, request_id: str, model: str) -> None:
+    def __init__(self, *, chat: bool, request_id: str, model: str, role: str = "assistant") -> None:
         self.chat = chat
         self.id = request_id
         self.model = model
+        self.role = role
         self.created = int(time.time())
         self._prefix = b'data: {"id":"%b","object":"%b","created":%d,"model":"%b","choices":[' % (
             escape_json(request_id),
@@ -58,7 +59,7 @@ class EventShape:
         """All bytes of a plain event after its text."""
         return self._tail_start + b',"logprobs":null,"finish_reason":null}]}\n\n'
 
-    def role(
+    def first(
         self, index: int, prompt_token_ids: Sequence[int] | None, usage: Mapping[str, Any] | None
     ) -> bytes:
         """The first event of a chat choice."""
@@ -66,8 +67,8 @@ class EventShape:
         if prompt_token_ids is not None:
             extra += b',"prompt_token_ids":' + encode_json(prompt_token_ids)
         return (
-            b'%b{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]%b}\n\n'
-            % (self._prefix, index, extra)
+            b'%b{"index":%d,"delta":{"role":"%b","content":""},"logprobs":null,"finish_reason":null}]%b}\n\n'
+            % (self._prefix, index, escape_json(self.role), extra)
         )
 
     def event(

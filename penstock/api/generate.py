@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from array import array
 from collections.abc import Callable
 
 from ..config.options import ServeConfig
@@ -29,8 +28,6 @@ from .replies import (
 from .sink import EXTENSION, AsgiSink, Receive, Scope, Send, Sink
 from .tokenizer import Tokenizer
 
-INLINE_CHARACTERS = 64 * 1024
-"""Longer prompts are tokenized in a thread: about 1 ms of encoding, what others may have to wait."""
 WHOLE_REPLY_INTERVAL = (1 << 15) - 1
 """Interval of streams nobody watches: their tokens come with their end."""
 
@@ -81,7 +78,9 @@ class Generator:
             prompts = await asyncio.to_thread(self._tokenize_all, plan)
             self._check_open()
         samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
-        shape = EventShape(chat=plan.chat, request_id=self._request_id(plan), model=plan.model)
+        shape = EventShape(
+            chat=plan.chat, request_id=self._request_id(plan), model=plan.model, role=plan.role
+        )
         extensions = scope.get("extensions") or {}
         sink: Sink | None = extensions.get(EXTENSION)
         if sink is not None:
@@ -153,8 +152,9 @@ class Generator:
     # -- prompts
 
     def _tokenize(self, plan: RequestPlan) -> list[Prompt] | None:
-        """None: too long to do here."""
-        if sum(len(prompt) for prompt in plan.prompts if isinstance(prompt, str)) > INLINE_CHARACTERS:
+        """None: so long that a thread is to do it, while the event loop goes on."""
+        most = self._tokenizer.inline_characters(plan.add_special_tokens)
+        if sum(len(prompt) for prompt in plan.prompts if isinstance(prompt, str)) > most:
             return None
         return self._tokenize_all(plan)
 
@@ -164,9 +164,9 @@ class Generator:
     def _prompt(self, plan: RequestPlan, prompt: str | list[int]) -> Prompt:
         if isinstance(prompt, str):
             ids, length = self._tokenizer.encode_bytes(prompt, plan.add_special_tokens)
-            echo = prompt if plan.echo else ""
+            echo = prompt if plan.echo else plan.echo_text
         else:
-            ids, length = array("i", prompt).tobytes(), len(prompt)
+            ids, length = self._tokenizer.pack(prompt)
             echo = self._tokenizer.decode(prompt) if plan.echo else ""
         if plan.truncate_prompt_tokens is not None:
             ids = plan.truncate(ids)

@@ -155,7 +155,7 @@ class _Reply:
         elif finish:
             choice.finish_reason = _REASON[finish]
             choice.stop_reason = tokens[-1] if finish is Finish.STOP_TOKEN else None
-            choice.generated = self.context.streams.generated(stream)
+            choice.generated = self.context.streams.generated(stream) if self.plan.max_tokens != 0 else 0
             choice.stream = None
 
     def _end(self, outcome: str) -> None:
@@ -222,6 +222,8 @@ class StreamedReply(_Reply):
             return
         choice = self.choices[stream.index]
         self.cached += cached
+        if self.plan.max_tokens == 0:  # the one token that is generated is not shown
+            tokens, finish, logprobs = (), Finish.LENGTH, None
         piece = assemble(choice.assembler, self._finished_text(tokens, finish), finish)
         self._settle(choice, stream, piece, tokens, finish)
         counted = tokens[: piece.used] if piece.stop is not None else tokens
@@ -249,7 +251,7 @@ class StreamedReply(_Reply):
             text = choice.prompt.echo + text
             if plan.chat:
                 start = None if running_usage is None else usage(choice.prompt.length, 0, None)
-                data = shape.role(index, prompt_ids, start)
+                data = shape.first(index, prompt_ids, start)
                 prompt_ids = None
         entry = None if choice.logprobs is None else choice.logprobs.event(tokens, logprobs)
         if not (text or ended or entry or plan.return_token_ids):
@@ -365,6 +367,8 @@ class CollectedReply(_Reply):
             return
         choice = self.choices[stream.index]
         self.cached += cached
+        if self.plan.max_tokens == 0:  # the one token that is generated is not shown
+            tokens, finish, logprobs = (), Finish.LENGTH, None
         piece = assemble(choice.assembler, self._finished_text(tokens, finish), finish)
         self._settle(choice, stream, piece, tokens, finish)
         counted = tokens[: piece.used] if piece.stop is not None else tokens

@@ -90,7 +90,7 @@ class PagedModel:
         from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
         from transformers.utils import logging
 
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # progress goes to the supervisor
+        logging.disable_progress_bar()  # progress goes to the supervisor
         name = f"penstock_paged_{next(_instances)}"
         self.attention: PagedAttention | None = None
         AttentionInterface.register(name, self._attend)

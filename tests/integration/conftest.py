@@ -1,0 +1,21 @@
+"""Servers that several tests share; a test that kills parts or ends one starts its own."""
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from .server import SYNTHETIC, Server
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The synthetic engine under the bundled tokenizer; its model is called m."""
+    with Server(*SYNTHETIC, directory=tmp_path_factory.mktemp("serve")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made

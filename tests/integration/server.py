@@ -1,0 +1,141 @@
+"""A real `penstock serve`, started and ended by a test."""
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import psutil
+
+START_S = 90.0
+END_S = 20.0
+
+
+class Server:
+    """The process tree of one `penstock serve`, with its log. Use it as a context."""
+
+    def __init__(self, *arguments: str, directory: Path, environ: Mapping[str, str] | None = None) -> None:
+        self.log_path = directory / "serve.log"
+        command = [sys.executable, "-m", "penstock.cli.main", "serve", *arguments, "--port", "0"]
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=None if environ is None else dict(environ),
+            start_new_session=True,
+        )
+        self._lines: list[str] = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._children: list[psutil.Process] = []
+        self.url = ""
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.append(line)
+            if line.startswith("ready in"):
+                self._ready.set()
+        self._ready.set()
+
+    @property
+    def log(self) -> str:
+        return "".join(self._lines)
+
+    def __enter__(self) -> Self:
+        started = self._ready.wait(START_S)
+        match = re.search(r"http://127\.0\.0\.1:\d+", self.log)
+        if not started or match is None or self.process.poll() is not None:
+            self.end()
+            raise AssertionError(f"the server did not start:\n{self.log}")
+        self.url = match.group()
+        self._children = psutil.Process(self.process.pid).children(recursive=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        left = self.end()
+        if error is not None:
+            print(self.log)
+        assert not left, f"processes outlived the server: {left}\n{self.log}"
+
+    def end(self) -> list[psutil.Process]:
+        """Stop everything; returns the processes that outlived the supervisor and had to be killed."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        _, alive = psutil.wait_procs(self._children, timeout=3)
+        for process in alive:
+            process.kill()
+        self._reader.join(END_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return alive
+
+    # -- its processes
+
+    def children(self, role: str) -> list[psutil.Process]:
+        """Living processes of a role: api-server or engine."""
+        found = [
+            process
+            for process in psutil.Process(self.process.pid).children(recursive=True)
+            if process.is_running() and f"penstock: {role}" in " ".join(process.cmdline())
+        ]
+        self._children += [process for process in found if process not in self._children]
+        return found
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples."""
+        text = httpx.get(f"{self.url}/metrics").raise_for_status().text
+        values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        assert values, f"no metric {name}"
+        return sum(map(float, values))
+
+    # -- requests
+
+    def post(self, path: str, body: dict[str, Any], timeout: float = 30.0, **headers: str) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=timeout)
+
+    def complete(self, prompt: Any = "hello", **options: Any) -> dict[str, Any]:
+        reply = self.post("/v1/completions", {"prompt": prompt, **options})
+        assert reply.status_code == 200, reply.text
+        body: dict[str, Any] = reply.json()
+        return body
+
+    def stream(self, prompt: Any = "hello", **options: Any) -> list[str]:
+        """The data of all events of a streamed completion."""
+        reply = self.post("/v1/completions", {"prompt": prompt, "stream": True, **options})
+        assert reply.status_code == 200, reply.text
+        return data_of(reply.text)
+
+
+def data_of(text: str) -> list[str]:
+    """The data of the events of an event stream."""
+    assert text.endswith("\n\n"), "the stream ends within an event"
+    return [event.removeprefix("data: ") for event in text.split("\n\n")[:-1]]
+
+
+def wait_until(condition: Any, seconds: float, what: str) -> None:
+    """Poll a condition of another process, for which there is nothing to wait on."""
+    done = threading.Event()
+    for _ in range(int(seconds / 0.05)):
+        if condition():
+            return
+        done.wait(0.05)
+    raise AssertionError(f"{what} did not happen within {seconds} s")
+
+
+SYNTHETIC: Sequence[str] = ("--engine", "synthetic", "--synthetic-step-ms", "2", "--served-model-name", "m")
