@@ -76,9 +76,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Every child is ready for the first time, so many seconds after the start."""
-
-    seconds: float
+    """Every child is ready for the first time."""
 
 
 Action = Spawn | Send | Kill | Show | Say | Announce
@@ -137,7 +135,6 @@ class Fleet:
         self._startup_timeout = startup_timeout
         self._shutdown_timeout = shutdown_timeout
         self._phase = Phase.STARTING
-        self._began = 0.0
         self._signalled_at = -math.inf
         self._exit_code = EXIT_OK
         # End of DRAINING or STOPPING.
@@ -170,7 +167,6 @@ class Fleet:
 
     def begin(self, now: float) -> list[Action]:
         """Starts everybody: engines first, API servers at once after them, as they connect later."""
-        self._began = now
         for child in self._children.values():
             self._spawn(child, now)
         return self._take()
@@ -277,7 +273,7 @@ class Fleet:
             other.state is State.READY for other in self._children.values()
         ):
             self._phase = Phase.SERVING
-            self._actions.append(Announce(now - self._began))
+            self._actions.append(Announce())
 
     def _fails(self, child: _Child, failure: Failed, now: float) -> None:
         child.failure = child.failure or failure

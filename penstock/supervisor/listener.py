@@ -3,6 +3,7 @@
 It stays open while API servers come and go, so no connection is refused meanwhile.
 """
 
+import contextlib
 import errno
 import os
 import socket
@@ -94,12 +95,27 @@ def _holder(ip: str, port: int) -> str:
     if pid is None:
         return "another process, which is not yours to see"
     try:
-        process = psutil.Process(pid)
-        with process.oneshot():
-            command = " ".join(process.cmdline())
-            name = process.name()
+        return f"process {_describe(_owner(psutil.Process(pid), port))}"
     except psutil.Error:
         return f"process {pid}"
+
+
+def _owner(process: psutil.Process, port: int) -> psutil.Process:
+    """A socket that was inherited belongs to the ancestor it came from."""
+    with contextlib.suppress(psutil.Error):
+        for parent in process.parents():
+            if not any(c.laddr and c.laddr.port == port for c in parent.net_connections(kind="tcp")):
+                break
+            process = parent
+    return process
+
+
+def _describe(process: psutil.Process) -> str:
+    """``7 (python3: /usr/bin/python3 -m http.server)``, the name only where the command has it not."""
+    with process.oneshot():
+        name = process.name()
+        command = " ".join(part for part in process.cmdline() if part.strip()).strip()
     if len(command) > _COMMAND_LENGTH:
         command = command[: _COMMAND_LENGTH - 1] + "…"
-    return f"process {pid} ({name}: {command})" if command else f"process {pid} ({name})"
+    told = command if command.startswith(name) else f"{name}: {command}".removesuffix(": ")
+    return f"{process.pid} ({told})"

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-Announcement = Callable[[float, Mapping[Name, int], Mapping[Name, Info]], None]
-"""Told once that all are ready: seconds it took, process ids, what each child said of itself."""
+Announcement = Callable[[Mapping[Name, int], Mapping[Name, Info]], None]
+"""Told once that all are ready: their process ids, and what each said of itself."""
 
 
 class Supervisor:
@@ -132,10 +132,9 @@ class Supervisor:
                 self._display.progress(str(name), progress)
             case Say(level, text):
                 log.log(level, text)
-            case Announce(seconds):
+            case Announce():
                 self._display.close()
                 self._announce(
-                    seconds,
                     {name: self._processes[name].pid for name in self._fleet.names()},
                     {name: self._fleet.info(name) for name in self._fleet.names()},
                 )

@@ -6,7 +6,9 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 
 from setproctitle import setproctitle
@@ -47,6 +49,7 @@ def serve(
     Must be called in the main thread. ``origins`` says where values of ``config`` were set; ``child_command``
     starts a child, for tests. Raises ConfigError, with nothing left behind, for options that cannot be run.
     """
+    began = time.monotonic()
     command = child_command or module_command("penstock.supervisor.child")
     setproctitle("penstock: supervisor")
     logs.configure("supervisor", config.log_level)
@@ -59,7 +62,7 @@ def serve(
             run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
             model = resolve_model(config, run_dir)
             _raise_file_limit()
-            return _run(config, listener, run_dir, model, command)
+            return _Service(config, listener, run_dir, model, command, began).run()
     except StartError as error:
         log.error("%s", error)
         return EXIT_FAILED
@@ -67,47 +70,58 @@ def serve(
         return exit_code_of(interruption.signum)
 
 
-def _run(config: ServeConfig, listener: Listener, run_dir: str, model: Model, command: Sequence[str]) -> int:
-    fleet = Fleet(
-        engines=config.data_parallel_size,
-        api_servers=config.api_server_count,
-        startup_timeout=config.startup_timeout,
-        shutdown_timeout=config.shutdown_timeout,
-    )
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """All that is prepared when the processes are started."""
 
-    def start(name: Name, epoch: int) -> Process:
+    config: ServeConfig
+    listener: Listener
+    run_dir: str
+    model: Model
+    command: Sequence[str]
+    # time.monotonic() when the user asked for it.
+    began: float
+
+    def run(self) -> int:
+        fleet = Fleet(
+            engines=self.config.data_parallel_size,
+            api_servers=self.config.api_server_count,
+            startup_timeout=self.config.startup_timeout,
+            shutdown_timeout=self.config.shutdown_timeout,
+        )
+        with contextlib.closing(display()) as shown:
+            return Supervisor(fleet, self._start, shown, self._announce).run()
+
+    def _start(self, name: Name, epoch: int) -> Process:
         launch = Launch(
             role=name.role,
             index=name.index,
             epoch=epoch,
-            config=config,
-            run_dir=run_dir,
-            model_dir=model.model_dir,
-            tokenizer_dir=model.tokenizer_dir,
-            served_model_names=model.served_names,
-            api_server_count=config.api_server_count,
-            engine_count=config.data_parallel_size,
+            config=self.config,
+            run_dir=self.run_dir,
+            model_dir=self.model.model_dir,
+            tokenizer_dir=self.model.tokenizer_dir,
+            served_model_names=self.model.served_names,
+            api_server_count=self.config.api_server_count,
+            engine_count=self.config.data_parallel_size,
             supervisor_pid=os.getpid(),
-            listen_fd=listener.socket.fileno() if name.role == "api-server" else None,
+            listen_fd=self.listener.socket.fileno() if name.role == "api-server" else None,
         )
-        return Process.start(launch, command)
+        return Process.start(launch, self.command)
 
-    def announce(seconds: float, pids: Mapping[Name, int], infos: Mapping[Name, Info]) -> None:
+    def _announce(self, pids: Mapping[Name, int], infos: Mapping[Name, Info]) -> None:
         text = banner(
-            config,
-            address=listener.address,
-            served_model_names=model.served_names,
-            model_dir=model.model_dir,
+            self.config,
+            address=self.listener.address,
+            served_model_names=self.model.served_names,
+            model_dir=self.model.model_dir,
             supervisor_pid=os.getpid(),
             pids=pids,
             infos=infos,
         )
         with contextlib.suppress(OSError):  # nobody reads it
-            sys.stderr.write(f"{text}\nready in {seconds:.1f} s\n")
+            sys.stderr.write(f"{text}\nready in {time.monotonic() - self.began:.1f} s\n")
             sys.stderr.flush()
-
-    with contextlib.closing(display()) as shown:
-        return Supervisor(fleet, start, shown, announce).run()
 
 
 @contextlib.contextmanager

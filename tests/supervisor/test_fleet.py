@@ -66,7 +66,7 @@ def test_announces_once_when_the_last_one_is_ready() -> None:
     fleet = make()
     fleet.begin(10.0)
     assert fleet.report(SERVER, Ready(), 11.0) == []
-    assert fleet.report(ENGINE, Ready(info={"device": "cpu"}), 12.5) == [Announce(2.5)]
+    assert fleet.report(ENGINE, Ready(info={"device": "cpu"}), 12.5) == [Announce()]
     assert fleet.info(ENGINE) == {"device": "cpu"}
     assert done(fleet.report(ENGINE, Ready(), 13.0)) == []
 

@@ -2,7 +2,6 @@ import os
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,6 @@ import pytest
 from penstock.config.errors import ConfigError
 from penstock.supervisor.exits import StartError
 from penstock.supervisor.run_directory import MAX_PATH_BYTES, PID_FILE, RunDirectory
-
-
-@pytest.fixture
-def short_dir() -> Iterator[Path]:
-    """pytest's own directories may have too long names."""
-    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as path:
-        yield Path(path)
 
 
 def _leave_socket(path: Path) -> None:

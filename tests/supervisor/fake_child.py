@@ -1,0 +1,105 @@
+"""A child process for tests: the real entry of a child, with a role that does as it is told.
+
+``fake_child.py BEHAVIOUR FD``, where BEHAVIOUR is JSON: role → what it does in its first start, its second …,
+the last one for good. A fake API server answers every connection with a line that says who it is.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+from penstock.supervisor.child import main
+from penstock.wire.control import ControlChannel, Drain, Launch, Role, Stop
+
+log = logging.getLogger("penstock.fake")
+
+
+def serve(control: ControlChannel, launch: Launch, *, deaf: bool = False) -> int:
+    """Until Drain (an API server) or Stop; ``deaf``: passes over Drain, as if its streams never ended."""
+    selector = selectors.DefaultSelector()
+    selector.register(control, selectors.EVENT_READ)
+    listener = None
+    if launch.listen_fd is not None:
+        listener = socket.socket(fileno=launch.listen_fd)
+        selector.register(listener, selectors.EVENT_READ)
+    control.ready({"device": "fake", "pid": os.getpid()} if launch.role == "engine" else {})
+    while True:
+        for key, _ in selector.select():
+            if listener is not None and key.fileobj is listener:
+                answer(listener, launch)
+                continue
+            for order in control.receive():
+                log.info("got %s", type(order).__name__)
+                if isinstance(order, Stop) or (isinstance(order, Drain) and not deaf):
+                    return 0
+
+
+def answer(listener: socket.socket, launch: Launch) -> None:
+    with contextlib.suppress(BlockingIOError):  # another API server was faster
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(f"{launch.role} {launch.index} {launch.epoch} {os.getpid()}\n".encode())
+
+
+def fatal(control: ControlChannel, launch: Launch) -> int:
+    control.failed("no such model", fatal=True)
+    return 7
+
+
+def raising(control: ControlChannel, launch: Launch) -> int:
+    raise ValueError("the weights are cursed")
+
+
+def raising_late(control: ControlChannel, launch: Launch) -> int:
+    serve(control, launch)
+    raise ValueError("the weights are cursed")
+
+
+def dying(control: ControlChannel, launch: Launch) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def hanging(control: ControlChannel, launch: Launch) -> int:
+    """A start that never ends and does not listen, as one that loads a model."""
+    control.progress("loading weights", 0.5)
+    while True:
+        signal.pause()
+
+
+def slow(control: ControlChannel, launch: Launch) -> int:
+    control.progress("loading weights", 0.5)
+    return serve(control, launch)
+
+
+BEHAVIOURS: dict[str, Callable[[ControlChannel, Launch], int]] = {
+    "serve": serve,
+    "deaf": lambda control, launch: serve(control, launch, deaf=True),
+    "fatal": fatal,
+    "raise": raising,
+    "ready then raise": raising_late,
+    "die": dying,
+    "hang": hanging,
+    "slow": slow,
+}
+
+
+def role_main(role: Role) -> Callable[[ControlChannel], int]:
+    starts = json.loads(sys.argv[1]).get(role, ["serve"])
+
+    def run(control: ControlChannel) -> int:
+        launch = control.launch
+        log.info("runs as process %d in %s", os.getpid(), launch.run_dir)
+        return BEHAVIOURS[starts[min(launch.epoch, len(starts) - 1)]](control, launch)
+
+    return run
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[2]), role_main))

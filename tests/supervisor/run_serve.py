@@ -1,0 +1,24 @@
+"""``run_serve.py CONFIG BEHAVIOUR``: a supervisor for tests, in a process of its own.
+
+CONFIG is a ServeConfig as JSON; BEHAVIOUR is for fake_child.py, empty for children as they are.
+"""
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from penstock.config.errors import ConfigError
+from penstock.config.options import ServeConfig
+from penstock.supervisor.main import serve
+from penstock.supervisor.python import module_command
+
+if __name__ == "__main__":
+    config = msgspec.json.decode(sys.argv[1], type=ServeConfig)
+    module = f"{Path(__file__).parent.name}.fake_child"
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    command = [*module_command(module), sys.argv[2]] if sys.argv[2] else None
+    try:
+        sys.exit(serve(config, child_command=command))
+    except ConfigError as error:
+        sys.exit(f"penstock: error: {error}")
