@@ -199,7 +199,7 @@ class Scheduler:
         """Streams with one token to compute; blocks for these tokens are taken."""
         slots = self._admitted
         one = self.table.length[slots] - self.computed[slots] == 1
-        decodes = slots[one & (self.blocks.owned[slots] > 0)]
+        decodes: Slots = slots[one & (self.blocks.owned[slots] > 0)]
         if len(decodes) > self.max_batched_tokens:  # turn by turn: those that have waited longest
             turn = np.argsort(self._last_step[decodes], kind="stable")
             decodes = decodes[turn[: self.max_batched_tokens]]

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-
+import torch
 import transformers
 
 from penstock.config.errors import ConfigError
@@ -182,8 +180,6 @@ def test_what_can_never_run_is_refused(
 
 
 def test_logprobs_are_those_of_the_model(llama: tuple[Path, transformers.PreTrainedModel]) -> None:
-    import torch
-
     directory, model = llama
     prompt = [11, 12, 13]
     outcome = run_all(
