@@ -1,0 +1,270 @@
+"""What an engine makes of API servers' messages, with a fake engine and no socket."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from penstock.engine.base import Engine, Load, RequestRejected, StepRows
+from penstock.engine.inbox import REFUSALS_KEPT, Inbox
+from penstock.engine.publisher import Publisher
+from penstock.engine.rows import no_rows
+from penstock.wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Bye,
+    Call,
+    CallReply,
+    EngineInfo,
+    Failed,
+    Goodbye,
+    Hello,
+    Submit,
+    Welcome,
+    WireError,
+    decode_from_engine,
+    encode,
+)
+from penstock.wire.sockets import server_identity
+
+from .support import submit
+
+INFO = EngineInfo("fake", 100, 50, 4)
+
+
+class FakeEngine:
+    """Notes what it is asked. Rejects streams of an odd number; finds stream 66 running already."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+
+    @property
+    def info(self) -> EngineInfo:
+        return INFO
+
+    def submit(self, server: int, request: Submit) -> None:
+        if request.stream == 66:
+            raise WireError("Submit.stream 66 is running already")
+        if request.stream % 2:
+            raise RequestRejected("odd", "overloaded")
+        self.asked.append(("submit", server, request))
+
+    def abort(self, server: int, streams: Sequence[int]) -> None:
+        self.asked.append(("abort", server, list(streams)))
+
+    def drop_server(self, server: int) -> None:
+        self.asked.append(("drop", server))
+
+    def has_work(self) -> bool:
+        return False
+
+    def step(self) -> StepRows:
+        return no_rows()
+
+    def fail_all(self, code: str, message: str) -> StepRows:
+        return no_rows()
+
+    def load(self) -> Load:
+        return Load()
+
+    def metrics(self) -> dict[str, float]:
+        return {"steps_total": 3}
+
+    def call(self, method: str, arguments: dict[str, Any]) -> Any:
+        match method:
+            case "echo":
+                return arguments
+            case "object":
+                return object()
+            case "bug":
+                raise KeyError("whoops")
+        raise ValueError(f"no {method}")
+
+    def close(self) -> None:
+        pass
+
+
+class Desk:
+    """An inbox, and what was sent to each peer."""
+
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        engine: Engine = self.engine
+        self.sent: list[tuple[bytes, Any]] = []
+        self.inbox = Inbox(engine, Publisher(self), rank=2, epoch=5)
+
+    def send(self, identity: bytes, parts: list[bytes]) -> bool:
+        self.sent.append((identity, decode_from_engine(parts[0])))
+        return True
+
+    def hello(self, server: int = 0, epoch: int = 0) -> bytes:
+        identity = server_identity(server, epoch)
+        self.inbox.take(identity, [encode(Hello(PROTOCOL_VERSION, server, epoch))])
+        return identity
+
+    def take(self, identity: bytes, *messages: Any) -> None:
+        self.inbox.take(identity, [encode(message) for message in messages])
+
+    def clear(self) -> None:
+        self.sent.clear()
+        self.engine.asked.clear()
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def zero(desk: Desk) -> bytes:
+    """The identity of API server 0, which has said Hello."""
+    identity = desk.hello()
+    desk.clear()
+    return identity
+
+
+def test_hello(desk: Desk) -> None:
+    identity = desk.hello(3, 1)
+    assert desk.sent == [(identity, Welcome(PROTOCOL_VERSION, 2, 5, INFO))]
+
+
+def test_parts_are_taken_in_order(desk: Desk, zero: bytes) -> None:
+    desk.take(zero, submit(2), submit(4), Abort([2]))
+    assert desk.engine.asked == [("submit", 0, submit(2)), ("submit", 0, submit(4)), ("abort", 0, [2])]
+    assert desk.sent == []
+
+
+def test_rejected(desk: Desk, zero: bytes) -> None:
+    desk.take(zero, submit(3, resumed=2), submit(2))
+    assert desk.sent == [(zero, Failed(3, 2, "overloaded", "odd"))]
+    assert desk.engine.asked == [("submit", 0, submit(2))]
+
+
+def test_bye(desk: Desk, zero: bytes) -> None:
+    desk.take(zero, Bye())
+    assert desk.engine.asked == [("drop", 0)]
+    desk.take(zero, submit(2))
+    assert desk.engine.asked == [("drop", 0)]
+
+
+@pytest.mark.parametrize(
+    ("method", "reply"),
+    [
+        ("metrics", CallReply(9, None, {"steps_total": 3.0})),
+        ("echo", CallReply(9, None, {"a": 1})),
+        ("fly", CallReply(9, "no fly")),
+        ("bug", CallReply(9, "KeyError: 'whoops'")),
+    ],
+)
+def test_call(desk: Desk, zero: bytes, method: str, reply: CallReply) -> None:
+    desk.take(zero, Call(9, method, {"a": 1}))
+    assert desk.sent == [(zero, reply)]
+
+
+def test_a_result_that_cannot_be_sent(desk: Desk, zero: bytes) -> None:
+    desk.take(zero, Call(9, "object"), Call(10, "metrics"))
+    first, second = (message for _, message in desk.sent)
+    assert first.error is not None
+    assert first.error.startswith("TypeError")
+    assert second.error is None
+
+
+# -- restarts
+
+
+def test_a_restarted_api_server_replaces_itself(desk: Desk, zero: bytes) -> None:
+    one = desk.hello(0, 1)
+    assert desk.engine.asked == [("drop", 0)]
+    desk.clear()
+    desk.take(one, submit(2))
+    assert desk.engine.asked == [("submit", 0, submit(2))]
+    desk.clear()
+    desk.take(zero, submit(4))
+    assert desk.engine.asked == []
+    assert [identity for identity, _ in desk.sent] == [zero]
+
+
+def test_a_new_connection_drops_the_streams_of_the_last(desk: Desk, zero: bytes) -> None:
+    assert desk.hello() == zero
+    assert desk.engine.asked == [("drop", 0)]
+    assert isinstance(desk.sent[-1][1], Welcome)
+
+
+def test_a_late_hello_of_a_predecessor_changes_nothing(desk: Desk) -> None:
+    one = desk.hello(0, 1)
+    desk.clear()
+    late = desk.hello(0, 0)
+    assert [(identity, type(message)) for identity, message in desk.sent] == [(late, Goodbye)]
+    assert desk.engine.asked == []
+    desk.take(one, submit(2))
+    assert desk.engine.asked == [("submit", 0, submit(2))]
+
+
+def test_api_servers_are_apart(desk: Desk, zero: bytes) -> None:
+    other = desk.hello(1)
+    desk.clear()
+    desk.take(zero, submit(2))
+    desk.take(other, submit(2))
+    desk.inbox.forget(0)
+    desk.take(other, submit(4))
+    assert desk.engine.asked == [
+        ("submit", 0, submit(2)),
+        ("submit", 1, submit(2)),
+        ("drop", 0),
+        ("submit", 1, submit(4)),
+    ]
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (b"\xc1", "not a message of an API server"),
+        (encode(Goodbye("x")), "not a message of an API server"),
+        (encode(Hello(PROTOCOL_VERSION + 1, 0, 0)), "this engine speaks 1"),
+        (encode(Hello(PROTOCOL_VERSION, 1, 0)), "not this peer's"),
+        (encode(submit(66)), "running already"),
+    ],
+)
+def test_a_peer_that_breaks_the_rules_is_dismissed(
+    desk: Desk, zero: bytes, part: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        desk.inbox.take(zero, [encode(submit(2)), part, encode(submit(4))])
+    assert desk.engine.asked == [("submit", 0, submit(2)), ("drop", 0)]
+    ((identity, goodbye),) = desk.sent
+    assert identity == zero
+    assert reason in goodbye.reason
+    assert len(caplog.records) == 1
+
+
+def test_once_per_peer(desk: Desk, zero: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        for _ in range(5):
+            desk.inbox.take(zero, [b"\xc1"])
+            desk.take(zero, submit(2))
+            desk.inbox.take(b"stranger", [b"\xc1"])
+            desk.take(b"another", submit(2))
+    assert len(caplog.records) == 3
+    assert [identity for identity, _ in desk.sent] == [zero, b"stranger", b"another"]
+    assert desk.engine.asked == [("drop", 0)]
+
+
+def test_a_dismissed_peer_may_start_over(desk: Desk, zero: bytes) -> None:
+    desk.inbox.take(zero, [b"\xc1"])
+    desk.hello()
+    desk.clear()
+    desk.take(zero, submit(2))
+    assert desk.engine.asked == [("submit", 0, submit(2))]
+    desk.clear()
+    desk.inbox.take(zero, [b"\xc1"])
+    assert [type(message) for _, message in desk.sent] == [Goodbye]
+
+
+def test_refusals_are_not_remembered_without_end(desk: Desk) -> None:
+    for number in range(REFUSALS_KEPT + 10):
+        desk.inbox.take(b"%d" % number, [b"\xc1"])
+    assert len(desk.inbox._refused) <= REFUSALS_KEPT
