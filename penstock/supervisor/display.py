@@ -48,7 +48,8 @@ class LogLines:
         if progress.text == text and now - at < _EVERY_S:
             return
         self._shown[process] = (progress.text, now)
-        share = f" ({progress.fraction:.0%})" if progress.fraction is not None else ""
+        partly = progress.fraction is not None and progress.fraction < 1.0
+        share = f" ({progress.fraction:.0%})" if partly else ""
         log.info("%s: %s%s", process, progress.text, share)
 
     def refresh(self) -> None:

@@ -269,11 +269,11 @@ class Fleet:
         child.policy.ready(now)
         if self._phase is Phase.SERVING:
             self._say(logging.INFO, f"{child.name} is ready again")
-        elif self._phase is Phase.STARTING and all(
-            other.state is State.READY for other in self._children.values()
-        ):
-            self._phase = Phase.SERVING
-            self._actions.append(Announce())
+        elif self._phase is Phase.STARTING:
+            self._actions.append(Show(child.name, Progress(text="ready", fraction=1.0)))
+            if all(other.state is State.READY for other in self._children.values()):
+                self._phase = Phase.SERVING
+                self._actions.append(Announce())
 
     def _fails(self, child: _Child, failure: Failed, now: float) -> None:
         child.failure = child.failure or failure

@@ -27,11 +27,13 @@ def test_log_lines_tell_what_is_new_and_repeat_seldom(caplog: pytest.LogCaptureF
     clock.now = 5.0
     lines.progress("engine 0", Progress(text="loading weights", fraction=0.4))
     lines.progress("engine 0", Progress(text="warming up"))
+    lines.progress("engine 0", Progress(text="ready", fraction=1.0))
     assert caplog.messages == [
         "engine 0: loading weights (10%)",
         "engine 1: loading weights (30%)",
         "engine 0: loading weights (40%)",
         "engine 0: warming up",
+        "engine 0: ready",
     ]
 
 

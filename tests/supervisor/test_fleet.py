@@ -65,8 +65,10 @@ def test_engines_are_started_first_and_nobody_waits() -> None:
 def test_announces_once_when_the_last_one_is_ready() -> None:
     fleet = make()
     fleet.begin(10.0)
-    assert fleet.report(SERVER, Ready(), 11.0) == []
-    assert fleet.report(ENGINE, Ready(info={"device": "cpu"}), 12.5) == [Announce()]
+    done_with = Progress(text="ready", fraction=1.0)
+    assert fleet.report(SERVER, Ready(), 11.0) == [Show(SERVER, done_with)]
+    actions = fleet.report(ENGINE, Ready(info={"device": "cpu"}), 12.5)
+    assert actions == [Show(ENGINE, done_with), Announce()]
     assert fleet.info(ENGINE) == {"device": "cpu"}
     assert done(fleet.report(ENGINE, Ready(), 13.0)) == []
 
