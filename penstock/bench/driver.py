@@ -1,0 +1,84 @@
+"""The load client as a process: started, given orders, ended."""
+
+import select
+import subprocess
+import sys
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from penstock.bench.errors import BenchError
+from penstock.bench.load import Answer, Failure, Order, Plan, Ready, Round
+
+ANSWER_GRACE = 10.0
+"""Seconds an answer may be late: the client ends a round in time itself and then computes percentiles."""
+
+
+class LoadProcess:
+    """Starts ``penstock.bench.load`` in a session of its own, so that Ctrl-C leaves its end to us.
+
+    Use it as a context. It ends with its standard input, so it does not outlive this process.
+    """
+
+    def __init__(self, plan: Plan, seconds: float) -> None:
+        """Opens the connections of ``plan``, within so many seconds. Raises BenchError."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.bench.load"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            answer = self._ask(plan, seconds)
+            if not isinstance(answer, Ready):
+                raise BenchError(f"the load client did not become ready: {answer!r}")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The client's process."""
+        return self._process.pid
+
+    def run(self, *, keep: bool, seconds: float) -> Round:
+        """One round. Raises BenchError when it fails or is not over in so many seconds."""
+        answer = self._ask(Order(keep=keep, seconds=seconds), seconds)
+        if not isinstance(answer, Round):
+            raise BenchError(f"the load client did not run a round: {answer!r}")
+        return answer
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()  # it owns nothing but sockets
+        self._process.communicate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, message: Plan | Order, seconds: float) -> Answer:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        line = b""
+        try:
+            stdin.write(msgspec.json.encode(message) + b"\n")
+            stdin.flush()
+            # It writes a line at once, so a line can be read when anything can.
+            if not select.select([stdout], [], [], max(seconds, 0) + ANSWER_GRACE)[0]:
+                raise BenchError(f"the load client gave no answer in {seconds:.0f} s")
+            line = stdout.readline()
+        except BrokenPipeError:
+            pass  # said below
+        if not line:
+            raise BenchError(f"the load client ended with exit code {self._process.wait()}")
+        answer: Answer = msgspec.json.decode(line, type=Answer)
+        if isinstance(answer, Failure):
+            raise BenchError(answer.reason)
+        return answer

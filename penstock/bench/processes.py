@@ -1,0 +1,107 @@
+"""CPU time and memory of the processes of a server."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+import psutil
+
+from penstock.bench.errors import BenchError
+
+T = TypeVar("T")
+
+
+class CpuTime(msgspec.Struct, frozen=True):
+    """CPU seconds: ``total`` to the nanosecond where the system has such a clock, its parts by ticks of 10 ms."""
+
+    total: float = 0.0
+    user: float = 0.0
+    system: float = 0.0
+
+    def __add__(self, other: "CpuTime") -> "CpuTime":
+        return CpuTime(self.total + other.total, self.user + other.user, self.system + other.system)
+
+    def __sub__(self, other: "CpuTime") -> "CpuTime":
+        return CpuTime(self.total - other.total, self.user - other.user, self.system - other.system)
+
+
+class Processes(msgspec.Struct, frozen=True):
+    """Process ids of a server, by role."""
+
+    api_servers: tuple[int, ...]
+    engines: tuple[int, ...] = ()
+
+
+def below_supervisor(pid: int) -> Processes:
+    """The processes that the supervisor of Penstock with this id has started, told by their titles."""
+    children = [(child.pid, _title(child)) for child in _alive(pid, lambda process: process.children())]
+    return Processes(
+        api_servers=tuple(pid for pid, title in children if title.startswith("penstock: api-server")),
+        engines=tuple(pid for pid, title in children if title.startswith("penstock: engine")),
+    )
+
+
+def named(pids: Sequence[int]) -> Processes:
+    """The API servers that ``pids`` stand for: a supervisor of Penstock for its own, others for themselves."""
+    api_servers: list[int] = []
+    engines: list[int] = []
+    for pid in pids:
+        if _title(_alive(pid, lambda process: process)) == "penstock: supervisor":
+            below = below_supervisor(pid)
+            api_servers += below.api_servers
+            engines += below.engines
+        else:
+            api_servers.append(pid)
+    return Processes(tuple(api_servers), tuple(engines))
+
+
+def cpu_time(pids: Sequence[int]) -> CpuTime:
+    """CPU time that processes have taken since they started, with all their threads.
+
+    Raises BenchError when one of them does not exist.
+    """
+    return sum(map(_cpu_time, pids), CpuTime())
+
+
+def resident_bytes(pids: Sequence[int]) -> int:
+    """Resident memory of processes; pages they share count for each."""
+    return sum(int(_alive(pid, lambda process: process.memory_info().rss)) for pid in pids)
+
+
+def _cpu_time(pid: int) -> CpuTime:
+    times = _alive(pid, lambda process: process.cpu_times())
+    return CpuTime(_clock(pid, times.user + times.system), times.user, times.system)
+
+
+def _clock(pid: int, ticks: float) -> float:
+    """The process's CPU clock; ``ticks`` seconds where there is none.
+
+    /proc/PID/stat counts by ticks: on some kernels a process that runs in short bursts between them, as a server
+    does, shows a third of its time there.
+    """
+    if sys.platform != "linux":
+        return ticks
+    try:
+        # What clock_getcpuclockid(3) makes of a process id: CPUCLOCK_SCHED of the whole process.
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        raise BenchError(_gone(pid)) from None
+
+
+def _title(process: psutil.Process) -> str:
+    return " ".join(process.cmdline())
+
+
+def _alive(pid: int, read: Callable[[psutil.Process], T]) -> T:
+    try:
+        return read(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        raise BenchError(_gone(pid)) from None
+    except psutil.AccessDenied:
+        raise BenchError(f"process {pid} belongs to somebody else, its CPU time cannot be read") from None
+
+
+def _gone(pid: int) -> str:
+    return f"process {pid} does not exist, or ended"

@@ -1,0 +1,134 @@
+"""A server on the synthetic engine, started for one measurement."""
+
+import collections
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from penstock.bench.errors import BenchError
+from penstock.bench.processes import Processes, below_supervisor
+from penstock.config.bench import BenchHostConfig
+from penstock.config.introspect import PREFIX
+
+SHOWN_LINES = 20
+"""Lines of the server's output that an error repeats."""
+END_SECONDS = 10.0
+"""Time the server has to end itself before it is killed."""
+BASE_MODEL_LEN = 2048
+BASE_SLOTS = 1024
+
+_URL = re.compile(r"^\s*URL\s+(http://\S+?)/v1\b")
+_READY = re.compile(r"^ready in ")
+
+
+class ServerProcess:
+    """``penstock serve --engine synthetic`` with all its processes; use it as a context.
+
+    ``url`` and ``processes`` are set once it is ready. Its environment holds no ``PENSTOCK_`` variable: what is
+    measured depends on the options of the measurement alone.
+    """
+
+    def __init__(self, config: BenchHostConfig, seconds: float) -> None:
+        """Starts it and waits until it is ready. Raises BenchError when it is not in so many seconds."""
+        self._lines: collections.deque[str] = collections.deque(maxlen=SHOWN_LINES)
+        self._ready = threading.Event()
+        self.url = ""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli.main", "serve", *serve_arguments(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={name: value for name, value in os.environ.items() if not name.startswith(PREFIX)},
+            start_new_session=True,  # Ctrl-C is ours, it is ended in order
+        )
+        self._reader = threading.Thread(target=self._read, name="server-output", daemon=True)
+        self._reader.start()
+        try:
+            if not self._ready.wait(seconds):
+                raise BenchError(f"the server was not ready in {seconds:.0f} s:\n{self.output}")
+            if not self.url:
+                raise BenchError(f"the server did not start:\n{self.output}")
+            self.processes: Processes = below_supervisor(self._process.pid)
+            if not self.processes.api_servers:
+                raise BenchError("the server has no process titled penstock: api-server")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def output(self) -> str:
+        """The last lines it wrote."""
+        return "\n".join(self._lines)
+
+    def close(self) -> None:
+        """Ends all its processes."""
+        family = [self._process]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family += psutil.Process(self._process.pid).children(recursive=True)
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            for process in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self._process.wait()
+        self._reader.join(END_SECONDS)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read(self) -> None:
+        """Keeps the pipe empty; finds the URL, then the line that says ready."""
+        url = ""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.append(line.rstrip())
+            if match := _URL.match(line):
+                url = match.group(1)
+            if _READY.match(line):
+                self.url = url
+                self._ready.set()
+        self._ready.set()  # it ended
+
+
+def serve_arguments(config: BenchHostConfig) -> list[str]:
+    """The command line after ``penstock serve``; ``--server-args`` come last and win.
+
+    Raises ValueError for ``--server-args`` with an open quote.
+    """
+    longest = config.prompt_tokens + config.prompt_tokens // 16 + config.tokens + 256  # lengths of texts vary
+    options = {
+        "--engine": "synthetic",
+        "--port": 0,
+        "--synthetic-step-ms": config.step_ms,
+        "--stream-interval": config.stream_interval,
+        "--api-server-count": config.api_server_count,
+        "--data-parallel-size": config.engines,
+        "--max-num-seqs": max(BASE_SLOTS, config.in_flight),
+        "--max-model-len": max(BASE_MODEL_LEN, longest),
+        "--shutdown-timeout": 1,
+    }
+    return [
+        *(f"{name}={value}" for name, value in options.items()),
+        *shlex.split(config.server_args or ""),
+    ]

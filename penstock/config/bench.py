@@ -1,0 +1,106 @@
+"""Options of the measuring commands: ``penstock bench host``."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from penstock.config.options import option
+
+
+class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``penstock bench host`` runs with."""
+
+    # -- load
+    streams: Annotated[
+        int, option("Connections, kept open and reused from round to round.", "Load", ge=1, le=65536)
+    ] = 1024
+    tokens: Annotated[int, option("Tokens that every request asks for and gets.", "Load", ge=1)] = 128
+    prompt_tokens: Annotated[int, option("Length of the prompts, in tokens.", "Load", ge=1)] = 32
+    prompt_kind: Annotated[
+        Literal["text", "ids"],
+        option("text: the server tokenizes; ids: prompts are lists of exactly that many token ids.", "Load"),
+    ] = "text"
+    endpoint: Annotated[
+        Literal["completions", "chat"], option("API that is asked, always with streaming.", "Load")
+    ] = "completions"
+    requests: Annotated[
+        Annotated[int, Meta(ge=1)] | None, option("Requests of a round; default: one per stream.", "Load")
+    ] = None
+    concurrency: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        option("Requests in flight at a time, at most --streams; default: --streams.", "Load"),
+    ] = None
+    rounds: Annotated[int, option("Measured rounds.", "Load", ge=1, le=1000)] = 3
+    warmup_rounds: Annotated[int, option("Rounds before the measured ones.", "Load", ge=1, le=1000)] = 1
+    timeout: Annotated[
+        float, option("Seconds after which the command gives up, everything included.", "Load", gt=0)
+    ] = 300.0
+
+    # -- server started for the run
+    step_ms: Annotated[
+        float, option("Duration of one step of the synthetic engine, in milliseconds.", "Server", ge=0)
+    ] = 15.0
+    stream_interval: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"],
+        option("Tokens per event: a number, or auto as for penstock serve.", "Server"),
+    ] = 1
+    api_server_count: Annotated[int, option("Number of API server processes.", "Server", ge=1, le=1024)] = 1
+    engines: Annotated[int, option("Number of engine processes.", "Server", ge=1, le=1024)] = 1
+    server_args: Annotated[
+        str | None,
+        option("Further options for penstock serve: --server-args='--log-level debug'.", "Server"),
+    ] = None
+
+    # -- server that runs already
+    url: Annotated[
+        str | None,
+        option(
+            "Address of a running server to measure instead, with or without /v1; needs --pid.",
+            "Running server",
+            pattern=r"^http://[^/]+",
+        ),
+    ] = None
+    pid: Annotated[
+        list[Annotated[int, Meta(ge=1)]] | None,
+        option(
+            "Processes whose CPU time counts; the supervisor of Penstock stands for its API servers.",
+            "Running server",
+        ),
+    ] = None
+    api_key: Annotated[
+        str | None, option("Key to present as a bearer token.", "Running server", secret=True)
+    ] = None
+
+    # -- report
+    json: Annotated[str | None, option("File to write the report to, as JSON.", "Report", metavar="FILE")] = (
+        None
+    )
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for options that contradict each other."""
+        if self.concurrency is not None and self.concurrency > self.streams:
+            raise ValueError(
+                f"--concurrency: {self.concurrency} requests cannot be in flight on {self.streams} "
+                "connections, it takes at most --streams"
+            )
+        if self.prompt_kind == "ids" and self.endpoint == "chat":
+            raise ValueError("--prompt-kind: chat takes text only, use --endpoint completions for ids")
+        if self.url is not None and self.pid is None:
+            raise ValueError("--url: CPU time can be read only of known processes, give them with --pid")
+        if self.pid is not None and self.url is None:
+            raise ValueError("--pid: names processes of a running server, give its address with --url")
+
+    @property
+    def requests_per_round(self) -> int:
+        """Requests of one round."""
+        return self.requests or self.streams
+
+    @property
+    def in_flight(self) -> int:
+        """Requests in flight at a time."""
+        return self.concurrency or self.streams
+
+
+OF_STARTED_SERVER = ("step_ms", "stream_interval", "api_server_count", "engines", "server_args")
+"""Fields that have no meaning with ``--url``."""
