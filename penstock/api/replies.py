@@ -122,8 +122,38 @@ class _Reply:
         self.choices.append(choice)
         return stream
 
+    # -- what the two kinds do differently
+
     def _make_stream(self, index: int, rank: int) -> Stream:
         raise NotImplementedError
+
+    def _extend(
+        self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
+    ) -> None:
+        """A row's text and tokens that count; the choice has ended when its ``stream`` is None."""
+        raise NotImplementedError
+
+    def on_failure(self, stream: Stream, error: StreamError) -> None:
+        raise NotImplementedError
+
+    # -- rows
+
+    def on_row(
+        self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
+    ) -> None:
+        if finish is Finish.ABORT:
+            self.on_failure(stream, _ABORTED)
+            return
+        choice = self.choices[stream.index]
+        self.cached += cached
+        if self.plan.max_tokens == 0:  # the one token that is generated is not shown
+            tokens, finish, logprobs = (), Finish.LENGTH, None
+        piece = assemble(choice.assembler, self._finished_text(tokens, finish), finish)
+        self._settle(choice, stream, piece, tokens, finish)
+        counted = tokens[: piece.used] if piece.stop is not None else tokens
+        self._extend(choice, stream, piece.text, counted, logprobs)
+
+    # -- ends
 
     def usage(self) -> dict[str, Any]:
         """Prompt tokens count once per prompt, whatever n is."""
@@ -214,20 +244,10 @@ class StreamedReply(_Reply):
 
     # -- rows
 
-    def on_row(
-        self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
+    def _extend(
+        self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
     ) -> None:
-        if finish is Finish.ABORT:
-            self.on_failure(stream, _ABORTED)
-            return
-        choice = self.choices[stream.index]
-        self.cached += cached
-        if self.plan.max_tokens == 0:  # the one token that is generated is not shown
-            tokens, finish, logprobs = (), Finish.LENGTH, None
-        piece = assemble(choice.assembler, self._finished_text(tokens, finish), finish)
-        self._settle(choice, stream, piece, tokens, finish)
-        counted = tokens[: piece.used] if piece.stop is not None else tokens
-        data = self._events(choice, stream, piece.text, counted, logprobs)
+        data = self._events(choice, stream, text, tokens, logprobs)
         if choice.stream is None:
             data += self._ending()
         if data:
@@ -359,23 +379,13 @@ class CollectedReply(_Reply):
     def _make_stream(self, index: int, rank: int) -> Stream:
         return Stream(self, index, rank, self.context.tables.nothing, _no_write)
 
-    def on_row(
-        self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
+    def _extend(
+        self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
     ) -> None:
-        if finish is Finish.ABORT:
-            self.on_failure(stream, _ABORTED)
-            return
-        choice = self.choices[stream.index]
-        self.cached += cached
-        if self.plan.max_tokens == 0:  # the one token that is generated is not shown
-            tokens, finish, logprobs = (), Finish.LENGTH, None
-        piece = assemble(choice.assembler, self._finished_text(tokens, finish), finish)
-        self._settle(choice, stream, piece, tokens, finish)
-        counted = tokens[: piece.used] if piece.stop is not None else tokens
-        choice.text.append(piece.text)
-        choice.tokens.extend(counted)
+        choice.text.append(text)
+        choice.tokens.extend(tokens)
         if choice.logprobs is not None:
-            choice.logprobs.collect(counted, logprobs)
+            choice.logprobs.collect(tokens, logprobs)
         if all(other.stream is None for other in self.choices):
             self._end(self._outcome())
             self.done.set_result(None)
