@@ -171,7 +171,6 @@ class Fleet:
             self._flush(engine)
         else:
             self._schedule_flush()
-        self.breathe()
 
     def abort(self, stream: Stream) -> None:
         """Tell the stream's engine to stop it; its handle is free once the engine has confirmed."""

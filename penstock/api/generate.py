@@ -125,7 +125,7 @@ class Generator:
     def _submit(
         self, reply: StreamedReply | CollectedReply, prompts: list[Prompt], samplings: list[Sampling]
     ) -> None:
-        """Start all streams of a reply. Without a single await: rows cannot come between."""
+        """Start all streams of a reply before any of their rows is delivered."""
         if reply.ended:  # the client left while its prompt was tokenized
             return
         plan = reply.plan
@@ -142,6 +142,7 @@ class Generator:
             self._streams.open(stream, reply.arrival)
             request = Submit(stream.handle, prompt.ids, sampling, interval, plan.priority, plan.cache_salt)
             self._fleet.submit(engine, request)
+        self._fleet.breathe()
 
     def _check_open(self) -> None:
         if self.draining:

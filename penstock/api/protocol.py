@@ -51,6 +51,7 @@ class ServerProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self.waiting_since = self.idle_since = None
         self.scope = None  # type: ignore[assignment]  # it refers to this object
+        self._abandon()
         self._active = None
         listener, self._listener = self._listener, None
         if listener is not None:
@@ -124,6 +125,7 @@ class ServerProtocol(HttpToolsProtocol):
 
     def listen(self, listener: Listener) -> None:
         if self.transport.is_closing():
+            self._abandon()
             listener.on_disconnect()
         else:
             self._listener = listener
@@ -150,4 +152,10 @@ class ServerProtocol(HttpToolsProtocol):
 
     def cut(self) -> None:
         self._listener = None
+        self._abandon()
         self.transport.abort()
+
+    def _abandon(self) -> None:
+        """Nobody reads the reply in progress. Its cycle may be another than uvicorn's latest (pipelining)."""
+        if self._active is not None and not self._active.response_complete:
+            self._active.disconnected = True
