@@ -37,9 +37,10 @@ class ServerProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.write = transport.write
-        self.waiting_since: float | None = time.monotonic()
-        """When the request that has not arrived whole began; None while none is awaited."""
-        self.idle_since: float | None = None
+        self.waiting_since: float | None = None
+        """When the request that has not arrived whole began; None while there is none."""
+        self.idle_since: float | None = time.monotonic()
+        """Since when there has been no request; such a connection is closed without a word."""
         self._listener: Listener | None = None
         self._active: RequestResponseCycle | None = None
         if len(self.connections) > self.max_connections:
