@@ -152,7 +152,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Annotated[str, Meta(pattern=r"^(error|exit|hang|stream-error)@[0-9]+$")] | None,
         option(
             "Fault to inject, KIND@STEP: error (an exception), exit (the process ends), hang, or "
-            "stream-error (the oldest stream fails), at the given step with work.",
+            "stream-error (the oldest stream fails), at the given step of those with work, counted from 0.",
             "Synthetic engine",
         ),
     ] = None

@@ -26,7 +26,7 @@ def aborted_rows(streams: Sequence[tuple[int, int, int]]) -> StepRows:
 
 def joined(parts: Sequence[StepRows]) -> StepRows:
     """One set of rows from several; the order is kept."""
-    parts = [part for part in parts if len(part.stream)]
+    parts = [part for part in parts if len(part.stream) or part.failed]
     if not parts:
         return no_rows()
     if len(parts) == 1:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..wire.frames import I32, Finish, Logprobs
-from ..wire.messages import Submit
+from ..wire.messages import Submit, WireError
 from .base import RequestRejected, StepRows, StreamFailure
 from .blocks import BlockTables
 from .logprobs import HeldLogprobs
@@ -72,10 +72,11 @@ class Scheduler:
     # -- streams come and go
 
     def submit(self, server: int, request: Submit) -> None:
-        """Queue a stream. Raises RequestRejected when it could never run to its end."""
+        """Queue a stream. Raises RequestRejected when it could never run to its end, WireError when its
+        handle is in use."""
         key = (server, request.stream)
         if key in self._waiting or self.table.find(*key) is not None:
-            raise RequestRejected(f"stream {request.stream} is in use")
+            raise WireError(f"Submit.stream {request.stream} is running already")
         self._check_length(request)
         self._check_prompt(request)
         self.sampling.check(request.sampling)
