@@ -1,0 +1,109 @@
+"""Clients that leave or do not read: their streams end, and nobody else notices."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from .server import SYNTHETIC, Server, wait_until
+from .test_connections import connect, request
+
+FREE_WITHIN_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def paced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose streams outlast any test."""
+    with Server(
+        *(*SYNTHETIC, "--synthetic-step-ms", "15"), directory=tmp_path_factory.mktemp("paced")
+    ) as running:
+        yield running
+
+
+def open_streams(server: Server, count: int, **options: object) -> list[socket.socket]:
+    body = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True} | options
+    connections = [connect(server) for _ in range(count)]
+    for connection in connections:
+        connection.sendall(request(body))
+    return connections
+
+
+@pytest.mark.parametrize("count", [256, pytest.param(1024, marks=pytest.mark.slow)])
+def test_streams_of_clients_that_left_are_freed_within_a_second(paced: Server, count: int) -> None:
+    (api,) = paced.children("api-server")
+    paced.complete(max_tokens=1)
+    before = api.num_fds()
+    connections = open_streams(paced, count)
+    for connection in connections:
+        assert connection.recv(1)
+    assert paced.metric("vllm:num_requests_running") == count
+    for connection in connections:
+        connection.close()
+    wait_until(lambda: paced.metric("penstock:streams") == 0, FREE_WITHIN_S, "freeing the handles")
+    wait_until(lambda: paced.metric("vllm:num_requests_running") == 0, FREE_WITHIN_S, "freeing the slots")
+    wait_until(lambda: api.num_fds() <= before + 1, FREE_WITHIN_S, "closing the descriptors")
+    assert "ERROR" not in paced.log
+    assert paced.complete(max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+def test_requests_that_are_not_streamed_are_freed_as_well(paced: Server) -> None:
+    aborted = paced.metric("vllm:request_success_total")
+    connections = open_streams(paced, 20, stream=False)
+    wait_until(lambda: paced.metric("penstock:streams") == 20, 5, "starting the streams")
+    for connection in connections:
+        connection.close()
+    wait_until(lambda: paced.metric("penstock:streams") == 0, FREE_WITHIN_S, "freeing the handles")
+    assert paced.metric("vllm:request_success_total") == aborted + 20
+    assert "ERROR" not in paced.log
+
+
+def test_a_slow_reader_is_cut_and_others_go_on(tmp_path: Path) -> None:
+    arguments = (*SYNTHETIC, "--synthetic-step-ms", "0.2", "--max-stream-backlog", "4096")
+    with Server(*arguments, directory=tmp_path) as server, ExitStack() as stack:
+        url = httpx.URL(server.url)
+        slow = stack.enter_context(socket.socket())
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((url.host, url.port))
+        body = {
+            "prompt": "x",
+            "n": 64,
+            "max_tokens": 1900,
+            "ignore_eos": True,
+            "stream": True,
+            "temperature": 1,
+        }
+        slow.sendall(request(body))
+        cut = 'vllm:request_success_total{finished_reason="cut",model_name="m"}'
+
+        def is_cut() -> bool:
+            return cut in httpx.get(f"{server.url}/metrics").text
+
+        wait_until(is_cut, 30, "cutting the slow reader")
+        assert len(server.stream(max_tokens=50, ignore_eos=True)) == 51
+        assert server.metric("penstock:streams") == 0
+        slow.settimeout(10)
+        received = b"".join(read_to_the_end(slow))
+        assert b"[DONE]" not in received
+        assert not received.endswith(b"0\r\n\r\n")
+        assert "ERROR" not in server.log
+
+
+def read_to_the_end(connection: socket.socket) -> Iterator[bytes]:
+    """What comes before the connection ends, by a reset or not."""
+    try:
+        while more := connection.recv(65536):
+            yield more
+    except ConnectionError:
+        pass
+
+
+def test_a_client_that_leaves_before_its_request_is_whole(paced: Server) -> None:
+    whole = request({"prompt": "x" * 1000, "max_tokens": 5})
+    for cut_at in (1, 20, len(whole) // 2, len(whole) - 1):
+        with connect(paced) as connection:
+            connection.sendall(whole[:cut_at])
+    assert paced.complete(max_tokens=1)["choices"]
+    assert "ERROR" not in paced.log
