@@ -71,7 +71,7 @@ class Floor:
             raise BenchError(f"{' '.join(command)} failed:\n{result.stderr.strip()}")
 
     def _run(self, arguments: list[str], seconds: float) -> str:
-        command = [self._program, *arguments]
+        command = [str(self._program), *arguments]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         ) as process:

@@ -1,8 +1,8 @@
 """The load client: many streams over raw sockets, for as little CPU time as possible.
 
 Runs as a process of its own (``python -m penstock.bench.load``), started by :mod:`penstock.bench.driver`.
-Reads lines of JSON from standard input, a Plan and then an Order for every round, and answers each with a line
-on standard output. Ends when its standard input does.
+Reads lines of JSON from standard input, a Plan and then an Order for every round, and answers each with a
+line on standard output. Ends when its standard input does.
 
 An event costs one read and a few searches of bytes: no parsing of JSON, no object per event. See
 ``docs/benchmarks.md`` for what that leaves unchecked.
@@ -25,7 +25,7 @@ from penstock.bench.latency import Latency, ReadLog
 from penstock.bench.reply import ERROR, EVENT, Reply
 
 WHOLE_EVENTS = (b"}\n\n\r\n", b"}\n\n")
-"""A read that ends so ends with a JSON event, with or without the end of a chunk; not in ``[DONE]`` or a part."""
+"""A read that ends so ends with a JSON event, with or without the end of a chunk, not with a part of one."""
 BATCH = 64
 """Ready connections taken from the kernel at once; they share a time, so it bounds the error of latencies."""
 READ_BYTES = 65536
@@ -192,7 +192,7 @@ class LoadClient:
             log.end_batch(now)
 
     def _read_carefully(self, fd: int, data: bytes) -> None:
-        """A read that may hold a head, part of an event or an end; ``data`` is empty when the connection ended."""
+        """A read that may hold a head, part of an event or an end; empty when the connection ended."""
         if fd not in self._replies:
             self._reconnect(fd)  # an idle connection that the server has closed, or spoke on unasked
             return

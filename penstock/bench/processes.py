@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class CpuTime(msgspec.Struct, frozen=True):
-    """CPU seconds: ``total`` to the nanosecond where the system has such a clock, its parts by ticks of 10 ms."""
+    """CPU seconds: ``total`` by a precise clock where there is one, its parts by ticks of 10 ms."""
 
     total: float = 0.0
     user: float = 0.0
@@ -44,7 +44,7 @@ def below_supervisor(pid: int) -> Processes:
 
 
 def named(pids: Sequence[int]) -> Processes:
-    """The API servers that ``pids`` stand for: a supervisor of Penstock for its own, others for themselves."""
+    """What ``pids`` stand for: a supervisor of Penstock for its processes, others for themselves."""
     api_servers: list[int] = []
     engines: list[int] = []
     for pid in pids:
@@ -78,8 +78,8 @@ def _cpu_time(pid: int) -> CpuTime:
 def _clock(pid: int, ticks: float) -> float:
     """The process's CPU clock; ``ticks`` seconds where there is none.
 
-    /proc/PID/stat counts by ticks: on some kernels a process that runs in short bursts between them, as a server
-    does, shows a third of its time there.
+    /proc/PID/stat counts by ticks: on some kernels a process that runs in short bursts between them, as a
+    server does, shows a third of its time there.
     """
     if sys.platform != "linux":
         return ticks
@@ -91,7 +91,7 @@ def _clock(pid: int, ticks: float) -> float:
 
 
 def _title(process: psutil.Process) -> str:
-    return " ".join(process.cmdline())
+    return " ".join(process.cmdline()).strip()  # a title that is shorter than the command line is padded
 
 
 def _alive(pid: int, read: Callable[[psutil.Process], T]) -> T:

@@ -1,6 +1,7 @@
 """Requests of a measurement: prompts of a wanted length, and what a server says of them."""
 
 import random
+from pydoc_data.topics import topics
 from typing import Any
 
 import httpx
@@ -11,15 +12,9 @@ from penstock.config.bench import BenchHostConfig
 
 PROMPTS = 64
 """Different prompts, taken in turn, so that no cache of whole prompts can answer."""
+CORRECTIONS = 2
+"""Times the length of a text is corrected, after it has been estimated; each takes one call of /tokenize."""
 _SEED = 20261121
-_WORDS = """
-a about after again air all also always and another are around as ask at away back be because been before began
-being below between big book both boy but by call came can carry change children city close come could country cut
-day did different do does don't door down each earth eat end enough even every example eye face family far father
-feet few find first follow food for form found four from get girl give go good got great group grow had hand hard
-has have he head hear help her here high him his home house how idea if important in is it its just keep kind know
-land large last late learn leave left letter life light like line list little live long look made make man many
-""".split()
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -38,6 +33,8 @@ class Requests:
         self._config = config
         self._http = http
         self._random = random.Random(_SEED)
+        # English with its spread of words, and some code: what caches of a tokenizer see in earnest.
+        self._words = " ".join(topics.values()).split()
         models = self._ask("GET", "/v1/models", None)
         self.model = str(models["data"][0]["id"])
         self.path = "/v1/chat/completions" if config.endpoint == "chat" else "/v1/completions"
@@ -56,8 +53,8 @@ class Requests:
         facts = Facts(self.model, int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
         if facts.completion_tokens != self._config.tokens:
             raise BenchError(
-                f"the server sent {facts.completion_tokens} of the {self._config.tokens} tokens that a request "
-                "asked for, so tokens cannot be counted by requests"
+                f"the server sent {facts.completion_tokens} of the {self._config.tokens} tokens that a "
+                "request asked for, so tokens cannot be counted by requests"
             )
         return facts
 
@@ -76,27 +73,28 @@ class Requests:
 
     def _prompts(self, count: int = PROMPTS) -> list[str] | list[list[int]]:
         wanted = self._config.prompt_tokens
-        sample = self._text(wanted + 64)
-        ids = self._tokenize(sample)
+        words = wanted + 64
+        ids = self._tokenize(self._text(0, words))
         if self._config.prompt_kind == "ids":
-            # An offset per prompt; the sample is repeated as often as needed.
+            # The same ids from another offset for every prompt, repeated as often as needed.
             ids *= 1 + (wanted + count) // len(ids)
             return [ids[offset : offset + wanted] for offset in range(count)]
-        tokens_per_word = len(ids) / (wanted + 64)
+        tokens_per_word = len(ids) / words
         return [self._text_of(wanted, tokens_per_word) for _ in range(count)]
 
     def _text_of(self, wanted: int, tokens_per_word: float) -> str:
         """A text of about so many tokens, special ones included: estimated, counted, corrected."""
-        words = self._text(max(1, round(wanted / tokens_per_word))).split(" ")
-        excess = round((len(self._tokenize(" ".join(words))) - wanted) / tokens_per_word)
-        if excess > 0:
-            words = words[: max(1, len(words) - excess)]
-        elif excess < 0:
-            words += self._text(-excess).split(" ")
-        return " ".join(words)
+        start = self._random.randrange(len(self._words))
+        words = max(1, round(wanted / tokens_per_word))
+        for _ in range(CORRECTIONS):
+            found = len(self._tokenize(self._text(start, words)))
+            words = max(1, round(words * wanted / found))
+        return self._text(start, words)
 
-    def _text(self, words: int) -> str:
-        return " ".join(self._random.choices(_WORDS, k=words))
+    def _text(self, start: int, words: int) -> str:
+        """So many consecutive words from the ``start``-th on; the first ones follow the last."""
+        rounds = -(-(start + words) // len(self._words))
+        return " ".join((self._words * rounds)[start : start + words])
 
     def _tokenize(self, text: str) -> list[int]:
         body = msgspec.json.encode({"model": self.model, "prompt": text}).decode()

@@ -120,7 +120,8 @@ class Reply:
     def _finish(self, *, cut: bool = False) -> None:
         self.ended = True
         if self.status not in (0, 200):
-            body = self._body.partition(b"\r\n")[2] if self._chunked else self._body
+            # Of a chunked body the first chunk, without its header.
+            body = self._body.partition(b"\r\n")[2].partition(b"\r\n")[0] if self._chunked else self._body
             self.error = f"HTTP {self.status}: {_shown(body)}"
         elif self.error is None and cut:
             self.error = (

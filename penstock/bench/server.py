@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from types import TracebackType
 from typing import Self
 
@@ -34,8 +33,8 @@ _READY = re.compile(r"^ready in ")
 class ServerProcess:
     """``penstock serve --engine synthetic`` with all its processes; use it as a context.
 
-    ``url`` and ``processes`` are set once it is ready. Its environment holds no ``PENSTOCK_`` variable: what is
-    measured depends on the options of the measurement alone.
+    ``url`` and ``processes`` are set once it is ready. Its environment holds no ``PENSTOCK_`` variable: what
+    is measured depends on the options of the measurement alone.
     """
 
     def __init__(self, config: BenchHostConfig, seconds: float) -> None:
@@ -74,7 +73,7 @@ class ServerProcess:
 
     def close(self) -> None:
         """Ends all its processes."""
-        family = [self._process]
+        family: list[psutil.Process | subprocess.Popen[str]] = [self._process]
         with contextlib.suppress(psutil.NoSuchProcess):
             family += psutil.Process(self._process.pid).children(recursive=True)
         self._process.send_signal(signal.SIGTERM)
@@ -112,10 +111,7 @@ class ServerProcess:
 
 
 def serve_arguments(config: BenchHostConfig) -> list[str]:
-    """The command line after ``penstock serve``; ``--server-args`` come last and win.
-
-    Raises ValueError for ``--server-args`` with an open quote.
-    """
+    """The command line after ``penstock serve``; ``--server-args`` come last and win."""
     longest = config.prompt_tokens + config.prompt_tokens // 16 + config.tokens + 256  # lengths of texts vary
     options = {
         "--engine": "synthetic",

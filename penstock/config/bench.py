@@ -1,5 +1,6 @@
 """Options of the measuring commands: ``penstock bench host``."""
 
+import shlex
 from typing import Annotated, Literal
 
 import msgspec
@@ -54,11 +55,10 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     # -- server that runs already
     url: Annotated[
-        str | None,
+        Annotated[str, Meta(pattern=r"^http://[^/]+")] | None,
         option(
             "Address of a running server to measure instead, with or without /v1; needs --pid.",
             "Running server",
-            pattern=r"^http://[^/]+",
         ),
     ] = None
     pid: Annotated[
@@ -90,6 +90,10 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("--url: CPU time can be read only of known processes, give them with --pid")
         if self.pid is not None and self.url is None:
             raise ValueError("--pid: names processes of a running server, give its address with --url")
+        try:
+            shlex.split(self.server_args or "")
+        except ValueError as error:
+            raise ValueError(f"--server-args: {error}") from None
 
     @property
     def requests_per_round(self) -> int:

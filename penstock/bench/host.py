@@ -1,0 +1,150 @@
+"""``penstock bench host``: what an API server costs the host, measured against the kernel's own price."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from penstock.bench import report
+from penstock.bench.driver import LoadProcess
+from penstock.bench.errors import BenchError
+from penstock.bench.floor import Floor
+from penstock.bench.load import Plan
+from penstock.bench.processes import Processes, cpu_time, named, resident_bytes
+from penstock.bench.prompts import Facts, Requests
+from penstock.bench.report import MeasuredRound, Report
+from penstock.bench.server import ServerProcess
+from penstock.config.bench import OF_STARTED_SERVER, BenchHostConfig
+
+FLOOR_RUNS = 3
+"""Measurements of the floor before the rounds, and again after them."""
+DEFAULT_PORT = 80
+NOT_SHOWN = ("json", "api_key", "timeout", "rounds", "warmup_rounds")
+"""Options that change neither load nor server."""
+
+Say = Callable[[str], None]
+
+
+class Deadline:
+    """The end of the time that everything has together."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._end = clock() + seconds
+
+    def left(self, what: str) -> float:
+        """Seconds for ``what``, which is next. Raises BenchError when there are none."""
+        left = self._end - self._clock()
+        if left <= 0:
+            raise BenchError(f"--timeout: {self._seconds:g} s are over before {what}")
+        return left
+
+
+def measure(config: BenchHostConfig, say: Say) -> Report:
+    """Runs the measurement; ``say`` gets a line at every stage. Leaves no process behind.
+
+    Raises BenchError when it cannot be made or is not over in time. Errors of single requests are no such
+    reason, they are counted.
+    """
+    deadline = Deadline(config.timeout)
+    with contextlib.ExitStack() as stack:
+        url, processes = _server(config, deadline, stack, say)
+        facts, plan = _prepare(config, url, deadline)
+        floor = stack.enter_context(Floor())
+        load = stack.enter_context(LoadProcess(plan, deadline.left("the connections")))
+        chunk = 1
+        for number in range(1, config.warmup_rounds + 1):
+            say(f"warm-up round {number} of {config.warmup_rounds}")
+            warm = load.run(keep=False, seconds=deadline.left("the warm-up"))
+            chunk = max(1, round(warm.bytes / max(1, warm.events)))
+        floors = _measure_floor(floor, config, chunk, deadline, say)
+        rounds = []
+        for number in range(1, config.rounds + 1):
+            rounds.append(_measure_round(config, load, processes, deadline.left(f"round {number}")))
+            say(
+                f"round {number} of {config.rounds}: {rounds[-1].tokens_per_cpu_s:,.0f} tokens per CPU-second"
+            )
+        resident = resident_bytes(processes.api_servers)
+        floors += _measure_floor(floor, config, chunk, deadline, say)
+    subject = report.Subject(
+        model=facts.model,
+        prompt_tokens=facts.prompt_tokens,
+        tokens_per_request=config.tokens,
+        api_servers=len(processes.api_servers),
+        engines=len(processes.engines),
+        api_server_resident_bytes=resident,
+        options=_options(config),
+    )
+    return report.build(rounds, floors, subject, report.this_machine())
+
+
+def _server(
+    config: BenchHostConfig, deadline: Deadline, stack: contextlib.ExitStack, say: Say
+) -> tuple[str, Processes]:
+    """Base URL and processes of the server to measure, started here unless ``--url`` names one."""
+    if config.url is not None:
+        base = config.url.rstrip("/").removesuffix("/v1")
+        return base, named(config.pid or [])
+    say("starting penstock serve --engine synthetic")
+    server = stack.enter_context(ServerProcess(config, deadline.left("the start of the server")))
+    return server.url, server.processes
+
+
+def _prepare(config: BenchHostConfig, url: str, deadline: Deadline) -> tuple[Facts, Plan]:
+    """Tries one request, and plans the others."""
+    headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
+    parts = urlsplit(url)
+    with httpx.Client(
+        base_url=url, headers=headers, timeout=deadline.left("the first request"), trust_env=False
+    ) as http:
+        requests = Requests(config, http)
+        facts = requests.probe()
+        plan = Plan(
+            host=parts.hostname or "",
+            port=parts.port or DEFAULT_PORT,
+            path=parts.path + requests.path,
+            bodies=requests.bodies(),
+            connections=config.streams,
+            in_flight=config.in_flight,
+            requests=config.requests_per_round,
+            api_key=config.api_key,
+        )
+    return facts, plan
+
+
+def _measure_round(
+    config: BenchHostConfig, load: LoadProcess, processes: Processes, seconds: float
+) -> MeasuredRound:
+    engines, api_servers = cpu_time(processes.engines), cpu_time(processes.api_servers)
+    result = load.run(keep=True, seconds=seconds)
+    api_servers, engines = (
+        cpu_time(processes.api_servers) - api_servers,
+        cpu_time(processes.engines) - engines,
+    )
+    tokens = (result.requests - result.errors) * config.tokens
+    return MeasuredRound(
+        result, api_servers, engines, tokens / api_servers.total if api_servers.total else 0.0
+    )
+
+
+def _measure_floor(
+    floor: Floor, config: BenchHostConfig, chunk: int, deadline: Deadline, say: Say
+) -> list[float]:
+    if not floor.available:
+        say("no C floor: cc is not installed")
+        return []
+    say(f"C floor: sends of {chunk} bytes over {config.streams:,} sockets")
+    return floor.measure(config.streams, chunk, times=FLOOR_RUNS, seconds=deadline.left("the C floor"))
+
+
+def _options(config: BenchHostConfig) -> dict[str, object]:
+    """The options that the figures depend on."""
+    hidden = set(NOT_SHOWN)
+    hidden |= {"url", "pid"} if config.url is None else set(OF_STARTED_SERVER)
+    values = msgspec.structs.asdict(config)
+    values |= {"requests": config.requests_per_round, "concurrency": config.in_flight}
+    return {name: value for name, value in values.items() if value is not None and name not in hidden}

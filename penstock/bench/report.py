@@ -1,0 +1,246 @@
+"""What a measurement of the host cost found: as JSON, and as a table to read."""
+
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock import __version__
+from penstock.bench.latency import Latency
+from penstock.bench.load import Round
+from penstock.bench.processes import CpuTime
+
+BUSY_CLIENT = 0.9
+"""Share of a core from which on the client's own queue shows in the latencies."""
+UNSTEADY_FLOOR = 1.25
+"""Largest to smallest measurement of the floor from which on the machine was not quiet."""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Where it was measured."""
+
+    cpu: str
+    cores: int
+    system: str
+    python: str
+    penstock: str
+
+
+class MeasuredRound(msgspec.Struct, frozen=True):
+    """One round: what the client saw, and CPU time of the server's processes meanwhile."""
+
+    load: Round
+    api_server_cpu_s: CpuTime
+    engine_cpu_s: CpuTime
+    tokens_per_cpu_s: float
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """What was measured. Resident memory is that of all API servers, after the last round."""
+
+    model: str
+    prompt_tokens: int
+    tokens_per_request: int
+    api_servers: int
+    engines: int
+    api_server_resident_bytes: int
+    options: dict[str, Any]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The findings. "per CPU-second" is per second of CPU time of all API servers together.
+
+    ``tokens_per_cpu_s`` and ``requests_per_cpu_s`` count requests that ended well. ``floor_sends_per_cpu_s``
+    is the median of ``floor_measurements``, ``floor_ratio`` the CPU time of the API servers per token divided
+    by that of the C floor per send; both are None without a C compiler. ``errors`` counts requests.
+    """
+
+    tokens_per_cpu_s: float
+    requests_per_cpu_s: float
+    events_per_request: float
+    events_per_token: float
+    bytes_per_event: float
+    floor_sends_per_cpu_s: float | None
+    floor_ratio: float | None
+    ttft_ms: Latency
+    itl_ms: Latency
+    errors: int
+    error_samples: list[str]
+    requests: int
+    wall_s: float
+    api_server_cpu_s: CpuTime
+    engine_cpu_s: CpuTime
+    client_cpu_s: float
+    client_us_per_event: float
+    floor_measurements: list[float]
+    rounds: list[MeasuredRound]
+    subject: Subject
+    machine: Machine
+
+    def to_json(self) -> bytes:
+        """Indented, with a final newline."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+
+def build(
+    rounds: Sequence[MeasuredRound], floor: Sequence[float], subject: Subject, machine: Machine
+) -> Report:
+    """The report over ``rounds`` (at least one) and measurements of the floor (none without a compiler)."""
+    loads = [each.load for each in rounds]
+    requests, errors = sum(load.requests for load in loads), sum(load.errors for load in loads)
+    events = sum(load.events for load in loads)
+    client_cpu = sum(load.cpu_s for load in loads)
+    cpu = sum((each.api_server_cpu_s for each in rounds), CpuTime())
+    tokens_per_cpu_s = _ratio((requests - errors) * subject.tokens_per_request, cpu.total)
+    sends_per_cpu_s = statistics.median(floor) if floor else None
+    return Report(
+        tokens_per_cpu_s=tokens_per_cpu_s,
+        requests_per_cpu_s=_ratio(requests - errors, cpu.total),
+        events_per_request=_ratio(events, requests),
+        events_per_token=_ratio(events, requests * subject.tokens_per_request),
+        bytes_per_event=_ratio(sum(load.bytes for load in loads), events),
+        floor_sends_per_cpu_s=sends_per_cpu_s,
+        floor_ratio=sends_per_cpu_s / tokens_per_cpu_s if sends_per_cpu_s and tokens_per_cpu_s else None,
+        ttft_ms=loads[-1].all_ttft_ms,
+        itl_ms=loads[-1].all_itl_ms,
+        errors=errors,
+        error_samples=list(dict.fromkeys(sample for load in loads for sample in load.error_samples)),
+        requests=requests,
+        wall_s=sum(load.wall_s for load in loads),
+        api_server_cpu_s=cpu,
+        engine_cpu_s=sum((each.engine_cpu_s for each in rounds), CpuTime()),
+        client_cpu_s=client_cpu,
+        client_us_per_event=_ratio(client_cpu * 1e6, events),
+        floor_measurements=list(floor),
+        rounds=list(rounds),
+        subject=subject,
+        machine=machine,
+    )
+
+
+def this_machine() -> Machine:
+    """Facts of this machine. ``cores`` are those this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Machine(
+        cpu=_cpu_model(),
+        cores=cores,
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        penstock=__version__,
+    )
+
+
+def render(report: Report) -> str:
+    """The report as text for a terminal, without a newline at its end."""
+    here, subject = report.machine, report.subject
+    rates = [each.tokens_per_cpu_s for each in report.rounds]
+    span = f"{min(rates):,.0f} to {max(rates):,.0f} in {len(rates)} rounds" if len(rates) > 1 else "1 round"
+    cpu, memory = report.api_server_cpu_s, subject.api_server_resident_bytes / 2**20
+    floor = (
+        [f"{report.floor_sends_per_cpu_s:,.0f}", _floor_spread(report)]
+        if report.floor_measurements
+        else ["-", ""]
+    )
+    rows = [
+        ("tokens per API-server CPU-second", f"{report.tokens_per_cpu_s:,.0f}", span),
+        ("requests per API-server CPU-second", f"{report.requests_per_cpu_s:,.0f}", ""),
+        ("C floor, sends per CPU-second", *floor),
+        (
+            "CPU per token / CPU per floor send",
+            f"{report.floor_ratio:.2f}" if report.floor_ratio else "-",
+            "",
+        ),
+        (
+            "events per request",
+            f"{report.events_per_request:,.2f}",
+            f"{report.events_per_token:.3f} per token",
+        ),
+        ("bytes per event", f"{report.bytes_per_event:,.0f}", "with HTTP framing"),
+        ("errors", f"{report.errors:,}", f"of {report.requests:,} requests"),
+        ("API-server CPU seconds", f"{cpu.total:.2f}", f"about {_share(cpu)} in the kernel"),
+        ("engine CPU seconds", f"{report.engine_cpu_s.total:.2f}", ""),
+        (
+            "client CPU seconds",
+            f"{report.client_cpu_s:.2f}",
+            f"{report.client_us_per_event:.2f} microseconds per event",
+        ),
+        ("wall seconds", f"{report.wall_s:.2f}", ""),
+        ("API-server resident memory, MiB", f"{memory:,.0f}", f"{subject.api_servers} processes"),
+    ]
+    lines = [
+        f"penstock {here.penstock}, Python {here.python}, {here.system}, {here.cpu}, {here.cores} cores",
+        " ".join(f"--{name.replace('_', '-')} {value}" for name, value in subject.options.items()),
+        f"model {subject.model}, prompts of about {subject.prompt_tokens:,} tokens",
+        "",
+        *_aligned(rows),
+        "",
+        *_aligned(
+            [
+                ("milliseconds", "p50", "p90", "p99", "mean", "max"),
+                _latency_row("time to first event", report.ttft_ms),
+                _latency_row("between events", report.itl_ms),
+            ]
+        ),
+    ]
+    remarks = notes(report)
+    return "\n".join(lines + ([""] + [f"note: {remark}" for remark in remarks] if remarks else []))
+
+
+def notes(report: Report) -> list[str]:
+    """What a reader of the figures should know."""
+    remarks = [f"error: {sample}" for sample in report.error_samples]
+    interval = report.subject.options.get("stream_interval")
+    if isinstance(interval, int) and report.events_per_token * interval < 0.98:
+        remarks.append("tokens were merged into fewer events than asked for: the server was behind")
+    busy = _ratio(report.client_cpu_s, report.wall_s)
+    if busy > BUSY_CLIENT:
+        remarks.append(f"the client used {busy:.0%} of a core, latencies include its own queue")
+    if not report.floor_measurements:
+        remarks.append("no C floor: there is no C compiler (cc) on this machine")
+    elif max(report.floor_measurements) > UNSTEADY_FLOOR * min(report.floor_measurements):
+        remarks.append("the C floor varied, so the machine was not quiet")
+    return remarks
+
+
+def _latency_row(name: str, latency: Latency) -> tuple[str, ...]:
+    values = (latency.p50, latency.p90, latency.p99, latency.mean, latency.max)
+    return (name, *("-" if value is None else f"{value:,.1f}" for value in values))
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of cells, the first to the left and others to the right; a third of three is a remark."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        if len(others) == 2:
+            cells[1] = others[1]
+        lines.append("  ".join([f"{first:{widths[0]}}", *cells]).rstrip())
+    return lines
+
+
+def _floor_spread(report: Report) -> str:
+    low, high = min(report.floor_measurements), max(report.floor_measurements)
+    return f"{low:,.0f} to {high:,.0f} in {len(report.floor_measurements)} runs before and after"
+
+
+def _share(cpu: CpuTime) -> str:
+    return f"{_ratio(cpu.system, cpu.user + cpu.system):.0%}"
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,66 @@
+"""CPU time and memory of processes."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from penstock.bench.errors import BenchError
+from penstock.bench.processes import CpuTime, Processes, below_supervisor, cpu_time, named, resident_bytes
+
+TITLED = (
+    "import sys, setproctitle; setproctitle.setproctitle(sys.argv[1]); print(flush=True); sys.stdin.read()"
+)
+FAMILY = """
+import subprocess, sys, setproctitle
+setproctitle.setproctitle("penstock: supervisor")
+titles = ["penstock: engine 0", "penstock: api-server 0", "penstock: api-server 1", "penstock: other"]
+children = [subprocess.Popen([sys.executable, "-c", sys.argv[1], title], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE) for title in titles]
+for child in children:
+    child.stdout.readline()
+print(*(child.pid for child in children), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_cpu_time_is_that_of_the_process_clock() -> None:
+    before, own = cpu_time([os.getpid()]), time.process_time()
+    while time.process_time() < own + 0.1:
+        pass
+    spent = cpu_time([os.getpid()]) - before
+    assert spent.total == pytest.approx(time.process_time() - own, abs=0.02)
+    assert spent.user + spent.system == pytest.approx(spent.total, abs=0.05)
+
+
+def test_cpu_time_of_several_is_their_sum() -> None:
+    one = cpu_time([os.getpid()]).total
+    assert 2 * one <= cpu_time([os.getpid()] * 2).total < 2 * one + 0.5
+    assert cpu_time([]) == CpuTime(0.0, 0.0, 0.0)
+
+
+def test_memory_is_that_of_a_python() -> None:
+    assert 5 * 2**20 < resident_bytes([os.getpid()]) < 2**36
+
+
+def test_a_process_that_ended_is_named() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    for read in (cpu_time, resident_bytes, named):
+        with pytest.raises(BenchError, match=f"process {child.pid} does not exist"):
+            read([child.pid])
+
+
+def test_children_of_a_supervisor_are_told_by_title() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", FAMILY, TITLED], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        engine, first, second, _ = map(int, supervisor.stdout.readline().split())
+        expected = Processes(api_servers=(first, second), engines=(engine,))
+        assert below_supervisor(supervisor.pid) == expected
+        assert named([supervisor.pid]) == expected
+        assert named([first]) == Processes(api_servers=(first,))
+        supervisor.communicate(b"")
