@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
+from .collected import CollectedReply
 from .events import encode_json
-from .replies import Choice, CollectedReply, prompt_token_ids
+from .replies import Choice, prompt_token_ids
 
 SYSTEM_FINGERPRINT = f"penstock-{__version__}"
 

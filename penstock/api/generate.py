@@ -12,20 +12,15 @@ from ..streaming.stream import StreamError
 from ..streaming.table import StreamTable
 from ..wire.messages import Sampling, Submit
 from .bodies import collected_body
+from .collected import ClientGone, CollectedReply, StreamFailed
 from .errors import ApiError
 from .events import EventShape
 from .fleet import Fleet
 from .http import read_body, request_header, send_json
 from .plan import Planner, RequestPlan
-from .replies import (
-    ClientGone,
-    CollectedReply,
-    Prompt,
-    RequestContext,
-    StreamedReply,
-    StreamFailed,
-)
+from .replies import Prompt, RequestContext
 from .sink import EXTENSION, AsgiSink, Receive, Scope, Send, Sink
+from .streamed import StreamedReply
 from .tokenizer import Tokenizer
 
 WHOLE_REPLY_INTERVAL = (1 << 15) - 1

@@ -30,7 +30,7 @@ from .fleet import Fleet
 from .generate import Generator
 from .plan import Planner
 from .protocol import ServerProtocol
-from .replies import CollectedReply, RequestContext, StreamedReply, TextTables
+from .replies import RequestContext, RequestReply, TextTables
 from .tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class _Server:
                 if isinstance(connection, ServerProtocol):
                     connection.cut_if_slow(now, self._config.header_timeout, self._config.keep_alive_timeout)
 
-    def _on_reply_end(self, reply: StreamedReply | CollectedReply, outcome: str) -> None:
+    def _on_reply_end(self, reply: RequestReply, outcome: str) -> None:
         metrics = self._metrics
         metrics.requests[outcome] += 1
         metrics.e2e.observe(time.monotonic() - reply.arrival)

@@ -1,0 +1,70 @@
+"""Replies that are not streamed: tokens are gathered until all their streams have ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from ..streaming.stream import Stream, StreamError
+from ..wire.frames import Logprobs
+from .events import EventShape
+from .plan import RequestPlan
+from .replies import Choice, RequestContext, RequestReply
+
+
+class ClientGone(Exception):
+    """The client closed its connection before its reply was complete."""
+
+
+class StreamFailed(Exception):
+    """A stream of a request that is not streamed failed."""
+
+    def __init__(self, error: StreamError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class CollectedReply(RequestReply):
+    """One JSON body. Tokens are only gathered until their stream ends; text is made once."""
+
+    def __init__(self, context: RequestContext, plan: RequestPlan, shape: EventShape, arrival: float) -> None:
+        super().__init__(context, plan, shape, arrival)
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Resolves when all choices have ended; raises StreamFailed or ClientGone."""
+
+    def _make_stream(self, index: int, rank: int) -> Stream:
+        return Stream(self, index, rank, self.context.tables.nothing, _no_write)
+
+    def _extend(
+        self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
+    ) -> None:
+        choice.text.append(text)
+        choice.tokens.extend(tokens)
+        if choice.logprobs is not None:
+            choice.logprobs.collect(tokens, logprobs)
+        if all(other.stream is None for other in self.choices):
+            self._end(self._outcome())
+            self.done.set_result(None)
+
+    def on_failure(self, stream: Stream, error: StreamError) -> None:
+        if not self.ended:
+            self.choices[stream.index].stream = None
+            self.drop_streams()
+            self._end("error")
+            self.done.set_exception(StreamFailed(error))
+
+    def on_disconnect(self) -> None:
+        if not self.ended:
+            self.drop_streams()
+            self._end("abort")
+            self.done.set_exception(ClientGone())
+
+    def on_pause(self) -> None:
+        pass
+
+    def on_resume(self) -> None:
+        pass
+
+
+def _no_write(data: bytes) -> None:
+    raise AssertionError("a collected reply has no fast path")
