@@ -93,7 +93,7 @@ def test_a_model_without_config_is_for_the_synthetic_engine_alone(directory: Pat
     [
         (ServeConfig(model="/no/such/dir"), "model /no/such/dir: no such directory, nor a hub id"),
         (ServeConfig(model="a/b/c"), "model a/b/c: no such directory"),
-        (ServeConfig(model="../x"), r"model \.\./x: no such directory"),
+        (ServeConfig(model="../no-such-model"), r"model \.\./no-such-model: no such directory"),
         (ServeConfig(model=""), "model: an empty name"),
         (ServeConfig(model=__file__), "is a file; give its directory"),
         (ServeConfig(revision="main"), "--revision main: the bundled demo model has no revisions"),
