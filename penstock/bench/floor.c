@@ -1,9 +1,11 @@
 /* The floor under a streaming server: what the kernel charges for send() alone.
  *
- * usage: floor SOCKETS BYTES STEPS SECONDS [SENDER_CORE READER_CORE]
+ * usage: floor SOCKETS BYTES STEPS BURSTS SECONDS [SENDER_CORE READER_CORE]
  *
  * One process sends BYTES bytes to each of SOCKETS loopback connections in turn, STEPS times over; a child of it
- * reads them. Prints the number of sends and the CPU microseconds they took the sender.
+ * reads them. That is a burst; the next one, of BURSTS, starts when all of it has been read. Where a reader is far
+ * behind, the kernel only appends to what waits, which costs a fifth of a send, so STEPS should be 128 at most.
+ * Prints the number of sends and the CPU microseconds they took the sender.
  * Ends by itself after SECONDS, whatever happens. Exit code 1, with a line on standard error, on any failure.
  */
 #define _GNU_SOURCE
@@ -67,8 +69,19 @@ static int *connect_all(struct sockaddr_in address, int count) {
   return sockets;
 }
 
+/* Counts what a read took; tells the sender when a burst is complete. */
+static void count_bytes(ssize_t taken, long long burst, int done) {
+  static long long total;
+  if (taken <= 0) return;
+  total += taken;
+  if (total == burst) {
+    total = 0;
+    if (write(done, "", 1) < 0) fail("write");
+  }
+}
+
 /* Reads every connection until the sender closes it. */
-static void read_all(int *sockets, int count) {
+static void read_all(int *sockets, int count, long long burst, int done) {
   static char buffer[READ_BYTES];
   int left = count;
 #ifdef __linux__
@@ -81,8 +94,11 @@ static void read_all(int *sockets, int count) {
   }
   while (left) {
     int found = epoll_wait(set, ready, BATCH, -1);
-    for (int i = 0; i < found; i++)
-      if (read(ready[i].data.fd, buffer, sizeof buffer) == 0) close(ready[i].data.fd), left--;
+    for (int i = 0; i < found; i++) {
+      ssize_t taken = read(ready[i].data.fd, buffer, sizeof buffer);
+      if (taken == 0) close(ready[i].data.fd), left--;
+      count_bytes(taken, burst, done);
+    }
   }
 #else
   struct pollfd *ready = calloc(count, sizeof *ready);
@@ -90,8 +106,12 @@ static void read_all(int *sockets, int count) {
   for (int i = 0; i < count; i++) ready[i] = (struct pollfd){.fd = sockets[i], .events = POLLIN};
   while (left) {
     poll(ready, count, -1);
-    for (int i = 0; i < count; i++)
-      if (ready[i].revents && read(ready[i].fd, buffer, sizeof buffer) == 0) close(ready[i].fd), ready[i].fd = -1, left--;
+    for (int i = 0; i < count; i++) {
+      if (!ready[i].revents) continue;
+      ssize_t taken = read(ready[i].fd, buffer, sizeof buffer);
+      if (taken == 0) close(ready[i].fd), ready[i].fd = -1, left--;
+      count_bytes(taken, burst, done);
+    }
   }
 #endif
 }
@@ -124,26 +144,29 @@ static void reader_ended(int signal) {
   _exit(1);
 }
 
-static void read_in_child(struct sockaddr_in address, int count, int seconds, int core) {
+/* Starts the reader; returns a descriptor from which a byte can be read for every burst it has read. */
+static int read_in_child(struct sockaddr_in address, int count, long long burst, int seconds, int core) {
+  int done[2];
+  if (pipe(done) < 0) fail("pipe");
   pid_t sender = getpid(), reader = fork();
   if (reader < 0) fail("fork");
-  if (reader > 0) return;
+  if (reader > 0) return done[0];
 #ifdef __linux__
   prctl(PR_SET_PDEATHSIG, SIGKILL);
 #endif
   if (getppid() != sender) exit(1);
   alarm(seconds);
   pin(core);
-  read_all(connect_all(address, count), count);
+  read_all(connect_all(address, count), count, burst, done[1]);
   exit(0);
 }
 
 int main(int argc, char **argv) {
-  if (argc != 5 && argc != 7) {
-    fprintf(stderr, "usage: %s SOCKETS BYTES STEPS SECONDS [SENDER_CORE READER_CORE]\n", argv[0]);
+  if (argc != 6 && argc != 8) {
+    fprintf(stderr, "usage: %s SOCKETS BYTES STEPS BURSTS SECONDS [SENDER_CORE READER_CORE]\n", argv[0]);
     return 1;
   }
-  int count = atoi(argv[1]), steps = atoi(argv[3]), seconds = atoi(argv[4]), one = 1;
+  int count = atoi(argv[1]), steps = atoi(argv[3]), bursts = atoi(argv[4]), seconds = atoi(argv[5]), one = 1;
   size_t bytes = atol(argv[2]);
   char *data = malloc(bytes);
   int *sockets = calloc(count, sizeof *sockets), listener = socket(AF_INET, SOCK_STREAM, 0);
@@ -157,8 +180,9 @@ int main(int argc, char **argv) {
       getsockname(listener, (struct sockaddr *)&address, &length) < 0)
     fail("listen");
   signal(SIGCHLD, reader_ended);
-  read_in_child(address, count, seconds, argc == 7 ? atoi(argv[6]) : -1);
-  pin(argc == 7 ? atoi(argv[5]) : -1);
+  long long burst = (long long)count * steps * bytes;
+  int done = read_in_child(address, count, burst, seconds, argc == 8 ? atoi(argv[7]) : -1);
+  pin(argc == 8 ? atoi(argv[6]) : -1);
   for (int i = 0; i < count; i++) {
     sockets[i] = accept(listener, NULL, NULL);
     if (sockets[i] < 0) fail("accept");
@@ -166,8 +190,11 @@ int main(int argc, char **argv) {
     setsockopt(sockets[i], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   }
   long long before = cpu_microseconds();
-  send_all(sockets, count, data, bytes, steps);
-  printf("%lld %lld\n", (long long)steps * count, cpu_microseconds() - before);
+  for (int i = 0; i < bursts; i++) {
+    send_all(sockets, count, data, bytes, steps);
+    if (read(done, data, 1) != 1) fail("read");
+  }
+  printf("%lld %lld\n", (long long)bursts * steps * count, cpu_microseconds() - before);
   fflush(stdout);
   signal(SIGCHLD, SIG_DFL);
   for (int i = 0; i < count; i++) close(sockets[i]); /* ends the reader */

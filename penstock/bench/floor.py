@@ -15,6 +15,8 @@ from penstock.bench.errors import BenchError
 COMPILER = "cc"
 SENDS = 131_072
 """Sends of one measurement, about: 1,024 streams of 128 tokens, half a second of CPU time."""
+MOST_STEPS = 128
+"""Sends to one socket before the reader must have caught up, see ``floor.c``."""
 COMPILE_SECONDS = 60.0
 
 
@@ -51,12 +53,12 @@ class Floor:
         core and the reader on another where the machine has two and lets a process choose.
         Raises BenchError when the program fails or is not done in time.
         """
-        steps = max(1, SENDS // sockets)
+        steps = min(MOST_STEPS, max(1, SENDS // sockets))
+        bursts = max(1, SENDS // (sockets * steps))
+        numbers = [sockets, chunk, steps, bursts, max(1, int(seconds))]
         results = []
         for _ in range(times):
-            line = self._run(
-                [str(sockets), str(chunk), str(steps), str(max(1, int(seconds))), *_cores()], seconds
-            )
+            line = self._run([*map(str, numbers), *_cores()], seconds)
             sends, cpu_us = map(int, line.split())
             results.append(sends / max(cpu_us, 1) * 1e6)
         return results

@@ -19,7 +19,7 @@ from penstock.bench.report import MeasuredRound, Report
 from penstock.bench.server import ServerProcess
 from penstock.config.bench import OF_STARTED_SERVER, BenchHostConfig
 
-FLOOR_RUNS = 3
+FLOOR_RUNS = 5
 """Measurements of the floor before the rounds, and again after them."""
 DEFAULT_PORT = 80
 NOT_SHOWN = ("json", "api_key", "timeout", "rounds", "warmup_rounds")

@@ -16,7 +16,7 @@ from penstock.bench.processes import CpuTime
 
 BUSY_CLIENT = 0.9
 """Share of a core from which on the client's own queue shows in the latencies."""
-UNSTEADY_FLOOR = 1.25
+UNSTEADY_FLOOR = 1.5
 """Largest to smallest measurement of the floor from which on the machine was not quiet."""
 
 

@@ -31,8 +31,8 @@ def test_it_reports_sends_per_cpu_second() -> None:
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")
 def test_it_does_the_sends_it_says_and_leaves_no_process() -> None:
     with Floor() as floor:
-        sends, cpu_us = map(int, floor._run(["20", "70000", "7", "20"], 20.0).split())
-    assert sends == 140
+        sends, cpu_us = map(int, floor._run(["20", "70000", "7", "3", "20"], 20.0).split())
+    assert sends == 420
     assert cpu_us > 0
     running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
     assert not any(floor._directory.name.encode() in command for command in running)
@@ -42,7 +42,7 @@ def test_it_does_the_sends_it_says_and_leaves_no_process() -> None:
 @needs_compiler
 def test_it_ends_by_itself_in_time() -> None:
     with Floor() as floor, pytest.raises(BenchError, match="failed with exit code -14"):  # SIGALRM
-        floor._run(["2", "100000", "2000000000", "1"], 20.0)
+        floor._run(["2", "100000", "2000000000", "1", "1"], 20.0)
 
 
 @needs_compiler

@@ -36,7 +36,7 @@ def test_it_measures_a_server_that_it_starts(tmp_path: Path, capsys: pytest.Capt
     report = run(["--step-ms", "2", "--requests", "12", "--concurrency", "3"], tmp_path / "report.json")
     assert (report["requests"], report["errors"], report["events_per_request"]) == (24, 0, 5.0)
     assert 100 < report["tokens_per_cpu_s"] < 10_000_000  # type: ignore[operator]
-    assert report["itl_ms"]["p50"] == pytest.approx(2.0, abs=5.0)  # type: ignore[index]
+    assert report["itl_ms"]["p50"] > 1.0  # type: ignore[index]
     assert report["subject"]["model"]  # type: ignore[index]
     out, err = capsys.readouterr()
     assert "tokens per API-server CPU-second" in out
