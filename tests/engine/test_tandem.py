@@ -1,0 +1,249 @@
+"""The protocol of lock-step engines: by hand, and exhaustively over all interleavings."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from penstock.engine.tandem import Tandem, TandemError, TandemMessage, Vote, Wake
+
+
+def test_a_rank_alone_wakes_and_sleeps() -> None:
+    rank = Tandem(0, 1, 2)
+    assert rank.before_step(False) == ()
+    assert not rank.may_step
+    assert rank.before_step(True) == (Wake(0),)
+    assert rank.stepped(True) == ()
+    assert rank.stepped(True) == (Vote(0, True),)
+    assert rank.may_step
+    rank.stepped(False)
+    assert rank.stepped(False) == (Vote(1, False),)
+    assert not rank.running
+    assert rank.agreement == 2
+
+
+def test_a_sleeping_peer_joins_and_goes_on_while_another_has_work() -> None:
+    rank = Tandem(0, 2, 1)
+    rank.receive(1, Wake(0))
+    assert rank.may_step
+    assert rank.stepped(False) == (Vote(0, False),)
+    assert not rank.may_step, "the verdict is not known yet"
+    rank.receive(1, Vote(0, True))
+    assert rank.may_step
+    rank.stepped(False)
+    rank.receive(1, Vote(1, False))
+    assert not rank.running
+
+
+def test_work_between_vote_and_verdict_begins_the_next_wave() -> None:
+    rank = Tandem(0, 2, 1)
+    rank.before_step(True)
+    rank.stepped(False)
+    assert rank.before_step(True) == (), "the wave is still on"
+    rank.receive(1, Vote(0, False))
+    assert rank.before_step(True) == (Wake(1),)
+    assert rank.waves == 2
+
+
+def test_a_wake_that_overtakes_another_ranks_vote_is_remembered() -> None:
+    rank = Tandem(0, 3, 1)
+    rank.receive(1, Wake(0))
+    rank.stepped(False)
+    rank.receive(1, Vote(0, False))
+    rank.receive(1, Wake(1))  # rank 1 has the vote of rank 2 already
+    assert not rank.may_step
+    rank.receive(2, Vote(0, False))
+    assert rank.may_step
+    assert rank.agreement == 1
+
+
+def test_late_wakes_change_nothing() -> None:
+    rank = Tandem(0, 2, 1)
+    rank.before_step(True)
+    rank.receive(1, Wake(0))
+    rank.stepped(False)
+    rank.receive(1, Vote(0, False))
+    rank.receive(1, Wake(0))
+    assert not rank.running
+
+
+@pytest.mark.parametrize("message", [Wake(1), Wake(5), Vote(1, True), Vote(7, False)])
+def test_messages_from_a_future_that_cannot_be_break_the_group(message: TandemMessage) -> None:
+    with pytest.raises(TandemError, match="rank 1 sent"):
+        Tandem(0, 2, 1).receive(1, message)
+
+
+def test_a_second_vote_breaks_the_group() -> None:
+    rank = Tandem(0, 3, 1)
+    rank.receive(1, Wake(0))
+    rank.receive(1, Vote(0, True))
+    with pytest.raises(TandemError):
+        rank.receive(1, Vote(0, True))
+
+
+# -- all interleavings ---------------------------------------------------------------------------------
+
+SUBMIT, ABORT = "submit", "abort"
+
+
+@dataclass
+class World:
+    """Ranks, the channels between them, and API servers that submit and abort: one state of the model.
+
+    Atomic transitions: an API server sends its next message to any rank, a rank takes one message of an
+    API server or of a peer, or makes a step. A step is collective: a rank that enters step s holds the
+    others' layers up until they enter s as well, modelled as "no rank enters step s + 1 before all have
+    entered s".
+    """
+
+    ranks: list[Tandem]
+    plans: list[tuple[str, ...]]
+    """What each API server has yet to send."""
+    work: list[int]
+    """Steps of work left on each rank."""
+    entered: list[int]
+    """Steps entered by each rank since the beginning."""
+    wires: dict[tuple[str, int, int], deque[object]] = field(default_factory=dict)
+    """(kind, from, to) to messages on their way; kind is "server" or "peer"."""
+    accepted: int = 0
+    done: int = 0
+
+    def key(self) -> object:
+        ranks = tuple(
+            (
+                rank.agreement,
+                rank.running,
+                rank.steps,
+                rank._woken,
+                tuple(tuple(sorted(votes.items())) for votes in rank._votes),
+            )
+            for rank in self.ranks
+        )
+        wires = tuple(sorted((at, tuple(queue)) for at, queue in self.wires.items() if queue))
+        return ranks, tuple(self.plans), tuple(self.work), tuple(self.entered), repr(wires)
+
+    def broadcast(self, sender: int, messages: object) -> None:
+        for message in messages:  # type: ignore[attr-defined]
+            for peer in range(len(self.ranks)):
+                if peer != sender:
+                    self.wires.setdefault(("peer", sender, peer), deque()).append(message)
+
+    def successors(self) -> Iterator[World]:
+        for server, plan in enumerate(self.plans):
+            for rank in range(len(self.ranks)) if plan else ():
+                after = copy.deepcopy(self)
+                after.plans[server] = plan[1:]
+                after.wires.setdefault(("server", server, rank), deque()).append(plan[0])
+                yield after
+        for at, queue in self.wires.items():
+            if queue:
+                after = copy.deepcopy(self)
+                after.deliver(*at)
+                yield after
+        for rank in range(len(self.ranks)):
+            if self.ranks[rank].may_step and self.entered[rank] == min(self.entered):
+                after = copy.deepcopy(self)
+                after.step(rank)
+                yield after
+
+    def deliver(self, kind: str, sender: int, rank: int) -> None:
+        message = self.wires[kind, sender, rank].popleft()
+        if kind == "peer":
+            self.ranks[rank].receive(sender, message)  # type: ignore[arg-type]
+        elif message == SUBMIT:
+            self.work[rank] += 1
+            self.accepted += 1
+        elif self.work[rank]:
+            self.work[rank] -= 1  # aborted
+            self.done += 1
+        self.settle(rank)
+
+    def step(self, rank: int) -> None:
+        self.entered[rank] += 1
+        if self.work[rank]:
+            self.work[rank] -= 1
+            self.done += 1
+        self.broadcast(rank, self.ranks[rank].stepped(self.work[rank] > 0))
+        self.settle(rank)
+
+    def settle(self, rank: int) -> None:
+        """What the engine loop does before it waits or steps."""
+        self.broadcast(rank, self.ranks[rank].before_step(self.work[rank] > 0))
+
+    def check(self) -> None:
+        assert max(self.entered) - min(self.entered) <= 1, "ranks are out of step"
+        for rank, entered in zip(self.ranks, self.entered, strict=True):
+            assert entered == rank.agreement * rank.interval + rank.steps, "an agreement at another step"
+        assert max(rank.agreement for rank in self.ranks) - min(rank.agreement for rank in self.ranks) <= 1
+
+    def at_rest(self) -> bool:
+        asleep = not any(rank.running for rank in self.ranks)
+        return asleep and not any(self.work) and not any(self.plans) and not any(self.wires.values())
+
+
+def explore(ranks: int, interval: int, plans: list[tuple[str, ...]]) -> tuple[int, int]:
+    """Visit every reachable state. Returns how many there are, and how many of them are at rest."""
+    start = World([Tandem(rank, ranks, interval) for rank in range(ranks)], plans, [0] * ranks, [0] * ranks)
+    numbers = {start.key(): 0}
+    came_from: list[list[int]] = [[]]
+    resting = []
+    frontier = deque([(0, start)])
+    while frontier:
+        number, state = frontier.popleft()
+        state.check()
+        stuck = True
+        for after in state.successors():
+            stuck = False
+            key = after.key()
+            if key not in numbers:
+                numbers[key] = len(numbers)
+                came_from.append([])
+                frontier.append((numbers[key], after))
+            came_from[numbers[key]].append(number)
+        if stuck:
+            assert state.at_rest(), f"stuck, with work left or awake: {state}"
+            assert state.accepted == state.done
+            resting.append(number)
+    reaching = set(resting)
+    todo = list(resting)
+    while todo:
+        for number in came_from[todo.pop()]:
+            if number not in reaching:
+                reaching.add(number)
+                todo.append(number)
+    assert len(reaching) == len(numbers), "a state from which the group never comes to rest"
+    return len(numbers), len(resting)
+
+
+def test_two_ranks_never_lose_work_or_step() -> None:
+    states, resting = explore(2, 2, [(SUBMIT, ABORT), (SUBMIT,)])
+    assert states > 500
+    assert resting
+
+
+def test_three_ranks_and_two_api_servers_never_lose_work_or_step() -> None:
+    states, resting = explore(3, 1, [(SUBMIT,), (SUBMIT,)])
+    assert states > 1000
+    assert resting
+
+
+@pytest.mark.slow
+def test_three_ranks_with_aborts_never_lose_work_or_step() -> None:
+    explore(3, 1, [(SUBMIT, ABORT), (SUBMIT,)])
+
+
+def test_the_model_finds_a_lost_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A protocol that forgets the wake that comes before a verdict must not pass."""
+    receive = Tandem.receive
+
+    def forgetful(rank: Tandem, peer: int, message: TandemMessage) -> None:
+        receive(rank, peer, message)
+        rank._woken = False
+
+    monkeypatch.setattr(Tandem, "receive", forgetful)
+    with pytest.raises(AssertionError, match="stuck"):
+        explore(3, 1, [(SUBMIT,), (SUBMIT,)])
