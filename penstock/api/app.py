@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -14,13 +13,14 @@ from .. import __version__
 from ..config.options import ServeConfig
 from ..metrics.server import CONTENT_TYPE, EngineGauges, ServerMetrics
 from ..streaming.table import StreamTable
+from .access import Keys
 from .bodies import model_list
 from .errors import ApiError
 from .events import encode_json
 from .facts import ModelFacts
 from .fleet import Fleet
 from .generate import Generator, unavailable
-from .http import read_body, request_header, send_error, send_json
+from .http import read_body, send_error, send_json
 from .openapi import docs_page, openapi_document
 from .plan import Planner
 from .sink import Receive, Scope, Send
@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 
 Handler: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
-"""Routes that need no key: probes have none."""
 _MODEL_PREFIX = "/v1/models/"
 
 
@@ -60,9 +58,9 @@ class App:
         self._streams = streams
         self._metrics = metrics
         self._connections = connections
-        self._keys = [key.encode() for key in config.api_key or ()]
+        self._keys = Keys(config.api_key or ())
         self._models = model_list(facts.names, model_root, facts.max_model_len)
-        self._openapi = encode_json(openapi_document(__version__, api_key=bool(self._keys)))
+        self._openapi = encode_json(openapi_document(__version__, api_key=bool(config.api_key)))
         self._docs = docs_page()
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/completions": {"POST": generator.completion},
@@ -85,8 +83,7 @@ class App:
             raise RuntimeError(f"unsupported ASGI scope {scope['type']}")
         path, method = scope["path"], scope["method"]
         try:
-            if self._keys and path not in OPEN_PATHS:
-                self._check_key(scope)
+            self._keys.check(path, scope)
             await self._handler(path, method)(scope, receive, send)
         except ApiError as error:
             self._metrics.rejected[error.status] += 1
@@ -108,19 +105,12 @@ class App:
         handler = methods.get(method)
         if handler is None:
             allowed = " or ".join(sorted(methods))
-            raise ApiError(405, f"{path} takes {allowed}, not {method}.", type="MethodNotAllowedError")
-        return handler
-
-    def _check_key(self, scope: Scope) -> None:
-        scheme, _, given = (request_header(scope, b"authorization") or "").partition(" ")
-        presented = given.strip().encode("latin-1", "replace")
-        matches = [hmac.compare_digest(presented, key) for key in self._keys]
-        if scheme.lower() != "bearer" or not any(matches):
             raise ApiError(
-                401,
-                "A valid API key is needed: send it as 'Authorization: Bearer KEY'.",
-                type="AuthenticationError",
+                405,
+                f"{path} takes {allowed}, not {method}.",
+                headers=[(b"allow", ", ".join(sorted(methods)).encode())],
             )
+        return handler
 
     # -- small endpoints
 

@@ -6,7 +6,7 @@ condition, ``param`` the request field at fault, ``code`` the HTTP status unless
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -31,7 +31,8 @@ _encode = msgspec.json.Encoder().encode
 class ApiError(Exception):
     """A request that ends with an HTTP error.
 
-    ``param`` is the request field at fault; ``type`` defaults to the status' own, ``code`` to the status.
+    ``param`` is the request field at fault; ``type`` defaults to the status' own, ``code`` to the status;
+    ``headers`` go out with the reply.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ApiError(Exception):
         type: str | None = None,
         param: str | None = None,
         code: str | int | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -49,6 +51,7 @@ class ApiError(Exception):
         self.type = type or TYPES.get(status, TYPES[500])
         self.param = param
         self.code: str | int | None = status if code is None else code
+        self.headers = headers
 
     def body(self) -> bytes:
         """The JSON body of the reply; also what follows ``data: `` when the reply is a stream."""

@@ -76,9 +76,9 @@ async def send_json(
 
 async def send_error(send: Send, error: ApiError, *, close: bool = False) -> None:
     """An ApiError as a reply. ``close``: the connection is not reused (its body was not read)."""
-    headers = [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")] if error.status in (429, 503) else []
+    headers = [*error.headers]
+    if error.status in (429, 503):
+        headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]
     if close:
         headers.append((b"connection", b"close"))
-    if error.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
     await send_json(send, error.body(), error.status, headers)

@@ -70,6 +70,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         list[str] | None,
         option("Keys that clients must present as a bearer token.", "HTTP server", secret=True),
     ] = None
+    api_key_file: Annotated[
+        str | None,
+        option("File with further keys, one per line; lines that start with # are comments.", "HTTP server"),
+    ] = None
     api_server_count: Annotated[
         int, option("Number of API server processes.", "HTTP server", ge=1, le=1024)
     ] = 1

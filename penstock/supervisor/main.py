@@ -20,6 +20,7 @@ from penstock.supervisor.banner import banner
 from penstock.supervisor.display import display
 from penstock.supervisor.exits import EXIT_FAILED, StartError, exit_code_of
 from penstock.supervisor.fleet import Fleet, Name
+from penstock.supervisor.keys import with_keys
 from penstock.supervisor.listener import Listener, listen
 from penstock.supervisor.loop import Supervisor
 from penstock.supervisor.model import Model, resolve_model
@@ -55,6 +56,7 @@ def serve(
     logs.configure("supervisor", config.log_level)
     for field, origin in (origins or {}).items():
         log.debug("%s is set by %s", field, origin)
+    config = with_keys(config, origins or {})
     try:
         with _handlers_restored(), contextlib.ExitStack() as owned, _interruptible():
             listener = listen(config.host, config.port)

@@ -77,7 +77,9 @@ def test_values_out_of_range(
 
 def test_routes_and_methods(server: Server) -> None:
     check(httpx.get(f"{server.url}/v1/nothing"), 404, "/v1/nothing", "/v1/completions")
-    check(httpx.get(f"{server.url}/v1/completions"), 405, "POST")
+    refused = httpx.get(f"{server.url}/v1/completions")
+    check(refused, 405, "POST")
+    assert refused.headers["allow"] == "POST"
     check(httpx.post(f"{server.url}/v1/models", json={}), 405, "GET")
     plain = httpx.post(f"{server.url}/v1/completions", content=b"{}", headers={"content-type": "text/plain"})
     check(plain, 400, "application/json", "text/plain")

@@ -1,0 +1,57 @@
+"""API keys from wherever the operator keeps them."""
+
+import logging
+import os
+import re
+import stat
+
+import msgspec
+
+from penstock.config.errors import ConfigError
+from penstock.config.options import ServeConfig
+from penstock.config.origins import Origins
+
+log = logging.getLogger(__name__)
+
+_KEY = re.compile(r"[!-~]+")
+"""Visible ASCII, without spaces: what a header carries unchanged."""
+
+
+def with_keys(config: ServeConfig, origins: Origins) -> ServeConfig:
+    """``config`` with the keys of --api-key-file among those of --api-key, each once.
+
+    Raises ConfigError, which shows no key, for a file that cannot be read or has none, and for a key that no
+    client could send.
+    """
+    keys = {f"--api-key: key {number}": key for number, key in enumerate(config.api_key or (), 1)}
+    if "api_key" in origins and origins["api_key"].source == "command line":
+        log.warning(
+            "--api-key: a command line can be read by every user of this machine while the server starts, "
+            "and stays in the shell's history; --api-key-file and PENSTOCK_API_KEY do not"
+        )
+    if config.api_key_file is not None:
+        keys |= _read(config.api_key_file)
+    for place, key in keys.items():
+        if not _KEY.fullmatch(key):
+            raise ConfigError(f"{place} has characters other than visible ASCII, no client could send it")
+    return msgspec.structs.replace(config, api_key=list(dict.fromkeys(keys.values())) or None)
+
+
+def _read(path: str) -> dict[str, str]:
+    """The keys of a file by the place of each: one per line, empty lines and comments (#) left out."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            lines = [line.strip() for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {path}: {error}") from error
+    if mode & stat.S_IROTH:
+        log.warning("--api-key-file %s can be read by every user of this machine; chmod o-r it", path)
+    keys = {
+        f"--api-key-file {path}: line {number}": line
+        for number, line in enumerate(lines, 1)
+        if line and not line.startswith("#")
+    }
+    if not keys:
+        raise ConfigError(f"--api-key-file {path}: there is no key in it; allowed: one per line")
+    return keys

@@ -1,0 +1,50 @@
+"""Keys in front of every route, and nowhere to be seen."""
+
+import os
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from .server import SYNTHETIC, Server
+
+
+def test_keys_of_file_and_environment_guard_every_route_and_stay_secret(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# teams\nkey-of-the-file\n")
+    path.chmod(0o600)
+    environ = os.environ | {"PENSTOCK_API_KEY": "key-of-the-environment,another-key"}
+    options = ("--api-key-file", str(path), "--log-level", "debug")
+    with Server(*SYNTHETIC, *options, directory=tmp_path, environ=environ) as server:
+        for key in ("key-of-the-file", "key-of-the-environment", "another-key"):
+            with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
+                assert client.completions.create(model="m", prompt="x", max_tokens=1).choices
+        for probe in ("health", "ready", "ping"):
+            assert httpx.get(f"{server.url}/{probe}").status_code == 200
+        for guarded in ("v1/models", "metrics", "docs", "openapi.json", "load", "no/such/route", "//health"):
+            reply = httpx.get(f"{server.url}/{guarded}", headers={"authorization": "Bearer key-of-the"})
+            assert reply.status_code == 401, guarded
+            assert reply.headers["www-authenticate"] == "Bearer"
+            assert reply.json()["error"]["code"] == "invalid_api_key"
+        shown = [part for process in processes(server) for part in process.cmdline()]
+        assert "API key    required" in server.log
+    for text in (*shown, server.log):
+        assert "key-of" not in text
+        assert "another-key" not in text
+
+
+def processes(server: Server) -> list[psutil.Process]:
+    supervisor = psutil.Process(server.process.pid)
+    return [supervisor, *supervisor.children(recursive=True)]
+
+
+def test_a_key_on_the_command_line_is_warned_of(tmp_path: Path) -> None:
+    with Server(*SYNTHETIC, "--api-key", "topsecret", directory=tmp_path) as server:
+        with pytest.raises(openai.AuthenticationError, match="is not valid"):
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0).models.list()
+        shown = [part for process in processes(server) for part in process.cmdline()]
+    assert "--api-key: a command line can be read" in server.log
+    for text in (*shown, server.log):
+        assert "topsecret" not in text
