@@ -54,8 +54,9 @@ class StreamedReply(RequestReply):
             self._send(data)
         if choice.stream is None and all(other.stream is None for other in self.choices):
             self._finish(None)
-        elif self._plain and not self._paused and not choice.assembler.pending:
-            stream.table = self.context.tables.plain
+        elif self._plain and not self._paused:
+            tables = self.context.tables  # while text is held back, the next token must not overtake it
+            stream.table = tables.nothing if choice.assembler.pending else tables.plain
 
     def _events(
         self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
