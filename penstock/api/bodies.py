@@ -6,12 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from .. import __version__
 from .collected import CollectedReply
-from .events import encode_json
+from .events import SYSTEM_FINGERPRINT, encode_json
 from .replies import Choice, prompt_token_ids
-
-SYSTEM_FINGERPRINT = f"penstock-{__version__}"
 
 
 def collected_body(reply: CollectedReply) -> bytes:

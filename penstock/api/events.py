@@ -12,12 +12,15 @@ from typing import Any
 
 import msgspec
 
+from .. import __version__
 from ..streaming.stream import StreamError
 from ..streaming.token_table import escape_json
 
 encode_json = msgspec.json.Encoder().encode
 
 DONE = b"data: [DONE]\n\n"
+SYSTEM_FINGERPRINT = f"penstock-{__version__}"
+_FINGERPRINT = b',"system_fingerprint":' + encode_json(SYSTEM_FINGERPRINT)
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> dict[str, Any]:
@@ -99,14 +102,14 @@ class EventShape:
             parts += (b',"prompt_token_ids":', encode_json(prompt_token_ids))
         if token_ids is not None:
             parts += (b',"token_ids":', encode_json(token_ids))
-        parts.append(b"}]")
+        parts.append(b"}]" if finish_reason is None else b"}]" + _FINGERPRINT)
         if usage is not None:
             parts += (b',"usage":', encode_json(usage))
         parts.append(b"}\n\n")
         return b"".join(parts)
 
     def usage_event(self, usage: Mapping[str, Any]) -> bytes:
-        return b'%b],"usage":%b}\n\n' % (self._prefix, encode_json(usage))
+        return b'%b],"usage":%b%b}\n\n' % (self._prefix, encode_json(usage), _FINGERPRINT)
 
 
 def error_event(error: StreamError) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .errors import ApiError
+from .errors import MALFORMED, ApiError
 from .sink import Receive, Scope, Send
 
 JSON = b"application/json"
@@ -25,9 +25,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         if name == b"content-length" and int(value) > limit:
             raise _too_large(limit)
         if name == b"content-type" and not _is_json(value):
-            raise ApiError(
-                400, f"Content-Type must be application/json, not {value.decode('latin-1')!r}.", param=None
-            )
+            kind = value.decode("latin-1")
+            raise ApiError(400, f"Content-Type must be application/json, not {kind!r}.", type=MALFORMED)
     message = await receive()
     if not message.get("more_body", False):
         whole: bytes = message.get("body", b"")
