@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ..wire.control import ControlChannel, Info, Launch, Order, Stop, SupervisorGone
 from ..wire.messages import EngineInfo, Goodbye
-from ..wire.sockets import EngineSocket, engine_address
+from ..wire.sockets import RouterSocket, engine_address
 from .base import Engine
 from .garbage import IdleCollector
 from .inbox import Inbox
@@ -48,7 +48,7 @@ def run(control: ControlChannel) -> int:
     launch = control.launch
     engine = build_engine(launch, control.progress)
     try:
-        socket = EngineSocket(engine_address(launch.run_dir, launch.index))
+        socket = RouterSocket(engine_address(launch.run_dir, launch.index))
         try:
             collector = IdleCollector()
             loop = EngineLoop(engine, socket, launch.index, launch.epoch, collector)
@@ -91,7 +91,7 @@ class EngineLoop:
     def __init__(
         self,
         engine: Engine,
-        socket: EngineSocket,
+        socket: RouterSocket,
         rank: int,
         epoch: int,
         collector: IdleCollector | None = None,

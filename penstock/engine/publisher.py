@@ -24,7 +24,7 @@ Message = Welcome | Failed | CallReply | Goodbye
 
 
 class Outbox(Protocol):
-    """What :class:`penstock.wire.sockets.EngineSocket` is to a publisher."""
+    """What :class:`penstock.wire.sockets.RouterSocket` is to a publisher."""
 
     def send(self, identity: bytes, parts: list[bytes]) -> bool:
         """Send without blocking; False when the peer's queue is full. Raises PeerGone."""

@@ -1,8 +1,9 @@
-"""The ZMQ sockets between API servers and engines.
+"""The ZMQ sockets between processes.
 
-Every engine binds one ROUTER; every API server connects one DEALER to every engine. Identities carry the
-API server's index and epoch (its count of restarts), so a restarted API server is a new peer. Sockets
-are used synchronously: receive until EAGAIN; a send that would block says so.
+Every engine binds one ROUTER; every API server connects one DEALER to every engine. The coordinator binds
+one ROUTER; engines and API servers connect one DEALER each. Identities carry the peer's index and epoch
+(its count of restarts), so a restarted process is a new peer. Sockets are used synchronously: receive
+until EAGAIN; a send that would block says so.
 """
 
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import cast
 
 import zmq
 
+MEMBER_QUEUE = 64
+"""Messages that a member keeps for a coordinator that is away; later ones are not sent."""
 FRAMES_IN_FLIGHT = 64
 """High-water mark at both ends of the way from an engine to an API server, in messages; what exceeds it is
 merged by the engine's publisher, so this bounds memory, not throughput."""
@@ -20,6 +23,15 @@ def engine_address(run_dir: str, rank: int) -> str:
     return f"ipc://{Path(run_dir) / f'engine-{rank}'}"
 
 
+def coordinator_address(run_dir: str) -> str:
+    """Where the coordinator of a single-host fleet listens."""
+    return f"ipc://{Path(run_dir) / 'coordinator'}"
+
+
+def engine_identity(rank: int, epoch: int) -> bytes:
+    return b"engine-%d-%d" % (rank, epoch)
+
+
 def server_identity(server: int, epoch: int) -> bytes:
     return b"api-server-%d-%d" % (server, epoch)
 
@@ -28,8 +40,8 @@ class PeerGone(ConnectionError):
     """The peer's connection no longer exists."""
 
 
-class EngineSocket:
-    """The engine's end: carries control messages in; token frames and control messages out."""
+class RouterSocket:
+    """The end that binds: an engine's or the coordinator's. Knows its peers by their identities."""
 
     def __init__(self, address: str) -> None:
         """Binds ``address``. Raises zmq.ZMQError when it cannot."""
@@ -136,3 +148,42 @@ class EngineLink:
             self._socket.disable_monitor()
             self._monitor.close()
             self._socket.close()
+
+
+class MemberLink:
+    """An engine's or API server's end of its connection to the coordinator.
+
+    Connects again by itself, for as long as it lives, so a coordinator may come and go.
+    """
+
+    def __init__(self, address: str, identity: bytes) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, identity)
+        self._socket.setsockopt(zmq.SNDHWM, MEMBER_QUEUE)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(address)
+
+    @property
+    def fd(self) -> int:
+        """Edge-triggered: after it is readable, receive until None, also after every send."""
+        return cast(int, self._socket.getsockopt(zmq.FD))
+
+    def send(self, part: bytes) -> bool:
+        """False when too much waits for the coordinator already: the message is not sent."""
+        try:
+            self._socket.send(part, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> bytes | None:
+        """One message, or None when nothing waits."""
+        try:
+            return self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()

@@ -20,7 +20,7 @@ from penstock.engine.synthetic import EXIT_CODE_OF_FAULT, InjectedFault, Synthet
 from penstock.wire.control import ChildChannel, ControlChannel, Drain, Progress, Ready, Stop, SupervisorGone
 from penstock.wire.frames import Finish
 from penstock.wire.messages import Abort, Bye, EngineInfo, Goodbye
-from penstock.wire.sockets import EngineSocket, engine_address
+from penstock.wire.sockets import RouterSocket, engine_address
 
 from .peers import DEADLINE_S, ApiServer, launch, reports_until
 from .support import submit
@@ -35,7 +35,7 @@ def run_dir() -> Iterator[str]:
         yield directory
 
 
-class CountingSocket(EngineSocket):
+class CountingSocket(RouterSocket):
     waits = 0
 
     def wait(self, timeout_s: float | None, also: int | None = None) -> bool:

@@ -13,8 +13,8 @@ import zmq
 from penstock.wire.sockets import (
     FRAMES_IN_FLIGHT,
     EngineLink,
-    EngineSocket,
     PeerGone,
+    RouterSocket,
     engine_address,
     server_identity,
 )
@@ -36,8 +36,8 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def engine(run_dir: str, stack: ExitStack) -> EngineSocket:
-    socket = EngineSocket(engine_address(run_dir, 0))
+def engine(run_dir: str, stack: ExitStack) -> RouterSocket:
+    socket = RouterSocket(engine_address(run_dir, 0))
     stack.callback(socket.close)
     return socket
 
@@ -59,7 +59,7 @@ def link(link_to: Callable[[bytes], EngineLink]) -> EngineLink:
     return link_to(ME)
 
 
-def take(engine: EngineSocket) -> tuple[bytes, list[bytes]]:
+def take(engine: RouterSocket) -> tuple[bytes, list[bytes]]:
     assert engine.wait(DEADLINE_S)
     message = engine.receive()
     assert message is not None
@@ -76,7 +76,7 @@ def read(link: EngineLink) -> list[bytes]:
     raise AssertionError("nothing to receive")
 
 
-def meet(engine: EngineSocket, link: EngineLink) -> None:
+def meet(engine: RouterSocket, link: EngineLink) -> None:
     """Exchange a first message: an engine knows its peers from theirs."""
     link.send([b"hello"])
     assert take(engine)[1] == [b"hello"]
@@ -94,7 +94,7 @@ def test_identities_tell_restarts_apart() -> None:
     assert len({server_identity(server, epoch) for server in range(3) for epoch in range(3)}) == 9
 
 
-def test_round_trip(engine: EngineSocket, link: EngineLink) -> None:
+def test_round_trip(engine: RouterSocket, link: EngineLink) -> None:
     link.send([b"one", b"", b"\x00\xff"])
     assert take(engine) == (ME, [b"one", b"", b"\x00\xff"])
     assert engine.send(ME, [b"header", b"columns"])
@@ -107,17 +107,17 @@ def test_what_is_sent_before_the_engine_listens_arrives(
     run_dir: str, link: EngineLink, stack: ExitStack
 ) -> None:
     link.send([b"early"])
-    engine = EngineSocket(engine_address(run_dir, 0))
+    engine = RouterSocket(engine_address(run_dir, 0))
     stack.callback(engine.close)
     assert take(engine) == (ME, [b"early"])
     assert not link.lost()
 
 
-def test_wait_gives_up(engine: EngineSocket) -> None:
+def test_wait_gives_up(engine: RouterSocket) -> None:
     assert not engine.wait(0)
 
 
-def test_wait_also_for_a_descriptor(engine: EngineSocket) -> None:
+def test_wait_also_for_a_descriptor(engine: RouterSocket) -> None:
     readable, writable = os.pipe()
     try:
         assert not engine.wait(0, readable)
@@ -128,7 +128,7 @@ def test_wait_also_for_a_descriptor(engine: EngineSocket) -> None:
         os.close(writable)
 
 
-def test_a_reader_that_stops_fills_a_bounded_queue(engine: EngineSocket, link: EngineLink) -> None:
+def test_a_reader_that_stops_fills_a_bounded_queue(engine: RouterSocket, link: EngineLink) -> None:
     meet(engine, link)
     payload = bytes(100_000)
     sent = 0
@@ -142,12 +142,12 @@ def test_a_reader_that_stops_fills_a_bounded_queue(engine: EngineSocket, link: E
     assert read(link) == [b"more"]
 
 
-def test_nothing_is_sent_to_an_unknown_peer(engine: EngineSocket) -> None:
+def test_nothing_is_sent_to_an_unknown_peer(engine: RouterSocket) -> None:
     with pytest.raises(PeerGone, match="api-server-3-1"):
         engine.send(ME, [b"x"])
 
 
-def test_a_peer_that_left_is_gone(engine: EngineSocket, link_to: Callable[[bytes], EngineLink]) -> None:
+def test_a_peer_that_left_is_gone(engine: RouterSocket, link_to: Callable[[bytes], EngineLink]) -> None:
     link = link_to(ME)
     meet(engine, link)
     link.close()
@@ -162,7 +162,7 @@ def test_a_peer_that_left_is_gone(engine: EngineSocket, link_to: Callable[[bytes
     until(gone, lambda: engine.wait(0.01))
 
 
-def test_a_full_peer_that_leaves_is_gone(engine: EngineSocket, link: EngineLink) -> None:
+def test_a_full_peer_that_leaves_is_gone(engine: RouterSocket, link: EngineLink) -> None:
     meet(engine, link)
     while engine.send(ME, [bytes(100_000)]):
         pass
@@ -172,18 +172,18 @@ def test_a_full_peer_that_leaves_is_gone(engine: EngineSocket, link: EngineLink)
 
 
 def test_an_engine_that_left_is_lost_for_good(run_dir: str, link: EngineLink, stack: ExitStack) -> None:
-    engine = EngineSocket(engine_address(run_dir, 0))
+    engine = RouterSocket(engine_address(run_dir, 0))
     meet(engine, link)
     assert not link.lost()
     engine.close()
     until(link.lost, lambda: select.select([link.monitor_fd], [], [], 0.05))
-    successor = EngineSocket(engine_address(run_dir, 0))
+    successor = RouterSocket(engine_address(run_dir, 0))
     stack.callback(successor.close)
     assert link.lost()
 
 
 def test_a_second_connection_takes_over_an_identity(
-    engine: EngineSocket, link: EngineLink, link_to: Callable[[bytes], EngineLink]
+    engine: RouterSocket, link: EngineLink, link_to: Callable[[bytes], EngineLink]
 ) -> None:
     meet(engine, link)
     second = link_to(ME)
@@ -194,7 +194,7 @@ def test_a_second_connection_takes_over_an_identity(
 
 
 def test_peers_do_not_share_a_queue(
-    engine: EngineSocket, link: EngineLink, link_to: Callable[[bytes], EngineLink]
+    engine: RouterSocket, link: EngineLink, link_to: Callable[[bytes], EngineLink]
 ) -> None:
     other = link_to(server_identity(4, 0))
     meet(engine, link)
@@ -207,4 +207,4 @@ def test_peers_do_not_share_a_queue(
 
 def test_an_address_that_cannot_be_bound(run_dir: str) -> None:
     with pytest.raises(zmq.ZMQError):
-        EngineSocket(engine_address(run_dir + "/absent", 0))
+        RouterSocket(engine_address(run_dir + "/absent", 0))

@@ -1,0 +1,1 @@
+"""The coordinator: tells API servers what every engine has to do."""

@@ -1,0 +1,73 @@
+"""The coordinator process: one socket, one board.
+
+The supervisor starts it, one per fleet, and tells it on the control channel what to run as. It ends when
+the supervisor says Stop or is gone. Nothing waits for it: while it is away API servers go by what token
+frames say.
+"""
+
+import logging
+import time
+
+from ..wire.control import ControlChannel, Stop
+from ..wire.coordination import FromCoordinator, decode_from_member
+from ..wire.messages import WireError, encode
+from ..wire.sockets import PeerGone, RouterSocket, coordinator_address
+from .board import Board, Outgoing
+
+log = logging.getLogger(__name__)
+
+MESSAGES_PER_TURN = 1024
+"""Messages taken before news are due again."""
+
+
+def run(control: ControlChannel) -> int:
+    """Be the coordinator that ``control`` asks for; returns the exit code. Raises zmq.ZMQError when its
+    address is taken, and SupervisorGone."""
+    socket = RouterSocket(coordinator_address(control.launch.run_dir))
+    try:
+        coordinator = Coordinator(socket)
+        control.ready()
+        while not any(isinstance(order, Stop) for order in control.receive()):
+            socket.wait(coordinator.turn(time.monotonic()), control.fileno())
+    finally:
+        socket.close()
+    return 0
+
+
+class Coordinator:
+    """Carries messages between the socket and the board."""
+
+    def __init__(self, socket: RouterSocket) -> None:
+        self._socket = socket
+        self._board = Board()
+
+    def turn(self, now: float) -> float | None:
+        """Take what waits, send what is due. Returns the seconds until something is due, None: nothing."""
+        for _ in range(MESSAGES_PER_TURN):
+            message = self._socket.receive()
+            if message is None:
+                break
+            self._take(*message)
+        else:
+            return 0.0
+        self._send(self._board.push(now))
+        due = self._board.next_push()
+        return None if due is None else max(0.0, due - now)
+
+    def _take(self, identity: bytes, parts: list[bytes]) -> None:
+        try:
+            for part in parts:
+                self._send(self._board.receive(identity, decode_from_member(part)))
+        except WireError as error:
+            log.error("peer %r: %s", identity, error)
+
+    def _send(self, messages: list[Outgoing]) -> None:
+        for identity, message in messages:
+            self._send_one(identity, message)
+
+    def _send_one(self, identity: bytes, message: FromCoordinator) -> None:
+        try:
+            if not self._socket.send(identity, [encode(message)]):
+                self._board.missed(identity)
+        except PeerGone:
+            self._board.forget(identity)

@@ -1,0 +1,110 @@
+"""Messages between the coordinator and its members, the engines and API servers.
+
+Members connect and join; engines report what they have to do, API servers are told. Typed, array-like
+msgpack with append-only fields, as :mod:`penstock.wire.messages`. A message is one part.
+
+A coordinator that was restarted knows nobody: it answers whatever it gets from a stranger with
+:class:`Rejoin`, and the member joins again.
+"""
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from .messages import Count, WireError
+
+PROTOCOL_VERSION = 1
+
+# -- member → coordinator
+
+
+class EngineJoin(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
+    """First message of an engine; ``epoch`` counts its restarts."""
+
+    protocol: int
+    rank: Count
+    epoch: Count
+
+
+class ServerJoin(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
+    """First message of an API server, answered by FleetLoad. Sent again every second, so that a coordinator
+    that was restarted soon knows whom to tell."""
+
+    protocol: int
+    server: Count
+    epoch: Count
+
+
+class EngineReport(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
+    """What an engine has to do. Sent on change, at most every 100 ms while it is busy."""
+
+    step: Annotated[int, Meta(ge=0)]
+    """Frames published before: orders this report among the token frames of the engine."""
+    waiting: Count
+    running: Count
+    kv_used_permille: Annotated[int, Meta(ge=0, le=1000)]
+    accepted: list[Count]
+    """Flat (API server, Submits taken from its connection) pairs."""
+
+
+class Leave(msgspec.Struct, array_like=True, frozen=True, tag=4, gc=False):
+    """The member ends."""
+
+
+# -- coordinator → member
+
+
+class EngineLoad(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One engine's latest report, as told to one API server."""
+
+    rank: Count
+    epoch: Count
+    step: Annotated[int, Meta(ge=0)]
+    waiting: Count
+    running: Count
+    kv_used_permille: Annotated[int, Meta(ge=0, le=1000)]
+    accepted: Count
+    """Submits the engine has taken from this API server."""
+
+
+class FleetLoad(msgspec.Struct, array_like=True, frozen=True, tag=16, gc=False):
+    """The engines whose report changed since the last FleetLoad to this API server."""
+
+    engines: list[EngineLoad]
+
+
+class Rejoin(msgspec.Struct, array_like=True, frozen=True, tag=17, gc=False):
+    """The sender does not know the receiver, which has to join (again)."""
+
+
+class Refused(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=False):
+    """The join is refused; the member must not try again."""
+
+    reason: str
+
+
+FromMember: TypeAlias = EngineJoin | ServerJoin | EngineReport | Leave
+FromCoordinator: TypeAlias = FleetLoad | Rejoin | Refused
+
+_from_member: msgspec.msgpack.Decoder[FromMember] = msgspec.msgpack.Decoder(FromMember)
+_from_coordinator: msgspec.msgpack.Decoder[FromCoordinator] = msgspec.msgpack.Decoder(FromCoordinator)
+
+
+def decode_from_member(part: bytes) -> FromMember:
+    """Raises WireError."""
+    try:
+        message = _from_member.decode(part)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"not a message to a coordinator: {error}") from None
+    if isinstance(message, EngineReport) and len(message.accepted) % 2:
+        raise WireError(f"EngineReport.accepted has {len(message.accepted)} numbers, not pairs")
+    return message
+
+
+def decode_from_coordinator(part: bytes) -> FromCoordinator:
+    """Raises WireError."""
+    try:
+        return _from_coordinator.decode(part)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"not a message of a coordinator: {error}") from None

@@ -1,0 +1,104 @@
+"""The coordinator over real sockets."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from penstock.coordinator.process import Coordinator
+from penstock.wire.coordination import (
+    PROTOCOL_VERSION,
+    EngineJoin,
+    EngineReport,
+    FleetLoad,
+    FromCoordinator,
+    Rejoin,
+    ServerJoin,
+    decode_from_coordinator,
+)
+from penstock.wire.messages import encode
+from penstock.wire.sockets import (
+    MemberLink,
+    RouterSocket,
+    coordinator_address,
+    engine_identity,
+    server_identity,
+)
+
+WAIT_S = 30.0
+
+
+class Fleet:
+    """A coordinator, one engine and one API server."""
+
+    def __init__(self, address: str, stack: ExitStack) -> None:
+        self.address = address
+        self.socket = RouterSocket(address)
+        stack.callback(lambda: self.socket.close())
+        self.coordinator = Coordinator(self.socket)
+        self.engine = MemberLink(address, engine_identity(0, 0))
+        stack.callback(self.engine.close)
+        self.server = MemberLink(address, server_identity(0, 0))
+        stack.callback(self.server.close)
+
+    def restart(self) -> None:
+        self.socket.close()
+        self.socket = RouterSocket(self.address)
+        self.coordinator = Coordinator(self.socket)
+
+    def next_for(self, link: MemberLink) -> FromCoordinator:
+        """Run the coordinator until ``link`` gets a message."""
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            due = self.coordinator.turn(time.monotonic())
+            part = link.receive()
+            if part is not None:
+                return decode_from_coordinator(part)
+            self.socket.wait(min(0.01, due or 0.01))
+        raise AssertionError("no message")
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-"))
+        yield Fleet(coordinator_address(directory), stack)
+
+
+def test_reports_reach_api_servers(fleet: Fleet) -> None:
+    fleet.server.send(encode(ServerJoin(PROTOCOL_VERSION, 0, 0)))
+    assert fleet.next_for(fleet.server) == FleetLoad([])
+    fleet.engine.send(encode(EngineJoin(PROTOCOL_VERSION, 0, 0)))
+    fleet.engine.send(encode(EngineReport(1, 2, 3, 4, [0, 5])))
+    news = fleet.next_for(fleet.server)
+    assert isinstance(news, FleetLoad)
+    assert [engine.accepted for engine in news.engines] == [5]
+
+
+def test_a_restarted_coordinator_asks_members_to_join_again(fleet: Fleet) -> None:
+    fleet.server.send(encode(ServerJoin(PROTOCOL_VERSION, 0, 0)))
+    fleet.next_for(fleet.server)
+    fleet.restart()
+    fleet.engine.send(encode(EngineReport(1, 2, 3, 4, [])))
+    assert fleet.next_for(fleet.engine) == Rejoin()
+
+
+def test_nonsense_is_survived(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    fleet.server.send(b"nonsense")
+    fleet.server.send(encode(ServerJoin(PROTOCOL_VERSION, 0, 0)))
+    assert fleet.next_for(fleet.server) == FleetLoad([])
+    assert "not a message to a coordinator" in caplog.text
+
+
+def test_an_api_server_that_is_gone_is_forgotten(fleet: Fleet) -> None:
+    late = MemberLink(fleet.address, server_identity(1, 0))
+    late.send(encode(ServerJoin(PROTOCOL_VERSION, 1, 0)))
+    fleet.next_for(late)
+    late.close()
+    fleet.server.send(encode(ServerJoin(PROTOCOL_VERSION, 0, 0)))
+    fleet.next_for(fleet.server)
+    fleet.engine.send(encode(EngineJoin(PROTOCOL_VERSION, 0, 0)))
+    fleet.engine.send(encode(EngineReport(1, 2, 3, 4, [])))
+    assert isinstance(fleet.next_for(fleet.server), FleetLoad)

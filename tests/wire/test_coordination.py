@@ -1,0 +1,52 @@
+"""The wire format of the coordinator's messages, byte by byte."""
+
+import pytest
+
+from penstock.wire.coordination import (
+    EngineJoin,
+    EngineLoad,
+    EngineReport,
+    FleetLoad,
+    Leave,
+    Refused,
+    Rejoin,
+    ServerJoin,
+    decode_from_coordinator,
+    decode_from_member,
+)
+from penstock.wire.messages import WireError, encode
+
+FROM_MEMBERS = [
+    (EngineJoin(1, 2, 3), "9401010203"),
+    (ServerJoin(1, 2, 3), "9402010203"),
+    (EngineReport(300, 1, 2, 500, [0, 7]), "9603cd012c0102cd01f4920007"),
+    (Leave(), "9104"),
+]
+FROM_COORDINATOR = [
+    (FleetLoad([EngineLoad(0, 1, 2, 3, 4, 5, 6)]), "9210919700010203040506"),
+    (Rejoin(), "9111"),
+    (Refused("no"), "9212a26e6f"),
+]
+
+
+@pytest.mark.parametrize(("message", "golden"), FROM_MEMBERS)
+def test_members_messages(message: object, golden: str) -> None:
+    assert encode(message).hex() == golden
+    assert decode_from_member(bytes.fromhex(golden)) == message
+
+
+@pytest.mark.parametrize(("message", "golden"), FROM_COORDINATOR)
+def test_coordinators_messages(message: object, golden: str) -> None:
+    assert encode(message).hex() == golden
+    assert decode_from_coordinator(bytes.fromhex(golden)) == message
+
+
+@pytest.mark.parametrize("part", [b"", b"\xff", encode(Refused("no")), encode(EngineReport(0, 0, 0, 0, [1]))])
+def test_a_coordinator_refuses_what_is_no_message(part: bytes) -> None:
+    with pytest.raises(WireError):
+        decode_from_member(part)
+
+
+def test_a_member_refuses_what_is_no_message() -> None:
+    with pytest.raises(WireError, match="not a message of a coordinator"):
+        decode_from_coordinator(encode(Leave()))
