@@ -23,9 +23,6 @@ from .sink import EXTENSION, AsgiSink, Receive, Scope, Send, Sink
 from .streamed import StreamedReply
 from .tokenizer import Tokenizer
 
-WHOLE_REPLY_INTERVAL = (1 << 15) - 1
-"""Interval of streams nobody watches: their tokens come with their end."""
-
 _random = random.SystemRandom()
 
 
@@ -47,7 +44,6 @@ class Generator:
         self._fleet = fleet
         self._streams = streams
         self._context = context
-        self._interval = 1 if config.stream_interval == "auto" else config.stream_interval
         self._ids = random.Random(_random.getrandbits(64))
         self.draining = False
 
@@ -124,9 +120,7 @@ class Generator:
         if reply.ended:  # the client left while its prompt was tokenized
             return
         plan = reply.plan
-        interval = plan.interval or self._interval
-        if not plan.stream and not plan.stop:
-            interval = WHOLE_REPLY_INTERVAL
+        pace = plan.pace
         for number, sampling in enumerate(samplings):
             engine = self._fleet.pick()
             if engine is None:
@@ -135,7 +129,15 @@ class Generator:
             prompt = prompts[number // plan.n]
             stream = reply.add(prompt, engine.rank)
             self._streams.open(stream, reply.arrival)
-            request = Submit(stream.handle, prompt.ids, sampling, interval, plan.priority, plan.cache_salt)
+            request = Submit(
+                stream.handle,
+                prompt.ids,
+                sampling,
+                pace.tokens,
+                plan.priority,
+                plan.cache_salt,
+                interval_ms=pace.ms,
+            )
             self._fleet.submit(engine, request)
         self._fleet.breathe()
 

@@ -20,6 +20,7 @@ from .conversation import conversation
 from .decoding import BodyDecoder
 from .errors import ApiError, refused, unknown_model
 from .facts import ModelFacts
+from .pace import EVERY_TOKEN, Pace, Pacing
 from .prompts import check_vocabulary, prompts_of, truncation
 from .tokenizer import Tokenizer
 from .types import (
@@ -66,8 +67,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     """Alternatives per token; -1: no logprobs, 0: the sampled token's only."""
     max_tokens: int | None = None
     """As requested; None: what the context leaves. 0 (with echo): one token is generated, and not shown."""
-    interval: int | None = None
-    """Tokens per event; None: the server's."""
+    pace: Pace = EVERY_TOKEN
+    """When the engine sends what it has generated."""
     priority: int = 0
     cache_salt: str | None = None
     request_id: str | None = None
@@ -133,6 +134,7 @@ class Planner:
         self._model = info.names[0]
         self._names = frozenset(info.names)
         self._most_logprobs = config.max_logprobs
+        self._pacing = Pacing(config)
         self._most_tokens = min(info.max_model_len, info.defaults.max_new_tokens or info.max_model_len)
         self._tokenizer = tokenizer
         self._template = template
@@ -216,7 +218,6 @@ class Planner:
         plan.stream = bool(request.stream)
         plan.max_tokens = max_tokens
         plan.logprobs = logprobs
-        plan.interval = request.stream_interval
         plan.request_id = request_id or request.request_id
         if request_id is not None and len(request_id) > MAX_REQUEST_ID:
             raise ApiError(
@@ -230,6 +231,7 @@ class Planner:
         if request.stop is not None:
             plan.stop = checks.stop_strings(request.stop)
             plan.include_stop_str = bool(request.include_stop_str_in_output)
+        plan.pace = self._pacing.pace(request, watched=plan.stream or bool(plan.stop))
         if request.skip_special_tokens is False:
             plan.skip_special_tokens = False
         if request.return_token_ids:

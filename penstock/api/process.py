@@ -103,7 +103,9 @@ class _Server:
             defaults=defaults,
         )
         planner = Planner(self._config, facts, tokenizer, template)
-        streams = StreamTable(info.vocab_size, self._metrics.ttft, self._metrics.itl)
+        streams = StreamTable(
+            info.vocab_size, self._metrics.ttft, self._metrics.itl, self._metrics.event_tokens
+        )
         self._fleet.streams = streams
         context = RequestContext(
             self._fleet,

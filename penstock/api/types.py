@@ -116,7 +116,12 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         str | None, about("Which tokens truncation drops: left (default) or right.")
     ] = None
     stream_interval: Annotated[
-        Annotated[int, Meta(ge=1, le=32767)] | None, about("Tokens per event; default: the server's.")
+        Annotated[int, Meta(ge=1, le=32767)] | None,
+        about("Tokens per event, finer or coarser than the server's own."),
+    ] = None
+    stream_interval_ms: Annotated[
+        Annotated[int, Meta(ge=1, le=60_000)] | None,
+        about("One event per so many milliseconds; not with stream_interval."),
     ] = None
     priority: Annotated[Int64 | None, about("Lower runs earlier; default 0.")] = None
     request_id: Annotated[

@@ -110,6 +110,22 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "Streaming",
         ),
     ] = "auto"
+    min_stream_interval: Annotated[
+        int,
+        option(
+            "Fewest tokens per event that a request may ask for; finer wishes get this.",
+            "Streaming",
+            ge=1,
+            le=1024,
+        ),
+    ] = 1
+    stream_interval_ms: Annotated[
+        Annotated[int, Meta(ge=1, le=60_000)] | None,
+        option(
+            "One event per so many milliseconds instead of per number of tokens; no token is held longer.",
+            "Streaming",
+        ),
+    ] = None
     max_stream_backlog: Annotated[
         int,
         option("Bytes that may wait for a client that reads slowly before it is cut.", "Streaming", ge=4096),
@@ -174,3 +190,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], option("Least severity that is logged.", "Processes")
     ] = "info"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for options that contradict each other."""
+        if self.stream_interval_ms is not None and self.stream_interval != "auto":
+            raise ValueError(
+                "--stream-interval-ms: events are paced by tokens (--stream-interval) or by time, not by both"
+            )
+        if self.stream_interval != "auto" and self.stream_interval < self.min_stream_interval:
+            raise ValueError(
+                f"--min-stream-interval: {self.min_stream_interval} is more than --stream-interval, "
+                f"which is {self.stream_interval}"
+            )

@@ -5,7 +5,8 @@ find those that end, build the rows to send) is array operations over slots; Pyt
 that start or end.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,13 @@ class SlotTable:
     are never committed by the operating system.
     """
 
-    def __init__(self, slots: int, max_model_len: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        slots: int,
+        max_model_len: int,
+        eos_token_ids: Sequence[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.size = slots
         self.max_model_len = max_model_len
         self.eos = np.array(sorted(set(eos_token_ids)), np.int32)
@@ -43,17 +50,27 @@ class SlotTable:
         self.ignore_eos = np.zeros(slots, np.bool_)
         self.stop_ids = np.full((slots, STOP_IDS_PER_SLOT), -1, np.int32)
         self.interval = np.ones(slots, np.int32)
+        """Least tokens per row, but for the first and the last."""
+        self.interval_s = np.zeros(slots)
+        """Least time between rows, likewise; 0: none."""
         self.cached = np.zeros(slots, np.int32)
         self.seed = np.zeros(slots, np.uint64)
         self._long_stop_ids: dict[int, NDArray[np.int32]] = {}
         self._stop_lists = 0
         """Slots with stop ids."""
+        self._timed = 0
+        """Slots with a least time between rows."""
 
         # -- per step
         self.length = np.zeros(slots, np.int32)
         self.sent = np.zeros(slots, np.int32)
         """Length of the history up to which rows have been given out."""
         self.history = np.zeros((slots, max_model_len), np.int32)
+        self._sent_at = np.zeros(slots)
+        """When the last row was given out, of timed slots."""
+        self._clock = clock
+        self._now = 0.0
+        """When the step's tokens were settled; read while there are timed slots."""
 
         self._free = list(range(slots - 1, -1, -1))
         self._by_stream: dict[tuple[int, int], int] = {}
@@ -81,6 +98,9 @@ class SlotTable:
         self.min_end[slot] = base + sampling.min_tokens
         self.ignore_eos[slot] = sampling.ignore_eos
         self.interval[slot] = request.interval
+        if request.interval_ms:
+            self.interval_s[slot] = request.interval_ms / 1000
+            self._timed += 1
         self.cached[slot] = 0
         self.seed[slot] = sampling.seed
         self.history[slot, :length] = prompt
@@ -106,6 +126,9 @@ class SlotTable:
             self.stop_ids[slot] = -1
             self._stop_lists -= 1
             self._long_stop_ids.pop(slot, None)
+        if self.interval_s[slot]:
+            self.interval_s[slot] = 0
+            self._timed -= 1
         self._free.append(slot)
 
     def slots_of(self, server: int) -> list[int]:
@@ -132,6 +155,8 @@ class SlotTable:
 
     def settle(self, slots: NDArray[np.intp], tokens: I32) -> I8:
         """Append one sampled token to each slot's history. Returns int8[R] Finish per slot."""
+        if self._timed:
+            self._now = self._clock()
         length = self.length[slots]
         self.history[slots, length] = tokens
         length += 1
@@ -160,9 +185,11 @@ class SlotTable:
     def due(self, slots: NDArray[np.intp], finish: I8) -> NDArray[np.bool_]:
         """bool[R]: which slots :meth:`rows` makes a row for."""
         sent = self.sent[slots]
-        held = self.length[slots] - sent
-        due: NDArray[np.bool_] = held >= self.interval[slots]
-        due |= (finish != 0) | (sent == self.prompt_len[slots])
+        due: NDArray[np.bool_] = self.length[slots] - sent >= self.interval[slots]
+        if self._timed:
+            due &= self._now - self._sent_at[slots] >= self.interval_s[slots]
+        if not due.all():
+            due |= (finish != 0) | (sent == self.prompt_len[slots])
         return due
 
     def rows(self, slots: NDArray[np.intp], finish: I8) -> StepRows:
@@ -170,12 +197,17 @@ class SlotTable:
 
         Held tokens stay in the history, so a row of several tokens is one gather.
         """
-        sent = self.sent[slots]
-        due = self.length[slots] - sent >= self.interval[slots]
+        due = self.due(slots, finish)
         if not due.all():
-            due |= (finish != 0) | (sent == self.prompt_len[slots])
             slots, finish = slots[due], finish[due]
+        if self._timed:
+            self._sent_at[slots] = self._now
         return self._rows_of(slots, finish)
+
+    def hurry(self, slot: int) -> None:
+        """What the slot holds is due with the next rows."""
+        self.interval[slot] = 1
+        self._sent_at[slot] = -np.inf
 
     def _rows_of(self, slots: NDArray[np.intp], finish: I8) -> StepRows:
         """Rows of all tokens these slots hold; they count as sent from here on."""

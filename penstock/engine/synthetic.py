@@ -119,7 +119,7 @@ class SyntheticEngine:
 
         self._waiting: dict[tuple[int, int], Submit] = {}
         """Without a slot, in order of arrival."""
-        self._table = SlotTable(config.max_num_seqs, max_model_len, self._info.eos_token_ids)
+        self._table = SlotTable(config.max_num_seqs, max_model_len, self._info.eos_token_ids, clock)
         self._state = np.zeros(config.max_num_seqs, np.uint64)
         self._alternatives = np.full(config.max_num_seqs, -1, np.int32)
         """Logprobs asked for, per slot; -1: none."""
@@ -292,7 +292,7 @@ class SyntheticEngine:
             finish = np.concatenate([finish, np.full(len(aborted), Finish.ABORT, np.int8)])
             self._aborted.clear()
         if failing is not None:
-            table.interval[failing] = 1  # what the stream holds goes out with this step
+            table.hurry(failing)
         rows = table.rows(slots, finish)
         if self._with_logprobs:
             rows.logprobs = self._logprobs(rows)

@@ -18,6 +18,8 @@ E2E_BOUNDS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+EVENT_BOUNDS = (*(float(1 << power) for power in range(11)),)
+"""Tokens per event, up to the largest ``--stream-interval``."""
 TOKEN_BOUNDS = (*(digit * 10.0**power for power in range(6) for digit in (1, 2, 5)), 1e6)
 
 
@@ -38,6 +40,11 @@ class Histogram:
         places = np.searchsorted(self._bounds, array)
         self.counts += np.bincount(places, minlength=len(self.counts))
         self.total += float(array.sum())
+
+    def repeat(self, value: float, times: int) -> None:
+        """Adds the same observation ``times`` times over."""
+        self.counts[np.searchsorted(self._bounds, value)] += times
+        self.total += value * times
 
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper bound, observations at or below it) pairs, as the exposition format has them."""

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from .histogram import E2E_BOUNDS, ITL_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS, Histogram
+from .histogram import E2E_BOUNDS, EVENT_BOUNDS, ITL_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS, Histogram
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
@@ -49,6 +49,8 @@ class ServerMetrics:
     ttft: Histogram = field(default_factory=lambda: Histogram(TTFT_BOUNDS))
     itl: Histogram = field(default_factory=lambda: Histogram(ITL_BOUNDS))
     e2e: Histogram = field(default_factory=lambda: Histogram(E2E_BOUNDS))
+    event_tokens: Histogram = field(default_factory=lambda: Histogram(EVENT_BOUNDS))
+    """Tokens per row of streamed replies."""
     request_prompt_tokens: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDS))
     request_generation_tokens: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDS))
 
@@ -119,6 +121,11 @@ class _Snapshot(Collector):
             ("vllm:time_to_first_token_seconds", "From the request to its first token.", metrics.ttft),
             ("vllm:inter_token_latency_seconds", "Between a stream's events.", metrics.itl),
             ("vllm:e2e_request_latency_seconds", "From the request to its end.", metrics.e2e),
+            (
+                "penstock:stream_event_tokens",
+                "Tokens per event of streamed replies: the interval in effect.",
+                metrics.event_tokens,
+            ),
             ("vllm:request_prompt_tokens", "Prompt tokens per request.", metrics.request_prompt_tokens),
             ("vllm:request_generation_tokens", "Tokens per request.", metrics.request_generation_tokens),
         ):

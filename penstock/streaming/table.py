@@ -40,21 +40,32 @@ class StreamTable:
     death): rows in flight for an aborted stream can never reach another one.
     """
 
-    def __init__(self, vocab_size: int, ttft: Histogram, itl: Histogram, capacity: int = 1024) -> None:
-        """``vocab_size``: the length of every stream's text table."""
+    def __init__(
+        self,
+        vocab_size: int,
+        ttft: Histogram,
+        itl: Histogram,
+        event_tokens: Histogram,
+        capacity: int = 1024,
+    ) -> None:
+        """``vocab_size``: the length of every stream's text table.
+
+        ``ttft`` and ``itl`` observe all rows, in seconds; ``event_tokens`` the tokens of those that are
+        written as they come.
+        """
         self.streams: list[Stream | None] = [None] * capacity
         self.generated_tokens = 0
-        self.rows = 0
-        self.merged_rows = 0
-        """Rows that carried more than one token."""
         self._free = list(range(capacity - 1, -1, -1))
         self._position = np.zeros(capacity, np.int32)
         self._rank = np.full(capacity, -1, np.int32)
         self._arrival = np.zeros(capacity)
         self._last = np.zeros(capacity)
+        self._written = np.zeros(capacity, np.bool_)
+        """Whether the stream's rows become events."""
         self._vocab_size = vocab_size
         self._ttft = ttft
         self._itl = itl
+        self._event_tokens = event_tokens
 
     def __len__(self) -> int:
         """Open streams, those included that wait for their abort to be confirmed."""
@@ -72,6 +83,7 @@ class StreamTable:
         self._position[handle] = position
         self._rank[handle] = stream.rank
         self._arrival[handle] = arrival
+        self._written[handle] = bool(stream.head)
         return handle
 
     def generated(self, stream: Stream) -> int:
@@ -101,6 +113,7 @@ class StreamTable:
         self._rank = np.concatenate((self._rank, np.full(old, -1, np.int32)))
         self._arrival = np.concatenate((self._arrival, np.zeros(old)))
         self._last = np.concatenate((self._last, np.zeros(old)))
+        self._written = np.concatenate((self._written, np.zeros(old, np.bool_)))
 
     # -- rows arrive
 
@@ -120,7 +133,7 @@ class StreamTable:
             raise WireError(f"rows out of order for {int((~sound).sum())} streams of engine {rank}")
         self._position[handles] = expected + (1 if frame.count is None else frame.count)
         self._record_latency(frame, now)
-        self.rows += len(handles)
+        self._record_sizes(frame)
         self.generated_tokens += len(frame.tokens)
         if frame.finish is None and frame.count is None and frame.cached is None and frame.logprobs is None:
             self._one_token_rows(handles.tolist(), frame.tokens.tolist())
@@ -145,7 +158,6 @@ class StreamTable:
         handles, tokens = frame.stream.tolist(), frame.tokens.tolist()
         counts = frame.counts()
         ends = np.cumsum(counts)
-        self.merged_rows += int((counts > 1).sum())
         careful = self._careful_rows(frame)
         finish = [0] * rows if frame.finish is None else frame.finish.tolist()
         cached = [0] * rows if frame.cached is None else frame.cached.tolist()
@@ -238,6 +250,13 @@ class StreamTable:
         if len(later):
             self._itl.observe(now - self._last[later])
         self._last[handles] = now
+
+    def _record_sizes(self, frame: TokenFrame) -> None:
+        written = self._written[frame.stream]
+        if frame.count is None:
+            self._event_tokens.repeat(1.0, int(np.count_nonzero(written)))
+        else:
+            self._event_tokens.observe(frame.count[written])
 
 
 def _entries(logprobs: Logprobs, start: int, end: int) -> Logprobs | None:

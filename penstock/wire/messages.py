@@ -73,6 +73,8 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     cache_salt: str | None = None
     resumed: Count = 0
     """How many tokens at the prompt's end are output of this stream, generated elsewhere before."""
+    interval_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
+    """Least time between rows, but for the first and the last; 0: none."""
 
 
 class Abort(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.api.chat_template import ChatTemplate
 from penstock.api.facts import ModelFacts, SamplingDefaults
+from penstock.api.pace import Pace
 from penstock.api.plan import Planner
 from penstock.api.types import ChatCompletionRequest, CompletionRequest
 from penstock.config.options import ServeConfig
@@ -87,7 +88,7 @@ def test_everything_a_completion_can_ask_for() -> None:
     )
     assert (plan.stop, plan.include_stop_str) == (("x", "y"), True)
     assert (plan.skip_special_tokens, plan.add_special_tokens, plan.return_token_ids) == (False, False, True)
-    assert (plan.interval, plan.priority, plan.request_id, plan.cache_salt) == (4, -3, "mine", "salt")
+    assert (plan.pace, plan.priority, plan.request_id, plan.cache_salt) == (Pace(4), -3, "mine", "salt")
     main = tuple(tiny_tokenizer().encode("main", False))
     assert plan.sampling(2) == Sampling(
         max_tokens=9,
@@ -223,6 +224,9 @@ def test_top_k_of_all_is_zero(given: int, used: int) -> None:
         ({"truncate_prompt_tokens": 2049}, "truncate_prompt_tokens", "got 2049"),
         ({"truncation_side": "top"}, "truncation_side", "left or right, got 'top'"),
         ({"stream_interval": 0}, "body.stream_interval", ">= 1"),
+        ({"stream_interval_ms": 0}, "body.stream_interval_ms", ">= 1"),
+        ({"stream_interval_ms": 60_001}, "body.stream_interval_ms", "<= 60000"),
+        ({"stream_interval_ms": 5, "stream_interval": 2}, "stream_interval_ms", "not by both"),
         ({"cache_salt": ""}, "body.cache_salt", "length >= 1"),
     ],
 )

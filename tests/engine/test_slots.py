@@ -30,6 +30,7 @@ class PlainStream:
     cached: int
     output: list[int] = field(default_factory=list)
     sent: int = 0
+    sent_at: float = 0.0
     finish: int = 0
 
     def __post_init__(self) -> None:
@@ -50,11 +51,13 @@ class PlainStream:
             if token in EOS and not sampling.ignore_eos:
                 self.finish = Finish.EOS
 
-    def due(self) -> bool:
+    def due(self, now: float) -> bool:
         held = len(self.output) - self.sent
-        return bool(self.sent == self.request.resumed or self.finish or held >= self.request.interval)
+        full = held >= self.request.interval and now - self.sent_at >= self.request.interval_ms / 1000
+        return bool(self.sent == self.request.resumed or self.finish or full)
 
-    def flush(self) -> Row:
+    def flush(self, now: float) -> Row:
+        self.sent_at = now
         first = self.sent == self.request.resumed
         row = (
             self.server,
@@ -99,7 +102,8 @@ def draw_request(rng: random.Random, stream: int) -> Submit:
         stop_token_ids=tuple(stop_ids),
     )
     prompt = np.array([rng.randrange(VOCABULARY) for _ in range(length)], "<i4").tobytes()
-    return Submit(stream, prompt, sampling, rng.choice([1, 1, 2, 5, 100]), resumed=resumed)
+    interval, interval_ms = rng.choice([1, 1, 2, 5, 100]), rng.choice([0, 0, 0, 30, 60_000])
+    return Submit(stream, prompt, sampling, interval, resumed=resumed, interval_ms=interval_ms)
 
 
 class Race:
@@ -107,7 +111,8 @@ class Race:
 
     def __init__(self, seed: int, slots: int) -> None:
         self.rng = random.Random(seed)
-        self.table = SlotTable(slots, MAX_MODEL_LEN, EOS)
+        self.now = 0.0
+        self.table = SlotTable(slots, MAX_MODEL_LEN, EOS, lambda: self.now)
         self.plain: dict[int, PlainStream] = {}
         self.next_stream = 0
 
@@ -122,6 +127,7 @@ class Race:
 
     def step(self) -> None:
         """Some of the slots get a token, in any order; some are aborted instead."""
+        self.now += 0.01
         running = sorted(self.plain)
         self.rng.shuffle(running)
         running = running[self.rng.choice([0, len(running) // 2]) :]
@@ -139,9 +145,10 @@ class Race:
         assert finish.dtype == np.int8
         assert finish.tolist() == [self.plain[int(slot)].finish for slot in slots]
         due = self.table.due(slots, finish)
-        assert due.tolist() == [self.plain[int(slot)].due() for slot in slots]
+        assert due.tolist() == [self.plain[int(slot)].due(self.now) for slot in slots]
         rows = rows_of(self.table.rows(slots, finish))
-        assert rows == {self.plain[slot].flush() for slot in running if self.plain[slot].due()}
+        due_slots = [slot for slot in running if self.plain[slot].due(self.now)]
+        assert rows == {self.plain[slot].flush(self.now) for slot in due_slots}
         for slot in slots[finish != 0].tolist():
             self.table.release(slot)
             del self.plain[slot]
@@ -154,7 +161,7 @@ class Race:
             (plain.server, plain.request.stream, len(plain.output)) for plain in self.plain.values()
         }
         assert rows_of(rows) == {
-            plain.flush() for plain in self.plain.values() if plain.sent < len(plain.output)
+            plain.flush(self.now) for plain in self.plain.values() if plain.sent < len(plain.output)
         }
         assert self.table.running() == 0
 
@@ -200,6 +207,43 @@ def test_a_step_without_rows_that_are_due() -> None:
     for step, rows in enumerate([1, 0, 0, 1, 0]):
         finish = table.settle(slots, np.array([10 + step], np.int32))
         assert len(table.rows(slots, finish).server) == rows
+
+
+def test_rows_are_so_far_apart_and_no_token_waits_longer() -> None:
+    now = [0.0]
+    table = SlotTable(2, 100, EOS, lambda: now[0])
+    timed = Submit(1, submit(1).prompt, Sampling(12, 0), interval_ms=25)
+    slots = np.array([table.allocate(0, timed), table.allocate(0, submit(2, 12))], np.intp)
+    sent = []
+    for _ in range(12):
+        now[0] += 0.01
+        rows = table.rows(slots, table.settle(slots, np.array([10, 10], np.int32)))
+        count = np.ones(len(rows.stream), np.int32) if rows.count is None else rows.count
+        sent.append({int(stream): int(tokens) for stream, tokens in zip(rows.stream, count, strict=True)})
+    assert [step.get(1, 0) for step in sent] == [1, 0, 0, 3, 0, 0, 3, 0, 0, 3, 0, 2]
+    assert all(step[2] == 1 for step in sent)
+
+
+def test_a_slot_forgets_the_pace_of_its_last_stream() -> None:
+    table = SlotTable(1, 100, EOS, lambda: 1.0)
+    timed = Submit(1, submit(1).prompt, Sampling(5, 0), interval_ms=60_000)
+    table.release(table.allocate(0, timed))
+    slots = np.array([table.allocate(0, submit(2))], np.intp)
+    for _ in range(3):
+        finish = table.settle(slots, np.array([10], np.int32))
+        assert len(table.rows(slots, finish).server) == 1
+
+
+def test_what_a_hurried_slot_holds_is_due() -> None:
+    table = SlotTable(1, 100, EOS, lambda: 1.0)
+    timed = Submit(1, submit(1).prompt, Sampling(9, 0), interval=5, interval_ms=60_000)
+    slots = np.array([table.allocate(0, timed)], np.intp)
+    for _ in range(2):
+        rows = table.rows(slots, table.settle(slots, np.array([10], np.int32)))
+    assert len(rows.server) == 0
+    table.hurry(int(slots[0]))
+    rows = table.rows(slots, table.settle(slots, np.array([11], np.int32)))
+    assert rows.tokens.tolist() == [10, 11]
 
 
 def test_slots_of_a_server() -> None:

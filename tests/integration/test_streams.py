@@ -39,6 +39,23 @@ def test_an_interval_changes_the_events_and_nothing_else(server: Server, interva
     assert len(events) - 1 <= 1 + -(-49 // interval)
 
 
+def test_events_may_be_paced_by_time(server: Server) -> None:
+    plain, _, _ = joined(server.stream(max_tokens=50, seed=9))
+    events = server.stream(max_tokens=50, seed=9, stream_interval_ms=60_000)
+    assert len(events) == 3  # the first token, the others with the end, [DONE]
+    assert joined(events)[0] == plain
+
+
+def test_tokens_per_event_are_a_metric(server: Server) -> None:
+    def observed() -> tuple[float, float]:
+        return tuple(server.metric(f"penstock:stream_event_tokens_{part}") for part in ("count", "sum"))
+
+    events, tokens = observed()
+    server.stream(max_tokens=41, seed=9, stream_interval=40)
+    server.complete(max_tokens=41, seed=9)
+    assert observed() == (events + 2, tokens + 41)
+
+
 @pytest.mark.parametrize("interval", [1, 5])
 @pytest.mark.parametrize("include", [False, True])
 def test_stop_strings(server: Server, interval: int, include: bool) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from penstock.metrics.histogram import ITL_BOUNDS, TTFT_BOUNDS, Histogram
+from penstock.metrics.histogram import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS, Histogram
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.table import StreamTable
 from penstock.wire.frames import Finish, Logprobs, TokenFrame
@@ -35,7 +35,9 @@ class BrokenReply(RecordingReply):
 
 
 def make_table() -> StreamTable:
-    return StreamTable(len(TEXTS), Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), capacity=2)
+    return StreamTable(
+        len(TEXTS), Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS), capacity=2
+    )
 
 
 def make_stream(reply: RecordingReply, written: list[bytes], rank: int = 0) -> Stream:
@@ -134,9 +136,19 @@ def test_streams_of_a_dead_engine_fail_and_free_their_handles() -> None:
 
 def test_latency_is_recorded_per_row() -> None:
     ttft, itl = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
-    table = StreamTable(len(TEXTS), ttft, itl)
+    table = StreamTable(len(TEXTS), ttft, itl, Histogram(EVENT_BOUNDS))
     handle = table.open(make_stream(RecordingReply(), []), 10.0)
     table.deliver(0, frame((handle, 0, [0])), 11.5)
     table.deliver(0, frame((handle, 1, [0])), 12.0)
     assert (ttft.counts.tolist(), ttft.total) == ([0, 1, 0], 1.5)
     assert (itl.counts.tolist(), itl.total) == ([1, 0, 0], 0.5)
+
+
+def test_tokens_per_event_are_recorded_for_streams_that_write_events() -> None:
+    sizes = Histogram((1.0, 4.0))
+    table = StreamTable(len(TEXTS), Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), sizes)
+    streamed = table.open(make_stream(RecordingReply(), []), 0.0)
+    collected = table.open(Stream(RecordingReply(), 0, 0, [None] * len(TEXTS), [].append), 0.0)
+    table.deliver(0, frame((streamed, 0, [0]), (collected, 0, [0])), 1.0)
+    table.deliver(0, frame((streamed, 1, [0, 1, 3]), (collected, 1, [0, 1, 3])), 2.0)
+    assert (sizes.counts.tolist(), sizes.total) == ([1, 1, 0], 4.0)

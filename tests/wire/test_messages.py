@@ -60,10 +60,10 @@ EVERYTHING_HEX = (
 
 FROM_SERVER: list[tuple[FromServer, str]] = [
     (Hello(1, 2, 3), "9401010203"),
-    (Submit(5, PROMPT, GREEDY), "980205c40801000000ff7f0000" + GREEDY_HEX + "0100c000"),
+    (Submit(5, PROMPT, GREEDY), "990205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000"),
     (
-        Submit(5, PROMPT, EVERYTHING, 10, -1, "s", 2),
-        "980205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302",
+        Submit(5, PROMPT, EVERYTHING, 10, -1, "s", 2, 250),
+        "990205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfa",
     ),
     (Abort([1, 70000]), "92039201ce00011170"),
     (Bye(), "9104"),
@@ -113,7 +113,7 @@ def _required(message: Any) -> int:
 @pytest.mark.parametrize(
     ("message", "defaults"),
     [
-        (Submit(5, PROMPT, GREEDY, 10, -1, "s", 2), Submit(5, PROMPT, GREEDY)),
+        (Submit(5, PROMPT, GREEDY, 10, -1, "s", 2, 250), Submit(5, PROMPT, GREEDY)),
         (Call(9, "profile", {"on": True}), Call(9, "profile")),
         (FrameHeader(12, [], 4, 5, 600), FrameHeader(12, [])),
         (CallReply(9, "error", 1), CallReply(9)),
