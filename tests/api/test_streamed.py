@@ -13,7 +13,7 @@ from penstock.api.process import _text_tables
 from penstock.api.replies import Prompt, RequestContext
 from penstock.api.sink import Listener
 from penstock.api.streamed import StreamedReply
-from penstock.metrics.histogram import ITL_BOUNDS, TTFT_BOUNDS, Histogram
+from penstock.metrics.histogram import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS, Histogram
 from penstock.streaming.table import StreamTable
 from penstock.wire.frames import Finish, TokenFrame
 
@@ -50,7 +50,9 @@ def streamed_text(tokens: list[int]) -> str:
     """What a client reads when each token is a row of its own."""
 
     async def run() -> str:
-        streams = StreamTable(VOCABULARY, Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS))
+        streams = StreamTable(
+            VOCABULARY, Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
+        )
         tables = _text_tables(tiny_tokenizer(), VOCABULARY)
         context = RequestContext(cast(Fleet, None), streams, tables, lambda reply, outcome: None, 1 << 20)
         sink = MemorySink()
