@@ -1,4 +1,4 @@
-"""Options of the measuring commands: ``penstock bench host``."""
+"""Options of the measuring commands: ``penstock bench host``, ``penstock bench engine``."""
 
 import shlex
 from typing import Annotated, Literal
@@ -104,6 +104,23 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def in_flight(self) -> int:
         """Requests in flight at a time."""
         return self.concurrency or self.streams
+
+
+class BenchEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``penstock bench engine`` runs with."""
+
+    rows: Annotated[
+        list[Annotated[int, Meta(ge=1, le=65536)]],
+        option("Streams that decode in every step; several are measured one after the other.", "Load"),
+    ] = msgspec.field(default_factory=lambda: [1024])
+    steps: Annotated[int, option("Measured steps.", "Load", ge=1, le=1_000_000)] = 1000
+    sequence_length: Annotated[
+        list[Annotated[int, Meta(ge=1, le=1 << 20)]],
+        option("Length of the streams' prompts, in tokens; several are measured, too.", "Load"),
+    ] = msgspec.field(default_factory=lambda: [128])
+    json: Annotated[str | None, option("File to write the report to, as JSON.", "Report", metavar="FILE")] = (
+        None
+    )
 
 
 OF_STARTED_SERVER = ("step_ms", "stream_interval", "api_server_count", "engines", "server_args")

@@ -112,7 +112,7 @@ class EngineLoop:
         SupervisorGone."""
         try:
             while not self._stopped:
-                self._turn(orders)
+                self.turn(orders)
         except SupervisorGone:
             raise  # everything ends
         except Exception as error:
@@ -120,7 +120,8 @@ class EngineLoop:
             raise
         self._farewell("engine is shutting down")
 
-    def _turn(self, orders: Orders) -> None:
+    def turn(self, orders: Orders) -> None:
+        """One step with what leads to it and follows from it, or one wait for something to do."""
         self._drain()
         if self._engine.has_work():
             rows = self._engine.step()

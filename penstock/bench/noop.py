@@ -1,0 +1,79 @@
+"""An engine whose model computes nothing: all that is left is the host's work of a step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.engine.base import Load, StepRows
+from penstock.engine.blocks import BlockTables
+from penstock.engine.rows import joined
+from penstock.engine.sampling import SamplingColumns
+from penstock.engine.scheduler import Scheduler
+from penstock.engine.slots import SlotTable
+from penstock.wire.messages import EngineInfo, Submit
+
+VOCAB_SIZE = 128_256
+"""Llama 3's, so that checks against the vocabulary are real."""
+TOKEN = 1000
+EOS = 2
+BLOCK_SIZE = 16
+"""The default of ``--block-size``."""
+
+
+class NoOpEngine:
+    """The scheduler, slots, blocks and sampling columns of the torch engine, without its model.
+
+    Every token is TOKEN. Steps begin when all slots' streams have been submitted, so that every step is as
+    full as the last. The KV cache holds every slot at full length, so nothing is ever preempted.
+    """
+
+    def __init__(self, slots: int, max_model_len: int, max_batched_tokens: int) -> None:
+        table = SlotTable(slots, max_model_len, [EOS])
+        blocks = BlockTables(slots, slots * (max_model_len // BLOCK_SIZE + 2), BLOCK_SIZE, max_model_len)
+        sampling = SamplingColumns(table, VOCAB_SIZE)
+        self._blocks = blocks
+        self._scheduler = Scheduler(table, sampling, blocks, max_batched_tokens)
+        self._sampled = np.full(slots, TOKEN, np.int32)
+        self._missing = slots
+        self._info = EngineInfo("noop", max_model_len, VOCAB_SIZE, slots, (EOS,))
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def submit(self, server: int, request: Submit) -> None:
+        self._scheduler.submit(server, request)
+        self._missing -= 1
+
+    def abort(self, server: int, streams: Sequence[int]) -> None:
+        self._scheduler.abort(server, streams)
+
+    def drop_server(self, server: int) -> None:
+        self._scheduler.drop_server(server)
+
+    def fail_all(self, code: str, message: str) -> StepRows:
+        return self._scheduler.fail_all(code, message)
+
+    def has_work(self) -> bool:
+        return self._missing <= 0 and self._scheduler.has_work()
+
+    def step(self) -> StepRows:
+        aborted = self._scheduler.take_aborted()
+        batch = self._scheduler.schedule()
+        if not len(batch):
+            return aborted
+        rows = self._scheduler.settle(batch, self._sampled[: len(batch.samples)], None)
+        return joined([aborted, rows]) if len(aborted.stream) else rows
+
+    def load(self) -> Load:
+        return Load(self._scheduler.waiting(), self._scheduler.running(), self._blocks.used_share())
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def call(self, method: str, arguments: dict[str, Any]) -> Any:
+        raise ValueError(f"an engine without a model has no operation {method!r}")
+
+    def close(self) -> None:
+        """Holds nothing but memory."""
