@@ -24,7 +24,7 @@ from penstock.bench.report import Machine, this_machine
 from penstock.config.bench import BenchEngineConfig
 from penstock.engine.process import EngineLoop
 from penstock.wire.control import Order
-from penstock.wire.sockets import FRAMES_IN_FLIGHT, EngineSocket, engine_address
+from penstock.wire.sockets import FRAMES_IN_FLIGHT, RouterSocket, engine_address
 
 STEPS_AT_A_TIME = FRAMES_IN_FLIGHT // 2
 """Steps between two looks at the reader: the frames of so many always have room in its queue, and what finds
@@ -105,7 +105,7 @@ def _measure(rows: int, sequence_length: int, steps: int) -> EngineRun:
     engine = NoOpEngine(rows, sequence_length + output, rows * sequence_length)
     with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
         address = engine_address(directory, 0)
-        socket = EngineSocket(address)
+        socket = RouterSocket(address)
         try:
             loop = EngineLoop(engine, socket, 0, 0)
             plan = Plan(address, rows, sequence_length, TOKEN, output, STEPS_AT_A_TIME)
