@@ -1,6 +1,7 @@
 """Options and fixtures that all tests share."""
 
 import pytest
+from certificates import Certificates, make
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -13,3 +14,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make(tmp_path_factory.mktemp("certificates"))

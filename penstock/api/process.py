@@ -12,6 +12,7 @@ import asyncio
 import gc
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Callable
 
@@ -31,11 +32,14 @@ from .generate import Generator
 from .plan import Planner
 from .protocol import ServerProtocol
 from .replies import RequestContext, RequestReply, TextTables
+from .tls import server_context
 from .tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 1.0
+BACKLOG = 4096
+"""Connections that may wait to be accepted, as many as the supervisor asked for."""
 GC_YOUNG_THRESHOLD = 50_000
 """Allocations between collections of the youngest generation, after everything alive at the start has been
 frozen. Requests make few cycles; the default of 700 would collect several times per request burst."""
@@ -140,10 +144,11 @@ class _Server:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            backlog=4096,
             timeout_graceful_shutdown=None,
         )
-        self._uvicorn = _HttpServer(config, self._control.ready)
+        self._uvicorn = _HttpServer(
+            config, server_context(self._config), self._config.header_timeout, self._control.ready
+        )
         assert self._launch.listen_fd is not None
         listener = socket.socket(fileno=self._launch.listen_fd)
         sweeper = asyncio.ensure_future(self._sweep())
@@ -209,14 +214,34 @@ class _Server:
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn's server, which says when it listens."""
+    """uvicorn's server on one socket, TCP or Unix, which says when it listens."""
 
-    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        tls: ssl.SSLContext | None,
+        handshake_timeout_s: float,
+        on_listening: Callable[[], None],
+    ) -> None:
         super().__init__(config)
+        self._tls = tls
+        self._handshake_timeout_s = handshake_timeout_s
         self._on_listening = on_listening
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        assert sockets is not None
+        [listener] = sockets
+        loop = asyncio.get_running_loop()
+        create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
+        server = await create(
+            lambda: ServerProtocol(self.config, self.server_state, {}),
+            sock=listener,
+            backlog=BACKLOG,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else self._handshake_timeout_s,
+        )
+        self.servers = [server]
+        self.started = True
         self._on_listening()
 
 

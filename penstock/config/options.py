@@ -66,6 +66,18 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     port: Annotated[
         int, option("Port to listen on; 0 takes a free one and prints it.", "HTTP server", ge=0, le=65535)
     ] = 8000
+    uds: Annotated[
+        str | None,
+        option("Path of a unix socket to listen on, instead of a host and port.", "HTTP server"),
+    ] = None
+    uds_mode: Annotated[
+        str,
+        option(
+            "Permissions of the unix socket, octal: who may connect. The default is owner and group.",
+            "HTTP server",
+            pattern=r"^0?[0-7]{3}$",
+        ),
+    ] = "660"
     api_key: Annotated[
         list[str] | None,
         option("Keys that clients must present as a bearer token.", "HTTP server", secret=True),
@@ -100,6 +112,33 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_logprobs: Annotated[
         int, option("Most alternatives a request may ask for per token.", "HTTP server", ge=0, le=20)
     ] = 20
+
+    # -- TLS
+    ssl_certfile: Annotated[
+        str | None,
+        option("File with the certificate and its chain (PEM); turns TLS on.", "TLS", metavar="FILE"),
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None,
+        option(
+            "File with the certificate's private key; default: the one of --ssl-certfile.",
+            "TLS",
+            metavar="FILE",
+        ),
+    ] = None
+    ssl_ca_certs: Annotated[
+        str | None,
+        option("File with the authorities whose client certificates are taken.", "TLS", metavar="FILE"),
+    ] = None
+    ssl_cert_reqs: Annotated[
+        int,
+        option(
+            "Certificates of clients: 0 are not asked for, 1 are checked if presented, 2 are required.",
+            "TLS",
+            ge=0,
+            le=2,
+        ),
+    ] = 0
 
     # -- streaming
     stream_interval: Annotated[

@@ -1,18 +1,20 @@
 """What the operator reads once everything is ready."""
 
 import ipaddress
+import os
 from collections.abc import Mapping, Sequence
 
 from penstock import __version__
 from penstock.config.options import ServeConfig
 from penstock.supervisor.fleet import Name
+from penstock.supervisor.listener import Address
 from penstock.wire.control import Info
 
 
 def banner(
     config: ServeConfig,
     *,
-    address: tuple[str, int],
+    address: Address,
     served_model_names: Sequence[str],
     model_dir: str,
     supervisor_pid: int,
@@ -23,7 +25,7 @@ def banner(
 
     ``address`` is what the server listens on; ``infos`` holds what each child said of itself.
     """
-    url = base_url(*address)
+    url = base_url(address, tls=config.ssl_certfile is not None)
     names = ", ".join(served_model_names)
     source = model_dir if model_dir not in names else ""
     lines = {
@@ -38,15 +40,20 @@ def banner(
     return "\n".join([f"penstock {__version__}", *(f"  {key:<10} {value}" for key, value in lines.items())])
 
 
-def base_url(host: str, port: int) -> str:
-    """A URL to reach a server that listens on the IP address ``host``, from the same machine."""
-    ip = ipaddress.ip_address(host)
+def base_url(address: Address, *, tls: bool = False) -> str:
+    """A URL to reach a server that listens on ``address``, from the same machine."""
+    scheme = "https" if tls else "http"
+    if isinstance(address, str):
+        return f"{scheme}://localhost"  # clients send it as the Host, whatever they connect to
+    ip = ipaddress.ip_address(address[0])
     if ip.is_unspecified:
         ip = ipaddress.ip_address("127.0.0.1" if ip.version == 4 else "::1")
-    return f"http://[{ip}]:{port}" if ip.version == 6 else f"http://{ip}:{port}"
+    return f"{scheme}://[{ip}]:{address[1]}" if ip.version == 6 else f"{scheme}://{ip}:{address[1]}"
 
 
-def _reach(address: tuple[str, int]) -> str:
+def _reach(address: Address) -> str:
+    if isinstance(address, str):
+        return f" (over the unix socket {os.path.abspath(address)})"
     return " (on every address of this machine)" if ipaddress.ip_address(address[0]).is_unspecified else ""
 
 

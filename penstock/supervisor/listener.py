@@ -7,23 +7,49 @@ import contextlib
 import errno
 import os
 import socket
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import psutil
 
 from penstock.config.errors import ConfigError
+from penstock.config.options import ServeConfig
+from penstock.config.origins import Origins
 from penstock.supervisor.exits import StartError
+from penstock.supervisor.unix_socket import unix_socket
 
 BACKLOG = 4096
 """Connections that may wait to be accepted; Linux lowers it to net.core.somaxconn, 4096 by default."""
 _COMMAND_LENGTH = 120
 
 
-class Listener(NamedTuple):
-    """``address`` is the IP address and port it is really bound to."""
+Address: TypeAlias = tuple[str, int] | str
+"""The IP address and port that a socket is really bound to, or the path of a Unix socket."""
 
+
+class Listener(NamedTuple):
     socket: socket.socket
-    address: tuple[str, int]
+    address: Address
+
+
+@contextlib.contextmanager
+def listening(config: ServeConfig, origins: Origins) -> Iterator[Listener]:
+    """The listener that ``config`` asks for, until the end of the block.
+
+    Raises ConfigError when there can be no such address, StartError when it cannot be had.
+    """
+    if config.uds is None:
+        listener = listen(config.host, config.port)
+        with listener.socket:
+            yield listener
+        return
+    for field in ("host", "port"):
+        if field in origins:
+            raise ConfigError(f"--uds and {origins[field]} exclude each other: a unix socket has no {field}")
+    with unix_socket(config.uds, int(config.uds_mode, 8)) as sock:
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+        yield Listener(sock, config.uds)
 
 
 def listen(host: str, port: int) -> Listener:

@@ -13,6 +13,7 @@ from types import FrameType
 
 from setproctitle import setproctitle
 
+from penstock.api.tls import server_context
 from penstock.config.options import ServeConfig
 from penstock.config.origins import Origins
 from penstock.supervisor import logs
@@ -21,7 +22,7 @@ from penstock.supervisor.display import display
 from penstock.supervisor.exits import EXIT_FAILED, StartError, exit_code_of
 from penstock.supervisor.fleet import Fleet, Name
 from penstock.supervisor.keys import with_keys
-from penstock.supervisor.listener import Listener, listen
+from penstock.supervisor.listener import Listener, listening
 from penstock.supervisor.loop import Supervisor
 from penstock.supervisor.model import Model, resolve_model
 from penstock.supervisor.processes import Process
@@ -57,10 +58,10 @@ def serve(
     for field, origin in (origins or {}).items():
         log.debug("%s is set by %s", field, origin)
     config = with_keys(config, origins or {})
+    server_context(config)  # the API servers make their own; what is wrong with it is told here, once
     try:
         with _handlers_restored(), contextlib.ExitStack() as owned, _interruptible():
-            listener = listen(config.host, config.port)
-            owned.enter_context(listener.socket)
+            listener = owned.enter_context(listening(config, origins or {}))
             run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
             model = resolve_model(config, run_dir)
             _raise_file_limit()

@@ -71,7 +71,7 @@ class Launch(_Message, frozen=True, tag="launch"):
     engine_count: int
     # Process id of the supervisor: a child with another parent was orphaned before it could notice.
     supervisor_pid: int
-    # The listening TCP socket, inherited and shared by all API servers; None for an engine.
+    # The listening socket, TCP or Unix, inherited and shared by all API servers; None for an engine.
     listen_fd: int | None = None
 
 

@@ -22,7 +22,8 @@ class Server:
 
     def __init__(self, *arguments: str, directory: Path, environ: Mapping[str, str] | None = None) -> None:
         self.log_path = directory / "serve.log"
-        command = [sys.executable, "-m", "penstock.cli.main", "serve", *arguments, "--port", "0"]
+        command = [sys.executable, "-m", "penstock.cli.main", "serve", *arguments]
+        command += () if "--uds" in arguments else ("--port", "0")
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -52,7 +53,7 @@ class Server:
 
     def __enter__(self) -> Self:
         started = self._ready.wait(START_S)
-        match = re.search(r"http://127\.0\.0\.1:\d+", self.log)
+        match = re.search(r"https?://(127\.0\.0\.1:\d+|localhost)", self.log)
         if not started or match is None or self.process.poll() is not None:
             self.end()
             raise AssertionError(f"the server did not start:\n{self.log}")

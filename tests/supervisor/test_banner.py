@@ -4,15 +4,16 @@ from penstock import __version__
 from penstock.config.options import ServeConfig
 from penstock.supervisor.banner import banner, base_url
 from penstock.supervisor.fleet import Name
+from penstock.supervisor.listener import Address
 from penstock.wire.control import Info
 
 PIDS = {Name("engine", 0): 13, Name("engine", 1): 14, Name("api-server", 0): 11, Name("api-server", 1): 12}
 
 
-def text(config: ServeConfig, infos: dict[Name, Info], host: str = "127.0.0.1") -> str:
+def text(config: ServeConfig, infos: dict[Name, Info], address: Address = ("127.0.0.1", 8123)) -> str:
     return banner(
         config,
-        address=(host, 8123),
+        address=address,
         served_model_names=["tiny", "small"],
         model_dir="/models/tiny-llama",
         supervisor_pid=10,
@@ -53,18 +54,27 @@ def test_an_engine_that_says_nothing() -> None:
 
 def test_a_server_on_every_address_says_so() -> None:
     assert "URL        http://127.0.0.1:8123/v1 (on every address of this machine)" in text(
-        ServeConfig(), {}, host="0.0.0.0"
+        ServeConfig(), {}, ("0.0.0.0", 8123)
     )
 
 
+def test_a_unix_socket_and_tls() -> None:
+    lines = text(ServeConfig(uds="/run/p.sock"), {}, "/run/p.sock").splitlines()
+    assert "  URL        http://localhost/v1 (over the unix socket /run/p.sock)" in lines
+    assert "  metrics    http://localhost/metrics" in lines
+    assert "URL        https://127.0.0.1:8123/v1\n" in text(ServeConfig(ssl_certfile="chain.pem"), {})
+
+
 @pytest.mark.parametrize(
-    ("host", "url"),
+    ("address", "url"),
     [
-        ("127.0.0.1", "http://127.0.0.1:8000"),
-        ("0.0.0.0", "http://127.0.0.1:8000"),
-        ("::", "http://[::1]:8000"),
-        ("fe80::1", "http://[fe80::1]:8000"),
+        (("127.0.0.1", 8000), "http://127.0.0.1:8000"),
+        (("0.0.0.0", 8000), "http://127.0.0.1:8000"),
+        (("::", 8000), "http://[::1]:8000"),
+        (("fe80::1", 8000), "http://[fe80::1]:8000"),
+        ("/run/p.sock", "http://localhost"),
     ],
 )
-def test_url_for_clients_on_the_same_machine(host: str, url: str) -> None:
-    assert base_url(host, 8000) == url
+def test_url_for_clients_on_the_same_machine(address: Address, url: str) -> None:
+    assert base_url(address) == url
+    assert base_url(address, tls=True) == url.replace("http:", "https:")

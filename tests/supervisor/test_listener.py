@@ -1,14 +1,17 @@
 import os
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from penstock.config.errors import ConfigError
+from penstock.config.options import ServeConfig
+from penstock.config.origins import Origin
 from penstock.supervisor import listener
 from penstock.supervisor.exits import StartError
-from penstock.supervisor.listener import listen
+from penstock.supervisor.listener import listen, listening
 
 
 def test_port_0_takes_a_free_one_and_says_which() -> None:
@@ -121,3 +124,26 @@ def test_an_empty_host_is_not_every_address() -> None:
 def test_an_address_of_another_machine() -> None:
     with pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1: no interface"):  # RFC 5737
         listen("192.0.2.1", 0)
+
+
+def test_listens_where_the_options_say_until_the_end_of_the_block(tmp_path: Path) -> None:
+    with listening(ServeConfig(port=0), {}) as (sock, address):
+        assert isinstance(address, tuple)
+        socket.create_connection(address, timeout=10).close()
+    assert sock.fileno() == -1
+    path = str(tmp_path / "s")
+    with listening(ServeConfig(uds=path), {}) as (sock, address), socket.socket(socket.AF_UNIX) as client:
+        assert address == path
+        assert not sock.getblocking()
+        client.connect(path)
+    assert sock.fileno() == -1
+    assert not os.path.exists(path)
+
+
+@pytest.mark.parametrize("field", ["host", "port"])
+def test_a_unix_socket_excludes_host_and_port(tmp_path: Path, field: str) -> None:
+    path = str(tmp_path / "s")
+    origins = {field: Origin("environment", f"PENSTOCK_{field.upper()}")}
+    with pytest.raises(ConfigError, match=f"--uds and PENSTOCK_{field.upper()} exclude each other"):
+        listening(ServeConfig(uds=path), origins).__enter__()
+    assert not os.path.exists(path)

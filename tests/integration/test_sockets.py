@@ -1,0 +1,62 @@
+"""The listening socket: TLS, certificates of clients, and a Unix socket."""
+
+import os
+import ssl
+import stat
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from certificates import Certificates
+
+from .server import SYNTHETIC, Server, data_of
+
+
+def test_tls_streams_and_replies_as_without(certificates: Certificates, tmp_path: Path) -> None:
+    options = ("--ssl-certfile", certificates.chain, "--ssl-keyfile", certificates.key)
+    trust = ssl.create_default_context(cafile=certificates.authority)
+    body = {"prompt": "x", "max_tokens": 300, "seed": 7}
+    with Server(*SYNTHETIC, *options, directory=tmp_path) as server:
+        assert server.url.startswith("https://")
+        with httpx.Client(base_url=server.url, verify=trust, timeout=60) as client:
+            whole = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+            streamed = client.post("/v1/completions", json=body | {"stream": True})
+            events = data_of(streamed.text)
+            assert events[-1] == "[DONE]"
+            openai_client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", http_client=client)
+            again = openai_client.completions.create(model="m", stream=True, **body)
+            assert "".join(event.choices[0].text for event in again) == whole
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(f"{server.url}/health")
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"{server.url.replace('https', 'http')}/health")  # no TLS
+        assert httpx.get(f"{server.url}/health", verify=trust).status_code == 200
+    assert "Traceback" not in server.log
+
+
+def test_certificates_of_clients_are_required(certificates: Certificates, tmp_path: Path) -> None:
+    options = ("--ssl-certfile", certificates.both, "--ssl-ca-certs", certificates.authority)
+    trust = ssl.create_default_context(cafile=certificates.authority)
+    with Server(*SYNTHETIC, *options, "--ssl-cert-reqs", "2", directory=tmp_path) as server:
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"{server.url}/health", verify=trust)
+        trust.load_cert_chain(certificates.both)
+        assert httpx.get(f"{server.url}/health", verify=trust).status_code == 200
+    assert "Traceback" not in server.log
+
+
+def test_a_unix_socket_is_served_by_all_and_removed_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.sock"
+    options = ("--uds", str(path), "--uds-mode", "600", "--api-server-count", "2")
+    with Server(*SYNTHETIC, *options, directory=tmp_path) as server:
+        assert f"(over the unix socket {path})" in server.log
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url=server.url, timeout=60) as client:
+            body = {"prompt": "x", "max_tokens": 5, "stream": True}
+            assert data_of(client.post("/v1/completions", json=body).text)[-1] == "[DONE]"
+            assert client.get("/health").status_code == 200
+        server.children("api-server")[0].kill()
+        assert path.exists()
+    assert not os.path.exists(path)
