@@ -1,11 +1,9 @@
 """Attention over a paged KV cache, for the attention interface of transformers' model definitions.
 
-A step's tokens are one flat sequence [1, T]: first N single tokens (decodes), then chunks of prompts. Keys
-and values of all of them are written to the cache, then each part attends to its own stream's history.
+Keys and values of all of a step's tokens are written to the cache, then each part of the step's layout
+attends to its streams' histories.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,105 +11,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..blocks import BlockTables
-from ..scheduler import Batch
+from .layout import Geometry, Part, StepLayout
 
-GROUP_GROWTH = 1.25
-"""Decodes are padded to the longest of their group; a group ends when the next stream is this much longer."""
-GROUP_SLACK = 64
-"""Tokens by which streams of a group may always differ."""
-
-
-@dataclass(slots=True)
-class DecodeGroup:
-    """Single tokens of streams of similar length L: rows ``first`` to ``last`` of the flat batch."""
-
-    first: int
-    last: int
-    cache_rows: Tensor
-    """int64[n * L]: where the history lies in the flat cache, padded with the null block."""
-    length: Tensor
-    """int64[n, 1]: tokens of each stream's history, the single one included."""
-    longest: int
-
-
-@dataclass(slots=True)
-class Chunk:
-    """Consecutive tokens of one stream: rows ``first`` to ``last`` of the flat batch."""
-
-    first: int
-    last: int
-    start: int
-    """Position of the first one in its history."""
-    cache_rows: Tensor
-    """int64[start + last - first]"""
-
-
-@dataclass(slots=True)
-class StepLayout:
-    """Where a step's tokens lie, made once per step and used by every layer."""
-
-    cache_rows: Tensor
-    """int64[T]: where each token's key and value go."""
-    groups: list[DecodeGroup]
-    chunks: list[Chunk]
-
-
-def lay_out(batch: Batch, blocks: BlockTables, device: torch.device) -> StepLayout:
-    """The layout of a batch whose parts own blocks for all their tokens."""
-    ends = np.cumsum(batch.count)
-    within = np.arange(int(ends[-1])) - np.repeat(ends - batch.count, batch.count)
-    positions = np.repeat(batch.start, batch.count) + within
-    rows = blocks.cache_rows(np.repeat(batch.slots, batch.count), positions)
-    return StepLayout(
-        _to(rows, device),
-        [_group(batch, first, last, blocks, device) for first, last in _group_bounds(batch)],
-        [_chunk(batch, part, int(ends[part]), blocks, device) for part in range(batch.singles, len(batch))],
-    )
-
-
-def _group_bounds(batch: Batch) -> Iterable[tuple[int, int]]:
-    """Ranges of the singles, which stand in order of length."""
-    first = 0
-    while first < batch.singles:
-        most = GROUP_GROWTH * int(batch.start[first]) + GROUP_SLACK
-        last = int(np.searchsorted(batch.start[: batch.singles], most, side="right"))
-        yield first, last
-        first = last
-
-
-def _group(batch: Batch, first: int, last: int, blocks: BlockTables, device: torch.device) -> DecodeGroup:
-    slots = batch.slots[first:last]
-    length = batch.start[first:last].astype(np.int64) + 1
-    longest = int(length[-1])
-    size = blocks.block_size
-    table = blocks.table[slots, : blocks.blocks_for(longest)].astype(np.int64)
-    rows = (table[:, :, None] * size + np.arange(size)).reshape(len(slots), -1)[:, :longest]
-    return DecodeGroup(first, last, _to(rows.reshape(-1), device), _to(length[:, None], device), longest)
-
-
-def _chunk(batch: Batch, part: int, end: int, blocks: BlockTables, device: torch.device) -> Chunk:
-    count, start = int(batch.count[part]), int(batch.start[part])
-    positions = np.arange(start + count)
-    rows = blocks.cache_rows(np.full(len(positions), batch.slots[part]), positions)
-    return Chunk(end - count, end, start, _to(rows, device))
-
-
-def _to(array: Any, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+CPU_GATHERED = 1 << 20
+"""Elements of keys gathered at once: 4 MB in float32, which stay in a core's share of the cache."""
+DEVICE_GATHERED = 1 << 26
 
 
 class PagedAttention:
     """Keys and values of all layers, and the attention function that reads and writes them.
 
-    ``keys`` and ``values``: per layer, [rows of the flat cache, KV heads, head size].
+    ``keys`` and ``values``: per layer, [blocks, KV heads, block size, head size].
     """
 
     def __init__(
-        self, layers: int, rows: int, heads: int, head_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        blocks: int,
+        block_size: int,
+        kv_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self.keys = [_zeros((rows, heads, head_size), dtype, device) for _ in range(layers)]
-        self.values = [_zeros((rows, heads, head_size), dtype, device) for _ in range(layers)]
+        shape = (blocks, kv_heads, block_size, head_size)
+        self.keys = [_zeros(shape, dtype, device) for _ in range(layers)]
+        self.values = [_zeros(shape, dtype, device) for _ in range(layers)]
+        gathered = CPU_GATHERED if device.type == "cpu" else DEVICE_GATHERED
+        self.geometry = Geometry(kv_heads, head_size, gathered)
         self.layout: StepLayout | None = None
         """Set before each forward pass."""
 
@@ -133,19 +60,19 @@ class PagedAttention:
         assert layout is not None
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         keys, values = self.keys[layer], self.values[layer]
-        keys.index_copy_(0, layout.cache_rows, key[0].transpose(0, 1))
-        values.index_copy_(0, layout.cache_rows, value[0].transpose(0, 1))
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        size = query.shape[-1]
+        keys.view(-1, size).index_copy_(0, layout.writes, key[0].transpose(0, 1).reshape(-1, size))
+        values.view(-1, size).index_copy_(0, layout.writes, value[0].transpose(0, 1).reshape(-1, size))
         flat = query[0].transpose(0, 1)  # [T, H, D]
-        output = torch.empty_like(flat)
-        for group in layout.groups:
-            output[group.first : group.last] = _decode(
-                flat[group.first : group.last], keys, values, group, scale, sliding_window, softcap
-            )
-        for chunk in layout.chunks:
-            output[chunk.first : chunk.last] = _prefill(
-                flat[chunk.first : chunk.last], keys, values, chunk, scale, sliding_window, softcap
-            )
+        flat = flat * (size**-0.5 if scaling is None else scaling)
+        output = torch.empty_like(flat, memory_format=torch.contiguous_format)
+        for part in layout.parts:
+            attended = _attend(flat[part.tokens], keys, values, part, sliding_window, softcap)
+            if part.real is None:
+                output[part.tokens] = attended
+            else:
+                assert isinstance(part.tokens, Tensor)
+                output[part.tokens[part.real]] = attended[part.real]
         return output[None], None
 
 
@@ -157,61 +84,49 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(raw).view(dtype).view(shape)
 
 
-def _decode(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    group: DecodeGroup,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, part: Part, window: int | None, softcap: float | None
 ) -> Tensor:
-    """query [n, H, D] → [n, H, D]. The heads of one KV head are its query's rows: nothing is repeated."""
-    count, heads, size = query.shape
-    kv_heads = keys.shape[1]
-    shape = (count, group.longest, kv_heads, size)
-    key = keys.index_select(0, group.cache_rows).view(shape).transpose(1, 2)
-    value = values.index_select(0, group.cache_rows).view(shape).transpose(1, 2)
-    grouped = query.view(count, kv_heads, heads // kv_heads, size)
-    position = torch.arange(group.longest, device=query.device)
-    visible = position < group.length
-    if window is not None:
-        visible &= position >= group.length - window
-    mask = visible[:, None, None, :]
-    return _attend(grouped, key, value, mask, scale, softcap).reshape(count, heads, size)
+    """query [n * C, H, D], scaled → [n * C, H, D]: each token attends to what comes before it, and to itself.
 
-
-def _prefill(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    chunk: Chunk,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
-    """query [C, H, D] → [C, H, D], each token attending to what comes before it, and to itself."""
-    count, heads, size = query.shape
+    ``window``: to that many tokens, itself included. ``softcap`` bounds the scores by a tanh (Gemma2).
+    """
+    _, heads, size = query.shape
     kv_heads = keys.shape[1]
-    key = keys.index_select(0, chunk.cache_rows).transpose(0, 1)  # [KV heads, L, D]
-    value = values.index_select(0, chunk.cache_rows).transpose(0, 1)
-    grouped = query.transpose(0, 1).reshape(kv_heads, heads // kv_heads, count, size)
-    position = torch.arange(key.shape[1], device=query.device)
-    own = position[chunk.start :, None]
+    streams, width = part.own.shape
+    pairs = streams * kv_heads
+    key = _gather(keys, part).view(pairs, part.length, size)
+    value = _gather(values, part).view(pairs, part.length, size)
+    position = torch.arange(part.length, device=query.device)
+    own = part.own[:, :, None]
     visible = position <= own
     if window is not None:
         visible &= position > own - window
-    attended = _attend(grouped, key[:, None], value[:, None], visible, scale, softcap)
-    return attended.reshape(heads, count, size).transpose(0, 1)
+    # the query heads that share a KV head stand beside one another: [n * KV heads, H / KV heads, C, D]
+    grouped = query.view(streams, width, kv_heads, -1, size).permute(0, 2, 3, 1, 4)
+    grouped = grouped.reshape(pairs, heads // kv_heads, width, size)
+    visible = visible[:, None].expand(-1, kv_heads, -1, -1).reshape(pairs, 1, width, -1)
+    if width == 1 or softcap is not None:
+        attended = _by_hand(grouped, key, value, visible, softcap)
+    else:
+        shape = (pairs, heads // kv_heads, part.length, size)
+        key, value = key[:, None].expand(shape), value[:, None].expand(shape)
+        attended = scaled_dot_product_attention(grouped, key, value, attn_mask=visible, scale=1.0)
+    return attended.view(streams, heads, width, size).transpose(1, 2).reshape(-1, heads, size)
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None
-) -> Tensor:
-    """Softmax attention; ``mask`` is true where a key is visible. Gemma2 caps the scores by tanh."""
-    if softcap is None:
-        key, value = key.expand(*query.shape[:-2], -1, -1), value.expand(*query.shape[:-2], -1, -1)
-        return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    scores = torch.matmul(query, key.transpose(-1, -2)) * scale
-    scores = (torch.tanh(scores / softcap) * softcap).masked_fill(~mask, -torch.inf)
-    return torch.matmul(torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype), value)
+def _gather(cache: Tensor, part: Part) -> Tensor:
+    """The part's pages, one after the other: all positions of a stream's head, then of its next head."""
+    return cache.view(-1, cache.shape[2] * cache.shape[3]).index_select(0, part.pages)
+
+
+def _by_hand(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, softcap: float | None) -> Tensor:
+    """As scaled_dot_product_attention, of [P, G, C, D] with [P, L, D], without repeating a key for the G
+    queries that share it; holds all scores, so it is for few queries."""
+    pairs, group, width, size = query.shape
+    scores = torch.bmm(query.reshape(pairs, group * width, size), key.transpose(1, 2))
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.view(pairs, group, width, -1).masked_fill(~visible, -torch.inf)
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
+    return torch.bmm(weights.view(pairs, group * width, -1), value).view(query.shape)

@@ -8,18 +8,21 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
 
 from ...config.errors import ConfigError
 from ...config.options import ServeConfig
+from ...wire.frames import I32, Logprobs
 from ...wire.messages import EngineInfo, Submit
 from ..base import Load, StepRows
 from ..blocks import BlockTables
-from ..rows import joined
+from ..rows import joined, joined_logprobs
 from ..sampling import SamplingColumns
 from ..scheduler import Batch, Scheduler
 from ..slots import SlotTable
 from ..vocabulary import read_eos_token_ids
-from .attention import PagedAttention, lay_out
+from .attention import PagedAttention
+from .layout import lay_out, token_positions
 from .model import ModelShape, PagedModel, pick_device, pick_dtype, read_shape
 from .sampler import Sampler
 
@@ -49,7 +52,7 @@ class TorchEngine:
         )
         attention = self._model.attention
         assert attention is not None
-        blocks = len(attention.keys[0]) // config.block_size - 1
+        blocks = len(attention.keys[0]) - 1  # one is the null block
         eos = read_eos_token_ids(Path(model_dir))
         self._table = SlotTable(config.max_num_seqs, max_model_len, eos)
         self._sampling = SamplingColumns(self._table, shape.vocab_size)
@@ -103,21 +106,32 @@ class TorchEngine:
         rows = self._scheduler.settle(batch, tokens, logprobs)
         return joined([aborted, rows]) if len(aborted.stream) else rows
 
-    def _run(self, batch: Batch) -> tuple[Any, Any]:
+    @torch.inference_mode()
+    def _run(self, batch: Batch) -> tuple[I32, Logprobs | None]:
         """The forward pass and the sampled tokens, int32[len(batch.samples)]."""
-        ends = np.cumsum(batch.count)
-        within = np.arange(int(ends[-1])) - np.repeat(ends - batch.count, batch.count)
-        positions = np.repeat(batch.start, batch.count) + within
+        positions = token_positions(batch)
         tokens = self._table.history[np.repeat(batch.slots, batch.count), positions]
-        logits = self._model.logits(
+        attention = self._model.attention
+        assert attention is not None
+        hidden = self._model.hidden(
             self._to_device(tokens),
             self._to_device(positions),
-            lay_out(batch, self._blocks, self._device),
-            self._to_device(ends[batch.samples] - 1),
+            lay_out(batch, self._blocks, attention.geometry, self._device),
+            self._to_device(np.cumsum(batch.count)[batch.samples] - 1),
         )
-        if not len(batch.samples):
-            return np.zeros(0, np.int32), None
-        return self._sampler.sample(logits, batch.slots[batch.samples])
+        return self._sample(hidden, batch.slots[batch.samples])
+
+    def _sample(self, hidden: torch.Tensor, slots: NDArray[np.intp]) -> tuple[I32, Logprobs | None]:
+        """A few rows at a time, as logits are large; no row's token depends on other rows."""
+        tokens = np.zeros(len(slots), np.int32)
+        parts = []
+        for first in range(0, len(slots), self._model.head.rows):
+            rows = slice(first, first + self._model.head.rows)
+            tokens[rows], logprobs = self._sampler.sample(self._model.head(hidden[rows]), slots[rows])
+            if logprobs is not None:
+                logprobs.token += np.int32(first)
+                parts.append(logprobs)
+        return tokens, joined_logprobs(parts)
 
     def _to_device(self, values: Any) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self._device)
@@ -178,8 +192,9 @@ def _make_attention(
             f"--kv-cache-memory: {budget} bytes hold no block of {config.block_size} tokens "
             f"({per_token} bytes a token); at least {2 * per_token * config.block_size} are needed"
         )
-    rows = (blocks + 1) * config.block_size
-    return PagedAttention(shape.layers, rows, shape.kv_heads, shape.head_size, dtype, device)
+    return PagedAttention(
+        shape.layers, blocks + 1, config.block_size, shape.kv_heads, shape.head_size, dtype, device
+    )
 
 
 def _default_budget(config: ServeConfig, device: torch.device) -> int:

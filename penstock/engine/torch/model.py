@@ -12,7 +12,9 @@ from torch import Tensor
 
 from ...config.errors import ConfigError
 from ...config.options import ServeConfig
-from .attention import PagedAttention, StepLayout
+from .attention import PagedAttention
+from .head import Head
+from .layout import StepLayout
 
 SUPPORTED = frozenset(
     {"gemma", "gemma2", "gpt2", "llama", "mistral", "mixtral", "opt", "phi", "phi3", "qwen2", "qwen3"}
@@ -102,29 +104,28 @@ class PagedModel:
         except (OSError, ValueError) as error:
             raise ConfigError(f"model {model_dir}: {error}") from None
         self._model.to(device).eval()
-        self.device = device
+        self.head = Head(self._model.get_output_embeddings(), _final_softcap(self._model.config), device)
         self.attention = make_attention()
 
     def _attend(self, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
         assert self.attention is not None
         return self.attention(*arguments, **options)
 
-    @torch.inference_mode()
-    def logits(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
-        """float32[S, V]: logits after the tokens at ``rows`` of a flat batch.
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
+        """[S, H]: what ``head`` makes logits of, after the tokens at ``rows`` of a flat batch.
 
         tokens, positions: int64[T]; rows: int64[S]. Writes the keys and values of all T tokens.
         """
         assert self.attention is not None
         self.attention.layout = layout
-        output = self._model(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=rows,
-        )
-        logits: Tensor = output.logits[0].float()
-        return logits
+        output = self._model.base_model(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
+        hidden: Tensor = output.last_hidden_state[0].index_select(0, rows)
+        return hidden
+
+
+def _final_softcap(config: Any) -> float | None:
+    softcap: float | None = config.to_dict().get("final_logit_softcapping")
+    return softcap
 
 
 def _no_mask(*arguments: Any, **options: Any) -> None:

@@ -31,7 +31,7 @@ class Sampler:
         raw = self._raw_logprobs(logits, needs, every)
         self._edit(logits, slots, needs, every)
         self._penalize(logits, slots, needs, every)
-        tokens = logits.argmax(-1)
+        tokens = best(logits)
         if every & Need.RANDOM:
             rows = np.flatnonzero(needs & Need.RANDOM)
             tokens[_indexes(rows, logits)] = self._draw(logits, slots[rows], rows, needs[rows])
@@ -141,6 +141,14 @@ class Sampler:
         all_ids[beyond] = -1
         all_values[beyond] = -np.inf
         return Logprobs(rows.astype(np.int32), all_ids, all_values, rank.cpu().numpy().astype(np.int32))
+
+
+def best(logits: Tensor) -> Tensor:
+    """int64[S]: the first of the largest. NumPy's arg max is vectorised, PyTorch's on a CPU is not (0.7 ms
+    against 10 for 1,024 x 16,384)."""
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    return torch.from_numpy(logits.numpy().argmax(-1))
 
 
 def _indexes(rows: NDArray[np.intp], like: Tensor) -> Tensor:

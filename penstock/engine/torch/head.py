@@ -1,0 +1,57 @@
+"""The output projection: hidden states to logits."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+CPU_ROWS = 64
+"""Rows whose logits are made at a time on a CPU. 64 rows of a vocabulary of 16,384 are 4 MB, which stay in
+the cache until they are sampled: 11 ms for 1,024 rows on one core, where whole logits took 65 ms."""
+DEVICE_LOGITS = 1 << 28
+"""Logits made at a time elsewhere: 1 GiB in float32."""
+
+
+class Head:
+    """Projects up to ``rows`` rows at a time."""
+
+    def __init__(self, projection: nn.Linear, softcap: float | None, device: torch.device) -> None:
+        """``softcap`` bounds the logits by a tanh (Gemma2)."""
+        self._weight = projection.weight
+        self._bias = projection.bias
+        self._softcap = softcap
+        self._fixed = device.type == "cpu" and self._weight.dtype == torch.float32
+        self._linear = _onednn_linear() if self._fixed else linear
+        self.rows = CPU_ROWS if device.type == "cpu" else max(1, DEVICE_LOGITS // len(self._weight))
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden [S, H] → float32[S, V], for S up to ``rows``."""
+        count = len(hidden)
+        if self._fixed:  # oneDNN compiles a kernel per shape, for milliseconds: few shapes
+            hidden = pad(hidden, (0, 0, 0, _power_of_two(count) - count))
+        logits = self._linear(hidden, self._weight, self._bias)[:count].float()
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits
+
+
+def _power_of_two(count: int) -> int:
+    """The least one that is not less than ``count``."""
+    return 1 << (count - 1).bit_length()
+
+
+def _onednn_linear() -> Linear:
+    """oneDNN's, which uses AVX-512 on every processor that has it; the BLAS behind PyTorch's float32 linear
+    does not (10 ms against 24 for 1,024 x 64 x 16,384). PyTorch's own compiler calls the same operator."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return linear
+    operator = torch.ops.mkldnn._linear_pointwise
+
+    def onednn(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        projected: Tensor = operator(hidden, weight, bias, "none", [], "")
+        return projected
+
+    return onednn

@@ -1,0 +1,119 @@
+"""Attention over the paged cache against attention written out for one token at a time."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.engine.blocks import BlockTables
+from penstock.engine.scheduler import Batch
+from penstock.engine.torch.attention import PagedAttention
+from penstock.engine.torch.layout import TILE, Geometry, lay_out, token_positions
+
+CPU = torch.device("cpu")
+HEADS, KV_HEADS, SIZE = 4, 2, 8
+SLOTS, LONGEST = 12, 700
+
+
+def make_batch(parts: list[tuple[int, int]]) -> Batch:
+    """(start, count) per slot, in the order that the scheduler keeps: singles by start, then chunks."""
+    ordered = sorted(enumerate(parts), key=lambda entry: (entry[1][1] > 1, entry[1][0]))
+    slots = np.array([slot for slot, _ in ordered], np.intp)
+    start = np.array([start for _, (start, _) in ordered], np.int32)
+    count = np.array([count for _, (_, count) in ordered], np.int32)
+    return Batch(slots, start, count, int((count == 1).sum()), np.arange(len(parts)))
+
+
+def make_blocks(batch: Batch, block_size: int) -> BlockTables:
+    """Tables whose blocks are scattered over the cache."""
+    blocks = BlockTables(SLOTS, SLOTS * -(-LONGEST // block_size), block_size, LONGEST)
+    for position in range(0, LONGEST, block_size):
+        waits = batch.slots[batch.start + batch.count > position]
+        blocks.take(waits, np.ones(len(waits), np.int32))
+    return blocks
+
+
+parts_of_batches = st.lists(
+    st.tuples(st.integers(0, 300), st.sampled_from([1, 1, 1, 2, 7, 33, TILE, TILE + 1, 390])),
+    min_size=1,
+    max_size=SLOTS,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(parts_of_batches, st.sampled_from([1, 7, 16]), st.sampled_from([1, 4000, 1 << 20]))
+def test_every_token_is_in_one_part_which_holds_its_history(
+    parts: list[tuple[int, int]], block_size: int, gathered: int
+) -> None:
+    batch = make_batch(parts)
+    blocks = make_blocks(batch, block_size)
+    layout = lay_out(batch, blocks, Geometry(KV_HEADS, SIZE, gathered), CPU)
+    slot = np.repeat(batch.slots, batch.count)
+    position = token_positions(batch)
+    seen: list[int] = []
+    for part in layout.parts:
+        streams, width = part.own.shape
+        tokens = torch.arange(len(position))[part.tokens].numpy()
+        real = np.arange(len(tokens)) if part.real is None else part.real.numpy()
+        seen += tokens[real].tolist()
+        assert part.own.numpy().reshape(-1)[real].tolist() == position[tokens[real]].tolist()
+        pages = part.pages.view(streams, KV_HEADS, -1)
+        assert pages.shape[2] * block_size == part.length
+        for row in real.tolist():
+            token = int(tokens[row])
+            needed = blocks.blocks_for(int(position[token]) + 1)
+            table = blocks.table[slot[token], :needed]
+            for head in range(KV_HEADS):
+                assert pages[row // width, head, :needed].tolist() == (table * KV_HEADS + head).tolist()
+    assert sorted(seen) == list(range(len(position)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"scaling": 0.7}, {"sliding_window": 20}, {"softcap": 3.0}, {"softcap": 3.0, "sliding_window": 300}],
+    ids=str,
+)
+@pytest.mark.parametrize("block_size", [7, 16])
+def test_each_token_attends_to_its_own_history(options: dict[str, Any], block_size: int) -> None:
+    torch.manual_seed(0)
+    first = [(0, 40), (0, 33), (0, 300), (0, 1), (0, 2)]
+    second = [(40, 1), (33, 1), (300, TILE + 20), (1, 1), (2, 30)]
+    last = make_batch([(start, count) for start, count in second])
+    blocks = make_blocks(last, block_size)
+    attention = PagedAttention(1, blocks.blocks + 1, block_size, KV_HEADS, SIZE, torch.float32, CPU)
+    history: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for parts in (first, second):
+        batch = make_batch(parts)
+        query, key, value = (
+            torch.randn(1, heads, int(batch.count.sum()), SIZE) for heads in (HEADS, KV_HEADS, KV_HEADS)
+        )
+        attention.layout = lay_out(batch, blocks, attention.geometry, CPU)
+        module: Any = SimpleNamespace(layer_idx=0)
+        output, _ = attention(module, query, key, value, None, **options)
+        for token, slot in enumerate(np.repeat(batch.slots, batch.count).tolist()):
+            known = history.setdefault(slot, [])
+            known.append((key[0, :, token], value[0, :, token]))
+            expected = attended(query[0, :, token], known, **options)
+            torch.testing.assert_close(output[0, token], expected, rtol=1e-4, atol=1e-5)
+
+
+def attended(
+    query: torch.Tensor,
+    history: list[tuple[torch.Tensor, torch.Tensor]],
+    scaling: float = SIZE**-0.5,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """[H, D] of one token's query [H, D]."""
+    seen = history if sliding_window is None else history[-sliding_window:]
+    keys, values = (
+        torch.stack(part).repeat_interleave(HEADS // KV_HEADS, 1) for part in zip(*seen, strict=True)
+    )
+    scores = torch.einsum("hd,lhd->hl", query, keys) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    return torch.einsum("hl,lhd->hd", torch.softmax(scores, -1), values)
