@@ -1,0 +1,210 @@
+"""What one event of a stream says: OpenAI's completions, chat and responses, Anthropic's messages.
+
+One declared type covers all of them, because their field names do not collide; msgspec reads an event of
+200 bytes into it in about a microsecond and checks its syntax on the way.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+DONE = b"[DONE]"
+
+
+class ContentError(ValueError):
+    """Data that is not the JSON of any of the dialects."""
+
+
+class _Details(msgspec.Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    # responses and messages
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: msgspec.Raw = msgspec.Raw()
+    message: msgspec.Raw = msgspec.Raw()
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: msgspec.Raw = msgspec.Raw(b"null")
+    # messages
+    text: str | None = None
+    thinking: str | None = None
+    partial_json: str | None = None
+
+
+class _Response(msgspec.Struct):
+    """The object within an event of responses, or the message within one of messages."""
+
+    usage: _Usage | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
+    delta: msgspec.Raw = msgspec.Raw()
+    response: _Response | None = None
+    message: msgspec.Raw = msgspec.Raw()
+
+
+_event = msgspec.json.Decoder(_Event)
+_delta = msgspec.json.Decoder(_Delta)
+_response = msgspec.json.Decoder(_Response)
+
+
+@dataclass(slots=True, frozen=True)
+class Usage:
+    """Tokens as the model server counted them; None: not said."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+
+    def updated(self, later: "Usage") -> "Usage":
+        """What a later statement leaves unsaid stays: messages say input first and output at the end."""
+        return Usage(
+            self.input_tokens if later.input_tokens is None else later.input_tokens,
+            self.output_tokens if later.output_tokens is None else later.output_tokens,
+            self.cached_tokens if later.cached_tokens is None else later.cached_tokens,
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class Meaning:
+    """Of one event."""
+
+    tokens: bool = False
+    """It carries generated text, reasoning or tool arguments."""
+    usage: Usage | None = None
+    usage_only: bool = False
+    """It was sent for its usage alone (``choices`` is empty): the event that include_usage adds."""
+    error: bytes | None = None
+    """JSON of the error that it reports."""
+    end: bool = False
+    """The protocol's terminator."""
+
+
+_TERMINATORS = {
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
+    "response.cancelled",
+    "message_stop",
+}
+_TOKENS = {
+    "response.output_text.delta",
+    "response.reasoning_text.delta",
+    "response.function_call_arguments.delta",
+}
+_NO_TOKENS = Meaning()
+_TOKENS_ALONE = Meaning(tokens=True)
+_END = Meaning(end=True)
+
+
+def read_event(data: bytes, name: bytes = b"") -> Meaning:
+    """What an event with ``data`` and event field ``name`` means. Raises ContentError."""
+    if data == DONE:
+        return _END
+    try:
+        event = _event.decode(data)
+        return _of_typed(event, name) if event.type or name else _of_chunk(event)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ContentError(f"{error}: {data[:200]!r}") from None
+
+
+def read_reply(body: bytes) -> Meaning:
+    """What a whole reply says, one that is not streamed. Raises ContentError."""
+    try:
+        event = _event.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ContentError(f"{error}: {body[:200]!r}") from None
+    return Meaning(usage=_usage(event.usage), error=_error(event), end=True)
+
+
+def _of_chunk(event: _Event) -> Meaning:
+    """Of completions and chat."""
+    choices = event.choices
+    error = _error(event)
+    if event.usage is None and error is None:
+        if choices is None:
+            raise ContentError("an event without choices, usage or error")
+        return _TOKENS_ALONE if any(map(_has_tokens, choices)) else _NO_TOKENS
+    return Meaning(
+        tokens=any(map(_has_tokens, choices or ())),
+        usage=_usage(event.usage),
+        usage_only=event.usage is not None and choices == [],
+        error=error,
+    )
+
+
+def _of_typed(event: _Event, name: bytes) -> Meaning:
+    """Of responses and messages; a server may leave the type to the event field."""
+    kind = event.type or name.decode(errors="replace")
+    usage = event.usage
+    if event.response is not None:
+        usage = event.response.usage
+    elif kind == "message_start" and event.message:
+        usage = _response.decode(event.message).usage
+    error = None
+    if kind in ("error", "response.failed") or _error(event) is not None:
+        error = _error(event) or msgspec.json.encode({"type": kind})
+    tokens = kind in _TOKENS
+    if kind == "content_block_delta" and event.delta:
+        tokens = _delta_has_tokens(event.delta)
+    return Meaning(tokens=tokens, usage=_usage(usage), error=error, end=kind in _TERMINATORS)
+
+
+def _has_tokens(choice: _Choice) -> bool:
+    if choice.delta:
+        return _delta_has_tokens(choice.delta)
+    return bool(choice.text)
+
+
+def _delta_has_tokens(raw: msgspec.Raw) -> bool:
+    if bytes(raw) in (b"{}", b"null"):
+        return False
+    delta = _delta.decode(raw)
+    text = (
+        delta.content
+        or delta.reasoning
+        or delta.reasoning_content
+        or delta.refusal
+        or delta.text
+        or delta.thinking
+        or delta.partial_json
+    )
+    return bool(text) or bytes(delta.tool_calls) not in (b"null", b"[]")
+
+
+def _error(event: _Event) -> bytes | None:
+    raw = bytes(event.error)
+    return None if raw == b"null" else raw
+
+
+def _usage(usage: _Usage | None) -> Usage | None:
+    if usage is None:
+        return None
+    details = usage.prompt_tokens_details or usage.input_tokens_details
+    cached = details.cached_tokens if details is not None else usage.cache_read_input_tokens
+    return Usage(
+        usage.prompt_tokens if usage.input_tokens is None else usage.input_tokens,
+        usage.completion_tokens if usage.output_tokens is None else usage.output_tokens,
+        cached,
+    )

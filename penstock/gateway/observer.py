@@ -1,0 +1,138 @@
+"""Watches one reply go by: first token, tokens, usage, errors, end; and what of it the client is to get."""
+
+from dataclasses import dataclass, field
+
+from .dialect import ContentError, Meaning, Usage, read_event, read_reply
+from .sse import Event, SSEError, SSEParser
+
+
+@dataclass(slots=True)
+class Observation:
+    """What was seen so far. Times are seconds of the caller's clock."""
+
+    first_token_at: float | None = None
+    """When the first event with tokens came: not the first byte, a role, a comment."""
+    last_token_at: float | None = None
+    token_events: int = 0
+    usage: Usage | None = None
+    """The last one said; statements before it are not added up."""
+    error: bytes | None = None
+    """JSON of the first error event."""
+    ended: bool = False
+    """The protocol's terminator came."""
+    malformed: str | None = None
+    """Why the content cannot be understood; the bytes are relayed nevertheless."""
+
+
+@dataclass(slots=True)
+class StreamObserver:
+    """Of a ``text/event-stream``.
+
+    With ``strip_usage`` the event that carries nothing but usage is taken out: the gateway asked for it,
+    the client did not. Then an event is passed on once it is complete; otherwise every byte at once.
+    """
+
+    strip_usage: bool = False
+    seen: Observation = field(default_factory=Observation)
+    _parser: SSEParser = field(default_factory=SSEParser)
+    _broken: bool = False
+    """It cannot be cut into events any more."""
+    _dropped: bool = False
+    """The last event was not passed on."""
+
+    def feed(self, chunk: bytes, now: float) -> bytes:
+        """The next bytes of the stream; returns what to pass on."""
+        if self._broken:
+            return chunk
+        held = self._parser.pending if self.strip_usage else b""
+        try:
+            events = self._parser.feed(chunk)
+        except SSEError as error:
+            self._broken = True
+            self.seen.malformed = str(error)
+            return held + chunk
+        if not self.strip_usage:
+            for event in events:
+                self._note(event, now)
+            return chunk
+        return b"".join([event.raw for event in events if self._is_kept(event, now)])
+
+    def finish(self, now: float) -> bytes:
+        """The server has ended the stream in order; returns what was held back.
+
+        An event whose empty line is missing is read as well where it is whole: some servers end so.
+        """
+        pending = self._parser.pending
+        seen = self.seen
+        if not pending or self._broken:
+            return b""
+        malformed = seen.malformed
+        meaning = _NOTHING
+        for event in self._parser.feed(b"\n\n"):
+            meaning = self._note(event, now)
+        seen.malformed = malformed  # an event that was cut off says nothing about the content
+        return pending if self.strip_usage and not meaning.usage_only else b""
+
+    def _is_kept(self, event: Event, now: float) -> bool:
+        """Not the usage event, nor what is left of its line ends."""
+        usage_only = self._note(event, now).usage_only
+        rest = self._dropped and event.raw == b"\n"
+        self._dropped = usage_only
+        return not usage_only and not rest
+
+    def _note(self, event: Event, now: float) -> Meaning:
+        if event.data is None:
+            return _NOTHING
+        seen = self.seen
+        try:
+            meaning = read_event(event.data, event.name)
+        except ContentError as error:
+            if seen.malformed is None:
+                seen.malformed = str(error)
+            return _NOTHING
+        if meaning.tokens:
+            seen.token_events += 1
+            seen.last_token_at = now
+            if seen.first_token_at is None:
+                seen.first_token_at = now
+        if meaning.usage is not None:
+            seen.usage = meaning.usage if seen.usage is None else seen.usage.updated(meaning.usage)
+        if meaning.error is not None and seen.error is None:
+            seen.error = meaning.error
+        if meaning.end:
+            seen.ended = True
+        return meaning
+
+
+@dataclass(slots=True)
+class ReplyObserver:
+    """Of a body that is not streamed. ``json`` says whether it must be JSON; it is read when it is whole."""
+
+    json: bool = True
+    max_bytes: int = 64 << 20
+    seen: Observation = field(default_factory=Observation)
+    _body: bytearray = field(default_factory=bytearray)
+
+    def feed(self, chunk: bytes, now: float) -> bytes:
+        """The next bytes; all of them are passed on."""
+        if self.json and len(self._body) <= self.max_bytes:
+            self._body += chunk
+        return chunk
+
+    def finish(self, now: float) -> bytes:
+        """The body is whole."""
+        seen = self.seen
+        if self.json and len(self._body) > self.max_bytes:
+            seen.malformed = f"a reply of more than {self.max_bytes} bytes"
+        elif self.json:
+            try:
+                meaning = read_reply(bytes(self._body))
+                seen.usage, seen.error = meaning.usage, meaning.error
+            except ContentError as error:
+                seen.malformed = str(error)
+        seen.ended = True
+        self._body.clear()
+        return b""
+
+
+_NOTHING = Meaning()

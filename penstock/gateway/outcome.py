@@ -1,0 +1,63 @@
+"""How a request ended, in one word: every request has exactly one outcome."""
+
+import enum
+
+from .observer import Observation
+
+
+class Outcome(enum.StrEnum):
+    """Values of the label ``outcome``."""
+
+    OK = "ok"
+    OK_WITHOUT_USAGE = "ok_without_usage"
+    """A whole reply that does not say how many tokens it took."""
+    CLIENT_ERROR = "client_error"
+    """The model server answered 4xx."""
+    CLIENT_DISCONNECT = "client_disconnect"
+    """The client left before its reply was whole."""
+    MODEL_SERVER_ERROR = "model_server_error"
+    """5xx, or an error within a reply that began with 200."""
+    NETWORK_ERROR = "network_error"
+    """No connection, a broken one, a time-out, or a reply that ends before its terminator."""
+    CONTENT_ERROR = "content_error"
+    """A reply that is not what its content type or protocol says."""
+    REJECTED = "rejected"
+    """The gateway answered itself: no endpoint, overload, a bad request, a missing key."""
+
+
+class Ending(enum.Enum):
+    """How the exchange with the model server stopped, as the transport saw it."""
+
+    COMPLETE = enum.auto()
+    """The HTTP reply is whole."""
+    BROKEN = enum.auto()
+    """No connection, or it broke before the reply was whole."""
+    TIMEOUT = enum.auto()
+    CLIENT_GONE = enum.auto()
+
+
+def judge(ending: Ending, status: int | None, seen: Observation, *, streamed: bool) -> Outcome:
+    """The outcome of a request that was sent to an endpoint.
+
+    ``status`` is the model server's, None when it sent none. A reply whose terminator was relayed is whole,
+    whatever happens to the connections afterwards.
+    """
+    whole = ending is Ending.COMPLETE or (streamed and seen.ended)
+    if not whole:
+        return Outcome.CLIENT_DISCONNECT if ending is Ending.CLIENT_GONE else _unfinished(seen)
+    if status is None or status >= 500:
+        return Outcome.MODEL_SERVER_ERROR
+    if status >= 400:
+        return Outcome.CLIENT_ERROR
+    if seen.error is not None:
+        return Outcome.MODEL_SERVER_ERROR
+    if seen.malformed is not None:
+        return Outcome.CONTENT_ERROR
+    if not seen.ended:
+        return Outcome.NETWORK_ERROR
+    return Outcome.OK_WITHOUT_USAGE if seen.usage is None else Outcome.OK
+
+
+def _unfinished(seen: Observation) -> Outcome:
+    """The connection failed; a server that said why has failed itself."""
+    return Outcome.NETWORK_ERROR if seen.error is None else Outcome.MODEL_SERVER_ERROR

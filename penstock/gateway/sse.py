@@ -1,0 +1,132 @@
+"""Server-sent events from bytes in any chunks, after the HTML standard's "Server-sent events" §9.2.5/6.
+
+Parsing keeps raw bytes beside data, because a relay passes on what it got and not what it understood.
+"""
+
+from dataclasses import dataclass
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class SSEError(ValueError):
+    """Bytes that are no event stream: not UTF-8, or an event without an end."""
+
+
+@dataclass(slots=True, frozen=True)
+class Event:
+    """One event, or a block of comments."""
+
+    raw: bytes
+    """Its bytes, up to and with the empty line."""
+    data: bytes | None
+    """Its data lines joined by LF; None when it has none, as comments: readers dispatch nothing then."""
+    name: bytes = b""
+    """Its event field."""
+
+
+class SSEParser:
+    """Cuts a stream into events; what is not complete yet is :attr:`pending`.
+
+    Lines end with LF, CRLF or CR. A CR at the end of a chunk ends its line at once; an LF that follows
+    belongs to it.
+    """
+
+    def __init__(self, max_event_bytes: int = 16 << 20) -> None:
+        self._max_event_bytes = max_event_bytes
+        self._pending = bytearray()
+        self._scanned = 0
+        """Bytes of pending that hold no empty line."""
+        self._at_start = True
+        self._after_cr = False
+        """The last event ended with a CR, so an LF that comes next is part of that line end."""
+
+    @property
+    def pending(self) -> bytes:
+        """Bytes after the last complete event."""
+        return bytes(self._pending)
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """The events that ``chunk`` completes. Raises SSEError."""
+        if not self._pending and not self._at_start and not self._after_cr and _is_plain(chunk):
+            return [_plain_event(raw) for raw in chunk[:-2].split(b"\n\n")]
+        return self._feed_slowly(chunk)
+
+    def _feed_slowly(self, chunk: bytes) -> list[Event]:
+        self._pending += chunk
+        if self._after_cr and self._pending:
+            self._after_cr = False
+            if self._pending[0] == 0x0A:
+                # it ends the CR of the event before, which was given out: an event without content
+                events = [Event(b"\n", None)]
+                del self._pending[:1]
+                return events + self._complete_events()
+        return self._complete_events()
+
+    def _complete_events(self) -> list[Event]:
+        if self._at_start:
+            if _BOM.startswith(self._pending[:3]) and len(self._pending) < 3:
+                return []
+            self._at_start = False
+        events = []
+        while (end := self._end_of_event()) is not None:
+            raw = bytes(self._pending[:end])
+            del self._pending[:end]
+            self._scanned = 0
+            events.append(_event(raw))
+            self._after_cr = raw.endswith(b"\r") and not self._pending
+        if len(self._pending) > self._max_event_bytes:
+            raise SSEError(f"an event of more than {self._max_event_bytes} bytes")
+        return events
+
+    def _end_of_event(self) -> int | None:
+        """Where the first complete event of pending ends, behind its empty line."""
+        pending = self._pending
+        at = max(0, self._scanned - 3)
+        while True:
+            lf, cr = pending.find(b"\n", at), pending.find(b"\r", at)
+            if lf < 0 and cr < 0:
+                self._scanned = len(pending)
+                return None
+            line_end = lf if cr < 0 else cr if lf < 0 else min(lf, cr)
+            after = _behind_line_end(pending, line_end)
+            if line_end == 0 or _begins_with_line_end(pending, after):
+                end = after if line_end == 0 else _behind_line_end(pending, after)
+                return end
+            at = after
+
+
+def _behind_line_end(data: bytearray, at: int) -> int:
+    """Index behind the line end at ``at``."""
+    return at + 2 if data[at : at + 2] == b"\r\n" else at + 1
+
+
+def _begins_with_line_end(data: bytearray, at: int) -> bool:
+    return data.startswith((b"\n", b"\r"), at)
+
+
+def _is_plain(chunk: bytes) -> bool:
+    """Whole events of one data line each, as servers send them."""
+    return (
+        chunk.endswith(b"\n\n")
+        and chunk.startswith(b"data:")
+        and b"\r" not in chunk
+        and chunk.count(b"\n") == 2 * chunk.count(b"\n\ndata:") + 2
+    )
+
+
+def _plain_event(raw: bytes) -> Event:
+    return Event(raw + b"\n\n", raw[6:] if raw[5:6] == b" " else raw[5:])
+
+
+def _event(raw: bytes) -> Event:
+    data: list[bytes] = []
+    name = b""
+    body = raw[3:] if raw.startswith(_BOM) else raw
+    for line in body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"):
+        field, _, value = line.partition(b":")
+        value = value[1:] if value.startswith(b" ") else value
+        if field == b"data":
+            data.append(value)
+        elif field == b"event":
+            name = value
+    return Event(raw, b"\n".join(data) if data else None, name)

@@ -1,0 +1,131 @@
+"""Recorded and hand-made streams, and what must be seen in them however they are cut."""
+
+from dataclasses import dataclass
+
+from penstock.gateway.dialect import Usage
+from penstock.gateway.outcome import Outcome
+
+
+@dataclass(frozen=True)
+class Recording:
+    name: str
+    raw: bytes
+    token_events: int
+    usage: Usage | None
+    outcome: Outcome
+    stripped: bytes | None = None
+    """What remains without its usage event; None: all of it."""
+    error: bool = False
+
+
+def _sse(*data: str, end: str = "\n") -> bytes:
+    return "".join(f"data: {each}{end}{end}" for each in data).encode()
+
+
+ROLE = '{"id":"c","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}'
+HELLO = '{"id":"c","choices":[{"index":0,"delta":{"content":"Hallo, Wörld \\"data: [DONE]\\"\\n\\n"}}]}'
+THINK = '{"id":"c","choices":[{"index":0,"delta":{"reasoning":"hm"}}],"usage":null}'
+STOP = '{"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'
+USAGE = '{"id":"c","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}'
+CACHED = USAGE.replace("}}", ',"prompt_tokens_details":{"cached_tokens":4}}}')
+TEXT = '{"id":"t","choices":[{"index":0,"text":" a"}]}'
+CONTINUOUS = '{"choices":[{"index":0,"text":" b"}],"usage":{"prompt_tokens":7,"completion_tokens":%d}}'
+TOOL = '{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{"}}]}}]}'
+ERROR = '{"error":{"message":"engine gone","type":"server_error","code":"engine_error"}}'
+
+ANTHROPIC = (
+    b"event: message_start\n"
+    b'data: {"type":"message_start","message":{"id":"m","usage":{"input_tokens":9,"output_tokens":1}}}\n\n'
+    b"event: ping\n"
+    b'data: {"type":"ping"}\n\n'
+    b"event: content_block_start\n"
+    b'data: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}\n\n'
+    b"event: content_block_delta\n"
+    b'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hi"}}\n\n'
+    b"event: content_block_delta\n"
+    b'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":" you"}}\n\n'
+    b"event: message_delta\n"
+    b'data: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":12}}\n\n'
+    b"event: message_stop\n"
+    b'data: {"type":"message_stop"}\n\n'
+)
+
+RESPONSES = (
+    b'event: response.created\ndata: {"type":"response.created","response":{"id":"r","usage":null}}\n\n'
+    b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"Hi"}\n\n'
+    b'event: response.completed\ndata: {"type":"response.completed","response":{"usage":'
+    b'{"input_tokens":5,"output_tokens":2,"input_tokens_details":{"cached_tokens":1}}}}\n\n'
+)
+
+ALL = [
+    Recording("chat", _sse(ROLE, HELLO, STOP, "[DONE]"), 1, None, Outcome.OK_WITHOUT_USAGE),
+    Recording(
+        "chat with usage",
+        _sse(ROLE, HELLO, HELLO, STOP, USAGE, "[DONE]"),
+        2,
+        Usage(7, 3),
+        Outcome.OK,
+        stripped=_sse(ROLE, HELLO, HELLO, STOP, "[DONE]"),
+    ),
+    Recording(
+        "CRLF",
+        _sse(ROLE, THINK, STOP, CACHED, "[DONE]", end="\r\n"),
+        1,
+        Usage(7, 3, 4),
+        Outcome.OK,
+        stripped=_sse(ROLE, THINK, STOP, "[DONE]", end="\r\n"),
+    ),
+    Recording(
+        "CR",
+        _sse(HELLO, USAGE, "[DONE]", end="\r"),
+        1,
+        Usage(7, 3),
+        Outcome.OK,
+        stripped=_sse(HELLO, "[DONE]", end="\r"),
+    ),
+    Recording(
+        "continuous usage",
+        _sse(CONTINUOUS % 1, CONTINUOUS % 2, "[DONE]"),
+        2,
+        Usage(7, 2),
+        Outcome.OK,
+    ),
+    Recording(
+        "no space, comments, byte order mark, ids, several data lines",
+        b"\xef\xbb\xbf: hello\n\ndata:" + TEXT.encode() + b"\n\n:keep-alive\n\nid: 4\nretry: 100\n"
+        b'data: {"choices":\ndata: [{"text":"x"}]}\n\n\n\ndata:[DONE]\n\n',
+        2,
+        None,
+        Outcome.OK_WITHOUT_USAGE,
+    ),
+    Recording(
+        "tools",
+        _sse(ROLE, TOOL, STOP, USAGE, "[DONE]"),
+        1,
+        Usage(7, 3),
+        Outcome.OK,
+        _sse(ROLE, TOOL, STOP, "[DONE]"),
+    ),
+    Recording("messages", ANTHROPIC, 2, Usage(9, 12), Outcome.OK),
+    Recording("responses", RESPONSES, 1, Usage(5, 2, 1), Outcome.OK),
+    Recording("error event", _sse(TEXT, ERROR), 1, None, Outcome.MODEL_SERVER_ERROR, error=True),
+    Recording(
+        "error event, then done", _sse(TEXT, ERROR, "[DONE]"), 1, None, Outcome.MODEL_SERVER_ERROR, error=True
+    ),
+    Recording("truncated", _sse(ROLE, HELLO), 1, None, Outcome.NETWORK_ERROR),
+    Recording(
+        "truncated within an event", _sse(TEXT) + b'data: {"choices":[{"te', 1, None, Outcome.NETWORK_ERROR
+    ),
+    Recording("last empty line missing", _sse(TEXT) + b"data: [DONE]", 1, None, Outcome.OK_WITHOUT_USAGE),
+    Recording(
+        "malformed", _sse(TEXT, '{"choices":[{"text":"x"}', TEXT, "[DONE]"), 2, None, Outcome.CONTENT_ERROR
+    ),
+    Recording("another protocol", _sse('{"hello":"world"}', "[DONE]"), 0, None, Outcome.CONTENT_ERROR),
+    Recording(
+        "wrong charset",
+        'data: {"choices":[{"text":"ü"}]}\n\n'.encode("latin-1"),
+        0,
+        None,
+        Outcome.CONTENT_ERROR,
+    ),
+]
