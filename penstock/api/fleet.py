@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import zmq
 
 from ..streaming.stream import Stream, StreamError
-from ..streaming.table import StreamTable
+from ..streaming.table import NO_ENGINE, StreamTable
 from ..wire.frames import TokenFrame, decode_frame, merge
 from ..wire.messages import (
     PROTOCOL_VERSION,
@@ -28,6 +29,7 @@ from ..wire.messages import (
     encode,
 )
 from ..wire.sockets import EngineLink, engine_address, server_identity
+from .resumption import Resumption
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +80,10 @@ class Fleet:
     ) -> None:
         self.engines = [EngineState(rank) for rank in range(ranks)]
         self.streams: StreamTable | None = None
-        """Set by the owner once the first engine's vocabulary is known, before any submit."""
+        """Set by :meth:`open`."""
         self.frames_received = 0
         self.frames_merged = 0
+        self._resumption: Resumption | None = None
         self._run_dir = run_dir
         self._server = server
         self._epoch = epoch
@@ -93,6 +96,12 @@ class Fleet:
         self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+
+    def open(self, streams: StreamTable, resume_timeout_s: float, outcomes: Counter[str]) -> None:
+        """Before any submit, once the first engine's vocabulary is known. For ``resume_timeout_s`` and
+        ``outcomes`` see :class:`Resumption`."""
+        self.streams = streams
+        self._resumption = Resumption(streams, resume_timeout_s, self._give, outcomes)
 
     # -- connections
 
@@ -125,10 +134,8 @@ class Fleet:
         self._loop.remove_reader(link.fd)
         self._loop.remove_reader(link.monitor_fd)
         link.close()
-        if self.streams is not None:
-            ended = self.streams.fail_rank(engine.rank, StreamError(500, "engine_error", message))
-            if not self._closed:
-                log.warning("engine %d disconnected, %d streams ended", engine.rank, ended)
+        if self._resumption is not None:
+            self._resumption.on_lost(engine.rank, message, time.monotonic())
         if not self._closed:
             self._loop.call_later(RECONNECT_S, self._connect, engine)
 
@@ -137,6 +144,8 @@ class Fleet:
         self.pump()
         for engine in self.engines:
             self._check(engine)
+        if self._resumption is not None:
+            self._resumption.tick(time.monotonic())
         if not self._closed:
             self._timer = self._loop.call_later(SAFETY_INTERVAL_S, self._tick)
 
@@ -145,6 +154,8 @@ class Fleet:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._resumption is not None:
+            self._resumption.close(message)
         for engine in self.engines:
             if engine.link is not None:
                 engine.link.send([encode(Bye())])
@@ -164,7 +175,21 @@ class Fleet:
                 best = engine
         return best
 
-    def submit(self, engine: EngineState, request: Submit) -> None:
+    def submit(self, stream: Stream, request: Submit) -> None:
+        """Have the stream's engine start it, and remember what was asked for."""
+        stream.request = request
+        self._submit(self.engines[stream.rank], request)
+
+    def _give(self, stream: Stream, request: Submit) -> bool:
+        """Have any engine go on with a stream that lost its own; False when there is none."""
+        engine = self.pick()
+        if engine is None or self.streams is None:
+            return False
+        self.streams.adopt(stream, engine.rank)
+        self._submit(engine, request)
+        return True
+
+    def _submit(self, engine: EngineState, request: Submit) -> None:
         engine.in_flight += 1
         engine.outbox.append(encode(request))
         if len(engine.outbox) >= SUBMITS_PER_MESSAGE:
@@ -174,6 +199,10 @@ class Fleet:
 
     def abort(self, stream: Stream) -> None:
         """Tell the stream's engine to stop it; its handle is free once the engine has confirmed."""
+        if stream.rank == NO_ENGINE:
+            assert self.streams is not None  # it was opened there
+            self.streams.close(stream)
+            return
         engine = self.engines[stream.rank]
         if engine.link is not None:
             engine.outbox.append(encode(Abort([stream.handle])))
@@ -255,6 +284,8 @@ class Fleet:
                     )
                 engine.info = message.info
                 self._on_up(message.info)
+                if self._resumption is not None:
+                    self._resumption.on_engine()
             case Failed():
                 engine.in_flight -= 1
                 if self.streams is None:

@@ -138,7 +138,7 @@ class Generator:
                 plan.cache_salt,
                 interval_ms=pace.ms,
             )
-            self._fleet.submit(engine, request)
+            self._fleet.submit(stream, request)
         self._fleet.breathe()
 
     def _check_open(self) -> None:

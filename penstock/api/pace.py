@@ -21,8 +21,8 @@ class Pace(NamedTuple):
 
 
 EVERY_TOKEN = Pace(1)
-AT_THE_END = Pace((1 << 15) - 1)
-"""Of streams nobody watches; so many tokens are sent before the end, should there be more."""
+UNWATCHED = Pace(256)
+"""Of streams nobody watches: few rows, and not much to generate again when their engine is lost."""
 
 
 class Pacing:
@@ -50,7 +50,7 @@ class Pacing:
                 ms,
             )
         if not watched:
-            return AT_THE_END
+            return UNWATCHED
         if tokens is not None:
             return Pace(max(tokens, self._least))
         if ms is not None:

@@ -21,6 +21,7 @@ import uvloop
 
 from ..metrics.server import ServerMetrics
 from ..streaming.table import StreamTable
+from ..streaming.token_log import TokenLog
 from ..streaming.token_table import TokenTable
 from ..wire.control import ControlChannel, Drain, Launch, Stop, SupervisorGone
 from ..wire.messages import EngineInfo
@@ -107,10 +108,10 @@ class _Server:
             defaults=defaults,
         )
         planner = Planner(self._config, facts, tokenizer, template)
-        streams = StreamTable(
-            info.vocab_size, self._metrics.ttft, self._metrics.itl, self._metrics.event_tokens
-        )
-        self._fleet.streams = streams
+        metrics = self._metrics
+        log = TokenLog() if self._config.resume_timeout > 0 else None
+        streams = StreamTable(info.vocab_size, metrics.ttft, metrics.itl, metrics.event_tokens, log)
+        self._fleet.open(streams, self._config.resume_timeout, metrics.interrupted)
         context = RequestContext(
             self._fleet,
             streams,

@@ -223,6 +223,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     startup_timeout: Annotated[
         float, option("Seconds a process has to become ready, per step of progress.", "Processes", gt=0)
     ] = 600.0
+    resume_timeout: Annotated[
+        float,
+        option(
+            "Seconds a stream that lost its engine waits for another one to resume it; 0: streams end with "
+            "their engine.",
+            "Processes",
+            ge=0,
+        ),
+    ] = 60.0
     shutdown_timeout: Annotated[
         float, option("Seconds running streams have to finish after SIGTERM or SIGINT.", "Processes", ge=0)
     ] = 5.0

@@ -2,9 +2,9 @@
 
 The supervisor starts it and tells it on the control channel what to run as. It owns the engine (scheduler,
 KV cache, model) and the socket that API servers connect to; it reads their Hello, Submit, Abort, Call and
-Bye, and writes one token frame per API server and step. It ends when the supervisor says Stop (what still
-runs ends with an error; exit code 0), when the supervisor is gone, or when the engine breaks (what runs
-ends with an error; the exception leaves :func:`run`).
+Bye, and writes one token frame per API server and step. It ends when the supervisor says Stop (API
+servers are told Goodbye; exit code 0), when the supervisor is gone, or when the engine breaks (API servers
+are told Goodbye; the exception leaves :func:`run`).
 """
 
 import logging
@@ -178,8 +178,9 @@ class EngineLoop:
     # -- the end
 
     def _farewell(self, reason: str) -> None:
-        """End every stream with an error, after all its tokens; then say goodbye."""
+        """Give out all tokens that were held back, then say goodbye, which ends every stream here."""
         rows = self._engine.fail_all("engine_error", reason)
+        rows.failed = ()
         self._publisher.publish(rows, self._engine.load())
         self._publisher.send_to_all(Goodbye(reason))
         deadline = self._clock() + FAREWELL_S

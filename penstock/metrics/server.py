@@ -44,6 +44,8 @@ class ServerMetrics:
     """Ended requests by reason: stop, length, abort, error, cut."""
     rejected: Counter[int] = field(default_factory=Counter)
     """Requests answered with an error status, by status."""
+    interrupted: Counter[str] = field(default_factory=Counter)
+    """Streams that lost their engine, by what became of them: resumed, expired, given_up, ended."""
     unknown_fields: Counter[str] = field(default_factory=Counter)
     """Request fields that were ignored because nobody knows them."""
     ttft: Histogram = field(default_factory=lambda: Histogram(TTFT_BOUNDS))
@@ -138,6 +140,14 @@ class _Snapshot(Collector):
         yield GaugeMetricFamily(
             "penstock:streams", "Streams with a handle, ending ones included.", value=self._streams
         )
+        interrupted = CounterMetricFamily(
+            "penstock:streams_interrupted",
+            "Streams that lost their engine, by what became of them.",
+            labels=["outcome"],
+        )
+        for outcome in sorted({"resumed", "expired", "given_up", "ended", *self._metrics.interrupted}):
+            interrupted.add_metric([outcome], self._metrics.interrupted[outcome])
+        yield interrupted
         rejected = CounterMetricFamily(
             "penstock:requests_rejected", "Requests answered with an error status.", labels=["status"]
         )

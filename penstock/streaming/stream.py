@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..wire.frames import Finish, Logprobs
+from ..wire.messages import Submit
 
 CHUNK_SIZES = [b"%x\r\n" % size for size in range(16384)]
 """Chunk headers of HTTP/1.1's chunked encoding, by size; enough for one
@@ -54,7 +55,20 @@ class Stream:
     to ``reply``.
     """
 
-    __slots__ = ("base", "handle", "head", "index", "rank", "reply", "table", "tail", "write")
+    __slots__ = (
+        "base",
+        "handle",
+        "head",
+        "index",
+        "rank",
+        "reply",
+        "request",
+        "resumed_at",
+        "setbacks",
+        "table",
+        "tail",
+        "write",
+    )
 
     def __init__(
         self,
@@ -73,6 +87,12 @@ class Stream:
         self.rank = rank
         """The engine that runs it."""
         self.handle = -1
+        self.request: Submit | None = None
+        """What the engine was asked for; asked of another one when that engine is lost."""
+        self.resumed_at = -1
+        """Position at which the stream last went on after its engine was lost."""
+        self.setbacks = 0
+        """Engines lost in a row that resumed the stream and gave it no token."""
         self.write = write
         self.head = head
         self.tail = tail

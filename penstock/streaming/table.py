@@ -12,8 +12,12 @@ from ..metrics.histogram import Histogram
 from ..wire.frames import I32, Finish, Logprobs, TokenFrame
 from ..wire.messages import WireError
 from .stream import CHUNK_SIZES, Reply, Stream, StreamError
+from .token_log import TokenLog
 
 log = logging.getLogger(__name__)
+
+NO_ENGINE = -1
+"""Rank of a stream that no engine runs: its engine is gone, and it waits for another."""
 
 _MAX_EVENT = len(CHUNK_SIZES)
 
@@ -46,18 +50,19 @@ class StreamTable:
         ttft: Histogram,
         itl: Histogram,
         event_tokens: Histogram,
+        log: TokenLog | None = None,
         capacity: int = 1024,
     ) -> None:
         """``vocab_size``: the length of every stream's text table.
 
         ``ttft`` and ``itl`` observe all rows, in seconds; ``event_tokens`` the tokens of those that are
-        written as they come.
+        written as they come. ``log`` keeps what streams have delivered; None: they cannot go on elsewhere.
         """
         self.streams: list[Stream | None] = [None] * capacity
         self.generated_tokens = 0
         self._free = list(range(capacity - 1, -1, -1))
         self._position = np.zeros(capacity, np.int32)
-        self._rank = np.full(capacity, -1, np.int32)
+        self._rank = np.full(capacity, NO_ENGINE, np.int32)
         self._arrival = np.zeros(capacity)
         self._last = np.zeros(capacity)
         self._written = np.zeros(capacity, np.bool_)
@@ -66,6 +71,7 @@ class StreamTable:
         self._ttft = ttft
         self._itl = itl
         self._event_tokens = event_tokens
+        self._log = log
 
     def __len__(self) -> int:
         """Open streams, those included that wait for their abort to be confirmed."""
@@ -73,17 +79,19 @@ class StreamTable:
 
     # -- streams come and go
 
-    def open(self, stream: Stream, arrival: float, position: int = 0) -> int:
+    def open(self, stream: Stream, arrival: float) -> int:
         """Gives the stream a handle. ``arrival``: monotonic seconds when its request arrived."""
         if not self._free:
             self._grow()
         handle = self._free.pop()
         self.streams[handle] = stream
         stream.handle = handle
-        self._position[handle] = position
+        self._position[handle] = 0
         self._rank[handle] = stream.rank
         self._arrival[handle] = arrival
         self._written[handle] = bool(stream.head)
+        if self._log is not None:
+            self._log.open(handle)
         return handle
 
     def generated(self, stream: Stream) -> int:
@@ -99,18 +107,17 @@ class StreamTable:
         handle = stream.handle
         if self.streams[handle] is stream:
             self.streams[handle] = None
-            self._rank[handle] = -1
+            self._rank[handle] = NO_ENGINE
             self._free.append(handle)
-
-    def of_rank(self, rank: int) -> list[Stream]:
-        return [stream for stream in self.streams if stream is not None and stream.rank == rank]
+            if self._log is not None:
+                self._log.close(handle)
 
     def _grow(self) -> None:
         old = len(self.streams)
         self.streams.extend([None] * old)
         self._free.extend(range(2 * old - 1, old - 1, -1))
         self._position = np.concatenate((self._position, np.zeros(old, np.int32)))
-        self._rank = np.concatenate((self._rank, np.full(old, -1, np.int32)))
+        self._rank = np.concatenate((self._rank, np.full(old, NO_ENGINE, np.int32)))
         self._arrival = np.concatenate((self._arrival, np.zeros(old)))
         self._last = np.concatenate((self._last, np.zeros(old)))
         self._written = np.concatenate((self._written, np.zeros(old, np.bool_)))
@@ -135,6 +142,8 @@ class StreamTable:
         self._record_latency(frame, now)
         self._record_sizes(frame)
         self.generated_tokens += len(frame.tokens)
+        if self._log is not None:
+            self._log.append(handles, frame.tokens, frame.count)
         if frame.finish is None and frame.count is None and frame.cached is None and frame.logprobs is None:
             self._one_token_rows(handles.tolist(), frame.tokens.tolist())
         else:
@@ -160,7 +169,9 @@ class StreamTable:
         ends = np.cumsum(counts)
         careful = self._careful_rows(frame)
         finish = [0] * rows if frame.finish is None else frame.finish.tolist()
-        cached = [0] * rows if frame.cached is None else frame.cached.tolist()
+        cached = [0] * rows
+        if frame.cached is not None:  # what a resumed stream finds in the cache is not its prompt's
+            cached = (frame.cached * (frame.position == 0)).tolist()
         start = 0
         for row, (handle, end) in enumerate(zip(handles, ends.tolist(), strict=True)):
             stream = streams[handle]
@@ -211,16 +222,12 @@ class StreamTable:
         stream = self.streams[handle] if handle < len(self.streams) else None
         if stream is None or stream.rank != rank:
             raise WireError(f"failure of stream {handle}, which engine {rank} does not run")
+        self.end(stream, error)
+
+    def end(self, stream: Stream, error: StreamError) -> None:
+        """End a stream that no engine runs any longer."""
         self._fail(stream, error)
         self.close(stream)
-
-    def fail_rank(self, rank: int, error: StreamError) -> int:
-        """The engine is gone: all its streams end. Returns how many."""
-        streams = self.of_rank(rank)
-        for stream in streams:
-            self._fail(stream, error)
-            self.close(stream)
-        return len(streams)
 
     def _fail(self, stream: Stream, error: StreamError) -> None:
         reply, stream.reply = stream.reply, DISCARD
@@ -235,6 +242,35 @@ class StreamTable:
             stream = self.streams[handle]
             if stream is not None and stream.rank == rank:
                 self._fail(stream, error)
+
+    # -- from one engine to another
+
+    def orphan(self, rank: int) -> list[Stream]:
+        """The engine is gone: takes its streams from it, and returns those whose request still wants
+        them."""
+        orphans = []
+        for handle in np.flatnonzero(self._rank == rank).tolist():
+            stream = self.streams[handle]
+            assert stream is not None  # closed ones have no rank
+            if stream.reply is DISCARD:
+                self.close(stream)
+            else:
+                self.adopt(stream, NO_ENGINE)
+                orphans.append(stream)
+        return orphans
+
+    def waits(self, stream: Stream) -> bool:
+        """Whether the stream is open and no engine runs it."""
+        return stream.rank == NO_ENGINE and self.streams[stream.handle] is stream
+
+    def delivered(self, streams: Sequence[Stream]) -> list[I32]:
+        """The tokens of each stream that have been delivered, int32[n]; needs a log."""
+        assert self._log is not None
+        return self._log.read([stream.handle for stream in streams])
+
+    def adopt(self, stream: Stream, rank: int) -> None:
+        """From here on engine ``rank`` runs the stream; it keeps its handle, its position and its text."""
+        stream.rank = self._rank[stream.handle] = rank
 
     # -- latency, by whole columns
 

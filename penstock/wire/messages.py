@@ -61,7 +61,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
 
 
 class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
-    """Start a stream. The engine owes it exactly one end: a row with a finish, or Failed."""
+    """Start a stream. The engine owes it exactly one end: a row with a finish, Failed, or Goodbye."""
 
     stream: Handle
     prompt: bytes
@@ -148,7 +148,8 @@ class CallReply(msgspec.Struct, array_like=True, frozen=True, tag=19):
 
 
 class Goodbye(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=False):
-    """The engine ends in order; nothing follows."""
+    """The engine ends in order; nothing follows. It runs none of its streams any further, whose tokens were
+    all sent before; an API server may resume them elsewhere."""
 
     reason: str
 

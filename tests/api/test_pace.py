@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.api.pace import AT_THE_END, Pace, Pacing
+from penstock.api.pace import UNWATCHED, Pace, Pacing
 from penstock.api.types import CompletionRequest
 from penstock.config import ConfigError, ServeConfig, resolve
 
@@ -37,7 +37,7 @@ def test_a_request_gets_what_it_asks_for_within_the_operators_bound(
 
 def test_nobody_watches_a_reply_that_is_not_streamed() -> None:
     request = CompletionRequest(prompt="x", stream_interval=1)
-    assert Pacing(ServeConfig()).pace(request, watched=False) == AT_THE_END
+    assert Pacing(ServeConfig()).pace(request, watched=False) == UNWATCHED
 
 
 @pytest.mark.parametrize(

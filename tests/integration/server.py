@@ -98,12 +98,14 @@ class Server:
         self._children += [process for process in found if process not in self._children]
         return found
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric's samples."""
-        text = httpx.get(f"{self.url}/metrics").raise_for_status().text
-        values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
-        assert values, f"no metric {name}"
-        return sum(map(float, values))
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples, those with these labels."""
+        text = httpx.get(f"{self.url}/metrics", timeout=30).raise_for_status().text
+        samples = re.findall(rf"^{re.escape(name)}({{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        values = [float(value) for given, value in samples if all(label in given for label in wanted)]
+        assert values, f"no metric {name} {wanted}"
+        return sum(values)
 
     # -- requests
 

@@ -8,6 +8,7 @@ import pytest
 from penstock.metrics.histogram import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS, Histogram
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.table import StreamTable
+from penstock.streaming.token_log import TokenLog
 from penstock.wire.frames import Finish, Logprobs, TokenFrame
 from penstock.wire.messages import WireError
 
@@ -35,9 +36,8 @@ class BrokenReply(RecordingReply):
 
 
 def make_table() -> StreamTable:
-    return StreamTable(
-        len(TEXTS), Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS), capacity=2
-    )
+    histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
+    return StreamTable(len(TEXTS), *histograms, TokenLog(), capacity=2)
 
 
 def make_stream(reply: RecordingReply, written: list[bytes], rank: int = 0) -> Stream:
@@ -124,14 +124,52 @@ def test_a_fault_in_one_stream_spares_the_others() -> None:
     assert written == [b"3\r\n<a>\r\n"]
 
 
-def test_streams_of_a_dead_engine_fail_and_free_their_handles() -> None:
-    table = make_table()
-    replies = [RecordingReply() for _ in range(3)]
-    for rank, reply in enumerate(replies):
-        table.open(make_stream(reply, [], rank=rank % 2), 0.0)
-    assert table.fail_rank(0, StreamError(500, "engine_error", "gone")) == 2
-    assert [reply.errors for reply in replies] == [["engine_error"], [], ["engine_error"]]
-    assert len(table) == 1
+def test_streams_of_a_dead_engine_go_on_where_they_were() -> None:
+    table, written, reply = make_table(), list[bytes](), RecordingReply()
+    stream = make_stream(reply, written)
+    handle = table.open(stream, 0.0)
+    other = make_stream(RecordingReply(), [], rank=1)
+    table.open(other, 0.0)
+    gone = make_stream(RecordingReply(), [])
+    table.open(gone, 0.0)
+    table.discard(gone, [None] * len(TEXTS))
+    table.deliver(0, frame((handle, 0, [0, 3])), 1.0)
+    assert table.orphan(0) == [stream]
+    assert table.waits(stream)
+    assert not table.waits(other)
+    assert len(table) == 2  # nobody waits for the end of the discarded one
+    assert [tokens.tolist() for tokens in table.delivered([stream])] == [[0, 3]]
+    with pytest.raises(WireError, match="out of order"):
+        table.deliver(0, frame((handle, 2, [1])), 2.0)
+    table.adopt(stream, 1)
+    with pytest.raises(WireError, match="out of order"):
+        table.deliver(0, frame((handle, 2, [1])), 2.0)
+    table.deliver(1, frame((handle, 2, [1])), 2.0)
+    assert b"".join(written) == b"4\r\n<ad>\r\n4\r\n<bc>\r\n"
+    assert [tokens.tolist() for tokens in table.delivered([stream])] == [[0, 3, 1]]
+    assert reply.errors == []
+
+
+def test_only_the_cached_tokens_of_a_first_row_count() -> None:
+    table, cached = make_table(), list[int]()
+
+    class CachedReply(RecordingReply):
+        def on_row(
+            self,
+            stream: Stream,
+            tokens: Sequence[int],
+            finish: Finish,
+            cached_now: int,
+            logprobs: Logprobs | None,
+        ) -> None:
+            cached.append(cached_now)
+
+    handle = table.open(make_stream(CachedReply(), []), 0.0)
+    for position in (0, 1):
+        row = frame((handle, position, [CAREFUL]))
+        row.cached = np.array([7], np.int32)
+        table.deliver(0, row, 1.0)
+    assert cached == [7, 0]
 
 
 def test_latency_is_recorded_per_row() -> None:

@@ -1,0 +1,143 @@
+"""Many streaming clients in one thread."""
+
+import json
+import re
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+PATIENCE_S = 300.0
+"""Far more than streams take; what reaches it has failed."""
+_EVENT = re.compile(rb"data: (.*?)\n\n", re.DOTALL)
+
+
+class _Client:
+    """One streamed completion."""
+
+    def __init__(self, address: tuple[str, int], body: dict[str, Any]) -> None:
+        content = json.dumps(body | {"stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: {len(content)}\r\n"
+        self.socket = socket.create_connection(address)
+        self.socket.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + content)
+        self.socket.setblocking(False)
+        self.pieces: list[str] = []
+        self.failure: tuple[str, str] | None = None
+        """Code and message."""
+        self.done = self.ended = False
+        self.last = 0.0
+        """When its latest event came, time.monotonic()."""
+        self._unread = b""
+
+    def receive(self) -> None:
+        try:
+            data = self.socket.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except ConnectionError as error:
+            self.failure, self.ended = ("connection", str(error)), True
+            return
+        self._unread += data
+        end = 0
+        for event in _EVENT.finditer(self._unread):
+            self._on_event(event.group(1))
+            end = event.end()
+        self._unread = self._unread[end:]
+        if not data or self._unread.endswith(b"0\r\n\r\n") or self._is_whole_error():
+            self.ended = True
+            if not self.done and self.failure is None:
+                self.failure = ("truncated", self._unread.decode())
+
+    def _is_whole_error(self) -> bool:
+        status, _, _ = self._unread.partition(b"\r\n")
+        return status.startswith(b"HTTP") and b" 200 " not in status and self._unread.endswith(b"}}")
+
+    def _on_event(self, data: bytes) -> None:
+        self.last = time.monotonic()
+        if data == b"[DONE]":
+            self.done = True
+            return
+        event = json.loads(data)
+        if "error" in event:
+            self.failure = event["error"]["code"], event["error"]["message"]
+        else:
+            self.pieces += [choice["text"] for choice in event["choices"]]
+
+
+class Streams:
+    """Streamed completions, one per body, read in a thread. A context; leaving it cuts what runs."""
+
+    def __init__(self, url: str, bodies: Sequence[dict[str, Any]]) -> None:
+        parsed = httpx.URL(url)
+        assert parsed.port is not None
+        self._clients = [_Client((parsed.host, parsed.port), body) for body in bodies]
+        self._changed = threading.Condition()
+        self._leaving = False
+        self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leaving = True
+        self._thread.join(30)
+        for client in self._clients:
+            client.socket.close()
+
+    def _read(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for client in self._clients:
+                selector.register(client.socket, selectors.EVENT_READ, client)
+            while selector.get_map() and not self._leaving:
+                for key, _ in selector.select(0.1):
+                    key.data.receive()
+                    if key.data.ended:
+                        selector.unregister(key.fileobj)
+                with self._changed:
+                    self._changed.notify_all()
+
+    # -- to wait for
+
+    def _until(self, condition: Any, what: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, PATIENCE_S), f"not within {PATIENCE_S} s: {what}"
+
+    def until_each_has(self, events: int) -> None:
+        self._until(
+            lambda: all(client.ended or len(client.pieces) >= events for client in self._clients),
+            f"{events} events for each stream",
+        )
+
+    def until_all_ended(self) -> None:
+        self._until(lambda: all(client.ended for client in self._clients), "the end of all streams")
+
+    def longest_pause_after(self, moment: float) -> float:
+        """Waits until every stream has ended or had an event after ``moment``; the seconds that took."""
+        self._until(
+            lambda: all(client.ended or client.last > moment for client in self._clients),
+            "an event for each stream",
+        )
+        return max(client.last for client in self._clients) - moment
+
+    # -- what came
+
+    @property
+    def running(self) -> int:
+        return sum(not client.ended for client in self._clients)
+
+    @property
+    def texts(self) -> list[str]:
+        return ["".join(client.pieces) for client in self._clients]
+
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        """Code and message of every error, truncated reply and broken connection."""
+        return [client.failure for client in self._clients if client.failure is not None]

@@ -1,0 +1,140 @@
+"""Engines that are killed under running requests, which go on elsewhere as if nothing had happened."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .clients import Streams
+from .server import SYNTHETIC, Server, wait_until
+
+PACED = (*SYNTHETIC, "--synthetic-step-ms", "5")
+LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 600, "ignore_eos": True, "seed": 1}
+
+
+def engines_up(server: Server, count: int) -> None:
+    wait_until(lambda: server.metric("penstock:engine_up") == count, 90, f"{count} engines being up")
+
+
+def interrupted(server: Server, outcome: str) -> float:
+    return server.metric("penstock:streams_interrupted_total", outcome=outcome)
+
+
+def texts_of(server: Server, bodies: Sequence[dict[str, Any]]) -> list[str]:
+    """What an undisturbed server answers."""
+    with Streams(server.url, bodies) as streams:
+        streams.until_all_ended()
+    assert streams.failures == []
+    return streams.texts
+
+
+def test_streams_of_a_killed_engine_go_on(server: Server, tmp_path: Path) -> None:
+    bodies = [LONG | {"seed": seed, "stop": ["no such stop"] if seed % 2 else None} for seed in range(12)]
+    undisturbed = texts_of(server, bodies)
+    with (
+        Server(*PACED, "--data-parallel-size", "2", directory=tmp_path) as pair,
+        ThreadPoolExecutor() as pool,
+    ):
+        whole = [pool.submit(pair.complete, **body, logprobs=1) for body in bodies[:2]]
+        with Streams(pair.url, bodies) as streams:
+            streams.until_each_has(3)
+            pair.children("engine")[0].kill()
+            streams.until_all_ended()
+        assert streams.failures == []
+        assert streams.texts == undisturbed
+        for reply, text in zip(whole, undisturbed, strict=False):
+            choice = reply.result(60)["choices"][0]
+            assert choice["text"] == text
+            assert len(choice["logprobs"]["tokens"]) == LONG["max_tokens"]
+        assert interrupted(pair, "resumed") > 0
+
+
+def test_streams_wait_for_the_only_engine(server: Server, tmp_path: Path) -> None:
+    undisturbed = texts_of(server, [LONG])
+    with Server(*PACED, directory=tmp_path) as alone, Streams(alone.url, [LONG]) as streams:
+        streams.until_each_has(3)
+        (engine,) = alone.children("engine")
+        engine.kill()
+        streams.until_all_ended()
+        assert (streams.failures, streams.texts) == ([], undisturbed)
+        assert interrupted(alone, "resumed") == 1
+
+
+def test_a_client_may_leave_while_its_stream_waits(tmp_path: Path) -> None:
+    with Server(*PACED, directory=tmp_path) as server:
+        (engine,) = server.children("engine")
+        with Streams(server.url, [LONG]) as streams:
+            streams.until_each_has(3)
+            engine.kill()
+        wait_until(lambda: server.metric("penstock:streams") == 0, 30, "forgetting the stream")
+        engines_up(server, 1)
+        assert server.complete(**LONG)["usage"]["completion_tokens"] == LONG["max_tokens"]
+
+
+def test_streams_that_wait_too_long_end_truthfully(server: Server, tmp_path: Path) -> None:
+    (undisturbed,) = texts_of(server, [LONG])
+    with Server(*PACED, "--resume-timeout", "0.01", directory=tmp_path) as alone:
+        with ThreadPoolExecutor() as pool, Streams(alone.url, [LONG]) as streams:
+            waiting = pool.submit(alone.post, "/v1/completions", LONG | {"max_tokens": 1900})
+            wait_until(lambda: alone.metric("penstock:streams") == 2, 30, "starting both streams")
+            streams.until_each_has(3)
+            (engine,) = alone.children("engine")
+            engine.kill()
+            streams.until_all_ended()
+            reply = waiting.result(60)
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+        assert reply.json()["error"]["code"] == "engine_died"
+        ((code, message),) = streams.failures
+        assert code == "engine_died"
+        assert "0.01 s (--resume-timeout)" in message
+        assert 0 < len(streams.texts[0]) < len(undisturbed)
+        assert undisturbed.startswith(streams.texts[0])
+        assert interrupted(alone, "expired") == 2
+
+
+def test_an_engine_that_breaks_in_order_hands_its_streams_on(server: Server, tmp_path: Path) -> None:
+    """Each engine breaks once it has made 60 steps with work; what it held back is delivered, too."""
+    arguments = (*PACED, "--synthetic-fault", "error@60", "--data-parallel-size", "2")
+    bodies = [LONG | {"max_tokens": 100, "stream_interval": 7}]
+    undisturbed = texts_of(server, bodies)
+    with Server(*arguments, directory=tmp_path) as pair:
+        assert texts_of(pair, bodies) == undisturbed
+        assert interrupted(pair, "resumed") == 1
+
+
+def test_a_request_that_seems_to_end_engines_is_given_up(tmp_path: Path) -> None:
+    """Every engine breaks at its first step with work, so each resumption is followed by a death."""
+    arguments = (*PACED, "--synthetic-fault", "exit@0", "--data-parallel-size", "3")
+    with Server(*arguments, directory=tmp_path) as server:
+        reply = server.post("/v1/completions", LONG, timeout=90)
+        assert reply.status_code == 503
+        assert reply.json()["error"]["code"] == "engine_died"
+        assert "not tried again" in reply.json()["error"]["message"]
+        assert interrupted(server, "given_up") == 1
+        assert interrupted(server, "resumed") == 2
+
+
+@pytest.mark.slow
+def test_twenty_engines_killed_under_512_streams(server: Server, tmp_path: Path) -> None:
+    """Zero failed requests, zero lost or repeated tokens; streams resume without waiting for the restart."""
+    count, kills = 512, 20
+    bodies = [LONG | {"seed": seed, "max_tokens": 1900} for seed in range(count)]
+    undisturbed = texts_of(server, bodies)
+    arguments = (*SYNTHETIC, "--synthetic-step-ms", "80", "--data-parallel-size", "2")
+    with Server(*arguments, directory=tmp_path) as pair:
+        pauses = []
+        with Streams(pair.url, bodies) as streams:
+            streams.until_each_has(1)
+            for kill in range(kills):
+                engines_up(pair, 2)
+                assert streams.running == count
+                pair.children("engine")[kill % 2].kill()
+                pauses.append(streams.longest_pause_after(time.monotonic()))
+            streams.until_all_ended()
+        assert streams.failures == []
+        assert streams.texts == undisturbed
+        print("resumed:", interrupted(pair, "resumed"))
+        print("longest pause after each kill, s:", " ".join(f"{pause:.2f}" for pause in sorted(pauses)))
