@@ -1,5 +1,6 @@
 """How each slot is sampled: parameters as columns, and the randomness of a position."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import Any
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from ..wire.messages import Sampling
 from .base import RequestRejected
 from .slots import SlotTable
+from .token_lists import TokenLists
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing logits by less overflows float32."""
@@ -33,6 +35,11 @@ class Need(IntFlag):
     LOGPROBS = 1024
 
 
+PENALTIES = Need.REPETITION | Need.OCCURRENCE
+LISTS = Need.BIAS | Need.ALLOWED | Need.BAD_WORDS | Need.MIN_TOKENS
+"""Needs with a list of tokens per slot."""
+
+
 @dataclass(slots=True, frozen=True)
 class Edits:
     """Changes to single logits: ``value`` is added at (row, token)."""
@@ -43,7 +50,7 @@ class Edits:
 
 
 class SamplingColumns:
-    """Sampling parameters per slot. Lists of varying length are kept apart, by slot."""
+    """Sampling parameters per slot."""
 
     def __init__(self, table: SlotTable, vocab_size: int) -> None:
         slots = table.size
@@ -58,11 +65,14 @@ class SamplingColumns:
         self.presence = np.zeros(slots, np.float32)
         self.frequency = np.zeros(slots, np.float32)
         self.logprobs = np.full(slots, -1, np.int32)
-        self._bias: dict[int, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
-        self._allowed: dict[int, NDArray[np.int64]] = {}
-        self._bad_words: dict[int, list[NDArray[np.int32]]] = {}
-        self._ends: dict[int, NDArray[np.int64]] = {}
+        self.counted = np.full(slots, -1, np.int32)
+        """Length of the history whose tokens the sampler has counted for penalties; -1: nothing yet."""
+        self._bias = TokenLists(slots, np.int64, np.float32)
+        self._bad_words = TokenLists(slots, np.int32, np.int32)
+        """Tokens of the words, and how far each stands before its word's last one (which has 0)."""
+        self._ends = TokenLists(slots, np.int64)
         """EOS and stop ids of slots with min_tokens."""
+        self._allowed = TokenMasks(slots, vocab_size)
 
     def check(self, sampling: Sampling) -> None:
         """Raise RequestRejected for token ids outside the vocabulary and for what this engine lacks."""
@@ -92,7 +102,8 @@ class SamplingColumns:
         self.min_p[slot], self.logprobs[slot] = sampling.min_p, sampling.logprobs
         self.repetition[slot] = sampling.repetition_penalty
         self.presence[slot], self.frequency[slot] = sampling.presence_penalty, sampling.frequency_penalty
-        if sampling.temperature >= GREEDY_BELOW:
+        self.counted[slot] = -1
+        if sampling.temperature >= GREEDY_BELOW and sampling.top_k != 1:
             needs |= Need.RANDOM
             needs |= Need.TOP_P if sampling.top_p < 1 else Need.NONE
             needs |= Need.TOP_K if 0 < sampling.top_k < self.vocab_size else Need.NONE
@@ -108,25 +119,26 @@ class SamplingColumns:
     def _set_token_lists(self, slot: int, sampling: Sampling) -> Need:
         needs = Need.NONE
         if sampling.logit_bias:
-            tokens = np.fromiter(sampling.logit_bias, np.int64)
-            self._bias[slot] = tokens, np.fromiter(sampling.logit_bias.values(), np.float32)
+            self._bias.set(slot, list(sampling.logit_bias), list(sampling.logit_bias.values()))
             needs |= Need.BIAS
         if sampling.allowed_token_ids is not None:
-            self._allowed[slot] = np.array(sampling.allowed_token_ids, np.int64)
+            self._allowed.set(slot, sampling.allowed_token_ids)
             needs |= Need.ALLOWED
         if sampling.bad_words:
-            self._bad_words[slot] = [np.array(word, np.int32) for word in sampling.bad_words]
+            tokens = [token for word in sampling.bad_words for token in word]
+            back = [len(word) - 1 - place for word in sampling.bad_words for place in range(len(word))]
+            self._bad_words.set(slot, tokens, back)
             needs |= Need.BAD_WORDS
         if sampling.min_tokens:
-            ends = np.concatenate((self.table.eos, np.array(sampling.stop_token_ids, np.int64)))
-            self._ends[slot] = ends[np.less(ends, self.vocab_size)].astype(np.int64)
+            ends = {*self.table.eos.tolist(), *sampling.stop_token_ids}
+            self._ends.set(slot, [token for token in ends if token < self.vocab_size])
             needs |= Need.MIN_TOKENS
         return needs
 
     def clear(self, slot: int) -> None:
-        if self.needs[slot] & (Need.BIAS | Need.ALLOWED | Need.BAD_WORDS | Need.MIN_TOKENS):
-            for lists in (self._bias, self._allowed, self._bad_words, self._ends):
-                lists.pop(slot, None)
+        if self.needs[slot] & LISTS:
+            for lists in (self._bias, self._bad_words, self._ends):
+                lists.clear(slot)
         self.needs[slot] = Need.NONE
 
     # -- the step
@@ -144,45 +156,54 @@ class SamplingColumns:
         return uniform(self.table.seed[slots], position)
 
     def biases(self, slots: NDArray[np.intp]) -> Edits:
-        """logit_bias of the slots, which all have one."""
-        return _edits([self._bias[slot] for slot in slots.tolist()])
+        """logit_bias of the slots that have one."""
+        row, (token, value) = self._bias.gather(slots)
+        return Edits(row, token, value)
 
     def bans(self, slots: NDArray[np.intp]) -> Edits:
         """-inf for the ends of slots below their min_tokens and for what would complete a bad word."""
-        needs = self.needs_of(slots)
-        lists = []
-        for slot, need in zip(slots.tolist(), needs.tolist(), strict=True):
-            banned = self._ends[slot] if need & Need.MIN_TOKENS else np.zeros(0, np.int64)
-            if need & Need.BAD_WORDS:
-                banned = np.concatenate((banned, self._completing(slot)))
-            lists.append((banned, np.full(len(banned), -np.inf, np.float32)))
-        return _edits(lists)
-
-    def _completing(self, slot: int) -> NDArray[np.int64]:
-        """Last tokens of the bad words whose other tokens end the slot's output."""
-        output = self.table.history[slot, self.table.base[slot] : self.table.length[slot]]
-        return np.array(
-            [
-                word[-1]
-                for word in self._bad_words[slot]
-                if len(word) == 1 or np.array_equal(output[-(len(word) - 1) :], word[:-1])
-            ],
-            np.int64,
+        early = np.flatnonzero(self.needs_of(slots) & Need.MIN_TOKENS)
+        row, (token,) = self._ends.gather(slots[early])
+        completed_row, completing = self._completing(slots)
+        token = np.concatenate((token, completing))
+        return Edits(
+            np.concatenate((early[row], completed_row)), token, np.full(len(token), -np.inf, np.float32)
         )
 
-    def allowed(self, slots: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """bool[n, vocab]: the only tokens the slots may produce; all of them have such a list."""
-        mask = np.zeros((len(slots), self.vocab_size), np.bool_)
-        for row, slot in enumerate(slots.tolist()):
-            mask[row, self._allowed[slot]] = True
-        return mask
+    def _completing(self, slots: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows and last tokens of the bad words whose other tokens end the slots' output."""
+        row, (token, back) = self._bad_words.gather(slots)
+        slot, last = slots[row], back == 0
+        length = self.table.length[slot]
+        place = length - back
+        missing = (place < self.table.base[slot]) | (self.table.history[slot, np.maximum(place, 0)] != token)
+        missing &= ~last
+        word = np.cumsum(last) - last
+        found = np.bincount(word, missing, int(last.sum()))[word[last]] == 0
+        return row[last][found], token[last][found].astype(np.int64)
+
+    def allowed(self, slots: NDArray[np.intp]) -> NDArray[np.uint8]:
+        """uint8[n, ceil(V/8)]: the only tokens the slots may produce; all of them have such a list."""
+        return self._allowed.bits[slots]
 
 
-def _edits(lists: list[tuple[NDArray[np.int64], NDArray[np.float32]]]) -> Edits:
-    row = np.repeat(np.arange(len(lists)), [len(tokens) for tokens, _ in lists])
-    return Edits(
-        row, np.concatenate([tokens for tokens, _ in lists]), np.concatenate([values for _, values in lists])
-    )
+class TokenMasks:
+    """A set of tokens per slot as bits: token t is bit t % 8 of byte t // 8. Memory is committed for the
+    slots that have been used."""
+
+    def __init__(self, slots: int, vocab_size: int) -> None:
+        self.bits = np.zeros((slots, packed_size(vocab_size)), np.uint8)
+
+    def set(self, slot: int, tokens: Sequence[int]) -> None:
+        """Exactly ``tokens``."""
+        ids = np.array(tokens, np.int64)
+        self.bits[slot] = 0
+        np.bitwise_or.at(self.bits[slot], ids >> 3, (1 << (ids & 7)).astype(np.uint8))
+
+
+def packed_size(vocab_size: int) -> int:
+    """Bytes of a token mask: whole 32-bit words, which is what llguidance writes."""
+    return -(-vocab_size // 32) * 4
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -1,4 +1,4 @@
-"""The sampler against exact probabilities and a slow reference."""
+"""The sampler against exact probabilities, and against a plain reference."""
 
 from typing import Any
 
@@ -8,143 +8,242 @@ import torch
 
 from penstock.engine.sampling import SamplingColumns
 from penstock.engine.slots import SlotTable
-from penstock.engine.torch.sampler import Sampler
+from penstock.engine.torch.sampler import NARROW, Sampler, pick
+from penstock.wire.messages import Sampling
 
 from .harness import submit
+from .sampling_reference import distribution, edited
 
 DRAWS = 20_000
 LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, 1.5, -3.0], np.float32)
 # The 99.99 % quantile of chi-square with 7 degrees of freedom (fewer tokens: fewer degrees, a lower
 # quantile). Seeds are fixed: a run either always passes or never does.
 CHI_SQUARE_MOST = 29.9
+PROMPT, OUTPUT = [3, 0, 0], [6, 6, 1]
 
 
-def make(slots: int, vocab: int = len(LOGITS)) -> tuple[SlotTable, SamplingColumns, Sampler]:
-    table = SlotTable(slots, 64, [1])
-    columns = SamplingColumns(table, vocab)
-    return table, columns, Sampler(columns)
+class Bench:
+    """A sampler over streams whose histories a test writes."""
+
+    def __init__(self, slots: int, vocab: int = len(LOGITS)) -> None:
+        self.table = SlotTable(slots, 64, [])
+        self.columns = SamplingColumns(self.table, vocab)
+        self.sampler = Sampler(self.columns)
+        self.slots: list[int] = []
+
+    def add(self, prompt: list[int] = PROMPT, output: list[int] | None = None, **sampling: Any) -> Sampling:
+        """A stream that has given ``output`` so far."""
+        request = submit(len(self.slots), prompt, **sampling)
+        slot = self.table.allocate(0, request)
+        self.columns.set(slot, request.sampling)
+        self.slots.append(slot)
+        for token in output or []:
+            self.table.settle(np.array([slot]), np.array([token], np.int32))
+        return request.sampling
+
+    def sample(self, logits: np.ndarray, slots: list[int] | None = None) -> Any:
+        chosen = np.array(self.slots if slots is None else slots, np.intp)
+        return self.sampler.sample(torch.from_numpy(logits.copy()), chosen)
+
+    def settle(self, tokens: np.ndarray) -> None:
+        self.table.settle(np.array(self.slots, np.intp), tokens)
 
 
-def add(table: SlotTable, columns: SamplingColumns, stream: int, prompt: list[int], **sampling: Any) -> int:
-    request = submit(stream, prompt, **sampling)
-    slot = table.allocate(0, request)
-    columns.set(slot, request.sampling)
-    return slot
+PARAMETERS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.6},
+    {"temperature": 2.5},
+    {"top_k": 3},
+    {"top_p": 0.8},
+    {"min_p": 0.3},
+    {"temperature": 1.3, "top_k": 6, "top_p": 0.9, "min_p": 0.05},
+    {"repetition_penalty": 1.8},
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 0.7},
+    {"repetition_penalty": 0.7, "presence_penalty": -1.0, "frequency_penalty": 0.4},
+    {"logit_bias": {7: 3.5, 0: -2.0}},
+    {"allowed_token_ids": (1, 4, 7)},
+    {"bad_words": ((2,), (6, 1, 0), (3, 4))},
+    {"min_tokens": 5, "stop_token_ids": (0, 1)},
+    {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.5, "logit_bias": {4: 2.0}, "bad_words": ((6,),)},
+]
 
 
-def draws(**sampling: Any) -> np.ndarray:
-    """How often each token was drawn in DRAWS rows with seeds of their own."""
-    table, columns, sampler = make(DRAWS)
-    slots = [add(table, columns, stream, [3], seed=stream * 7919 + 1, **sampling) for stream in range(DRAWS)]
-    tokens, _ = sampler.sample(torch.from_numpy(np.tile(LOGITS, (DRAWS, 1))), np.array(slots, np.intp))
-    return np.bincount(tokens, minlength=len(LOGITS))
+@pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
+def test_draws_follow_the_exact_distribution(parameters: dict[str, Any]) -> None:
+    bench = Bench(DRAWS)
+    for stream in range(DRAWS):
+        sampling = bench.add(output=OUTPUT, seed=stream * 7919 + 1, **({"temperature": 1.0} | parameters))
+    tokens, _ = bench.sample(np.tile(LOGITS, (DRAWS, 1)))
+    counts = np.bincount(tokens, minlength=len(LOGITS))
+    probabilities = distribution(edited(LOGITS, sampling, PROMPT, OUTPUT), sampling)
+    assert chi_square(counts, probabilities) < CHI_SQUARE_MOST
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    weights = np.exp(logits - logits.max())
-    return weights / weights.sum()
+def test_positions_of_one_seed_are_independent_draws() -> None:
+    bench = Bench(100)
+    for stream in range(100):
+        sampling = bench.add([3], temperature=1.0, seed=stream, max_tokens=60)
+    logits = np.tile(LOGITS, (100, 1))
+    counts = np.zeros(len(LOGITS), np.int64)
+    pairs = np.zeros((len(LOGITS), len(LOGITS)), np.int64)
+    last = None
+    for _ in range(50):
+        tokens, _ = bench.sample(logits)
+        counts += np.bincount(tokens, minlength=len(LOGITS))
+        if last is not None:
+            np.add.at(pairs, (last, tokens), 1)
+        bench.settle(tokens)
+        last = tokens
+    probabilities = distribution(edited(LOGITS, sampling, [], []), sampling)
+    assert chi_square(counts, probabilities) < CHI_SQUARE_MOST
+    joint = np.outer(probabilities, probabilities).ravel()
+    assert chi_square(pairs.ravel(), joint) < 110  # 63 degrees of freedom, 99.98 %
 
 
-def expected(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> np.ndarray:
-    """Exact probabilities: min-p, then top-k, then top-p, each on what the one before left."""
-    probabilities = softmax(LOGITS.astype(np.float64) / temperature)
-    probabilities[probabilities < min_p * probabilities.max()] = 0
-    order = np.argsort(-probabilities, kind="stable")
-    if top_k:
-        probabilities[order[top_k:]] = 0
-    probabilities /= probabilities.sum()
-    before = np.cumsum(probabilities[order]) - probabilities[order]
-    probabilities[order[before >= top_p]] = 0
-    return probabilities / probabilities.sum()
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"temperature": 1.0},
-        {"temperature": 0.6},
-        {"temperature": 2.5},
-        {"temperature": 1.0, "top_k": 3},
-        {"temperature": 1.0, "top_p": 0.8},
-        {"temperature": 1.0, "min_p": 0.3},
-        {"temperature": 1.3, "top_k": 6, "top_p": 0.9, "min_p": 0.05},
-    ],
-    ids=str,
-)
-def test_draws_follow_the_exact_distribution(parameters: dict[str, float]) -> None:
-    counts, probabilities = draws(**parameters), expected(**parameters)  # type: ignore[arg-type]
-    assert counts[probabilities == 0].sum() == 0
+def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
+    assert counts[probabilities == 0].sum() == 0, "a token that is impossible"
     possible = probabilities > 0
-    wanted = probabilities[possible] * DRAWS
-    assert ((counts[possible] - wanted) ** 2 / wanted).sum() < CHI_SQUARE_MOST
+    wanted = probabilities[possible] * counts.sum()
+    return float(((counts[possible] - wanted) ** 2 / wanted).sum())
 
 
-def test_rows_of_mixed_parameters_do_not_disturb_each_other() -> None:
-    settings: list[dict[str, Any]] = [
-        {"temperature": 0.0},
-        {"temperature": 1.0, "top_k": 2},
-        {"temperature": 1.0, "allowed_token_ids": (4, 5)},
-        {"temperature": 0.0, "logit_bias": {7: 100.0}},
-        {"temperature": 0.0, "logprobs": 2},
-        {"temperature": 1.0, "top_p": 0.5, "seed": 3},
-    ]
-    alone = []
-    for stream, setting in enumerate(settings):
-        table, columns, sampler = make(1)
-        slot = add(table, columns, stream, [3], **setting)
-        alone.append(int(sampler.sample(torch.from_numpy(LOGITS[None].copy()), np.array([slot]))[0][0]))
-    table, columns, sampler = make(len(settings))
-    slots = [add(table, columns, stream, [3], **setting) for stream, setting in enumerate(settings)]
-    logits = torch.from_numpy(np.tile(LOGITS, (len(settings), 1)))
-    tokens, logprobs = sampler.sample(logits, np.array(slots, np.intp))
-    assert tokens.tolist() == alone
-    assert alone[0] == 0
-    assert alone[2] in (4, 5)
-    assert alone[3] == 7
-    assert logprobs is not None
-    assert logprobs.token.tolist() == [4]
-    assert logprobs.ids[0].tolist() == [0, 0, 6]
+def any_sampling(rng: np.random.Generator, vocab: int) -> dict[str, Any]:
+    """Parameters of which each is at work in about a third of the rows."""
+    some: dict[str, Any] = {
+        "top_k": int(rng.integers(1, vocab)),
+        "top_p": float(rng.uniform(0.05, 1)),
+        "min_p": float(rng.uniform(0, 0.5)),
+        "repetition_penalty": float(rng.uniform(0.5, 2)),
+        "presence_penalty": float(rng.uniform(-2, 2)),
+        "frequency_penalty": float(rng.uniform(-2, 2)),
+        "logit_bias": {int(token): float(rng.normal()) for token in rng.integers(0, vocab, 3)},
+        "allowed_token_ids": tuple(rng.integers(0, vocab, vocab // 2 + 1).tolist()),
+        "bad_words": tuple(tuple(rng.integers(0, vocab, size).tolist()) for size in (1, 2, 2, 3)),
+        "min_tokens": int(rng.integers(1, 8)),
+        "stop_token_ids": tuple(rng.integers(0, vocab, 2).tolist()),
+        "logprobs": int(rng.integers(0, 4)),
+    }
+    chosen = {name: value for name, value in some.items() if rng.random() < 0.35}
+    return {
+        "temperature": float(rng.choice([0.0, 0.5, 1.0, 1.7])),
+        "seed": int(rng.integers(1 << 40)),
+    } | chosen
 
 
-@pytest.mark.parametrize(
-    ("repetition", "presence", "frequency"), [(1.8, 0, 0), (1, 1.5, 0), (1, 0, 0.7), (1.3, 0.4, 0.9)]
-)
-def test_penalties_are_those_of_a_slow_reference(
-    repetition: float, presence: float, frequency: float
-) -> None:
-    prompt, output = [0, 7, 7], [6, 6, 1]
-    table, columns, sampler = make(1)
-    slot = add(
-        table,
-        columns,
-        0,
-        prompt,
-        repetition_penalty=repetition,
-        presence_penalty=presence,
-        frequency_penalty=frequency,
-        logprobs=0,
+@pytest.mark.parametrize("vocab", [5, 40, 3 * NARROW + 5])
+def test_rows_of_mixed_parameters_are_those_of_a_plain_reference(vocab: int) -> None:
+    """Every row of every step: what it may be, what it is alone, and that it is where its draw falls."""
+    rng = np.random.default_rng(vocab)
+    for _ in range(25):
+        rows = int(rng.integers(1, 9))
+        bench = Bench(rows, vocab)
+        prompts = [rng.integers(0, vocab, rng.integers(1, 20)).tolist() for _ in range(rows)]
+        samplings = [bench.add(prompt, max_tokens=40, **any_sampling(rng, vocab)) for prompt in prompts]
+        outputs: list[list[int]] = [[] for _ in range(rows)]
+        for _ in range(6):
+            logits = rng.normal(0, 2, (rows, vocab)).astype(np.float32)
+            places = bench.columns.uniforms(np.array(bench.slots))
+            tokens, logprobs = bench.sample(logits)
+            for row in range(rows):
+                wanted = edited(logits[row], samplings[row], prompts[row], outputs[row])
+                if np.isneginf(wanted).all():
+                    continue  # nothing is allowed: any token will do
+                ends = np.cumsum(distribution(wanted, samplings[row]))
+                token = int(tokens[row])
+                assert ends[token] > (ends[token - 1] if token else 0), "a token that is impossible"
+                if samplings[row].temperature:
+                    assert (ends[token - 1] if token else 0) - 1e-5 <= places[row] <= ends[token] + 1e-5
+                outputs[row].append(token)
+            _check_logprobs(logprobs, logits, tokens, samplings)
+            bench.settle(tokens)
+            for row, slot in enumerate(bench.slots):
+                outputs[row] = bench.table.history[
+                    slot, len(prompts[row]) : bench.table.length[slot]
+                ].tolist()
+
+
+def _check_logprobs(logprobs: Any, logits: np.ndarray, tokens: np.ndarray, samplings: list[Sampling]) -> None:
+    asked = [row for row, sampling in enumerate(samplings) if sampling.logprobs >= 0]
+    assert (logprobs is None) == (not asked)
+    for entry, row in enumerate(asked):
+        exact = logits[row] - np.log(np.exp(logits[row].astype(np.float64)).sum())
+        best = np.argsort(-exact, kind="stable")[: samplings[row].logprobs]
+        ids = logprobs.ids[entry][logprobs.ids[entry] >= 0]
+        assert logprobs.token[entry] == row
+        assert ids.tolist() == [tokens[row], *best]
+        assert logprobs.values[entry][: len(ids)] == pytest.approx(exact[ids], abs=1e-4)
+        assert logprobs.rank[entry] == (exact > exact[tokens[row]]).sum() + 1
+
+
+def test_a_mixed_batch_is_its_rows_one_by_one() -> None:
+    rng = np.random.default_rng(5)
+    vocab, rows = 700, 48
+    settings = [any_sampling(rng, vocab) for _ in range(rows)]
+    together, alone = Bench(rows, vocab), Bench(rows, vocab)
+    for setting in settings:
+        together.add([1, 2, 3], max_tokens=40, **setting)
+        alone.add([1, 2, 3], max_tokens=40, **setting)
+    for _ in range(5):
+        logits = rng.normal(0, 3, (rows, vocab)).astype(np.float32)
+        tokens, _ = together.sample(logits)
+        one_by_one = [
+            int(alone.sample(logits[row : row + 1], [slot])[0][0]) for row, slot in enumerate(alone.slots)
+        ]
+        assert tokens.tolist() == one_by_one
+        together.settle(tokens)
+        alone.settle(tokens)
+
+
+def test_a_slot_that_is_used_again_counts_from_the_start() -> None:
+    bench = Bench(1)
+    for prompt in ([0, 0, 6], [1]):
+        bench.add(prompt, repetition_penalty=10.0, presence_penalty=2.0)
+        wanted = edited(LOGITS, bench_sampling(bench), prompt, [])
+        tokens, _ = bench.sample(LOGITS[None])
+        assert tokens[0] == wanted.argmax()
+        bench.settle(tokens)
+        slot = bench.slots.pop()
+        bench.columns.clear(slot)
+        bench.table.release(slot)
+
+
+def bench_sampling(bench: Bench) -> Sampling:
+    slot, columns = bench.slots[0], bench.columns
+    return Sampling(
+        1, 0, repetition_penalty=columns.repetition[slot], presence_penalty=columns.presence[slot]
     )
-    for token in output:
-        table.settle(np.array([slot]), np.array([token], np.int32))
-    logits = LOGITS.copy()
-    for token in {*prompt, *output}:
-        logits[token] = logits[token] / repetition if logits[token] > 0 else logits[token] * repetition
-    for token in output:
-        logits[token] -= frequency
-    for token in set(output):
-        logits[token] -= presence
-    given = torch.from_numpy(LOGITS[None].copy())
-    tokens, _ = sampler.sample(given, np.array([slot]))
-    assert given[0].numpy() == pytest.approx(logits, abs=1e-6)
-    assert int(tokens[0]) == int(logits.argmax())
 
 
-def test_bad_words_are_never_completed() -> None:
-    table, columns, sampler = make(1)
-    slot = add(table, columns, 0, [3], bad_words=((0,), (6, 1)))
-    logits = torch.from_numpy(LOGITS[None].copy())
-    tokens, _ = sampler.sample(logits, np.array([slot]))
-    assert int(tokens[0]) == 6
-    table.settle(np.array([slot]), np.array([6], np.int32))
-    tokens, _ = sampler.sample(torch.from_numpy(LOGITS[None].copy()), np.array([slot]))
-    assert int(tokens[0]) == 6  # 0 and, after 6, 1 are banned: 6 is next best
+def test_histories_of_many_distinct_tokens_are_counted() -> None:
+    vocab = 60
+    bench = Bench(2, vocab)
+    bench.add([0], max_tokens=60, frequency_penalty=1.0)
+    bench.add(list(range(30)), max_tokens=30, presence_penalty=2.0)
+    logits = np.zeros((2, vocab), np.float32)
+    given = []
+    for _ in range(30):
+        tokens, _ = bench.sample(logits)
+        given.append(tokens)
+        bench.settle(tokens)
+    assert sorted(row[0] for row in given) == list(range(30))  # never the same token twice
+    assert sorted(row[1] for row in given) == list(range(30))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_with_no_token_left_still_get_one(temperature: float) -> None:
+    bench = Bench(2)
+    bench.add(temperature=temperature, allowed_token_ids=(2,), bad_words=((2,),), top_p=0.9)
+    bench.add(temperature=temperature, allowed_token_ids=(2,), top_p=0.9)
+    tokens, _ = bench.sample(np.tile(LOGITS, (2, 1)))
+    assert 0 <= tokens[0] < len(LOGITS)
+    assert tokens[1] == 2
+
+
+def test_tokens_without_weight_are_never_picked() -> None:
+    weights = torch.zeros((4, 1000))
+    weights[:, [3, 127, 128, 640, 999]] = torch.tensor([1e-6, 1.0, 1e-3, 0.3, 1e-7])
+    edges = torch.tensor([[0.0], [1 - 2.0**-52], [0.5], [0.99999]], dtype=torch.float64)
+    assert set(pick(weights, edges).tolist()) <= {3, 127, 128, 640, 999}
+    assert pick(weights, edges)[0] == 3
+    assert pick(weights, edges)[1] == 999

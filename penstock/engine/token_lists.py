@@ -1,0 +1,57 @@
+"""Lists of varying length per slot, kept as columns, so that those of many slots are gathered at once."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Slots = NDArray[np.intp]
+
+LEAST_CAPACITY = 64
+
+
+class TokenLists:
+    """One list of items per slot; an item has a value in each column.
+
+    Lists lie one behind the other; those of slots that were cleared leave gaps, which are closed when
+    there is no room at the end.
+    """
+
+    def __init__(self, slots: int, *columns: DTypeLike) -> None:
+        self._start = np.zeros(slots, np.int64)
+        self._count = np.zeros(slots, np.int64)
+        self._columns: list[NDArray[Any]] = [np.zeros(0, dtype) for dtype in columns]
+        self._used = 0
+
+    def set(self, slot: int, *columns: Any) -> None:
+        """The list of a slot that has none; ``columns`` are of equal length."""
+        count = len(columns[0])
+        if self._used + count > len(self._columns[0]):
+            self._make_room(count)
+        start, self._used = self._used, self._used + count
+        self._start[slot], self._count[slot] = start, count
+        for column, values in zip(self._columns, columns, strict=True):
+            column[start : self._used] = values
+
+    def clear(self, slot: int) -> None:
+        self._count[slot] = 0
+
+    def gather(self, slots: Slots) -> tuple[NDArray[np.int64], tuple[NDArray[Any], ...]]:
+        """The items of ``slots``, list after list: which of ``slots`` each belongs to, and the columns."""
+        count = self._count[slots]
+        ends = np.cumsum(count)
+        row = np.repeat(np.arange(len(slots)), count)
+        at = np.arange(len(row)) + np.repeat(self._start[slots] - (ends - count), count)
+        return row, tuple(column[at] for column in self._columns)
+
+    def _make_room(self, wanted: int) -> None:
+        """Close the gaps; at least as much room as there are items is free afterwards."""
+        living = np.flatnonzero(self._count)
+        _, kept = self.gather(living)
+        count = self._count[living]
+        self._start[living] = np.cumsum(count) - count
+        self._used = int(count.sum())
+        capacity = max(LEAST_CAPACITY, 2 * (self._used + wanted))
+        self._columns = [
+            np.concatenate((column, np.zeros(capacity - len(column), column.dtype))) for column in kept
+        ]

@@ -1,0 +1,98 @@
+"""Repetition, presence and frequency penalties: which tokens stand in a stream, counted as it grows."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..sampling import SamplingColumns
+
+Slots = NDArray[np.intp]
+
+LEAST_WIDTH = 64
+
+
+class Occurrences:
+    """The distinct tokens of the slots that are penalised, on the model's device.
+
+    ``tokens`` and ``counts`` are int32[slots, width]: the n-th distinct token of a slot, and how often its
+    output has it (0: only its prompt has it; -1: there is no n-th token). A step adds one token to each
+    row, so it costs the number of distinct tokens, not the size of the vocabulary; memory is taken when
+    the first row is penalised, and doubles when the most varied one needs it.
+    """
+
+    def __init__(self, columns: SamplingColumns) -> None:
+        self._columns = columns
+        self._known = np.zeros(columns.table.size, np.int32)
+        """At most so many distinct tokens per slot."""
+        self._tokens: Tensor | None = None
+        self._counts: Tensor | None = None
+
+    def of(self, slots: Slots, device: torch.device) -> tuple[Tensor, Tensor]:
+        """int64[n, W] tokens and int32[n, W] counts of the slots' histories as they are at present."""
+        table, counted = self._columns.table, self._columns.counted
+        fresh = table.length[slots] - counted[slots] != 1
+        fresh |= counted[slots] < 0
+        grown = self._known[slots] + 1
+        listed = [self._distinct(slot) for slot in slots[fresh].tolist()]
+        grown[fresh] = [len(tokens) for tokens, _ in listed]
+        self._known[slots] = grown
+        most = int(grown.max())
+        tokens, counts = self._room(most, device)
+        for slot, (known, count) in zip(slots[fresh].tolist(), listed, strict=True):
+            counts[slot] = -1
+            tokens[slot, : len(known)] = torch.from_numpy(known).to(device)
+            counts[slot, : len(known)] = torch.from_numpy(count).to(device)
+        if not fresh.all():
+            self._add(slots[~fresh], most, tokens, counts)
+        counted[slots] = table.length[slots]
+        at = torch.from_numpy(slots).to(device)
+        return tokens[at, :most].long(), counts[at, :most]
+
+    def _distinct(self, slot: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Distinct tokens of a slot's history, and how often each stands in its output."""
+        table = self._columns.table
+        base, length = int(table.base[slot]), int(table.length[slot])
+        known, place = np.unique(table.history[slot, :length], return_inverse=True)
+        return known, np.bincount(place[base:], minlength=len(known)).astype(np.int32)
+
+    def _add(self, slots: Slots, width: int, tokens: Tensor, counts: Tensor) -> None:
+        """Count the last token of each slot: where it is known already, else in the first free place."""
+        table = self._columns.table
+        last = torch.from_numpy(table.history[slots, table.length[slots] - 1]).to(tokens.device)
+        at = torch.from_numpy(slots).to(tokens.device)
+        count = counts[at, :width]
+        same = (tokens[at, :width] == last[:, None]) & (count >= 0)
+        place = torch.where(same.any(-1), same.int().argmax(-1), (count >= 0).sum(-1))
+        tokens[at, place] = last
+        counts[at, place] = counts[at, place].clamp(min=0) + 1
+
+    def _room(self, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        tokens, counts = self._tokens, self._counts
+        if tokens is None or counts is None or tokens.shape[1] < width:
+            slots, wide = self._columns.table.size, LEAST_WIDTH
+            while wide < width:
+                wide *= 2
+            wider = torch.zeros((slots, wide), dtype=torch.int32, device=device)
+            empty = torch.full((slots, wide), -1, dtype=torch.int32, device=device)
+            if tokens is not None and counts is not None:
+                wider[:, : tokens.shape[1]] = tokens
+                empty[:, : counts.shape[1]] = counts
+            tokens, counts = self._tokens, self._counts = wider, empty
+        return tokens, counts
+
+
+def penalize(
+    logits: Tensor, tokens: Tensor, counts: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor
+) -> None:
+    """Change float32[n, V] logits in place, as vLLM and OpenAI define the penalties.
+
+    ``tokens`` and ``counts`` as :meth:`Occurrences.of` gives them, the others float32[n, 1]. Repetition
+    divides positive logits and multiplies negative ones for tokens of prompt and output; presence and
+    frequency are subtracted for tokens of the output.
+    """
+    before = logits.gather(-1, tokens)
+    after = torch.where(before > 0, before / repetition, before * repetition)
+    after -= frequency * counts.clamp(min=0) + presence * (counts > 0)
+    change = torch.where((counts >= 0) & before.isfinite(), after - before, 0.0)
+    logits.scatter_add_(-1, tokens, change)

@@ -1,0 +1,52 @@
+"""How one row is sampled, written down plainly: one token after the other, in float64."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.wire.messages import Sampling
+
+F64 = NDArray[np.float64]
+
+
+def edited(logits: Sequence[float], sampling: Sampling, prompt: Sequence[int], output: Sequence[int]) -> F64:
+    """Logits after everything that comes before the temperature."""
+    changed = np.array(logits, np.float64)
+    if sampling.allowed_token_ids is not None:
+        for token in range(len(changed)):
+            if token not in sampling.allowed_token_ids:
+                changed[token] = -np.inf
+    for token, value in (sampling.logit_bias or {}).items():
+        changed[token] += value
+    if len(output) < sampling.min_tokens:
+        for token in sampling.stop_token_ids:
+            changed[token] = -np.inf
+    for word in sampling.bad_words:
+        start = list(word[:-1])
+        if not start or list(output)[-len(start) :] == start:
+            changed[word[-1]] = -np.inf
+    for token in {*prompt, *output}:
+        penalty = sampling.repetition_penalty
+        changed[token] = changed[token] / penalty if changed[token] > 0 else changed[token] * penalty
+    for token in output:
+        changed[token] -= sampling.frequency_penalty
+    for token in set(output):
+        changed[token] -= sampling.presence_penalty
+    return changed
+
+
+def distribution(logits: F64, sampling: Sampling) -> F64:
+    """Probabilities: temperature, then min-p, top-k, top-p, each on what the one before left."""
+    if sampling.temperature == 0 or sampling.top_k == 1:
+        return np.eye(len(logits))[int(logits.argmax())]
+    weights = np.exp((logits - logits.max()) / sampling.temperature)
+    weights[weights < sampling.min_p * weights.max()] = 0
+    order = np.argsort(-weights, kind="stable")
+    if sampling.top_k:
+        weights[order[sampling.top_k :]] = 0
+    weights /= weights.sum()
+    before = np.cumsum(weights[order]) - weights[order]
+    weights[order[before >= sampling.top_p]] = 0
+    probabilities: F64 = weights / weights.sum()
+    return probabilities
