@@ -43,7 +43,8 @@ def _completion_choice(index: int, choice: Choice, return_ids: bool, role: str) 
 
 def _chat_choice(index: int, choice: Choice, return_ids: bool, role: str) -> dict[str, Any]:
     text = choice.prompt.echo + "".join(choice.text)
-    message = {"role": role, "content": text, "refusal": None}
+    fields = {"content": text} if choice.parser is None else choice.parse(text).message()
+    message = {"role": role, **fields, "refusal": None}
     return {"index": index, "message": message} | _ending(choice, return_ids)
 
 

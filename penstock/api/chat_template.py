@@ -42,6 +42,7 @@ class ChatTemplate:
 
         Raises ValueError when a template does not compile.
         """
+        self._sources = sources
         environment = _environment()
         self._templates: dict[str, jinja2.Template] = {}
         self._wants_parts: dict[str, bool] = {}
@@ -74,6 +75,11 @@ class ChatTemplate:
             return cls(sources, tokens)
         except ValueError as error:
             raise ValueError(f"chat template in {origin}: {error}") from None
+
+    @property
+    def source(self) -> str:
+        """Text of the template used with tools."""
+        return self._sources[self._name(tools=True)]
 
     def wants_parts(self, *, tools: bool) -> bool:
         """Whether the template used with or without tools reads content as a list of parts."""

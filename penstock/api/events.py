@@ -79,6 +79,7 @@ class EventShape:
         index: int,
         text: bytes,
         *,
+        delta: Mapping[str, Any] | None = None,
         finish_reason: bytes | None = None,
         stop_reason: int | str | None = None,
         logprobs: Mapping[str, Any] | None = None,
@@ -86,8 +87,13 @@ class EventShape:
         prompt_token_ids: Sequence[int] | None = None,
         usage: Mapping[str, Any] | None = None,
     ) -> bytes:
-        """One event of a choice, with all that was asked for. ``text`` is JSON-escaped."""
-        if self.chat and not text:
+        """One event of a choice, with all that was asked for.
+
+        ``text`` is JSON-escaped; ``delta``: of a chat choice, in place of the text.
+        """
+        if delta is not None:
+            parts = [self._prefix, b'{"index":%d,"delta":' % index, encode_json(delta)]
+        elif self.chat and not text:
             parts = [self._prefix, b'{"index":%d,"delta":{}' % index]
         else:
             parts = [self.head(index), text, self._tail_start]

@@ -7,7 +7,7 @@ cannot be served. Prompts are tokenized by the caller, in a thread where they ar
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,8 +21,11 @@ from .decoding import BodyDecoder
 from .errors import ApiError, refused, unknown_model
 from .facts import ModelFacts
 from .pace import EVERY_TOKEN, Pace, Pacing
+from .parsers.message import MessageParser
+from .parsers.registry import output_format
 from .prompts import check_vocabulary, prompts_of, truncation
 from .tokenizer import Tokenizer
+from .tool_choice import may_call
 from .types import (
     MAX_REQUEST_ID,
     ChatCompletionRequest,
@@ -80,6 +83,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     """Role of a chat's reply."""
     echo_text: str = ""
     """What the text of every choice of a chat starts with: the message it continues, if echo asks for it."""
+    parser: Callable[[], MessageParser] | None = None
+    """Makes what takes tool calls and reasoning out of a choice's text; None: the text is all content."""
 
     def sampling(self, prompt_len: int, index: int = 0) -> Sampling:
         """Sampling of choice ``index`` (0 to n-1) of a prompt with ``prompt_len`` tokens.
@@ -138,6 +143,10 @@ class Planner:
         self._most_tokens = min(info.max_model_len, info.defaults.max_new_tokens or info.max_model_len)
         self._tokenizer = tokenizer
         self._template = template
+        self._format = output_format(
+            config.tool_call_parser, config.reasoning_parser, template.source if template else ""
+        )
+        self._special_markers = tokenizer.has_special(self._format.markers)
         self._draw = random.Random().getrandbits
 
     def unknown_fields(self) -> dict[str, int]:
@@ -172,7 +181,7 @@ class Planner:
         """Plan of a body of /v1/chat/completions. ``request_id``: of a header. Raises ApiError."""
         request = self._chats.decode(body)
         self._gate_chat.check(request)
-        unsupported.check_tools(request)
+        calls = may_call(request, known_format=self._format.tools is not None)
         self._check_model(request.model)
         logprobs = self._chat_logprobs(request)
         max_tokens, field = request.max_completion_tokens, "max_completion_tokens"
@@ -196,6 +205,14 @@ class Planner:
             plan.role = request.messages[-1].role
         if request.echo:
             plan.echo_text = _text_to_echo(request.messages[-1], plan.role)
+        plan.parser = self._format.parser(
+            text,
+            tools=calls,
+            show_reasoning=request.include_reasoning is not False,
+            one_call=request.parallel_tool_calls is False,
+        )
+        if plan.parser is not None and self._special_markers:
+            plan.skip_special_tokens = False
         return plan
 
     def _plan(

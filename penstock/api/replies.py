@@ -18,6 +18,8 @@ from ..wire.frames import Finish, Logprobs
 from .events import EventShape, usage
 from .fleet import Fleet
 from .logprobs import LogprobFormatter
+from .parsers.delta import Delta
+from .parsers.message import MessageParser
 from .plan import RequestPlan
 
 _REASON = {Finish.EOS: b"stop", Finish.STOP_TOKEN: b"stop", Finish.LENGTH: b"length"}
@@ -65,11 +67,29 @@ class Choice:
     text: list[str] = field(default_factory=list)
     """Collected reply: the output's text so far. Streamed reply: text held for a slow client."""
     logprobs: LogprobFormatter | None = None
+    parser: MessageParser | None = None
+    """Takes tool calls and reasoning out of the text, where they may occur."""
     generated: int = 0
     """Tokens of the output, known at its end."""
     begun: bool = False
     finish_reason: bytes = b""
     stop_reason: int | str | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether a token's text can go out as it is: nothing is held back that it could depend on."""
+        return not self.assembler.pending and (self.parser is None or self.parser.idle)
+
+    def parse(self, text: str) -> Delta:
+        """What the next piece of text adds to the message; the last piece once the stream has ended.
+
+        Only for choices with a parser. An output that stopped with a tool call was stopped by it.
+        """
+        assert self.parser is not None
+        delta = self.parser.push(text, last=self.stream is None)
+        if self.parser.called and self.finish_reason == b"stop":
+            self.finish_reason = b"tool_calls"
+        return delta
 
 
 @dataclass(slots=True)
@@ -104,6 +124,8 @@ class RequestReply:
         choice = Choice(prompt, assembler)
         if plan.logprobs >= 0:
             choice.logprobs = LogprobFormatter(tables.full, chat=plan.chat, alternatives=plan.logprobs)
+        if plan.parser is not None:
+            choice.parser = plan.parser()
         stream = self._make_stream(index, rank)
         choice.stream = stream
         self.choices.append(choice)

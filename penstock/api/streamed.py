@@ -56,7 +56,7 @@ class StreamedReply(RequestReply):
             self._finish(None)
         elif self._plain and not self._paused:
             tables = self.context.tables  # while text is held back, the next token must not overtake it
-            stream.table = tables.nothing if choice.assembler.pending else tables.plain
+            stream.table = tables.plain if choice.plain else tables.nothing
 
     def _events(
         self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
@@ -75,11 +75,15 @@ class StreamedReply(RequestReply):
                 data = shape.first(index, prompt_ids, start)
                 prompt_ids = None
         entry = None if choice.logprobs is None else choice.logprobs.event(tokens, logprobs)
-        if not (text or ended or entry or plan.return_token_ids):
+        delta = None
+        if choice.parser is not None:
+            delta, text = choice.parse(text).fields(), ""
+        if not (text or delta or ended or entry or plan.return_token_ids):
             return data
         return data + shape.event(
             index,
             escape_json(text),
+            delta=delta,
             finish_reason=choice.finish_reason if ended else None,
             stop_reason=choice.stop_reason,
             logprobs=entry,
@@ -122,7 +126,7 @@ class StreamedReply(RequestReply):
     def on_resume(self) -> None:
         self._paused = False
         for choice in self.choices:
-            if choice.stream is not None and self._plain and choice.begun and not choice.assembler.pending:
+            if choice.stream is not None and self._plain and choice.begun and choice.plain:
                 choice.stream.table = self.context.tables.plain
 
     # -- ends
@@ -137,9 +141,13 @@ class StreamedReply(RequestReply):
             return
         data = b""
         for index, choice in enumerate(self.choices):
-            rest = choice.assembler.finish().text if not choice.finish_reason else ""
-            if rest:
-                data += self.shape.event(index, escape_json(rest))
+            if choice.finish_reason:
+                continue
+            text, delta = choice.assembler.finish().text, None
+            if choice.parser is not None:
+                delta, text = choice.parse(text).fields(), ""
+            if text or delta:
+                data += self.shape.event(index, escape_json(text), delta=delta)
         self._send(data + error_event(error))
         self._finish(error)
 

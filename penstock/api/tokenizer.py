@@ -6,7 +6,7 @@ import itertools
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import fastokens
@@ -85,6 +85,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text of ``ids``; ids outside the vocabulary have none."""
         return self.raw.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def has_special(self, texts: Iterable[str]) -> bool:
+        """Whether any of ``texts`` is a special token, which decoding may skip."""
+        return any(self.raw.token_to_id(text) in self.special_ids for text in texts)
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """The vocabulary's own spelling of each id; empty for ids outside the vocabulary."""

@@ -186,10 +186,12 @@ class ChatCompletionRequest(GenerateRequest, kw_only=True):
     chat_template_kwargs: Annotated[JsonObject | None, about("Variables for the chat template.")] = None
     documents: Annotated[list[JsonObject] | None, about("Documents for the chat template.")] = None
     tools: Annotated[list[Tool] | None, about("Functions for the chat template.")] = None
-    tool_choice: Annotated[str | JsonObject | None, about("none; other choices are refused.")] = None
-    parallel_tool_calls: bool | None = None
+    tool_choice: Annotated[
+        str | JsonObject | None, about("none, or auto (the default with tools); other choices are refused.")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, about("false: a message has one tool call at most.")] = None
     reasoning_effort: Annotated[str | None, about("A variable for the chat template.")] = None
-    include_reasoning: bool | None = None
+    include_reasoning: Annotated[bool | None, about("false: leave the reasoning out of the reply.")] = None
     chat_template: str | None = None
     return_prompt_text: bool | None = None
     media_io_kwargs: JsonObject | None = None

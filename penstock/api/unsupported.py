@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from .errors import ApiError
-from .types import ChatCompletionRequest, CompletionRequest
+from .types import CompletionRequest
 
 
 class Row(NamedTuple):
@@ -103,26 +103,3 @@ def check_echo(request: CompletionRequest) -> None:
     """Raises ApiError for echo with logprobs, which would need those of the prompt."""
     if request.echo and request.logprobs is not None:
         raise not_served("echo", "it cannot be combined with logprobs")
-
-
-def check_tools(request: ChatCompletionRequest) -> None:
-    """Raises ApiError unless the model is left to answer in text, with or without tools in its prompt."""
-    choice = request.tool_choice
-    if choice is None:
-        choice = "auto" if request.tools else "none"
-    if choice == "none":
-        return
-    if not request.tools:
-        raise _tool_choice("When using `tool_choice`, `tools` must be set.")
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if name not in [tool.function.name for tool in request.tools]:
-            raise _tool_choice(
-                "The tool specified in `tool_choice` does not match any of the specified `tools`"
-            )
-    raise not_served("tool_choice", "with tools it must be none")
-
-
-def _tool_choice(message: str) -> ApiError:
-    return ApiError(400, f"{message} (parameter=tool_choice)", param="tool_choice")

@@ -45,6 +45,18 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str | None,
         option("File with a Jinja chat template that replaces the model's.", "Model", metavar="FILE"),
     ] = None
+    tool_call_parser: Annotated[
+        Literal["auto", "hermes", "llama3_json", "none"],
+        option("How the model writes tool calls; auto: what its chat template shows.", "Model"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "think", "none"],
+        option(
+            "How the model marks its reasoning, which replies carry apart from the content; think: <think> "
+            "and </think>; auto: what its chat template shows.",
+            "Model",
+        ),
+    ] = "auto"
     generation_config: Annotated[
         Literal["auto", "none"],
         option("auto: sampling defaults from the model's generation_config.json; none: OpenAI's.", "Model"),

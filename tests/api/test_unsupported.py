@@ -8,7 +8,6 @@ from penstock.api.unsupported import CHAT, COMPLETION, TOKENIZE, Row
 from .planning import body, chat_body, error_of, planner
 
 PLANNER = planner()
-TOOL = {"type": "function", "function": {"name": "f"}}
 
 NOT_SERVED: dict[str, Any] = {
     "audio": {"voice": "x"},
@@ -95,26 +94,3 @@ def test_rows_are_fields(table: tuple[Row, ...], type: Any) -> None:
 def test_echo_goes_without_logprobs_only() -> None:
     assert PLANNER.completion(body(echo=True)).echo
     assert error_of(PLANNER.completion, body(echo=True, logprobs=0)).param == "echo"
-
-
-@pytest.mark.parametrize(
-    "fields", [{"tools": [TOOL], "tool_choice": "none"}, {"tool_choice": "none"}, {"tools": []}]
-)
-def test_text_answers_are_served_with_tools_or_without(fields: dict[str, Any]) -> None:
-    PLANNER.chat(chat_body(**fields))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"tools": [TOOL]}, "with tools it must be none"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "with tools it must be none"),
-        ({"tools": [TOOL], "tool_choice": TOOL}, "with tools it must be none"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "does not match any of the specified"),
-        ({"tool_choice": "auto"}, "`tools` must be set"),
-    ],
-)
-def test_tool_calls_are_refused(fields: dict[str, Any], message: str) -> None:
-    error = error_of(PLANNER.chat, chat_body(**fields))
-    assert error.param == "tool_choice"
-    assert message in error.message

@@ -1,0 +1,172 @@
+"""A tool call's JSON object, read as it comes: ``{"name": "f", "arguments": {"x": 1}}``."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum, auto
+
+_SPACE = " \t\r\n"
+ARGUMENTS = frozenset(("arguments", "parameters"))
+"""Keys under which models write a call's arguments."""
+
+
+class _State(Enum):
+    START = auto()
+    KEY = auto()  # before a key, or the object's end
+    IN_KEY = auto()
+    COLON = auto()
+    VALUE = auto()  # before a value
+    IN_STRING = auto()
+    IN_NESTED = auto()
+    IN_SCALAR = auto()
+    DONE = auto()
+    BROKEN = auto()
+
+
+class CallScanner:
+    """Reads one object. Arguments that are an object are passed on as they come, letter by letter, once the
+    name is known; the JSON within them is the model's own and not checked beyond its brackets."""
+
+    def __init__(self) -> None:
+        self.raw = ""
+        """All that has been read."""
+        self.name: str | None = None
+        self.started = False
+        """Whether this is a call: it has a name, and arguments have begun."""
+        self._state = _State.START
+        self._key = ""
+        self._value = ""
+        self._escaped = False
+        self._quoted = False
+        self._depth = 0
+        self._ready = ""
+
+    @property
+    def done(self) -> bool:
+        """The object's closing brace has been read."""
+        return self._state is _State.DONE
+
+    @property
+    def broken(self) -> bool:
+        """What came is no object of this kind; the character that shows it has not been read."""
+        return self._state is _State.BROKEN
+
+    def push(self, text: str) -> str:
+        """Read; returns what is left of ``text`` when the object is done or broken, else nothing."""
+        for place, char in enumerate(text):
+            self._read(char)
+            if self._state is _State.BROKEN:
+                self.raw += text[:place]
+                return text[place:]
+            if self._state is _State.DONE:
+                self.raw += text[: place + 1]
+                return text[place + 1 :]
+        self.raw += text
+        return ""
+
+    def take_arguments(self) -> str:
+        """Text of the arguments since the last call."""
+        if not self.started:
+            return ""
+        ready, self._ready = self._ready, ""
+        return ready
+
+    # -- one character
+
+    def _read(self, char: str) -> None:
+        match self._state:
+            case _State.IN_NESTED:
+                self._read_nested(char)
+            case _State.IN_STRING | _State.IN_KEY:
+                self._read_string(char)
+            case _State.IN_SCALAR if char not in ",}" + _SPACE:
+                self._value += char
+            case _State.IN_SCALAR:
+                self._end_value()
+                if not self.broken:
+                    self._read(char)
+            case _ if char in _SPACE:
+                pass
+            case _State.START:
+                self._state = _State.KEY if char == "{" else _State.BROKEN
+            case _State.KEY:
+                self._read_before_key(char)
+            case _State.COLON:
+                self._state = _State.VALUE if char == ":" else _State.BROKEN
+            case _State.VALUE:
+                self._begin_value(char)
+
+    def _read_before_key(self, char: str) -> None:
+        if char == '"':
+            self._state, self._value = _State.IN_KEY, char
+        elif char == "}":
+            self._state = _State.DONE
+        elif char != ",":
+            self._state = _State.BROKEN
+
+    def _read_string(self, char: str) -> None:
+        self._value += char
+        if self._escaped:
+            self._escaped = False
+        elif char == "\\":
+            self._escaped = True
+        elif char == '"' and self._state is _State.IN_KEY:
+            self._key = _decoded(self._value) or ""
+            self._state = _State.COLON
+        elif char == '"':
+            self._end_value()
+
+    def _begin_value(self, char: str) -> None:
+        if self._key in ARGUMENTS and self.name is not None:
+            self.started = True
+        self._value = ""
+        if char in "{[":
+            self._state, self._depth, self._quoted = _State.IN_NESTED, 0, False
+            self._read_nested(char)
+        elif char == '"':
+            self._state, self._value = _State.IN_STRING, char
+        elif char in ",:}]":
+            self._state = _State.BROKEN
+        else:
+            self._state, self._value = _State.IN_SCALAR, char
+
+    def _read_nested(self, char: str) -> None:
+        if self._key in ARGUMENTS:
+            self._ready += char
+        if self._escaped:
+            self._escaped = False
+        elif self._quoted:
+            self._escaped = char == "\\"
+            self._quoted = char != '"'
+        elif char == '"':
+            self._quoted = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            if self._depth == 0:
+                self._end_value()
+
+    def _end_value(self) -> None:
+        nested = self._state is _State.IN_NESTED
+        self._state = _State.KEY
+        if self._key == "name":
+            self.name = None if nested else _decoded(self._value)
+            if not self.name:
+                self._state = _State.BROKEN
+            elif self._ready:  # the arguments came first
+                self.started = True
+        elif self._key in ARGUMENTS and not nested:
+            # Some models write the object as a string; null stands for no arguments.
+            text = _decoded(self._value)
+            self._ready = text if text is not None else "{}" if self._value == "null" else self._value
+            self.started = self.name is not None
+
+
+def _decoded(literal: str) -> str | None:
+    """The string of a JSON string literal; None for anything else."""
+    try:
+        value = json.loads(literal, strict=False)
+    except ValueError:
+        return None
+    return value if isinstance(value, str) else None
