@@ -16,7 +16,7 @@ from penstock.api.process import _text_tables
 from penstock.api.replies import Prompt, RequestContext, RequestReply
 from penstock.api.sink import Listener
 from penstock.api.streamed import StreamedReply
-from penstock.metrics.histogram import ITL_BOUNDS, TTFT_BOUNDS, Histogram
+from penstock.metrics.histogram import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS, Histogram
 from penstock.streaming.stream import StreamError
 from penstock.streaming.table import StreamTable
 from penstock.wire.frames import Finish, TokenFrame
@@ -52,7 +52,7 @@ class MemorySink:
 
 
 def _context() -> RequestContext:
-    streams = StreamTable(VOCABULARY, Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS))
+    streams = StreamTable(VOCABULARY, Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS))
     tables = _text_tables(tiny_tokenizer(), VOCABULARY)
     return RequestContext(cast(Fleet, None), streams, tables, lambda reply, outcome: None, 1 << 20)
 
