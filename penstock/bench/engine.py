@@ -227,5 +227,8 @@ class _Reader:
             raise BenchError(f"the reader ended with exit code {self._process.returncode}")
         return []
 
+    def beat(self) -> None:
+        """Nobody listens."""
+
     def fileno(self) -> int:
         return self._stdout.fileno()

@@ -235,6 +235,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     startup_timeout: Annotated[
         float, option("Seconds a process has to become ready, per step of progress.", "Processes", gt=0)
     ] = 600.0
+    engine_hang_timeout: Annotated[
+        float,
+        option(
+            "Seconds an engine may be silent, at most one step, before it is killed and started again; 0: no "
+            "limit.",
+            "Processes",
+            ge=0,
+        ),
+    ] = 60.0
     resume_timeout: Annotated[
         float,
         option(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from ..wire.control import ControlChannel, Info, Launch, Order, Stop, SupervisorGone
+from ..wire.control import BEAT_INTERVAL_S, ControlChannel, Info, Launch, Order, Stop, SupervisorGone
 from ..wire.messages import EngineInfo, Goodbye
 from ..wire.sockets import RouterSocket, engine_address
 from .base import Engine
@@ -38,6 +38,8 @@ class Orders(Protocol):
     """What a :class:`ControlChannel` is to the loop."""
 
     def receive(self) -> list[Order]: ...
+
+    def beat(self) -> None: ...
 
     def fileno(self) -> int: ...
 
@@ -104,7 +106,7 @@ class EngineLoop:
         self._inbox = Inbox(engine, self._publisher, rank, epoch)
         self._collector = collector
         self._clock = clock
-        self._next_control = 0.0
+        self._next_control = self._next_beat = 0.0
         self._stopped = False
 
     def run(self, orders: Orders) -> None:
@@ -154,6 +156,11 @@ class EngineLoop:
                 self._collector.on_control()
 
     def _obey(self, orders: Orders) -> None:
+        """Follow the supervisor's orders, and let it know from time to time that the loop turns."""
+        now = self._clock()
+        if now >= self._next_beat:
+            self._next_beat = now + BEAT_INTERVAL_S
+            orders.beat()
         for order in orders.receive():
             if isinstance(order, Stop):
                 self._stopped = True
@@ -162,18 +169,17 @@ class EngineLoop:
     # -- nothing to do
 
     def _wait(self, orders: Orders) -> None:
-        """Until a message or an order comes, with one garbage collection in the first pause."""
+        """Until a message, an order or the next beat, with one garbage collection in the first pause."""
         self._publisher.flush()
         collector = self._collector
-        timeout = None
+        timeout = BEAT_INTERVAL_S
         if self._publisher.behind:
             timeout = RETRY_INTERVAL_S
         elif collector is not None and collector.due:
             timeout = IDLE_COLLECT_S
-        if self._socket.wait(timeout, orders.fileno()):
-            self._obey(orders)
-        elif collector is not None and collector.due:
+        if not self._socket.wait(timeout, orders.fileno()) and collector is not None and collector.due:
             collector.on_idle()
+        self._obey(orders)
 
     # -- the end
 

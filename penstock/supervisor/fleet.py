@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_OK, describe_exit, exit_code_of
 from penstock.supervisor.restart import RestartPolicy
-from penstock.wire.control import Drain, Failed, Info, Order, Progress, Ready, Report, Role, Stop
+from penstock.wire.control import Beat, Drain, Failed, Info, Order, Progress, Ready, Report, Role, Stop
 
 GRACE_S = 5.0
 """Seconds a child has to exit after Stop, or after it reported that it failed, before it is killed."""
@@ -23,6 +23,10 @@ GRACE_S = 5.0
 SAME_SIGNAL_S = 0.1
 """Signals closer together than this are one: what starts the supervisor may pass on a SIGINT that the
 terminal has sent to the whole group already. A closed terminal sends several SIGHUP; they never hurry."""
+
+LATE_S = 2.0
+"""A supervisor that looks at an engine's silence this late was stopped or starved itself, and has not read
+what the engine may have said meanwhile: it gives the engine its time once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ class _Child:
     name: Name
     state: State = State.GONE
     epoch: int = -1
-    # WAITING: its start; otherwise when it is killed, for being late with its start or its exit.
+    # WAITING: its start; otherwise when it is killed, for being late with its start, its beat or its exit.
     deadline: float | None = None
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     info: Info = field(default_factory=dict)
@@ -127,13 +131,21 @@ class Fleet:
     """All children of one ``penstock serve``. Times are seconds of any monotonic clock."""
 
     def __init__(
-        self, *, engines: int, api_servers: int, startup_timeout: float, shutdown_timeout: float
+        self,
+        *,
+        engines: int,
+        api_servers: int,
+        startup_timeout: float,
+        shutdown_timeout: float,
+        engine_hang_timeout: float,
     ) -> None:
+        """``engine_hang_timeout`` 0: engines may be silent for any time."""
         names = [Name("engine", index) for index in range(engines)]
         names += [Name("api-server", index) for index in range(api_servers)]
         self._children = {name: _Child(name) for name in names}
         self._startup_timeout = startup_timeout
         self._shutdown_timeout = shutdown_timeout
+        self._engine_hang_timeout = engine_hang_timeout
         self._phase = Phase.STARTING
         self._signalled_at = -math.inf
         self._exit_code = EXIT_OK
@@ -182,6 +194,8 @@ class Fleet:
                 self._actions.append(Show(name, report))
             case Ready():
                 self._ready(child, report, now)
+            case Beat():
+                self._hears(child, now)
             case Failed():
                 self._fails(child, report, now)
         return self._take()
@@ -237,8 +251,8 @@ class Fleet:
         """Does what is due."""
         for child in self._children.values():
             if child.deadline is not None and child.deadline <= now:
-                child.deadline = None
-                self._due(child, now)
+                overdue, child.deadline = now - child.deadline, None
+                self._due(child, now, overdue)
         if self._deadline is not None and self._deadline <= now:
             self._deadline = None
             if self._phase is Phase.DRAINING:
@@ -267,6 +281,7 @@ class Fleet:
             return
         child.state, child.deadline, child.info = State.READY, None, report.info
         child.policy.ready(now)
+        self._hears(child, now)
         if self._phase is Phase.SERVING:
             self._say(logging.INFO, f"{child.name} is ready again")
         elif self._phase is Phase.STARTING:
@@ -275,12 +290,18 @@ class Fleet:
                 self._phase = Phase.SERVING
                 self._actions.append(Announce())
 
+    def _hears(self, child: _Child, now: float) -> None:
+        """An engine that is ready must be heard again in time."""
+        beats = child.name.role == "engine" and child.state is State.READY and not child.leaving
+        if beats and self._engine_hang_timeout:
+            child.deadline = now + self._engine_hang_timeout
+
     def _fails(self, child: _Child, failure: Failed, now: float) -> None:
         child.failure = child.failure or failure
         child.leaving, child.deadline = True, now + GRACE_S
 
-    def _due(self, child: _Child, now: float) -> None:
-        """The child's deadline has passed."""
+    def _due(self, child: _Child, now: float, overdue: float) -> None:
+        """The child's deadline has passed, ``overdue`` seconds ago."""
         if child.state is State.WAITING:
             self._spawn(child, now)
             return
@@ -290,6 +311,14 @@ class Fleet:
                 message=f"not ready within {self._startup_timeout:g} s (--startup-timeout){last}",
                 # What never worked is too slow for its timeout, and would be again.
                 fatal=child.epoch == 0,
+            )
+        elif child.state is State.READY and not child.leaving:
+            if overdue > LATE_S:
+                self._hears(child, now)
+                return
+            child.failure = Failed(
+                message=f"not heard of for {self._engine_hang_timeout:g} s (--engine-hang-timeout)",
+                fatal=False,
             )
         self._kill(child)
 

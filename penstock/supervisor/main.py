@@ -91,6 +91,7 @@ class _Service:
             api_servers=self.config.api_server_count,
             startup_timeout=self.config.startup_timeout,
             shutdown_timeout=self.config.shutdown_timeout,
+            engine_hang_timeout=self.config.engine_hang_timeout,
         )
         with contextlib.closing(display()) as shown:
             return Supervisor(fleet, self._start, shown, self._announce).run()

@@ -4,12 +4,13 @@ One Unix stream socketpair per child carries JSON lines, each a tagged struct of
 
 Supervisor to child: :class:`Launch` first and once, then :class:`Drain`, :class:`Stop`.
 Child to supervisor: any number of :class:`Progress`, then :class:`Ready` or :class:`Failed`; a child that
-meets its end later may send :class:`Failed` before it exits. Ready, failed and dead (the end of the file,
-the exit code) are three different signals.
+meets its end later may send :class:`Failed` before it exits. An engine sends :class:`Beat` while it is ready.
+Ready, failed and dead (the end of the file, the exit code) are three different signals.
 
 The end of the file is a message too: a child that reads it has lost its supervisor and ends at once.
 """
 
+import contextlib
 import socket
 import threading
 from typing import Any, Literal
@@ -22,6 +23,8 @@ from penstock.config.options import ServeConfig
 MAX_LINE_BYTES = 1 << 20
 # Read size; a read seldom returns more than one message.
 _READ_BYTES = 1 << 16
+BEAT_INTERVAL_S = 1.0
+"""Least time between two beats of an engine."""
 
 Role = Literal["api-server", "engine"]
 Info = dict[str, str | int | float | bool]
@@ -111,11 +114,15 @@ class Failed(_Message, frozen=True, tag="failed"):
     fatal: bool
 
 
+class Beat(_Message, frozen=True, tag="beat"):
+    """An engine's loop turns: sent between steps and while it waits for work, see BEAT_INTERVAL_S."""
+
+
 Order = Drain | Stop
-Report = Progress | Ready | Failed
+Report = Progress | Ready | Failed | Beat
 
 _to_child: msgspec.json.Decoder[Launch | Order] = msgspec.json.Decoder(Launch | Drain | Stop)
-_to_supervisor: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Progress | Ready | Failed)
+_to_supervisor: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Progress | Ready | Failed | Beat)
 
 # msgspec lets the second one through for a string that is not UTF-8.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
@@ -232,6 +239,10 @@ class ControlChannel:
         self._stream.write(Ready(info=info or {}))
         self._reported_ready = True
 
+    def beat(self) -> None:
+        """Reports that an engine's loop turns; nothing when the supervisor is behind."""
+        self._stream.offer(Beat())
+
     def failed(self, message: str, *, fatal: bool) -> None:
         """Reports why the process ends; ``fatal``: it would fail the same way again."""
         self._stream.write(Failed(message=message, fatal=fatal))
@@ -301,9 +312,20 @@ class _Stream:
             wait = False
 
     def write(self, message: Any) -> None:
+        """Waits while the socket's buffer is full."""
         line = encode(message)
         try:
             with self._write_lock:
                 self.sock.sendall(line)
+        except ConnectionError as error:
+            raise self._gone(str(error)) from error
+
+    def offer(self, message: Any) -> None:
+        """Writes unless the socket's buffer is full."""
+        line = encode(message)
+        try:
+            with self._write_lock, contextlib.suppress(BlockingIOError):
+                sent = self.sock.send(line, socket.MSG_DONTWAIT)
+                self.sock.sendall(line[sent:])
         except ConnectionError as error:
             raise self._gone(str(error)) from error

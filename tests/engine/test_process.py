@@ -17,7 +17,17 @@ from penstock.config.errors import ConfigError
 from penstock.config.options import ServeConfig
 from penstock.engine.process import EngineLoop, ready_info, run
 from penstock.engine.synthetic import EXIT_CODE_OF_FAULT, InjectedFault, SyntheticEngine
-from penstock.wire.control import ChildChannel, ControlChannel, Drain, Progress, Ready, Stop, SupervisorGone
+from penstock.wire.control import (
+    Beat,
+    ChildChannel,
+    ControlChannel,
+    Drain,
+    Progress,
+    Ready,
+    Report,
+    Stop,
+    SupervisorGone,
+)
 from penstock.wire.frames import Finish
 from penstock.wire.messages import Abort, Bye, EngineInfo, Goodbye
 from penstock.wire.sockets import RouterSocket, engine_address
@@ -331,14 +341,30 @@ def test_a_lost_supervisor_ends_it(
     assert isinstance(served.error, SupervisorGone)
 
 
+@pytest.mark.parametrize("busy", [True, False])
+def test_the_supervisor_hears_that_the_loop_turns(
+    host: Callable[..., Host], connect: Callable[..., ApiServer], busy: bool
+) -> None:
+    served = host()
+    peer = connect()
+    if busy:
+        peer.send(submit(1, ENDLESS))
+        peer.read(lambda: bool(peer.received.tokens))
+    reports: list[Report] = []
+    while len(reports) < 2:
+        assert select.select([served.supervisor], [], [], DEADLINE_S)[0]
+        reports += served.supervisor.receive()
+    assert set(reports) == {Beat()}
+
+
 def test_an_idle_engine_waits(host: Callable[..., Host], connect: Callable[..., ApiServer]) -> None:
     served = host()
     peer = connect()
     before = served.socket.waits
     for _ in range(10):
         peer.call("metrics")
-    # one wait per message, and one more when a wake-up had nothing to say yet
-    assert served.socket.waits - before <= 2 * 10 + 2
+    # one wait per message, one more when a wake-up had nothing to say yet, and some to beat
+    assert served.socket.waits - before <= 2 * 10 + 10
 
 
 # -- as a process
@@ -407,8 +433,8 @@ def test_a_process_serves_and_stops(
     model_dir: Path, run_dir: str, stack: ExitStack, connect: Callable[..., ApiServer]
 ) -> None:
     child = Child(model_dir, run_dir, stack, synthetic_step_ms=1, max_model_len=100_000)
-    assert child.reports[:-1] == [Progress(text="reading the tokenizer")]
-    assert child.reports[-1] == Ready(info={"device": "cpu", "max_model_len": 100_000, "max_num_seqs": 1024})
+    ready = Ready(info={"device": "cpu", "max_model_len": 100_000, "max_num_seqs": 1024})
+    assert child.reports[:2] == [Progress(text="reading the tokenizer"), ready]
     peer = connect()
     peer.send(*(submit(stream, 20) for stream in range(10)))
     peer.read_ends(*range(10))

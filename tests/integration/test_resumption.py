@@ -105,6 +105,18 @@ def test_an_engine_that_breaks_in_order_hands_its_streams_on(server: Server, tmp
         assert interrupted(pair, "resumed") == 1
 
 
+def test_an_engine_that_hangs_is_replaced_and_its_streams_go_on(server: Server, tmp_path: Path) -> None:
+    undisturbed = texts_of(server, [LONG])
+    arguments = (*PACED, "--engine-hang-timeout", "2")
+    with Server(*arguments, directory=tmp_path) as alone, Streams(alone.url, [LONG]) as streams:
+        streams.until_each_has(3)
+        (engine,) = alone.children("engine")
+        engine.suspend()
+        streams.until_all_ended()
+        assert (streams.failures, streams.texts) == ([], undisturbed)
+        assert "not heard of for 2 s (--engine-hang-timeout)" in alone.log
+
+
 def test_a_request_that_seems_to_end_engines_is_given_up(tmp_path: Path) -> None:
     """Every engine breaks at its first step with work, so each resumption is followed by a death."""
     arguments = (*PACED, "--synthetic-fault", "exit@0", "--data-parallel-size", "3")
@@ -118,12 +130,13 @@ def test_a_request_that_seems_to_end_engines_is_given_up(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_twenty_engines_killed_under_512_streams(server: Server, tmp_path: Path) -> None:
     """Zero failed requests, zero lost or repeated tokens; streams resume without waiting for the restart."""
     count, kills = 512, 20
     bodies = [LONG | {"seed": seed, "max_tokens": 1900} for seed in range(count)]
     undisturbed = texts_of(server, bodies)
-    arguments = (*SYNTHETIC, "--synthetic-step-ms", "80", "--data-parallel-size", "2")
+    arguments = (*SYNTHETIC, "--synthetic-step-ms", "120", "--data-parallel-size", "2")
     with Server(*arguments, directory=tmp_path) as pair:
         pauses = []
         with Streams(pair.url, bodies) as streams:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_OK
 from penstock.supervisor.fleet import (
     GRACE_S,
+    LATE_S,
     Action,
     Announce,
     Fleet,
@@ -20,22 +21,29 @@ from penstock.supervisor.fleet import (
     Spawn,
 )
 from penstock.supervisor.restart import FIRST_DELAY_S
-from penstock.wire.control import Drain, Failed, Progress, Ready, Stop
+from penstock.wire.control import Beat, Drain, Failed, Progress, Ready, Stop
 
 ENGINE = Name("engine", 0)
 SERVER = Name("api-server", 0)
 OTHER = Name("api-server", 1)
 STARTUP_S = 100.0
 SHUTDOWN_S = 7.0
+HANG_S = 20.0
 
 
-def make(api_servers: int = 1) -> Fleet:
-    return Fleet(engines=1, api_servers=api_servers, startup_timeout=STARTUP_S, shutdown_timeout=SHUTDOWN_S)
+def make(api_servers: int = 1, hang_timeout: float = 0) -> Fleet:
+    return Fleet(
+        engines=1,
+        api_servers=api_servers,
+        startup_timeout=STARTUP_S,
+        shutdown_timeout=SHUTDOWN_S,
+        engine_hang_timeout=hang_timeout,
+    )
 
 
-def serving(api_servers: int = 1) -> Fleet:
+def serving(api_servers: int = 1, hang_timeout: float = 0) -> Fleet:
     """All ready at time 1."""
-    fleet = make(api_servers)
+    fleet = make(api_servers, hang_timeout)
     fleet.begin(0.0)
     for name in fleet.names():
         fleet.report(name, Ready(), 1.0)
@@ -226,6 +234,31 @@ def test_a_restart_that_takes_too_long_is_tried_again() -> None:
     assert done(fleet.tick(110.0)) == [Spawn(ENGINE, 2)]
 
 
+def test_an_engine_that_falls_silent_is_killed_and_started_again() -> None:
+    fleet = serving(hang_timeout=HANG_S)
+    assert fleet.next_deadline() == 1.0 + HANG_S
+    assert fleet.report(ENGINE, Beat(), 15.0) == []
+    assert fleet.tick(1.0 + HANG_S) == []
+    assert done(fleet.tick(15.0 + HANG_S)) == [Kill(ENGINE)]
+    [error] = errors(fleet.died(ENGINE, -signal.SIGKILL, 35.0))
+    assert "not heard of for 20 s (--engine-hang-timeout)" in error
+    assert fleet.tick(36.0) == [Spawn(ENGINE, 1)]
+
+
+def test_a_supervisor_that_was_stopped_itself_blames_nobody() -> None:
+    fleet = serving(hang_timeout=HANG_S)
+    assert fleet.tick(1.0 + HANG_S + LATE_S + 0.1) == []
+    assert fleet.tick(1.0 + 2 * HANG_S + LATE_S) == []
+    assert done(fleet.tick(1.0 + 2 * HANG_S + LATE_S + 0.1)) == [Kill(ENGINE)]
+
+
+def test_api_servers_and_starting_engines_need_not_be_heard() -> None:
+    fleet = make(hang_timeout=HANG_S)
+    fleet.begin(0.0)
+    fleet.report(SERVER, Ready(), 0.0)
+    assert fleet.tick(STARTUP_S - 0.1) == []
+
+
 # -- the end -------------------------------------------------------------------------------------------
 
 
@@ -308,7 +341,7 @@ def test_a_child_that_is_starting_again_is_killed_by_the_drain() -> None:
 
 _EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["ready", "failed", "fatal", "progress", "hang up", "die", "signal", "wait"]),
+        st.sampled_from(["ready", "failed", "fatal", "progress", "beat", "hang up", "die", "signal", "wait"]),
         st.integers(0, 2),
         st.floats(0, 50),
     ),
@@ -319,7 +352,7 @@ _EVENTS = st.lists(
 @given(_EVENTS)
 def test_no_process_is_ever_lost(events: list[tuple[str, int, float]]) -> None:
     """Every action is about a process that lives, and the fleet ends when it is asked to, without any."""
-    fleet, alive, now = make(2), dict[Name, int](), 0.0
+    fleet, alive, now = make(2, HANG_S), dict[Name, int](), 0.0
     doomed: list[Name] = []
 
     def carry_out(actions: list[Action]) -> None:
@@ -355,6 +388,8 @@ def test_no_process_is_ever_lost(events: list[tuple[str, int, float]]) -> None:
                     carry_out(fleet.report(name, Ready(), now))
                 case "progress":
                     carry_out(fleet.report(name, Progress(text="x"), now))
+                case "beat":
+                    carry_out(fleet.report(name, Beat(), now))
                 case "failed" | "fatal":
                     carry_out(fleet.report(name, Failed(message="x", fatal=kind == "fatal"), now))
                 case "hang up":

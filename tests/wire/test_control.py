@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock.config.options import ServeConfig
 from penstock.wire.control import (
     MAX_LINE_BYTES,
+    Beat,
     ChildChannel,
     ChildGone,
     ControlChannel,
@@ -263,6 +264,17 @@ def test_reports_before_the_end_of_a_child_are_read(ends: tuple[ChildChannel, Co
         supervisor.receive()
     with pytest.raises(ChildGone):
         supervisor.send(Stop())
+
+
+def test_beats_never_wait_for_the_supervisor(ends: tuple[ChildChannel, ControlChannel]) -> None:
+    supervisor, child = ends
+    for _ in range(20_000):  # far more than a socket's buffer holds
+        child.beat()
+    reports = supervisor.receive()
+    assert 0 < len(reports) < 20_000
+    assert set(reports) == {Beat()}
+    child.ready()
+    assert supervisor.receive() == [Ready()]
 
 
 def test_rubbish_from_a_child_is_named() -> None:
