@@ -1,6 +1,7 @@
 """Parts that end, by order or by force."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -28,13 +29,15 @@ def tokens_of(events: list[str]) -> list[int]:
 
 @pytest.mark.parametrize("order", [signal.SIGTERM, signal.SIGINT])
 def test_an_ordered_end_lets_running_streams_finish(tmp_path: Path, order: signal.Signals) -> None:
-    with Server(*PACED, directory=tmp_path) as server, connect(server) as connection:
-        connection.sendall(request(LONG | {"stream": True}))
+    arguments = (*PACED, "--shutdown-timeout", "60")
+    with Server(*arguments, directory=tmp_path) as server, connect(server) as connection:
+        connection.sendall(request(LONG | {"stream": True, "return_token_ids": True}))
         data = read_until(connection, b"data: {", 1)
         server.process.send_signal(order)
         data += read_until(connection, b"0\r\n\r\n", 1)
-        assert data.count(b"data: {") == LONG["max_tokens"]
-        assert b"data: [DONE]" in data
+        events = re.findall(r"^data: (.*)$", data.decode(), re.MULTILINE)
+        assert len(tokens_of(events)) == LONG["max_tokens"]
+        assert events[-1] == "[DONE]"
         assert server.process.wait(20) == 0
 
 
