@@ -23,6 +23,7 @@ from ..slots import SlotTable
 from ..vocabulary import read_eos_token_ids
 from .attention import PagedAttention
 from .layout import lay_out, token_positions
+from .memory import keep_freed_memory
 from .model import ModelShape, PagedModel, pick_device, pick_dtype, read_shape
 from .sampler import Sampler
 
@@ -41,6 +42,7 @@ class TorchEngine:
     ) -> None:
         """Loads the model. Raises ConfigError for what would fail the same way again."""
         progress("loading PyTorch", None)
+        keep_freed_memory()
         torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) - 1))
         device = pick_device(config)
         shape = read_shape(model_dir)
