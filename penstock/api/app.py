@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
@@ -14,17 +15,21 @@ from ..config.options import ServeConfig
 from ..metrics.server import CONTENT_TYPE, EngineGauges, ServerMetrics
 from ..streaming.table import StreamTable
 from .access import Keys
+from .access_log import AccessLog
 from .bodies import model_list
+from .cors import Cors
 from .errors import ApiError
 from .events import encode_json
+from .exchange import EXCHANGE, Exchange
 from .facts import ModelFacts
 from .fleet import Fleet
 from .generate import Generator, unavailable
-from .http import read_body, send_error, send_json
+from .http import read_body, request_header, send_empty, send_error, send_json
 from .openapi import docs_page, openapi_document
 from .plan import Planner
 from .sink import Receive, Scope, Send
 from .tokenizer import Tokenizer
+from .types import MAX_REQUEST_ID
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +64,13 @@ class App:
         self._metrics = metrics
         self._connections = connections
         self._keys = Keys(config.api_key or ())
+        self._cors = Cors(config)
+        self._access_log = AccessLog(config.access_log)
+        self._draw = random.Random().getrandbits
         self._models = model_list(facts.names, model_root, facts.max_model_len)
-        self._openapi = encode_json(openapi_document(__version__, api_key=bool(config.api_key)))
+        self._openapi = encode_json(
+            openapi_document(__version__, api_key=bool(config.api_key), root_path=config.root_path)
+        )
         self._docs = docs_page()
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/completions": {"POST": generator.completion},
@@ -81,19 +91,43 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"unsupported ASGI scope {scope['type']}")
-        path, method = scope["path"], scope["method"]
+        exchange = self._exchange(scope, send)
         try:
-            self._keys.check(path, scope)
-            await self._handler(path, method)(scope, receive, send)
+            await self._answer(scope, receive, exchange)
         except ApiError as error:
             self._metrics.rejected[error.status] += 1
-            await send_error(send, error, close=error.status in (408, 413))
+            await send_error(exchange.send, error, close=error.status in (408, 413))
         except Exception:
-            log.exception("%s %s failed", method, path)
+            log.exception("%s %s failed", scope["method"], scope["path"])
             self._metrics.rejected[500] += 1
             await send_error(
-                send, ApiError(500, "The server failed to handle this request.", type="InternalServerError")
+                exchange.send,
+                ApiError(500, "The server failed to handle this request.", type="InternalServerError"),
             )
+        finally:
+            del scope[EXCHANGE]  # they refer to each other
+            self._access_log.write(exchange)
+
+    def _exchange(self, scope: Scope, send: Send) -> Exchange:
+        given = request_header(scope, b"x-request-id")
+        request_id = given if given and len(given) <= MAX_REQUEST_ID else f"{self._draw(64):016x}"
+        headers = self._cors.reply_headers(scope)
+        if self._config.enable_request_id_headers:
+            headers.append((b"x-request-id", request_id.encode("latin-1")))
+        return Exchange(scope, send, request_id, headers)
+
+    async def _answer(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
+        root = self._config.root_path
+        if root and scope["path"].startswith(f"{root}/"):  # a proxy may have taken it off
+            scope["path"] = scope["path"][len(root) :]
+        path, method = scope["path"], scope["method"]
+        preflight = self._cors.preflight(scope)
+        if preflight is not None:
+            exchange.headers = preflight
+            await send_empty(exchange.send)
+            return
+        self._keys.check(path, scope)
+        await self._handler(path, method)(scope, receive, exchange.send)
 
     def _handler(self, path: str, method: str) -> Handler:
         methods = self._routes.get(path)

@@ -48,8 +48,7 @@ class CollectedReply(RequestReply):
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         if not self.ended:
-            self.choices[stream.index].stream = None
-            self.drop_streams()
+            self.drop_streams(stream)
             self._end("error")
             self.done.set_exception(StreamFailed(error))
 

@@ -13,10 +13,12 @@ import msgspec
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "RequestTooLargeError",
     429: "RateLimitError",
+    431: "RequestTooLargeError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections.abc import Callable
 
 from ..config.options import ServeConfig
@@ -15,6 +13,7 @@ from .bodies import collected_body
 from .collected import ClientGone, CollectedReply, StreamFailed
 from .errors import ApiError
 from .events import EventShape
+from .exchange import EXCHANGE, Exchange
 from .fleet import Fleet
 from .http import read_body, request_header, send_json
 from .plan import Planner, RequestPlan
@@ -22,8 +21,6 @@ from .replies import Prompt, RequestContext
 from .sink import EXTENSION, AsgiSink, Receive, Scope, Send, Sink
 from .streamed import StreamedReply
 from .tokenizer import Tokenizer
-
-_random = random.SystemRandom()
 
 
 class Generator:
@@ -44,7 +41,6 @@ class Generator:
         self._fleet = fleet
         self._streams = streams
         self._context = context
-        self._ids = random.Random(_random.getrandbits(64))
         self.draining = False
 
     async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +56,7 @@ class Generator:
         send: Send,
         make_plan: Callable[[bytes, str | None], RequestPlan],
     ) -> None:
-        arrival = time.monotonic()
+        exchange: Exchange = scope[EXCHANGE]
         body = await read_body(scope, receive, self._config.max_request_bytes)
         self._check_open()
         plan = make_plan(body, request_header(scope, b"x-request-id"))
@@ -69,18 +65,17 @@ class Generator:
             prompts = await asyncio.to_thread(self._tokenize_all, plan)
             self._check_open()
         samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
-        shape = EventShape(
-            chat=plan.chat, request_id=self._request_id(plan), model=plan.model, role=plan.role
-        )
+        reply_id = f"{'chatcmpl' if plan.chat else 'cmpl'}-{plan.request_id or exchange.request_id}"
+        shape = EventShape(chat=plan.chat, request_id=reply_id, model=plan.model, role=plan.role)
         extensions = scope.get("extensions") or {}
         sink: Sink | None = extensions.get(EXTENSION)
         if sink is not None:
-            await self._reply(plan, prompts, samplings, shape, arrival, sink, send)
+            await self._reply(plan, prompts, samplings, shape, sink, exchange)
             return
         portable = AsgiSink(receive, send)
         runner = asyncio.ensure_future(portable.run())
         try:
-            await self._reply(plan, prompts, samplings, shape, arrival, portable, send)
+            await self._reply(plan, prompts, samplings, shape, portable, exchange)
         finally:
             portable.cut_unless_finished()
             await runner
@@ -91,18 +86,19 @@ class Generator:
         prompts: list[Prompt],
         samplings: list[Sampling],
         shape: EventShape,
-        arrival: float,
         sink: Sink,
-        send: Send,
+        exchange: Exchange,
     ) -> None:
         if plan.stream:
-            streamed = StreamedReply(self._context, plan, shape, arrival, sink)
+            streamed = StreamedReply(self._context, plan, shape, exchange.arrival, sink)
+            exchange.reply = streamed
             self._submit(streamed, prompts, samplings)
             error = await streamed.done
             if error is not None:
                 raise api_error(error)
             return
-        collected = CollectedReply(self._context, plan, shape, arrival)
+        collected = CollectedReply(self._context, plan, shape, exchange.arrival)
+        exchange.reply = collected
         sink.listen(collected)
         self._submit(collected, prompts, samplings)
         try:
@@ -111,7 +107,7 @@ class Generator:
             return
         except StreamFailed as failure:
             raise api_error(failure.error) from None
-        await send_json(send, collected_body(collected))
+        await send_json(exchange.send, collected_body(collected))
 
     def _submit(
         self, reply: StreamedReply | CollectedReply, prompts: list[Prompt], samplings: list[Sampling]
@@ -170,10 +166,6 @@ class Generator:
             ids = plan.truncate(ids)
             length = len(ids) // 4
         return Prompt(ids, length, echo)
-
-    def _request_id(self, plan: RequestPlan) -> str:
-        kind = "chatcmpl" if plan.chat else "cmpl"
-        return f"{kind}-{plan.request_id or format(self._ids.getrandbits(64), '016x')}"
 
 
 def unavailable(message: str) -> ApiError:

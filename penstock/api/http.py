@@ -73,6 +73,12 @@ async def send_json(
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
+async def send_empty(send: Send) -> None:
+    """A reply without a body, 204."""
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 async def send_error(send: Send, error: ApiError, *, close: bool = False) -> None:
     """An ApiError as a reply. ``close``: the connection is not reused (its body was not read)."""
     headers = [*error.headers]

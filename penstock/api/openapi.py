@@ -42,8 +42,9 @@ _EVENTS = (
 )
 
 
-def openapi_document(version: str, *, api_key: bool = False) -> Json:
-    """OpenAPI 3.1 document of every route. ``api_key``: whether the routes ask for a bearer token."""
+def openapi_document(version: str, *, api_key: bool = False, root_path: str = "") -> Json:
+    """OpenAPI 3.1 document of every route. ``api_key``: whether the routes ask for a bearer token;
+    ``root_path``: what stands before them for clients."""
     document: Json = {
         "openapi": "3.1.0",
         "info": {
@@ -54,6 +55,8 @@ def openapi_document(version: str, *, api_key: bool = False) -> Json:
         "paths": _paths(api_key),
         "components": {"schemas": _request_schemas() | REPLIES},
     }
+    if root_path:
+        document["servers"] = [{"url": root_path}]
     if api_key:
         document["components"]["securitySchemes"] = {
             "apiKey": {"type": "http", "scheme": "bearer", "description": "One of the server's --api-key."}

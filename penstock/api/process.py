@@ -135,6 +135,7 @@ class _Server:
 
     async def _listen(self, app: App) -> None:
         ServerProtocol.max_connections = self._config.max_connections
+        ServerProtocol.max_header_bytes = self._config.max_header_bytes
         config = uvicorn.Config(
             app,
             http=ServerProtocol,

@@ -16,7 +16,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .errors import ApiError
-from .sink import EVENT_STREAM_HEADERS, EXTENSION, Listener
+from .sink import EVENT_STREAM_HEADERS, EXTENSION, REPLY_HEADERS, Listener
 
 HEAD = b"HTTP/1.1 200 OK\r\n" + b"".join(
     b"%b: %b\r\n" % header for header in [*EVENT_STREAM_HEADERS, (b"transfer-encoding", b"chunked")]
@@ -29,8 +29,9 @@ class ServerProtocol(HttpToolsProtocol):
     """One connection. It is itself the sink of the streamed reply in progress, if there is one."""
 
     write: Callable[[bytes], object]
+    # set once per process from the configuration
     max_connections = 65536
-    """Set once per process from the configuration."""
+    max_header_bytes = 65536
 
     # -- per connection
 
@@ -43,6 +44,13 @@ class ServerProtocol(HttpToolsProtocol):
         """Since when there has been no request; such a connection is closed without a word."""
         self._listener: Listener | None = None
         self._active: RequestResponseCycle | None = None
+        self._head: int | None = None
+        """While a request line and headers have not arrived whole: their bytes in reads after the first."""
+        self._head_is_new = False
+        """Whether they began in the latest read."""
+        self._read_size = 0
+        self._refusal: ApiError | None = None
+        """Why the parser was made to give up."""
         if len(self.connections) > self.max_connections:
             self._refuse(
                 ApiError(503, "Too many connections to this server.", type="ServiceUnavailableError")
@@ -68,8 +76,17 @@ class ServerProtocol(HttpToolsProtocol):
         if self._listener is not None:
             self._listener.on_resume()
 
+    def data_received(self, data: bytes) -> None:
+        self._read_size = len(data)
+        self._head_is_new = False
+        super().data_received(data)
+        if self._head is not None and not self._head_is_new:
+            self._head += len(data)
+            if self._head > self.max_header_bytes and not self.transport.is_closing():
+                self._refuse(self._head_too_large())
+
     def send_400_response(self, msg: str) -> None:
-        self._refuse(ApiError(400, msg))
+        self._refuse(self._refusal or ApiError(400, msg))
 
     def _refuse(self, error: ApiError) -> None:
         """Answer without the application and close."""
@@ -79,6 +96,13 @@ class ServerProtocol(HttpToolsProtocol):
             % (error.status, HTTPStatus(error.status).phrase.encode(), len(body), _CLOSE, body)
         )
         self.transport.close()
+
+    def _head_too_large(self) -> ApiError:
+        limit = self.max_header_bytes
+        return ApiError(
+            431,
+            f"The request line and headers are larger than the {limit} bytes allowed by --max-header-bytes.",
+        )
 
     def cut_if_slow(self, now: float, request_timeout_s: float, keep_alive_s: float) -> None:
         """Close a connection whose client does not finish its request, or that idles. Called by a sweep."""
@@ -98,7 +122,22 @@ class ServerProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.waiting_since = time.monotonic()
         self.idle_since = None
+        self._head, self._head_is_new = 0, True
         self.scope["extensions"] = {EXTENSION: self}  # type: ignore[dict-item]
+
+    def on_headers_complete(self) -> None:
+        limit = self.max_header_bytes
+        # One short read cannot hold too much, so most heads need no count.
+        if (not self._head_is_new or self._read_size > limit) and self._head_size() > limit:
+            self._refusal = self._head_too_large()
+            raise self._refusal
+        self._head = None
+        super().on_headers_complete()
+
+    def _head_size(self) -> int:
+        """Bytes of the request line and headers as most clients write them."""
+        line = self.parser.get_method() + b" " + self.url + b" HTTP/1.1\r\n"
+        return len(line) + sum(len(name) + len(value) + 4 for name, value in self.headers) + 2
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -136,9 +175,11 @@ class ServerProtocol(HttpToolsProtocol):
         assert cycle is not None
         cycle.response_started = cycle.chunked_encoding = True
         cycle.waiting_for_100_continue = False
-        date = b"".join(b"%b: %b\r\n" % header for header in self.server_state.default_headers)
+        scope: Any = cycle.scope
+        extra = [*self.server_state.default_headers, *scope.get(REPLY_HEADERS, ())]
+        more = b"".join(b"%b: %b\r\n" % header for header in extra)
         close = b"" if cycle.keep_alive else _CLOSE
-        self.transport.write(b"".join((HEAD, date, close, b"\r\n")))
+        self.transport.write(b"".join((HEAD, more, close, b"\r\n")))
 
     def finish(self) -> None:
         cycle = self._active

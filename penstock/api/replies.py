@@ -115,6 +115,8 @@ class RequestReply:
         self.choices: list[Choice] = []
         self.cached = 0
         self.ended = False
+        self.outcome = ""
+        """At the end: stop, length, error, abort (the client left) or cut (it read too slowly)."""
 
     def add(self, prompt: Prompt, rank: int) -> Stream:
         """A stream for the next choice; the caller opens and submits it."""
@@ -170,12 +172,14 @@ class RequestReply:
         generated = sum(choice.generated for choice in self.choices)
         return usage(sum(prompts.values()), generated, self.cached)
 
-    def drop_streams(self) -> None:
-        """Stop the streams that still run; what they send is discarded."""
+    def drop_streams(self, failed: Stream | None = None) -> None:
+        """Stop the streams that still run; what they send is discarded. ``failed`` has ended by itself."""
         for choice in self.choices:
             stream, choice.stream = choice.stream, None
             if stream is not None:
-                self._drop(stream)
+                choice.generated = self.context.streams.generated(stream)
+                if stream is not failed:
+                    self._drop(stream)
 
     def _drop(self, stream: Stream) -> None:
         self.context.fleet.abort(stream)
@@ -199,6 +203,7 @@ class RequestReply:
 
     def _end(self, outcome: str) -> None:
         self.ended = True
+        self.outcome = outcome
         self.context.on_end(self, outcome)
 
     def _outcome(self) -> str:

@@ -19,6 +19,9 @@ Send = Callable[[Message], Awaitable[None]]
 EXTENSION = "penstock.sink"
 """Key in the ASGI scope's extensions under which a server offers a Sink of its own."""
 
+REPLY_HEADERS = "penstock.headers"
+"""Key in the ASGI scope under which the application leaves headers for a Sink of the server's own to send."""
+
 
 class Listener(Protocol):
     """Told of the connection's life while a reply is in progress."""

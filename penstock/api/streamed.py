@@ -134,8 +134,7 @@ class StreamedReply(RequestReply):
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         if self.ended:
             return
-        self.choices[stream.index].stream = None
-        self.drop_streams()
+        self.drop_streams(stream)
         if not self.started:
             self._finish(error)
             return

@@ -90,6 +90,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             pattern=r"^0?[0-7]{3}$",
         ),
     ] = "660"
+    root_path: Annotated[
+        str,
+        option(
+            "Path under which a proxy offers the server. Routes answer with it and without it.",
+            "HTTP server",
+            pattern=r"^((/[^/?#%\s]+)+|)$",
+        ),
+    ] = ""
     api_key: Annotated[
         list[str] | None,
         option("Keys that clients must present as a bearer token.", "HTTP server", secret=True),
@@ -104,6 +112,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_request_bytes: Annotated[
         int, option("Largest request body accepted, in bytes.", "HTTP server", ge=1024)
     ] = 64 * 1024 * 1024
+    max_header_bytes: Annotated[
+        int,
+        option("Largest request line and headers accepted, in bytes together.", "HTTP server", ge=1024),
+    ] = 64 * 1024
     header_timeout: Annotated[
         float,
         option(
@@ -118,12 +130,46 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_connections: Annotated[
         int, option("Connections one API server holds at most; further ones get 503.", "HTTP server", ge=1)
     ] = 65536
+    access_log: Annotated[
+        Literal["none", "errors", "all"],
+        option(
+            "Requests to log at their end: none, all, or errors: those refused or not completed.",
+            "HTTP server",
+        ),
+    ] = "none"
+    enable_request_id_headers: Annotated[
+        bool, option("Reply with X-Request-Id: the request's, or one made up for it.", "HTTP server")
+    ] = False
     strict_requests: Annotated[
         bool, option("Refuse requests with unknown fields instead of ignoring them.", "HTTP server")
     ] = False
     max_logprobs: Annotated[
         int, option("Most alternatives a request may ask for per token.", "HTTP server", ge=0, le=20)
     ] = 20
+
+    # -- pages of other origins
+    allowed_origins: Annotated[
+        list[Annotated[str, Meta(pattern=r"^(\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+)$")]] | None,
+        option(
+            "Origins whose pages may use the server, such as https://chat.example.com; * for every one. "
+            "Default: none, a browser keeps others out.",
+            "CORS",
+        ),
+    ] = None
+    allowed_methods: Annotated[
+        list[Annotated[str, Meta(pattern=r"^(\*|[A-Z]+)$")]] | None,
+        option("Methods that these pages may use; default: every one.", "CORS"),
+    ] = None
+    allowed_headers: Annotated[
+        list[Annotated[str, Meta(pattern=r"^[!#-'*+.0-9A-Z^-z|~-]+$")]] | None,
+        option("Headers that these pages may send; default: every one.", "CORS"),
+    ] = None
+    allow_credentials: Annotated[
+        bool,
+        option(
+            "Let these pages use the cookies and certificates that a browser keeps for the server.", "CORS"
+        ),
+    ] = False
 
     # -- TLS
     ssl_certfile: Annotated[
@@ -262,6 +308,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         """Raises ValueError for options that contradict each other."""
+        if self.allow_credentials and (self.allowed_origins is None or "*" in self.allowed_origins):
+            raise ValueError(
+                "--allow-credentials: name the pages in --allowed-origins; without, none could act in its "
+                "visitor's name, with * every one could"
+            )
         if self.stream_interval_ms is not None and self.stream_interval != "auto":
             raise ValueError(
                 "--stream-interval-ms: events are paced by tokens (--stream-interval) or by time, not by both"

@@ -1,0 +1,75 @@
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.api.access_log import AccessLog
+from penstock.api.exchange import Exchange
+
+
+class FakeReply:
+    """As much of a reply as the log reads."""
+
+    def __init__(self, outcome: str, *, started: bool = True) -> None:
+        self.outcome = outcome
+        self.started = started
+        self.shape = type("Shape", (), {"id": "cmpl-7"})
+
+    def usage(self) -> dict[str, Any]:
+        return {"prompt_tokens": 3, "completion_tokens": 12}
+
+
+@pytest.fixture(autouse=True)
+def _level_is_restored() -> Iterator[None]:
+    yield
+    logging.getLogger("penstock.access").setLevel(logging.NOTSET)
+
+
+def ended(
+    status: int, reply: FakeReply | None = None, path: bytes = b"/v1/models", request_id: str = "7"
+) -> Exchange:
+    async def send(message: Any) -> None: ...
+
+    exchange = Exchange({"method": "GET", "path": "", "raw_path": path}, send, request_id, [])
+    exchange.reply = reply  # type: ignore[assignment]
+    start = exchange.send({"type": "http.response.start", "status": status, "headers": []})
+    with pytest.raises(StopIteration):
+        start.send(None)  # it awaits nothing
+    return exchange
+
+
+def lines(caplog: pytest.LogCaptureFixture, mode: Any, *exchanges: Exchange) -> list[str]:
+    access_log = AccessLog(mode)
+    for exchange in exchanges:
+        access_log.write(exchange)
+    return [re.sub(r"seconds=\d+\.\d{3}", "seconds=S", record.getMessage()) for record in caplog.records]
+
+
+def test_a_line_says_who_what_and_how_it_ended(caplog: pytest.LogCaptureFixture) -> None:
+    assert lines(caplog, "all", ended(200), ended(200, FakeReply("length"), b"/v1/completions")) == [
+        "request_id=7 method=GET path=/v1/models status=200 seconds=S",
+        "request_id=cmpl-7 method=GET path=/v1/completions status=200 seconds=S "
+        "prompt_tokens=3 output_tokens=12 outcome=length",
+    ]
+
+
+def test_errors_alone(caplog: pytest.LogCaptureFixture) -> None:
+    good = (ended(200), ended(200, FakeReply("stop")), ended(204))
+    bad = (ended(401), ended(200, FakeReply("cut")), ended(200, FakeReply("error")), ended(503))
+    assert [line.split()[3] for line in lines(caplog, "errors", *good, *bad)] == [
+        "status=401",
+        "status=200",
+        "status=200",
+        "status=503",
+    ]
+
+
+def test_none(caplog: pytest.LogCaptureFixture) -> None:
+    assert lines(caplog, "none", ended(500)) == []
+
+
+def test_a_client_cannot_forge_lines_or_fields(caplog: pytest.LogCaptureFixture) -> None:
+    [line] = lines(caplog, "all", ended(404, path=b"/a=b\xff", request_id='x status=200 "\n'))
+    assert line.startswith('request_id="x status=200 \\"\\n" method=GET path="/a=b\\u00ff" status=404 ')
