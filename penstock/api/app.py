@@ -18,6 +18,7 @@ from .access import Keys
 from .access_log import AccessLog
 from .bodies import model_list
 from .cors import Cors
+from .debug import GarbageRoute
 from .errors import ApiError
 from .events import encode_json
 from .exchange import EXCHANGE, Exchange
@@ -53,6 +54,7 @@ class App:
         streams: StreamTable,
         metrics: ServerMetrics,
         connections: Callable[[], int],
+        garbage: GarbageRoute,
     ) -> None:
         self._config = config
         self._facts = facts
@@ -84,6 +86,7 @@ class App:
             "/load": {"GET": self._load},
             "/version": {"GET": self._version},
             "/metrics": {"GET": self._exposition},
+            "/debug/gc": {"GET": garbage},
             "/openapi.json": {"GET": self._document},
             "/docs": {"GET": self._docs_page},
         }

@@ -17,6 +17,8 @@ from ..wire.messages import (
     PROTOCOL_VERSION,
     Abort,
     Bye,
+    Call,
+    CallReply,
     EngineInfo,
     Failed,
     FrameHeader,
@@ -29,6 +31,7 @@ from ..wire.messages import (
     encode,
 )
 from ..wire.sockets import EngineLink, engine_address, server_identity
+from .calls import Calls
 from .resumption import Resumption
 
 log = logging.getLogger(__name__)
@@ -81,6 +84,7 @@ class Fleet:
         self.engines = [EngineState(rank) for rank in range(ranks)]
         self.streams: StreamTable | None = None
         """Set by :meth:`open`."""
+        self.calls = Calls(self._send_call)
         self.frames_received = 0
         self.frames_merged = 0
         self._resumption: Resumption | None = None
@@ -131,6 +135,7 @@ class Fleet:
         engine.link, engine.info = None, None
         engine.outbox.clear()
         engine.waiting = engine.running = engine.kv_used_permille = engine.in_flight = 0
+        self.calls.gone(engine.rank)
         self._loop.remove_reader(link.fd)
         self._loop.remove_reader(link.monitor_fd)
         link.close()
@@ -207,6 +212,14 @@ class Fleet:
         if engine.link is not None:
             engine.outbox.append(encode(Abort([stream.handle])))
             self._schedule_flush()
+
+    def _send_call(self, rank: int, call: Call) -> bool:
+        engine = self.engines[rank]
+        if not engine.up:
+            return False
+        engine.outbox.append(encode(call))
+        self._schedule_flush()
+        return True
 
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:
@@ -293,6 +306,8 @@ class Fleet:
                 status = _STATUS.get(message.code, 500)
                 error = StreamError(status, message.code, message.message)
                 self.streams.fail(engine.rank, message.stream, error)
+            case CallReply():
+                self.calls.replied(engine.rank, message)
             case Goodbye():
                 self._disconnect(engine, f"The engine that ran this request ended: {message.reason}")
             case _:

@@ -9,7 +9,6 @@ gone.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import socket
 import ssl
@@ -19,6 +18,7 @@ from collections.abc import Callable
 import uvicorn
 import uvloop
 
+from ..metrics.garbage import Collector
 from ..metrics.server import ServerMetrics
 from ..streaming.table import StreamTable
 from ..streaming.token_log import TokenLog
@@ -27,6 +27,7 @@ from ..wire.control import ControlChannel, Drain, Launch, Stop, SupervisorGone
 from ..wire.messages import EngineInfo
 from .app import App
 from .chat_template import ChatTemplate
+from .debug import GarbageRoute
 from .facts import ModelFacts, SamplingDefaults, sampling_defaults
 from .fleet import Fleet
 from .generate import Generator
@@ -41,9 +42,8 @@ log = logging.getLogger(__name__)
 SWEEP_INTERVAL_S = 1.0
 BACKLOG = 4096
 """Connections that may wait to be accepted, as many as the supervisor asked for."""
-GC_YOUNG_THRESHOLD = 50_000
-"""Allocations between collections of the youngest generation, after everything alive at the start has been
-frozen. Requests make few cycles; the default of 700 would collect several times per request burst."""
+COLLECT_INTERVAL_S = 0.05
+"""How often the process looks whether garbage is to be collected."""
 
 
 def run(control: ControlChannel) -> int:
@@ -61,6 +61,7 @@ class _Server:
         self._launch: Launch = control.launch
         self._config = self._launch.config
         self._metrics = ServerMetrics()
+        self._collector = Collector(self._config.gc_policy, self._config.gc_pause_budget_ms / 1000)
         self._first_engine: asyncio.Future[EngineInfo]
         self._fleet: Fleet
         self._generator: Generator
@@ -131,6 +132,7 @@ class _Server:
             streams,
             self._metrics,
             self._connection_count,
+            GarbageRoute(f"api-server {launch.index}", self._collector, self._fleet),
         )
 
     async def _listen(self, app: App) -> None:
@@ -154,13 +156,13 @@ class _Server:
         assert self._launch.listen_fd is not None
         listener = socket.socket(fileno=self._launch.listen_fd)
         sweeper = asyncio.ensure_future(self._sweep())
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(GC_YOUNG_THRESHOLD, 20, 100)
+        gardener = asyncio.ensure_future(self._collect_garbage())
+        self._collector.start()
         try:
             await self._uvicorn.serve(sockets=[listener])
         finally:
             sweeper.cancel()
+            gardener.cancel()
 
     # -- while it runs
 
@@ -175,6 +177,15 @@ class _Server:
             for connection in list(self._uvicorn.server_state.connections):
                 if isinstance(connection, ServerProtocol):
                     connection.cut_if_slow(now, self._config.header_timeout, self._config.keep_alive_timeout)
+
+    async def _collect_garbage(self) -> None:
+        """In idle gaps: while no stream is open."""
+        while True:
+            await asyncio.sleep(COLLECT_INTERVAL_S)
+            if self._fleet.streams:
+                self._collector.on_busy()
+            else:
+                self._collector.on_idle()
 
     def _on_reply_end(self, reply: RequestReply, outcome: str) -> None:
         metrics = self._metrics

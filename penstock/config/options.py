@@ -302,6 +302,20 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     shutdown_timeout: Annotated[
         float, option("Seconds running streams have to finish after SIGTERM or SIGINT.", "Processes", ge=0)
     ] = 5.0
+    gc_policy: Annotated[
+        Literal["idle", "default", "off"],
+        option(
+            "When processes collect garbage. idle: while nothing runs, and in between within the pause "
+            "budget; default: when Python would; off: not at all after the start.",
+            "Processes",
+        ),
+    ] = "idle"
+    gc_pause_budget_ms: Annotated[
+        float,
+        option(
+            "Longest pause, in milliseconds, that policy idle makes while streams run.", "Processes", gt=0
+        ),
+    ] = 5.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], option("Least severity that is logged.", "Processes")
     ] = "info"

@@ -5,6 +5,8 @@ understood. Whatever ends it, its streams end with it.
 """
 
 import logging
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..wire.messages import (
     PROTOCOL_VERSION,
@@ -34,8 +36,17 @@ REFUSALS_KEPT = 1024
 class Inbox:
     """Takes one message after the other; answers go out through the publisher."""
 
-    def __init__(self, engine: Engine, publisher: Publisher, rank: int, epoch: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        publisher: Publisher,
+        rank: int,
+        epoch: int,
+        operations: Mapping[str, Callable[[], Any]],
+    ) -> None:
+        """``operations`` are the calls that the process itself answers, by name; others are the engine's."""
         self._engine = engine
+        self._operations = operations
         self._publisher = publisher
         self._rank = rank
         self._epoch = epoch
@@ -113,11 +124,13 @@ class Inbox:
             self._publisher.send(server, Failed(request.stream, request.resumed, error.code, str(error)))
 
     def _reply(self, call: Call) -> CallReply:
-        """``metrics`` is answered for every engine; the rest is the engine's own."""
-        if call.method == "metrics":
-            return CallReply(call.call, None, self._engine.metrics())
         try:
-            reply = CallReply(call.call, None, self._engine.call(call.method, call.arguments))
+            operation = self._operations.get(call.method)
+            if operation is None:
+                result = self._engine.call(call.method, call.arguments)
+            else:
+                result = operation()
+            reply = CallReply(call.call, None, result)
             encode(reply)  # a result that cannot be sent is the call's error, not the engine's end
             return reply
         except ValueError as error:

@@ -10,13 +10,13 @@ are told Goodbye; the exception leaves :func:`run`).
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
+from ..metrics.garbage import Collector
 from ..wire.control import BEAT_INTERVAL_S, ControlChannel, Info, Launch, Order, Stop, SupervisorGone
 from ..wire.messages import EngineInfo, Goodbye
 from ..wire.sockets import RouterSocket, engine_address
 from .base import Engine
-from .garbage import IdleCollector
 from .inbox import Inbox
 from .publisher import Publisher
 
@@ -52,7 +52,8 @@ def run(control: ControlChannel) -> int:
     try:
         socket = RouterSocket(engine_address(launch.run_dir, launch.index))
         try:
-            collector = IdleCollector()
+            config = launch.config
+            collector = Collector(config.gc_policy, config.gc_pause_budget_ms / 1000)
             loop = EngineLoop(engine, socket, launch.index, launch.epoch, collector)
             collector.start()
             control.ready(ready_info(engine.info))
@@ -96,14 +97,17 @@ class EngineLoop:
         socket: RouterSocket,
         rank: int,
         epoch: int,
-        collector: IdleCollector | None = None,
+        collector: Collector | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``collector`` None: Python's own garbage collection stays as it is."""
         self._engine = engine
         self._socket = socket
         self._publisher = Publisher(socket)
-        self._inbox = Inbox(engine, self._publisher, rank, epoch)
+        operations: dict[str, Callable[[], Any]] = {"metrics": engine.metrics}
+        if collector is not None:
+            operations["gc"] = collector.report
+        self._inbox = Inbox(engine, self._publisher, rank, epoch, operations)
         self._collector = collector
         self._clock = clock
         self._next_control = self._next_beat = 0.0
@@ -128,8 +132,6 @@ class EngineLoop:
         if self._engine.has_work():
             rows = self._engine.step()
             self._publisher.publish(rows, self._engine.load())
-            if self._collector is not None:
-                self._collector.on_step()
             self._look_at(orders)
         else:
             self._wait(orders)
@@ -153,7 +155,7 @@ class EngineLoop:
             self._next_control = now + CONTROL_INTERVAL_S
             self._obey(orders)
             if self._collector is not None:
-                self._collector.on_control()
+                self._collector.on_busy()
 
     def _obey(self, orders: Orders) -> None:
         """Follow the supervisor's orders, and let it know from time to time that the loop turns."""
@@ -177,7 +179,7 @@ class EngineLoop:
             timeout = RETRY_INTERVAL_S
         elif collector is not None and collector.due:
             timeout = IDLE_COLLECT_S
-        if not self._socket.wait(timeout, orders.fileno()) and collector is not None and collector.due:
+        if not self._socket.wait(timeout, orders.fileno()) and collector is not None:
             collector.on_idle()
         self._obey(orders)
 

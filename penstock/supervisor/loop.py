@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
+from penstock.metrics.garbage import Collector
 from penstock.supervisor.display import Display
 from penstock.supervisor.fleet import Action, Announce, Fleet, Kill, Name, Say, Send, Show, Spawn
 from penstock.supervisor.processes import Process
@@ -33,12 +34,18 @@ class Supervisor:
     """
 
     def __init__(
-        self, fleet: Fleet, start: Callable[[Name, int], Process], display: Display, announce: Announcement
+        self,
+        fleet: Fleet,
+        start: Callable[[Name, int], Process],
+        display: Display,
+        announce: Announcement,
+        collector: Collector,
     ) -> None:
         self._fleet = fleet
         self._start = start
         self._display = display
         self._announce = announce
+        self._collector = collector
         self._actions: deque[Action] = deque()
         self._processes: dict[Name, Process] = {}
         self._selector = selectors.DefaultSelector()
@@ -56,6 +63,7 @@ class Supervisor:
                             self._on_message(key.data)
                     self._display.refresh()
                     self._do(self._fleet.tick(time.monotonic()))
+                    self._collector.on_idle()
                 return self._fleet.exit_code
             finally:
                 self._display.close()
@@ -138,6 +146,7 @@ class Supervisor:
                     {name: self._processes[name].pid for name in self._fleet.names()},
                     {name: self._fleet.info(name) for name in self._fleet.names()},
                 )
+                self._collector.start()
 
     def _spawn(self, name: Name, epoch: int) -> None:
         try:

@@ -16,6 +16,7 @@ from setproctitle import setproctitle
 from penstock.api.tls import server_context
 from penstock.config.options import ServeConfig
 from penstock.config.origins import Origins
+from penstock.metrics.garbage import Collector
 from penstock.supervisor import logs
 from penstock.supervisor.banner import banner
 from penstock.supervisor.display import display
@@ -93,8 +94,9 @@ class _Service:
             shutdown_timeout=self.config.shutdown_timeout,
             engine_hang_timeout=self.config.engine_hang_timeout,
         )
+        collector = Collector(self.config.gc_policy, self.config.gc_pause_budget_ms / 1000)
         with contextlib.closing(display()) as shown:
-            return Supervisor(fleet, self._start, shown, self._announce).run()
+            return Supervisor(fleet, self._start, shown, self._announce, collector).run()
 
     def _start(self, name: Name, epoch: int) -> Process:
         launch = Launch(

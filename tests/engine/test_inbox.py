@@ -92,7 +92,7 @@ class Desk:
         self.engine = FakeEngine()
         engine: Engine = self.engine
         self.sent: list[tuple[bytes, Any]] = []
-        self.inbox = Inbox(engine, Publisher(self), rank=2, epoch=5)
+        self.inbox = Inbox(engine, Publisher(self), rank=2, epoch=5, operations={"metrics": engine.metrics})
 
     def send(self, identity: bytes, parts: list[bytes]) -> bool:
         self.sent.append((identity, decode_from_engine(parts[0])))

@@ -1,0 +1,40 @@
+"""``GET /debug/gc``: what the garbage collector of every process has to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..metrics.garbage import Collector
+from .calls import EngineAnswer
+from .events import encode_json
+from .fleet import Fleet
+from .http import send_json
+from .sink import Receive, Scope, Send
+
+ANSWER_TIMEOUT_S = 5.0
+
+
+class GarbageRoute:
+    """This API server's report, and one of each engine; those of other API servers are at their own."""
+
+    def __init__(self, name: str, collector: Collector, fleet: Fleet) -> None:
+        self._name = name
+        self._collector = collector
+        self._fleet = fleet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ranks = [engine.rank for engine in self._fleet.engines]
+        answers = await self._fleet.calls.ask(ranks, "gc", timeout_s=ANSWER_TIMEOUT_S)
+        own = msgspec.to_builtins(self._collector.report())
+        await send_json(send, encode_json(_document(self._name, own, answers)))
+
+
+def _document(name: str, own: dict[str, Any], answers: list[EngineAnswer]) -> dict[str, Any]:
+    """Reports by process, and why there is none of others."""
+    return {
+        "processes": {name: own}
+        | {f"engine {answer.rank}": answer.result for answer in answers if answer.error is None},
+        "failed": {f"engine {answer.rank}": answer.error for answer in answers if answer.error is not None},
+    }

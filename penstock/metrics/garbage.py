@@ -1,0 +1,206 @@
+"""When a process collects garbage, and what that cost: a policy of the server instead of Python's triggers.
+
+A step of an engine, or of an API server's loop, makes no reference cycles, so reference counting frees what
+it made. Python would collect nevertheless whenever enough objects have gathered, and walk over all that is
+alive while every stream waits. See ``docs/gc.md``.
+"""
+
+import gc
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+Policy = Literal["idle", "default", "off"]
+
+GENERATIONS = 3
+PAUSE_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+"""Seconds."""
+DUE_OBJECTS = 100
+"""Tracked objects made and not freed since the last collection that are worth one in an idle gap."""
+OLD_LIMIT = 1_000_000
+"""Survivors of young collections after which even a busy process makes a full one, whatever its pause: if all
+of them were garbage, it would take about 100 MB."""
+YOUNG_LIMITS = (1_000, 1_000_000)
+"""Bounds of the objects that a young collection waits for, whatever budget and cost say."""
+TOP_TYPES = 25
+
+
+class Pauses:
+    """Times every collection of this process, whoever asked for it, by generation; 2 is a full one."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.counts = [[0] * (len(PAUSE_BOUNDS) + 1) for _ in range(GENERATIONS)]
+        """Collections per bucket of PAUSE_BOUNDS, the last one above every bound."""
+        self.total_s = [0.0] * GENERATIONS
+        self.longest_s = [0.0] * GENERATIONS
+        self.freed = [0] * GENERATIONS
+        """Objects."""
+        self._clock = clock
+        self._began = 0.0
+
+    def watch(self) -> None:
+        """From here on."""
+        gc.callbacks.append(self._on_collection)
+
+    def unwatch(self) -> None:
+        gc.callbacks.remove(self._on_collection)
+
+    def collections(self, generation: int) -> int:
+        return sum(self.counts[generation])
+
+    def _on_collection(self, phase: Literal["start", "stop"], info: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = self._clock()
+            return
+        generation, taken = info["generation"], self._clock() - self._began
+        self.counts[generation][bisect_left(PAUSE_BOUNDS, taken)] += 1
+        self.total_s[generation] += taken
+        self.longest_s[generation] = max(self.longest_s[generation], taken)
+        self.freed[generation] += info["collected"]
+
+
+class TypeCount(msgspec.Struct, frozen=True):
+    """Tracked objects of one type, and how many more they are than in the report before (0 in the first)."""
+
+    type: str
+    objects: int
+    growth: int
+
+
+class PauseReport(msgspec.Struct, frozen=True):
+    generation: int
+    collections: int
+    freed: int
+    total_ms: float
+    longest_ms: float
+
+
+class GarbageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of one process's garbage collector. Frozen objects are in no other figure."""
+
+    policy: Policy
+    enabled: bool
+    threshold: tuple[int, int, int]
+    tracked: int
+    growth: int
+    frozen: int
+    pauses: list[PauseReport]
+    types: list[TypeCount]
+    """The most frequent ones, and those that grew or shrank most."""
+
+
+class Collector:
+    """Garbage collection of one process, by one of three policies:
+
+    ``idle``
+        What is alive at :meth:`start` is never walked over again. Collections run in idle gaps, and in
+        between only young ones that take no longer than the budget.
+    ``default``
+        Python's own triggers; pauses are timed.
+    ``off``
+        As ``idle``, without any collection after the start.
+    """
+
+    def __init__(self, policy: Policy = "idle", pause_budget_s: float = 0.005) -> None:
+        self.pauses = Pauses()
+        self._policy = policy
+        self._budget_s = pause_budget_s
+        self._cost_s = 0.0
+        """CPU time to walk over one object."""
+        self._survivors = 0
+        """Of young collections since the last full one."""
+        self._last_full_s = 0.0
+        self._census: Counter[str] | None = None
+
+    def start(self) -> None:
+        """The process is ready to serve."""
+        self.pauses.watch()
+        if self._policy == "default":
+            return
+        gc.collect()
+        self._cost_s = self._timed_collection(2) / len(gc.get_objects())
+        gc.freeze()
+        gc.disable()
+
+    def stop(self) -> None:
+        """Gives collection back to Python."""
+        self.pauses.unwatch()
+        if self._policy != "default":
+            gc.unfreeze()
+            gc.enable()
+
+    @property
+    def due(self) -> bool:
+        """Whether :meth:`on_idle` would find something to do."""
+        return self._policy == "idle" and gc.get_count()[0] >= DUE_OBJECTS
+
+    def on_busy(self) -> None:
+        """From time to time while work goes on."""
+        if self._policy != "idle":
+            return
+        lowest, highest = YOUNG_LIMITS
+        limit = min(max(lowest, self._budget_s / self._cost_s), highest)
+        if self._survivors > OLD_LIMIT:
+            self._collect_all()
+        elif gc.get_count()[0] >= limit:
+            self._collect_young()
+
+    def on_idle(self) -> None:
+        """Nothing runs, and nothing came for a while: a full collection, if the budget allows for it."""
+        if not self.due:
+            return
+        expected = self._last_full_s + (gc.get_count()[0] + self._survivors) * self._cost_s
+        if expected <= self._budget_s or self._survivors > OLD_LIMIT:
+            self._collect_all()
+        else:
+            self._collect_young()
+
+    def _collect_young(self) -> None:
+        walked, freed = gc.get_count()[0], self.pauses.freed[0]
+        self._cost_s += (self._timed_collection(0) / walked - self._cost_s) / 4
+        self._survivors += max(0, walked - (self.pauses.freed[0] - freed))
+
+    def _collect_all(self) -> None:
+        self._last_full_s = self._timed_collection(2)
+        self._survivors = 0
+
+    def _timed_collection(self, generation: int) -> float:
+        """CPU seconds that it took: what other processes took meanwhile says nothing about the next one."""
+        began = time.thread_time()
+        gc.collect(generation)
+        return time.thread_time() - began
+
+    # -- what is looked at from outside
+
+    def report(self) -> GarbageReport:
+        """Counts all tracked objects, which takes about 0.1 microseconds for each."""
+        census = Counter(f"{kind.__module__}.{kind.__qualname__}" for kind in map(type, gc.get_objects()))
+        growth = Counter(census)
+        growth.subtract(census if self._census is None else self._census)
+        self._census = census
+        names = [name for name, _ in census.most_common(TOP_TYPES)]
+        names += sorted(growth, key=lambda name: -abs(growth[name]))[:TOP_TYPES]
+        return GarbageReport(
+            policy=self._policy,
+            enabled=gc.isenabled(),
+            threshold=gc.get_threshold(),
+            tracked=census.total(),
+            growth=growth.total(),
+            frozen=gc.get_freeze_count(),
+            pauses=[self._pause_report(generation) for generation in range(GENERATIONS)],
+            types=[TypeCount(name, census[name], growth[name]) for name in dict.fromkeys(names)],
+        )
+
+    def _pause_report(self, generation: int) -> PauseReport:
+        pauses = self.pauses
+        return PauseReport(
+            generation,
+            pauses.collections(generation),
+            pauses.freed[generation],
+            round(pauses.total_s[generation] * 1000, 3),
+            round(pauses.longest_s[generation] * 1000, 3),
+        )
