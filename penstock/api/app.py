@@ -19,7 +19,7 @@ from .access_log import AccessLog
 from .bodies import model_list
 from .cors import Cors
 from .debug import GarbageRoute
-from .errors import ApiError
+from .errors import ApiError, unknown_model
 from .events import encode_json
 from .exchange import EXCHANGE, Exchange
 from .facts import ModelFacts
@@ -160,12 +160,7 @@ class App:
             if card["id"] == name:
                 await send_json(send, encode_json(card))
                 return
-        raise ApiError(
-            404,
-            f"The model `{name}` does not exist. Valid aliases: {', '.join(self._facts.names)}.",
-            type="NotFoundError",
-            param="model",
-        )
+        raise unknown_model(name, self._facts.names)
 
     async def _tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         plan = self._planner.tokenize(await read_body(scope, receive, self._config.max_request_bytes))

@@ -17,6 +17,8 @@ LEAST_TEMPERATURE = 0.01
 """Other temperatures are at least this, as in vLLM: logits divided by less overflow in 16 bits."""
 MAX_CHOICES = 1024
 """Largest ``n``: one body may not start streams without end."""
+MAX_STREAMS = 4096
+"""Most streams of one request, prompts times ``n``, for the same reason."""
 SEED_MASK = (1 << 63) - 1
 MAX_BIAS = 100.0
 """Logit biases are held within ± this, as OpenAI documents."""
@@ -139,6 +141,17 @@ def _check_n(n: int, temperature: float) -> None:
         raise refused(f"n must be at most {MAX_CHOICES}, got {n}.", "n", n)
     if temperature == 0.0:
         raise ApiError(400, f"n must be 1 when using greedy sampling, got {n}.")
+
+
+def check_streams(prompts: int, n: int) -> None:
+    """Raises ApiError when ``prompts`` with ``n`` choices each are too many for one request."""
+    if prompts * n > MAX_STREAMS:
+        raise ApiError(
+            400,
+            f"prompt: {prompts} prompts with n={n} are {prompts * n} outputs, at most {MAX_STREAMS} are "
+            "allowed in one request.",
+            param="prompt",
+        )
 
 
 def check_min_tokens(min_tokens: int, max_tokens: int) -> None:

@@ -23,7 +23,13 @@ def conversation(messages: list[Message], *, parts: bool) -> list[dict[str, Any]
 
 
 def _message(message: Message, number: int, parts: bool) -> dict[str, Any]:
-    content = message.content
+    content = message.refusal if message.content is None else message.content
+    if message.function_call or message.audio:
+        field = "function_call" if message.function_call else "audio"
+        param = f"messages[{number}].{field}"
+        raise ApiError(
+            400, f"{param} is not supported; calls are sent as tool_calls, text as content.", param=param
+        )
     if isinstance(content, list):
         texts = [_text(part, f"messages[{number}].content[{place}]") for place, part in enumerate(content)]
     else:

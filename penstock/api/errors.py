@@ -70,4 +70,5 @@ def refused(message: str, param: str, value: object = None) -> ApiError:
 def unknown_model(name: str, names: Iterable[str]) -> ApiError:
     """A model that is not served; ``names`` are."""
     known = ", ".join(names)
-    return ApiError(404, f"The model `{name}` does not exist. Valid aliases: {known}.", param="model")
+    message = f"The model `{name}` does not exist. Valid aliases: {known}."
+    return ApiError(404, message, param="model", code="model_not_found")

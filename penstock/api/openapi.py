@@ -37,8 +37,8 @@ _ERRORS = {
     503: "No engine is ready, or the server is shutting down.",
 }
 _EVENTS = (
-    "With stream: server-sent events. Each is a line `data: ` and the JSON of this schema, followed by an "
-    "empty line; the last one is `data: [DONE]`. A failure is an event with an Error, and nothing follows it."
+    "With stream: server-sent events, of which this is one. Its data is JSON; that of the last one is "
+    "`[DONE]`. A failure is an event with an Error, and nothing follows it."
 )
 
 
@@ -81,8 +81,9 @@ def _json(name: str) -> Json:
 
 def _json_or_events(name: str, event: str) -> Json:
     reply = _json(name)
-    events = {"schema": {"type": "string", "description": _EVENTS}, "x-event": ref(event)}
-    reply["content"]["text/event-stream"] = events
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": ref(event)}
+    schema = {"type": "object", "description": _EVENTS, "required": ["data"], "properties": {"data": data}}
+    reply["content"]["text/event-stream"] = {"schema": schema}
     return reply
 
 
@@ -237,4 +238,5 @@ def _request_schemas() -> Json:
                 del field["default"]  # null means absent; to say so of every field would drown the rest
         for row in _UNSUPPORTED.get(name, ()):
             schema["properties"][row.field]["description"] = f"Not supported: {row.allowed}."
+    schemas["CompletionRequest"]["required"] = ["prompt"]  # prompt_embeds, the alternative, is not served
     return schemas

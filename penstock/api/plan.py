@@ -139,6 +139,7 @@ class Planner:
         self._model = info.names[0]
         self._names = frozenset(info.names)
         self._most_logprobs = config.max_logprobs
+        self._force_usage = config.enable_force_include_usage
         self._pacing = Pacing(config)
         self._most_tokens = min(info.max_model_len, info.defaults.max_new_tokens or info.max_model_len)
         self._tokenizer = tokenizer
@@ -242,8 +243,10 @@ class Planner:
             )
         if request.n is not None:
             plan.n = request.n
+        checks.check_streams(len(prompts), plan.n)
+        plan.include_usage = plan.stream and self._force_usage
         if options is not None:
-            plan.include_usage = bool(options.include_usage)
+            plan.include_usage |= bool(options.include_usage)
             plan.continuous_usage = plan.include_usage and bool(options.continuous_usage_stats)
         if request.stop is not None:
             plan.stop = checks.stop_strings(request.stop)

@@ -19,6 +19,10 @@ def may_call(request: ChatCompletionRequest, *, known_format: bool) -> bool:
         return False
     if not request.tools:
         raise _bad_choice("When using `tool_choice`, `tools` must be set.")
+    for number, tool in enumerate(request.tools):
+        if tool.type != "function":
+            param = f"tools[{number}].type"
+            raise ApiError(400, f"{param} must be function, got {tool.type[:60]!r}.", param=param)
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None

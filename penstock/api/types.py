@@ -22,6 +22,10 @@ MAX_REQUEST_ID = 256
 PromptToken = Annotated[int, Meta(ge=0)]
 JsonObject = dict[str, Any]
 
+# What the document at /openapi.json says beyond the types; errors for these have words of their own.
+_NOT_EMPTY = {"minLength": 1, "minItems": 1}
+_TOKEN_KEYS = {"propertyNames": {"pattern": "^[0-9]+$"}}
+
 
 class Part(msgspec.Struct, gc=False):
     """A part of a message's content."""
@@ -51,6 +55,9 @@ class Message(msgspec.Struct):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: Annotated[str | None, about("Another name of reasoning_content.")] = None
+    refusal: Annotated[str | None, about("The text of a message without content.")] = None
+    audio: Annotated[Any, about("Not supported.")] = None
+    function_call: Annotated[Any, about("Not supported; send tool_calls.")] = None
 
 
 class Function(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -70,6 +77,7 @@ class Tool(msgspec.Struct, kw_only=True, gc=False):
 class StreamOptions(msgspec.Struct, gc=False):
     include_usage: Annotated[bool | None, about("Send a last event with the usage.")] = None
     continuous_usage_stats: Annotated[bool | None, about("Send the usage with every event.")] = None
+    include_obfuscation: Annotated[bool | None, about("Not used: events are never padded.")] = None
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -100,7 +108,11 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         None
     )
     logit_bias: Annotated[
-        dict[int, float] | None, about("Token id to what is added to its logit, held within [-100, 100].")
+        dict[int, float] | None,
+        about(
+            "Token id to what is added to its logit, held within [-100, 100].",
+            extra_json_schema=_TOKEN_KEYS,
+        ),
     ] = None
     allowed_token_ids: Annotated[list[int] | None, about("The only tokens that may be generated.")] = None
     bad_words: Annotated[list[str] | None, about("Texts that may not be generated.")] = None
@@ -165,7 +177,10 @@ class CompletionRequest(GenerateRequest, kw_only=True):
 
     prompt: Annotated[
         str | list[str | PromptToken | list[PromptToken]] | None,
-        about("A text, a list of texts, a list of token ids, or a list of lists of token ids."),
+        about(
+            "A text, a list of texts, a list of token ids, or a list of lists of token ids.",
+            extra_json_schema=_NOT_EMPTY,
+        ),
     ] = None
     logprobs: Annotated[int | None, about("Alternatives to report per token.")] = None
     suffix: str | None = None
@@ -175,7 +190,9 @@ class CompletionRequest(GenerateRequest, kw_only=True):
 class ChatCompletionRequest(GenerateRequest, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], about("The conversation, oldest message first.")]
+    messages: Annotated[
+        list[Message], about("The conversation, oldest message first.", extra_json_schema={"minItems": 1})
+    ]
     max_completion_tokens: Annotated[int | None, about("Most tokens to generate.")] = None
     logprobs: Annotated[bool | None, about("Report log probabilities.")] = None
     top_logprobs: Annotated[int | None, about("Alternatives to report per token; only with logprobs.")] = None
@@ -202,6 +219,17 @@ class ChatCompletionRequest(GenerateRequest, kw_only=True):
     audio: Any = None
     prediction: Any = None
     web_search_options: Any = None
+    verbosity: str | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    moderation: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_key: Annotated[
+        str | None, about("Not used: prefixes are found by their tokens; see cache_salt.")
+    ] = None
+    metadata: Annotated[JsonObject | None, about("Not used: replies are not stored.")] = None
+    safety_identifier: Annotated[str | None, about("Your end user; not used.")] = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

@@ -67,8 +67,14 @@ CHAT = (
     Row("media_io_kwargs", _absent, _ABSENT),
     Row("mm_processor_kwargs", _absent, _ABSENT),
     Row("modalities", lambda value: value == ["text"], '["text"] is served alone'),
+    Row("moderation", _absent, _ABSENT),
     Row("prediction", _absent, _ABSENT),
+    Row("prompt_cache_options", _absent, _ABSENT),
+    Row("prompt_cache_retention", lambda value: value == "in_memory", "it must be in_memory or absent"),
     Row("return_prompt_text", _absent, "it must be false or absent"),
+    Row("service_tier", lambda value: value in ("auto", "default"), "it must be auto, default or absent"),
+    Row("store", _absent, "it must be false or absent"),
+    Row("verbosity", lambda value: value == "medium", "it must be medium or absent"),
     Row("web_search_options", lambda value: False, _ABSENT),
 )
 TOKENIZE = tuple(

@@ -143,6 +143,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     strict_requests: Annotated[
         bool, option("Refuse requests with unknown fields instead of ignoring them.", "HTTP server")
     ] = False
+    enable_force_include_usage: Annotated[
+        bool,
+        option("End every stream with its usage, also where stream_options does not ask.", "HTTP server"),
+    ] = False
     max_logprobs: Annotated[
         int, option("Most alternatives a request may ask for per token.", "HTTP server", ge=0, le=20)
     ] = 20

@@ -58,6 +58,19 @@ def test_parts_that_are_not_text_are_refused_by_name() -> None:
     assert "'image_url'" in error.message
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("function_call", {"name": "f", "arguments": "{}"}), ("audio", {"id": "a"})]
+)
+def test_older_and_other_answers_are_refused_by_name(field: str, value: dict[str, str]) -> None:
+    error = error_of(lambda: conversation(messages({"role": "assistant", field: value}), parts=False))
+    assert (error.status, error.param) == (400, f"messages[0].{field}")
+
+
+def test_a_refusal_is_the_text_of_a_message_without_content() -> None:
+    given = {"role": "assistant", "content": None, "refusal": "No.", "audio": None, "function_call": None}
+    assert conversation(messages(given), parts=False) == [{"role": "assistant", "content": "No."}]
+
+
 def test_a_text_part_needs_text() -> None:
     error = error_of(
         lambda: conversation(messages({"role": "user", "content": [{"type": "text"}]}), parts=True)

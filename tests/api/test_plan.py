@@ -277,6 +277,22 @@ def test_continuous_usage_needs_usage() -> None:
     assert PLANNER.completion(body(stream=True, stream_options=options)).continuous_usage is False
 
 
+def test_the_operator_can_send_usage_with_every_stream() -> None:
+    forced = planner(ServeConfig(enable_force_include_usage=True))
+    assert forced.completion(body(stream=True)).include_usage
+    assert not forced.completion(body(stream=True)).continuous_usage
+    assert not forced.completion(body()).include_usage
+    assert not PLANNER.completion(body(stream=True)).include_usage
+
+
+def test_one_request_starts_no_more_streams_than_are_allowed() -> None:
+    assert len(PLANNER.completion(body(prompt=["x"] * 2048, n=2, temperature=1)).prompts) == 2048
+    error = error_of(PLANNER.completion, body(prompt=["x"] * 2049, n=2, temperature=1))
+    assert (error.status, error.param) == (400, "prompt")
+    assert "4098 outputs, at most 4096" in error.message
+    assert error_of(PLANNER.completion, body(prompt=[[5]] * 5000)).param == "prompt"
+
+
 def test_the_header_wins_over_the_bodys_request_id() -> None:
     assert PLANNER.completion(body(request_id="body"), "header").request_id == "header"
     assert error_of(PLANNER.completion, body(), "x" * 257).param == "X-Request-Id"

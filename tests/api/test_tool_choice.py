@@ -48,5 +48,10 @@ def test_other_choices_are_refused(fields: dict[str, Any], message: str) -> None
     assert message in error.message
 
 
+def test_only_functions_are_tools() -> None:
+    error = error_of(HERMES.chat, chat_body(tools=[TOOL, TOOL | {"type": "search"}]))
+    assert error.param == "tools[1].type"
+
+
 def test_special_tokens_stay_where_a_parser_looks_for_them() -> None:
     assert HERMES.chat(chat_body(tools=[TOOL])).skip_special_tokens

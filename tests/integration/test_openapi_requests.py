@@ -1,0 +1,60 @@
+"""Requests made up from /openapi.json: replies are what the document says, and never the server's fault."""
+
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis import checks
+from schemathesis.core.result import Ok
+from schemathesis.schemas import APIOperation
+
+from penstock.api.openapi import openapi_document
+
+from .server import Server
+
+SCHEMA = schemathesis.openapi.from_dict(openapi_document("0"))
+OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations() if isinstance(result, Ok)]
+CHECKS = [
+    checks.not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Tokens as fast as they can be made: most requests ask for as many as the context holds."""
+    options = ("--engine", "synthetic", "--synthetic-step-ms", "0", "--max-model-len", "64")
+    with Server(*options, directory=tmp_path_factory.mktemp("fast")) as running:
+        yield running
+
+
+def check(operation: APIOperation, server: Server, examples: int) -> None:
+    @seed(1)
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=False,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    @given(case=operation.as_strategy())
+    def run(case: schemathesis.Case) -> None:
+        response = case.call(base_url=server.url, timeout=60)
+        case.validate_response(response, checks=CHECKS)
+
+    run()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
+def test_replies_are_those_of_the_document(fast: Server, operation: APIOperation) -> None:
+    check(operation, fast, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
+def test_replies_to_many_requests_are_those_of_the_document(fast: Server, operation: APIOperation) -> None:
+    check(operation, fast, 300 if operation.body else 30)
