@@ -50,7 +50,7 @@ def _chat_choice(index: int, choice: Choice, return_ids: bool, role: str) -> dic
 
 def _ending(choice: Choice, return_ids: bool) -> dict[str, Any]:
     ending: dict[str, Any] = {
-        "logprobs": None if choice.logprobs is None else choice.logprobs.collected(),
+        "logprobs": None if choice.logprobs is None else choice.logprobs.take(),
         "finish_reason": choice.finish_reason.decode(),
         "stop_reason": choice.stop_reason,
     }

@@ -41,7 +41,7 @@ class CollectedReply(RequestReply):
         choice.text.append(text)
         choice.tokens.extend(tokens)
         if choice.logprobs is not None:
-            choice.logprobs.collect(tokens, logprobs)
+            choice.logprobs.add(tokens, logprobs)
         if all(other.stream is None for other in self.choices):
             self._end(self._outcome())
             self.done.set_result(None)

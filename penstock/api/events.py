@@ -19,6 +19,8 @@ from ..streaming.token_table import escape_json
 encode_json = msgspec.json.Encoder().encode
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
+"""What clients pass over, by the rules of server-sent events."""
 SYSTEM_FINGERPRINT = f"penstock-{__version__}"
 _FINGERPRINT = b',"system_fingerprint":' + encode_json(SYSTEM_FINGERPRINT)
 

@@ -20,27 +20,25 @@ class LogprobFormatter:
     the sampled one, which is always there.
     """
 
-    __slots__ = ("_alternatives", "_chat", "_collected", "_offset", "_table")
+    __slots__ = ("_alternatives", "_chat", "_entries", "_offset", "_table")
 
     def __init__(self, table: TokenTable, *, chat: bool, alternatives: int) -> None:
         self._table = table
         self._chat = chat
         self._alternatives = alternatives
         self._offset = 0
-        self._collected: list[dict[str, Any]] = []
+        self._entries: list[dict[str, Any]] = []
 
-    def event(self, tokens: Sequence[int], logprobs: Logprobs | None) -> dict[str, Any] | None:
-        """The ``logprobs`` field of an event with these tokens; None when there are none."""
-        entries = self._entries(tokens, logprobs)
+    def add(self, tokens: Sequence[int], logprobs: Logprobs | None) -> None:
+        """A row's tokens; ``logprobs`` may have more entries, which do not count."""
+        self._entries += self._row(tokens, logprobs)
+
+    def take(self) -> dict[str, Any] | None:
+        """The ``logprobs`` field of all tokens added since the last call; None when there are none."""
+        entries, self._entries = self._entries, []
         return self._shape(entries) if entries else None
 
-    def collect(self, tokens: Sequence[int], logprobs: Logprobs | None) -> None:
-        self._collected += self._entries(tokens, logprobs)
-
-    def collected(self) -> dict[str, Any]:
-        return self._shape(self._collected)
-
-    def _entries(self, tokens: Sequence[int], logprobs: Logprobs | None) -> list[dict[str, Any]]:
+    def _row(self, tokens: Sequence[int], logprobs: Logprobs | None) -> list[dict[str, Any]]:
         if logprobs is None:
             return []
         return [

@@ -250,7 +250,8 @@ class Planner:
             plan.continuous_usage = plan.include_usage and bool(options.continuous_usage_stats)
         if request.stop is not None:
             plan.stop = checks.stop_strings(request.stop)
-            plan.include_stop_str = bool(request.include_stop_str_in_output)
+        if request.include_stop_str_in_output:
+            plan.include_stop_str = True
         plan.pace = self._pacing.pace(request, watched=plan.stream or bool(plan.stop))
         if request.skip_special_tokens is False:
             plan.skip_special_tokens = False

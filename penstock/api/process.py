@@ -22,7 +22,6 @@ from ..metrics.garbage import Collector
 from ..metrics.server import ServerMetrics
 from ..streaming.table import StreamTable
 from ..streaming.token_log import TokenLog
-from ..streaming.token_table import TokenTable
 from ..wire.control import ControlChannel, Drain, Launch, Stop, SupervisorGone
 from ..wire.messages import EngineInfo
 from .app import App
@@ -31,6 +30,7 @@ from .debug import GarbageRoute
 from .facts import ModelFacts, SamplingDefaults, sampling_defaults
 from .fleet import Fleet
 from .generate import Generator
+from .keepalive import KeepAlive
 from .plan import Planner
 from .protocol import ServerProtocol
 from .replies import RequestContext, RequestReply, TextTables
@@ -116,9 +116,10 @@ class _Server:
         context = RequestContext(
             self._fleet,
             streams,
-            _text_tables(tokenizer, info.vocab_size),
+            TextTables.make(tokenizer.raw, info.vocab_size),
             self._on_reply_end,
             self._config.max_stream_backlog,
+            self._config.compat_done_after_error,
         )
         self._generator = Generator(self._config, planner, tokenizer, self._fleet, streams, context)
         return App(
@@ -138,6 +139,7 @@ class _Server:
     async def _listen(self, app: App) -> None:
         ServerProtocol.max_connections = self._config.max_connections
         ServerProtocol.max_header_bytes = self._config.max_header_bytes
+        ServerProtocol.max_backlog = self._config.max_stream_backlog
         config = uvicorn.Config(
             app,
             http=ServerProtocol,
@@ -158,11 +160,16 @@ class _Server:
         sweeper = asyncio.ensure_future(self._sweep())
         gardener = asyncio.ensure_future(self._collect_garbage())
         self._collector.start()
+        assert self._fleet.streams is not None
+        silence = self._config.sse_keep_alive
+        keep_alive = KeepAlive(self._fleet.streams, silence) if silence else None
         try:
             await self._uvicorn.serve(sockets=[listener])
         finally:
             sweeper.cancel()
             gardener.cancel()
+            if keep_alive is not None:
+                keep_alive.cancel()
 
     # -- while it runs
 
@@ -256,12 +263,3 @@ class _HttpServer(uvicorn.Server):
         self.servers = [server]
         self.started = True
         self._on_listening()
-
-
-def _text_tables(tokenizer: Tokenizer, vocab_size: int) -> TextTables:
-    table = TokenTable.from_tokenizer(tokenizer.raw)
-    full = TokenTable.from_tokenizer(tokenizer.raw, skip_special_tokens=False)
-    # Special tokens (no text) take the slow path: an event without text is not sent.
-    plain = [text or None for text in table.text[:vocab_size]]
-    plain += [None] * (vocab_size - len(plain))
-    return TextTables(table, full, plain, [None] * vocab_size)

@@ -16,7 +16,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .errors import ApiError
-from .sink import EVENT_STREAM_HEADERS, EXTENSION, REPLY_HEADERS, Listener
+from .sink import EVENT_STREAM_HEADERS, EXTENSION, HIGH_WATER_BYTES, REPLY_HEADERS, Listener
 
 HEAD = b"HTTP/1.1 200 OK\r\n" + b"".join(
     b"%b: %b\r\n" % header for header in [*EVENT_STREAM_HEADERS, (b"transfer-encoding", b"chunked")]
@@ -32,16 +32,22 @@ class ServerProtocol(HttpToolsProtocol):
     # set once per process from the configuration
     max_connections = 65536
     max_header_bytes = 65536
+    max_backlog = 4 * 1024 * 1024
+    """Bytes that may wait for a client."""
 
     # -- per connection
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.write = transport.write
+        # Half of the backlog for what was written before a client counts as slow, half for what it is owed.
+        transport.set_write_buffer_limits(min(HIGH_WATER_BYTES, self.max_backlog // 2))
         self.waiting_since: float | None = None
         """When the request that has not arrived whole began; None while there is none."""
         self.idle_since: float | None = time.monotonic()
         """Since when there has been no request; such a connection is closed without a word."""
+        self._unread = 0
+        """Bytes of replies that the client had not read at the last sweep."""
         self._listener: Listener | None = None
         self._active: RequestResponseCycle | None = None
         self._head: int | None = None
@@ -89,7 +95,15 @@ class ServerProtocol(HttpToolsProtocol):
         self._refuse(self._refusal or ApiError(400, msg))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer without the application and close."""
+        """Answer without the application and close; replies in progress come first, and are the last then."""
+        active = self._active
+        if (
+            active is not None
+            and not active.response_complete
+            and (active.response_started or active is not self.cycle or not active.more_body)
+        ):
+            self._close_after_replies(active)
+            return
         body = error.body()
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b"
@@ -104,8 +118,19 @@ class ServerProtocol(HttpToolsProtocol):
             f"The request line and headers are larger than the {limit} bytes allowed by --max-header-bytes.",
         )
 
+    def _close_after_replies(self, active: RequestResponseCycle) -> None:
+        """What the client sent last cannot be answered: the requests before it can."""
+        if self.pipeline and self.pipeline[0][0].more_body:
+            self.pipeline.popleft()  # the newest: it will never be whole
+        last = self.pipeline[0][0] if self.pipeline else active
+        last.keep_alive = False
+        self.flow.pause_reading()
+
     def cut_if_slow(self, now: float, request_timeout_s: float, keep_alive_s: float) -> None:
-        """Close a connection whose client does not finish its request, or that idles. Called by a sweep."""
+        """Close a connection whose client does not finish its request, that idles, or whose client does not
+        read the end of its reply. Called by a sweep."""
+        if self.waiting_since is not None and self.flow.read_paused:
+            self.waiting_since = now  # it is this server that does not take the request
         if self.waiting_since is not None and now - self.waiting_since > request_timeout_s:
             self.waiting_since = None
             self._refuse(
@@ -113,8 +138,19 @@ class ServerProtocol(HttpToolsProtocol):
                     408, f"The request did not arrive within {request_timeout_s:g} s.", type="TimeoutError"
                 )
             )
-        elif self.idle_since is not None and now - self.idle_since > keep_alive_s:
-            self.transport.close()
+        elif self.idle_since is not None:
+            self._cut_if_idle(now, self.idle_since, keep_alive_s)
+
+    def _cut_if_idle(self, now: float, since: float, keep_alive_s: float) -> None:
+        unread = self.unread()
+        if unread != self._unread:  # it reads
+            self._unread = unread
+            self.idle_since = now
+        elif now - since > keep_alive_s:
+            if unread:
+                self.transport.abort()
+            else:
+                self.transport.close()
 
     # -- per request
 
@@ -167,8 +203,10 @@ class ServerProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             self._abandon()
             listener.on_disconnect()
-        else:
-            self._listener = listener
+            return
+        self._listener = listener
+        if self.flow.write_paused:  # the client has not read the reply before
+            listener.on_pause()
 
     def start(self) -> None:
         cycle = self._active
@@ -180,6 +218,9 @@ class ServerProtocol(HttpToolsProtocol):
         more = b"".join(b"%b: %b\r\n" % header for header in extra)
         close = b"" if cycle.keep_alive else _CLOSE
         self.transport.write(b"".join((HEAD, more, close, b"\r\n")))
+
+    def unread(self) -> int:
+        return self.transport.get_write_buffer_size()
 
     def finish(self) -> None:
         cycle = self._active

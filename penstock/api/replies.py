@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import tokenizers
+
 from ..streaming.assembler import Assembler, Piece
 from ..streaming.stream import Stream, StreamError
 from ..streaming.table import StreamTable
@@ -39,6 +41,16 @@ class TextTables:
     nothing: list[bytes | None]
     """All None: every row takes the slow path."""
 
+    @classmethod
+    def make(cls, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> TextTables:
+        """The tables for a model with ``vocab_size`` outputs."""
+        table = TokenTable.from_tokenizer(tokenizer)
+        full = TokenTable.from_tokenizer(tokenizer, skip_special_tokens=False)
+        # Special tokens (no text) take the slow path: an event without text is not sent.
+        plain = [text or None for text in table.text[:vocab_size]]
+        plain += [None] * (vocab_size - len(plain))
+        return cls(table, full, plain, [None] * vocab_size)
+
     def of(self, plan: RequestPlan) -> TokenTable:
         return self.table if plan.skip_special_tokens else self.full
 
@@ -63,9 +75,11 @@ class Choice:
     stream: Stream | None = None
     """None once the stream has ended."""
     tokens: list[int] = field(default_factory=list)
-    """Collected reply: the output so far. Streamed reply: tokens of text held back."""
+    """Collected reply: the output so far. Streamed reply, if the client wants them: those of no event yet."""
     text: list[str] = field(default_factory=list)
-    """Collected reply: the output's text so far. Streamed reply: text held for a slow client."""
+    """Collected reply: the output's text so far."""
+    unsent: bytearray = field(default_factory=bytearray)
+    """Streamed reply: text of no event yet, as UTF-8."""
     logprobs: LogprobFormatter | None = None
     parser: MessageParser | None = None
     """Takes tool calls and reasoning out of the text, where they may occur."""
@@ -102,6 +116,9 @@ class RequestContext:
     on_end: Callable[[RequestReply, str], None]
     """Called once per reply with its outcome: stop, length, error, abort."""
     max_backlog: int
+    """Bytes that may wait for a client."""
+    done_after_error: bool = False
+    """Whether ``[DONE]`` follows an error event."""
 
 
 class RequestReply:

@@ -51,6 +51,10 @@ class Sink(Protocol):
         """Sends status 200 and the headers of an event stream."""
         ...
 
+    def unread(self) -> int:
+        """Bytes that were written and that the operating system has not taken."""
+        ...
+
     def finish(self) -> None:
         """Ends the body; the connection serves its next request."""
         ...
@@ -67,6 +71,10 @@ EVENT_STREAM_HEADERS = [
 ]
 
 
+HIGH_WATER_BYTES = 64 * 1024
+"""Written and not yet taken by the server: from here on the client counts as one that does not read."""
+
+
 class AsgiSink:
     """A sink over plain ASGI: chunks wait in a buffer that :meth:`run` sends."""
 
@@ -74,9 +82,12 @@ class AsgiSink:
         self._receive = receive
         self._send = send
         self._buffer = bytearray()
+        self._sending = 0
+        """Bytes that the server is about to take."""
         self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
-        self._started = self._finished = self._gone = False
+        self._started = self._finished = self._gone = self._paused = False
 
     def listen(self, listener: Listener) -> None:
         self._listener = listener
@@ -88,10 +99,16 @@ class AsgiSink:
             self._buffer += rest[:size]
             chunks = rest[size + 2 :]
         self._changed.set()
+        if not self._paused and self._listener is not None and self.unread() > HIGH_WATER_BYTES:
+            self._paused = True
+            self._listener.on_pause()
 
     def start(self) -> None:
         self._started = True
         self._changed.set()
+
+    def unread(self) -> int:
+        return self._sending + len(self._buffer)
 
     def finish(self) -> None:
         self._finished = True
@@ -100,6 +117,8 @@ class AsgiSink:
     def cut(self) -> None:
         self._gone = True
         self._changed.set()
+        if self._sending and self._task is not None:
+            self._task.cancel()  # it waits for a client that does not read
 
     def cut_unless_finished(self) -> None:
         if not self._finished:
@@ -107,6 +126,7 @@ class AsgiSink:
 
     async def run(self) -> None:
         """Sends until the reply is finished or the client has gone; returns at once if it never starts."""
+        self._task = asyncio.current_task()
         watcher = asyncio.ensure_future(self._watch())
         try:
             await self._changed.wait()
@@ -114,16 +134,26 @@ class AsgiSink:
                 await self._send(
                     {"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS}
                 )
-            while self._started and not self._gone:
-                self._changed.clear()
-                body, finished = bytes(self._buffer), self._finished
-                self._buffer.clear()
-                await self._send({"type": "http.response.body", "body": body, "more_body": not finished})
-                if finished:
-                    return
+            while self._started and not self._gone and not await self._send_buffer():
                 await self._changed.wait()
+        except asyncio.CancelledError:
+            if not self._gone:
+                raise
         finally:
             watcher.cancel()
+
+    async def _send_buffer(self) -> bool:
+        """Whether that was the last of the body."""
+        self._changed.clear()
+        body, finished = bytes(self._buffer), self._finished
+        self._buffer.clear()
+        self._sending = len(body)
+        await self._send({"type": "http.response.body", "body": body, "more_body": not finished})
+        self._sending = 0
+        if self._paused and self._listener is not None:
+            self._paused = False
+            self._listener.on_resume()
+        return finished
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

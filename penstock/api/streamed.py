@@ -9,14 +9,23 @@ from typing import Any
 from ..streaming.stream import Stream, StreamError, chunk
 from ..streaming.token_table import escape_json
 from ..wire.frames import Logprobs
-from .events import DONE, EventShape, error_event, usage
+from .events import COMMENT, DONE, EventShape, error_event, usage
 from .plan import RequestPlan
-from .replies import Choice, RequestContext, RequestReply, prompt_token_ids
+from .replies import Choice, Prompt, RequestContext, RequestReply, prompt_token_ids
 from .sink import Sink
+
+TOKEN_BYTES = 40
+"""Memory of a token id that is held for a client: a reference and an int object."""
+CANDIDATE_BYTES = 1024
+"""The same of a token's logprob and of each of its alternatives: a dictionary, text and bytes."""
 
 
 class StreamedReply(RequestReply):
-    """Server-sent events, written as rows arrive. The headers go out with the first event."""
+    """Server-sent events, written as rows arrive. The headers go out with the first event.
+
+    Text, token ids and logprobs leave together: what a row adds is held until there is text to send, so that
+    no event has a part of them, and while the client does not read, when it becomes one event.
+    """
 
     def __init__(
         self, context: RequestContext, plan: RequestPlan, shape: EventShape, arrival: float, sink: Sink
@@ -27,8 +36,11 @@ class StreamedReply(RequestReply):
         """Resolves at the end; to an error when it came before anything was sent."""
         self.started = False
         self._tail = shape.tail() + b"\r\n"
+        self._spoke_at = 0.0
+        """When the last comment was sent."""
         self._paused = False
-        self._held_size = 0
+        self._backlog = 0
+        """Bytes that wait for the client; counted while it does not read."""
         self._plain = (
             not plan.stop
             and plan.logprobs < 0
@@ -37,6 +49,12 @@ class StreamedReply(RequestReply):
             and plan.skip_special_tokens
         )
         sink.listen(self)
+
+    def add(self, prompt: Prompt, rank: int) -> Stream:
+        stream = super().add(prompt, rank)
+        if prompt.echo:
+            self.choices[-1].unsent += prompt.echo.encode()
+        return stream
 
     def _make_stream(self, index: int, rank: int) -> Stream:
         nothing = self.context.tables.nothing  # the first row starts the reply
@@ -47,39 +65,64 @@ class StreamedReply(RequestReply):
     def _extend(
         self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
     ) -> None:
-        data = self._events(choice, stream, text, tokens, logprobs)
-        if choice.stream is None:
+        self._hold(choice, text, tokens, logprobs)
+        ended = choice.stream is None
+        if self._paused and not ended:
+            if self._backlog > self.context.max_backlog:
+                self._cut()
+            return
+        data = self._event(choice, stream)
+        if ended:
             data += self._ending()
         if data:
             self._send(data)
-        if choice.stream is None and all(other.stream is None for other in self.choices):
+        if ended and all(other.stream is None for other in self.choices):
             self._finish(None)
-        elif self._plain and not self._paused:
-            tables = self.context.tables  # while text is held back, the next token must not overtake it
-            stream.table = tables.plain if choice.plain else tables.nothing
+        else:
+            self._choose_path(choice)
 
-    def _events(
-        self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
-    ) -> bytes:
+    def _hold(self, choice: Choice, text: str, tokens: Sequence[int], logprobs: Logprobs | None) -> None:
+        """Keep what a row adds for the choice's next event."""
+        encoded = text.encode()
+        choice.unsent += encoded
+        self._backlog += len(encoded)
+        if self.plan.return_token_ids:
+            choice.tokens += tokens
+            self._backlog += TOKEN_BYTES * len(tokens)
+        if choice.logprobs is not None:
+            choice.logprobs.add(tokens, logprobs)
+            self._backlog += CANDIDATE_BYTES * (1 + self.plan.logprobs) * len(tokens)
+
+    def _choose_path(self, choice: Choice) -> None:
+        """Whether the choice's next row may take the table's texts as they are."""
+        if self._plain and self.started and not self._paused and choice.stream is not None:
+            tables = self.context.tables  # while text is held back, the next token must not overtake it
+            choice.stream.table = tables.plain if choice.plain else tables.nothing
+
+    # -- events
+
+    def _event(self, choice: Choice, stream: Stream, *, failed: bool = False) -> bytes:
+        """All that the choice holds as one event; nothing while that is no text, unless the choice ends.
+
+        The event with the role of a chat's choice leaves with the first row in any case. ``failed``: no
+        more rows come, so tokens without text are told as well.
+        """
         plan, shape, index = self.plan, self.shape, stream.index
-        ended = choice.stream is None
+        ended = bool(choice.finish_reason)
         data = b""
-        prompt_ids = None
-        running_usage = self._running_usage(choice, stream) if plan.continuous_usage else None
-        if not choice.begun:
-            choice.begun = True
-            prompt_ids = prompt_token_ids(choice.prompt) if plan.return_token_ids else None
-            text = choice.prompt.echo + text
-            if plan.chat:
-                start = None if running_usage is None else usage(choice.prompt.length, 0, None)
-                data = shape.first(index, prompt_ids, start)
-                prompt_ids = None
-        entry = None if choice.logprobs is None else choice.logprobs.event(tokens, logprobs)
-        delta = None
+        if plan.chat and not choice.begun:
+            data = shape.first(index, self._prompt_ids(choice), self._usage(choice, 0))
+        text, delta = choice.unsent.decode(), None
+        choice.unsent.clear()
         if choice.parser is not None:
             delta, text = choice.parse(text).fields(), ""
-        if not (text or delta or ended or entry or plan.return_token_ids):
+        if not (text or delta or ended or failed):
             return data
+        tokens, choice.tokens = choice.tokens, []
+        entry = None if choice.logprobs is None else choice.logprobs.take()
+        if not (text or delta or ended or tokens or entry):
+            return data
+        generated = self.context.streams.generated(stream) if choice.stream is stream else choice.generated
         return data + shape.event(
             index,
             escape_json(text),
@@ -88,13 +131,20 @@ class StreamedReply(RequestReply):
             stop_reason=choice.stop_reason,
             logprobs=entry,
             token_ids=tokens if plan.return_token_ids else None,
-            prompt_token_ids=prompt_ids,
-            usage=running_usage,
+            prompt_token_ids=self._prompt_ids(choice),
+            usage=self._usage(choice, generated),
         )
 
-    def _running_usage(self, choice: Choice, stream: Stream) -> dict[str, Any]:
-        generated = choice.generated if choice.stream is None else self.context.streams.generated(stream)
-        return usage(choice.prompt.length, generated, None)
+    def _prompt_ids(self, choice: Choice) -> list[int] | None:
+        """For a choice's first event, if the client wants them."""
+        if choice.begun:
+            return None
+        choice.begun = True
+        return prompt_token_ids(choice.prompt) if self.plan.return_token_ids else None
+
+    def _usage(self, choice: Choice, generated: int) -> dict[str, Any] | None:
+        """For every event, if the client wants it."""
+        return usage(choice.prompt.length, generated, None) if self.plan.continuous_usage else None
 
     def _ending(self) -> bytes:
         """What follows the last choice's last event."""
@@ -105,50 +155,52 @@ class StreamedReply(RequestReply):
     # -- writing
 
     def _send(self, data: bytes) -> None:
-        """Write events, or hold them while the client does not read."""
         if not self.started:
             self.started = True
             self.sink.start()
         self.sink.write(chunk(data))
-        if self._paused:
-            self._held_size += len(data)
-            if self._held_size > self.context.max_backlog:
-                self._cut()
+
+    def break_silence(self, since: float, now: float) -> None:
+        """Send a comment unless there was one after ``since``. It may be the first thing the client gets."""
+        if not self._paused and self._spoke_at <= since:
+            self._spoke_at = now
+            self._send(COMMENT)
 
     def on_pause(self) -> None:
-        """The transport's buffer is full: count what else goes into it, row by row."""
+        """The client does not read: from here on its rows are held, to become one event per choice."""
         self._paused = True
-        self._held_size = 0
+        self._backlog = self.sink.unread()
         for choice in self.choices:
             if choice.stream is not None:
                 choice.stream.table = self.context.tables.nothing
 
     def on_resume(self) -> None:
         self._paused = False
+        data = b""
         for choice in self.choices:
-            if choice.stream is not None and self._plain and choice.begun and choice.plain:
-                choice.stream.table = self.context.tables.plain
+            stream = choice.stream
+            if stream is not None and self.context.streams.generated(stream):
+                data += self._event(choice, stream)
+                self._choose_path(choice)
+        if data:
+            self._send(data)  # last, as it may pause again
 
     # -- ends
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         if self.ended:
             return
+        running = [(choice, choice.stream) for choice in self.choices if choice.stream is not None]
         self.drop_streams(stream)
-        if not self.started:
-            self._finish(error)
-            return
-        data = b""
-        for index, choice in enumerate(self.choices):
-            if choice.finish_reason:
-                continue
-            text, delta = choice.assembler.finish().text, None
-            if choice.parser is not None:
-                delta, text = choice.parse(text).fields(), ""
-            if text or delta:
-                data += self.shape.event(index, escape_json(text), delta=delta)
-        self._send(data + error_event(error))
+        if self.started:
+            data = b"".join([self._rest(*each) for each in running]) + error_event(error)
+            self._send(data + DONE if self.context.done_after_error else data)
         self._finish(error)
+
+    def _rest(self, choice: Choice, stream: Stream) -> bytes:
+        """What a choice holds that ends too early: nothing that was generated is lost with it."""
+        choice.unsent += choice.assembler.finish().text.encode()
+        return self._event(choice, stream, failed=True)
 
     def on_disconnect(self) -> None:
         if not self.ended:

@@ -231,6 +231,21 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         int,
         option("Bytes that may wait for a client that reads slowly before it is cut.", "Streaming", ge=4096),
     ] = 4 * 1024 * 1024
+    sse_keep_alive: Annotated[
+        float,
+        option(
+            "Seconds of silence after which a stream's client gets a comment line; 0: never.",
+            "Streaming",
+            ge=0,
+        ),
+    ] = 15.0
+    compat_done_after_error: Annotated[
+        bool,
+        option(
+            "Send [DONE] after an error event, as vLLM does; such a stream ends like a complete one.",
+            "Streaming",
+        ),
+    ] = False
 
     # -- engine
     engine: Annotated[

@@ -88,7 +88,7 @@ class StreamTable:
         stream.handle = handle
         self._position[handle] = 0
         self._rank[handle] = stream.rank
-        self._arrival[handle] = arrival
+        self._arrival[handle] = self._last[handle] = arrival
         self._written[handle] = bool(stream.head)
         if self._log is not None:
             self._log.open(handle)
@@ -108,9 +108,16 @@ class StreamTable:
         if self.streams[handle] is stream:
             self.streams[handle] = None
             self._rank[handle] = NO_ENGINE
+            self._written[handle] = False
             self._free.append(handle)
             if self._log is not None:
                 self._log.close(handle)
+
+    def silent(self, since: float) -> list[Stream]:
+        """Open streams that write events, have had no row after ``since`` and were opened before it."""
+        quiet = np.flatnonzero(self._written & (self._last <= since))
+        streams = (self.streams[handle] for handle in quiet.tolist())
+        return [stream for stream in streams if stream is not None]
 
     def _grow(self) -> None:
         old = len(self.streams)

