@@ -259,6 +259,30 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_num_batched_tokens: Annotated[
         int, option("Tokens an engine computes in one step, prefill and decode together.", "Engine", ge=1)
     ] = 2048
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"],
+        option(
+            "Which request runs first: fcfs, the one that came first; priority, the one with the lowest "
+            "priority value, then the one that came first.",
+            "Engine",
+        ),
+    ] = "fcfs"
+    max_num_queued_reqs: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        option(
+            "Requests that may wait for a slot, in all engines together; further ones get 503. "
+            "Default: no limit.",
+            "Engine",
+        ),
+    ] = None
+    max_num_queued_tokens: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        option(
+            "Prompt tokens of the requests that may wait for a slot, in all engines together; further "
+            "requests get 503. Default: no limit.",
+            "Engine",
+        ),
+    ] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], option("Where the torch engine runs.", "Engine")] = (
         "auto"
     )

@@ -19,6 +19,7 @@ from ..wire.sockets import RouterSocket, engine_address
 from .base import Engine
 from .inbox import Inbox
 from .publisher import Publisher
+from .waiting import own_share
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +68,14 @@ def run(control: ControlChannel) -> int:
 
 def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) -> Engine:
     """The engine of ``launch.config.engine``. Only its code is imported."""
-    if launch.config.engine == "synthetic":
+    config = own_share(launch.config, launch.index)
+    if config.engine == "synthetic":
         from .synthetic import SyntheticEngine
 
-        return SyntheticEngine(launch.config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir)
+        return SyntheticEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir)
     from .torch.engine import TorchEngine
 
-    return TorchEngine(launch.config, launch.model_dir, progress)
+    return TorchEngine(config, launch.model_dir, progress)
 
 
 def ready_info(info: EngineInfo) -> Info:

@@ -1,28 +1,35 @@
 """Which tokens of which streams a step computes: columns over slots, no tensors, no clock.
 
-Streams are admitted first come, first served, when a slot is free and the KV cache holds their whole
-prompt. A step computes one token of every stream that decodes, and with what is left of
-``max_batched_tokens`` chunks of the prompts that are not computed yet. When decodes need more blocks than
-are free, the stream admitted last gives its blocks back; it keeps its slot and its history, and is
-computed again, as if its history were a prompt, when there is room.
+Streams are admitted in the order of the waiting queue, when a slot is free and the KV cache holds their
+whole prompt. A step computes one token of every stream that decodes, and with what is left of
+``max_num_batched_tokens`` chunks of the prompts that are not computed yet. When decodes need more blocks
+than are free, the least important stream, among equals the one admitted last, gives its blocks back; it
+keeps its slot and its history, and is computed again, as if its history were a prompt, when there is room.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
+from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..config.options import ServeConfig
 from ..wire.frames import I32, Finish, Logprobs
 from ..wire.messages import Submit, WireError
-from .base import RequestRejected, StepRows, StreamFailure
+from .base import RequestRejected, StepRows
 from .blocks import BlockTables
 from .logprobs import HeldLogprobs
-from .rows import aborted_rows, joined, no_rows
+from .rows import joined, no_rows
 from .sampling import SamplingColumns
 from .slots import SlotTable
+from .waiting import Waiting, WaitingQueue
 
 Slots = NDArray[np.intp]
+
+NEWCOMERS_PER_STEP = 256
+"""Waiting streams looked at per step."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,21 +54,22 @@ class Scheduler:
     """Decides what runs; owns the waiting queue, and the slots' and blocks' assignment to streams."""
 
     def __init__(
-        self, table: SlotTable, sampling: SamplingColumns, blocks: BlockTables, max_batched_tokens: int
+        self, table: SlotTable, sampling: SamplingColumns, blocks: BlockTables, config: ServeConfig
     ) -> None:
         self.table = table
         self.sampling = sampling
         self.blocks = blocks
         self.held = HeldLogprobs(table)
-        self.max_batched_tokens = max_batched_tokens
+        self.max_batched_tokens = config.max_num_batched_tokens
         self.computed = np.zeros(table.size, np.int32)
         """Tokens of each slot's history whose keys and values are in the cache after the last step."""
+        self.priority = np.zeros(table.size, np.int64)
         self._last_step = np.zeros(table.size, np.int64)
         self._admitted = np.zeros(0, np.intp)
-        """Slots in use, in order of admission."""
-        self._waiting: dict[tuple[int, int], Submit] = {}
-        self._aborted_waiting: list[tuple[int, int, int]] = []
-        self._aborted_slots: dict[int, None] = {}
+        """Slots in use: the lowest priority first, then in order of admission."""
+        self._queue = WaitingQueue(config)
+        self._aborted: dict[int, None] = {}
+        """Slots of aborted streams."""
 
         # -- counters
         self.steps = 0
@@ -72,15 +80,14 @@ class Scheduler:
     # -- streams come and go
 
     def submit(self, server: int, request: Submit) -> None:
-        """Queue a stream. Raises RequestRejected when it could never run to its end, WireError when its
-        handle is in use."""
-        key = (server, request.stream)
-        if key in self._waiting or self.table.find(*key) is not None:
+        """Queue a stream. Raises RequestRejected when it could never run to its end or the queue is full,
+        WireError when its handle is in use."""
+        if self.table.find(server, request.stream) is not None:
             raise WireError(f"Submit.stream {request.stream} is running already")
         self._check_length(request)
         self._check_prompt(request)
         self.sampling.check(request.sampling)
-        self._waiting[key] = request
+        self._queue.push(server, request, self.table.free_count())
 
     def _check_length(self, request: Submit) -> None:
         length, limit = len(request.prompt) // 4, request.sampling.max_tokens
@@ -113,35 +120,31 @@ class Scheduler:
     def abort(self, server: int, streams: Sequence[int]) -> None:
         """Stop streams; ``take_aborted`` gives their ends. Unknown ones are ignored."""
         for stream in streams:
-            waiting = self._waiting.pop((server, stream), None)
-            if waiting is not None:
-                self._aborted_waiting.append((server, stream, waiting.resumed))
+            if self._queue.abort(server, stream):
                 continue
             slot = self.table.find(server, stream)
             if slot is not None:
-                self._aborted_slots[slot] = None
+                self._aborted[slot] = None
 
     def take_aborted(self) -> StepRows:
-        """The ends of aborted streams, with the tokens they still held; their slots are free afterwards."""
-        if not self._aborted_slots and not self._aborted_waiting:
-            return no_rows()
+        """The ends of streams that were aborted, with the tokens they still held, or lost their place in
+        the queue; their slots are free afterwards."""
         parts = []
-        if self._aborted_waiting:
-            parts.append(aborted_rows(self._aborted_waiting))
-        if self._aborted_slots:
-            slots = np.fromiter(self._aborted_slots, np.intp)
+        if self._queue.has_ended():
+            parts.append(self._queue.take_ended())
+        if self._aborted:
+            slots = np.fromiter(self._aborted, np.intp)
             parts.append(self.table.rows(slots, np.full(len(slots), Finish.ABORT, np.int8)))
             self._free(slots)
-        self._aborted_waiting, self._aborted_slots = [], {}
+            self._aborted = {}
         return joined(parts)
 
     def drop_server(self, server: int) -> None:
         """Forget an API server's streams."""
-        self._waiting = {key: request for key, request in self._waiting.items() if key[0] != server}
-        self._aborted_waiting = [aborted for aborted in self._aborted_waiting if aborted[0] != server]
+        self._queue.drop_server(server)
         slots = self.table.slots_of(server)
         for slot in slots:
-            self._aborted_slots.pop(slot, None)
+            self._aborted.pop(slot, None)
         self._free(np.array(slots, np.intp))
 
     def fail_all(self, code: str, message: str) -> StepRows:
@@ -152,11 +155,8 @@ class Scheduler:
             self.sampling.clear(slot)
             self.held.clear(slot)
         rows = self.table.fail_all(code, message)
-        without_slot = self._aborted_waiting + [
-            (*key, request.resumed) for key, request in self._waiting.items()
-        ]
-        rows.failed = [*rows.failed, *(StreamFailure(*end, code, message) for end in without_slot)]
-        self._waiting, self._aborted_waiting, self._aborted_slots = {}, [], {}
+        rows.failed = [*rows.failed, *self._queue.fail_all(code, message)]
+        self._aborted = {}
         self._admitted = self._admitted[:0]
         return rows
 
@@ -171,10 +171,10 @@ class Scheduler:
     # -- state
 
     def has_work(self) -> bool:
-        return bool(len(self._admitted) or self._waiting or self._aborted_waiting)
+        return bool(len(self._admitted) or self._queue or self._queue.has_ended())
 
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._queue)
 
     def running(self) -> int:
         return len(self._admitted)
@@ -206,13 +206,14 @@ class Scheduler:
             decodes = decodes[turn[: self.max_batched_tokens]]
         missing = self.blocks.missing(decodes, self.table.length[decodes])
         while int(missing.sum()) > self.blocks.free_count():
-            victim = self._preempt_last()
+            victim = self._preempt()
             kept = decodes != victim
             decodes, missing = decodes[kept], missing[kept]
         self.blocks.take(decodes, missing)
         return decodes
 
-    def _preempt_last(self) -> int:
+    def _preempt(self) -> int:
+        """Take the blocks of the least important stream, among equals of the one admitted last."""
         holders = self._admitted[self.blocks.owned[self._admitted] > 0]
         victim = int(holders[-1])
         self.blocks.release(victim)
@@ -221,30 +222,48 @@ class Scheduler:
         return victim
 
     def _prefills(self, budget: int) -> tuple[Slots, I32]:
-        """Prompt chunks of up to ``budget`` tokens together: running prompts first, then newcomers."""
+        """Prompt chunks of up to ``budget`` tokens together: prompts that were begun, then others."""
         chosen: list[int] = []
         counts: list[int] = []
-        for slot in self._unfinished_prefills():
-            if not budget or not (self.blocks.owned[slot] or self._give_blocks(slot)):
-                break
+        for slot in chain(self._begun(), self._beginning()) if budget else ():
             chosen.append(slot)
-            counts.append(self._chunk(slot, budget))
+            counts.append(min(int(self.table.length[slot] - self.computed[slot]), budget))
             budget -= counts[-1]
-        else:
-            while budget and (newcomer := self._admit()) is not None:
-                chosen.append(newcomer)
-                counts.append(self._chunk(newcomer, budget))
-                budget -= counts[-1]
+            if not budget:
+                break
         return np.array(chosen, np.intp), np.array(counts, np.int32)
 
-    def _unfinished_prefills(self) -> list[int]:
+    def _begun(self) -> list[int]:
         slots = self._admitted
         pending = self.table.length[slots] - self.computed[slots]
-        unfinished: list[int] = slots[(pending > 1) | (self.blocks.owned[slots] == 0)].tolist()
-        return unfinished
+        begun: list[int] = slots[(pending > 1) & (self.blocks.owned[slots] > 0)].tolist()
+        return begun
 
-    def _chunk(self, slot: int, budget: int) -> int:
-        return min(int(self.table.length[slot] - self.computed[slot]), budget)
+    def _beginning(self) -> Iterator[int]:
+        """Give blocks to streams that have none, one stream at a time, and yield their slots.
+
+        The most important comes first, among equals one that was preempted, then the longest-waiting. It
+        ends at the first one that lacks room: smaller ones do not overtake it.
+        """
+        for candidate in self._candidates():
+            if isinstance(candidate, Waiting):
+                if not self.table.free_count() or not self._has_room(candidate.tokens):
+                    return
+                yield self._admit(candidate)
+            else:
+                if not self._has_room(int(self.table.length[candidate])):
+                    return
+                self._give_blocks(candidate)
+                yield candidate
+
+    def _candidates(self) -> Iterator[int | Waiting]:
+        """Slots of streams that were preempted, and streams that wait."""
+        preempted: list[int] = self._admitted[self.blocks.owned[self._admitted] == 0].tolist()
+        newcomers = list(islice(self._queue, NEWCOMERS_PER_STEP)) if self.table.free_count() else []
+        return merge(preempted, newcomers, key=self._priority_of)
+
+    def _priority_of(self, candidate: int | Waiting) -> int:
+        return candidate.priority if isinstance(candidate, Waiting) else int(self.priority[candidate])
 
     def _has_room(self, length: int) -> bool:
         """Whether ``length`` tokens fit and leave every stream that holds blocks one more.
@@ -254,26 +273,20 @@ class Scheduler:
         margin = int(np.count_nonzero(self.blocks.owned[self._admitted]))
         return self.blocks.blocks_for(length) + margin <= self.blocks.free_count()
 
-    def _give_blocks(self, slot: int) -> bool:
+    def _give_blocks(self, slot: int) -> None:
         """Blocks for a stream's whole history, so that a prefill that has begun never waits for memory."""
-        length = int(self.table.length[slot])
-        if not self._has_room(length):
-            return False
-        self.blocks.take(np.array([slot]), np.array([self.blocks.blocks_for(length)], np.int32))
-        return True
+        wanted = self.blocks.blocks_for(int(self.table.length[slot]))
+        self.blocks.take(np.array([slot]), np.array([wanted], np.int32))
 
-    def _admit(self) -> int | None:
-        """Move the longest-waiting stream into a slot, if there is one and room for it."""
-        if not self._waiting or not self.table.free_count():
-            return None
-        key, request = next(iter(self._waiting.items()))
-        if not self._has_room(len(request.prompt) // 4):
-            return None
-        del self._waiting[key]
-        slot = self.table.allocate(key[0], request)
-        self.sampling.set(slot, request.sampling)
+    def _admit(self, newcomer: Waiting) -> int:
+        """Move a waiting stream into a slot; there is one, and room for its prompt."""
+        self._queue.remove(newcomer)
+        slot = self.table.allocate(newcomer.server, newcomer.request)
+        self.sampling.set(slot, newcomer.request.sampling)
         self.computed[slot] = 0
-        self._admitted = np.append(self._admitted, slot)
+        self.priority[slot] = newcomer.priority
+        place = np.searchsorted(self.priority[self._admitted], newcomer.priority, side="right")
+        self._admitted = np.insert(self._admitted, place, slot)
         self._give_blocks(slot)
         self.prompt_tokens += int(self.table.base[slot])
         return slot

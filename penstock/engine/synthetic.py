@@ -19,9 +19,10 @@ from ..config.options import ServeConfig
 from ..wire.frames import I8, I32, Finish, Logprobs
 from ..wire.messages import EngineInfo, Submit, WireError
 from .base import Load, RequestRejected, StepRows, StreamFailure
-from .rows import aborted_rows, joined
+from .rows import joined
 from .slots import SlotTable
 from .vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
+from .waiting import WaitingQueue
 
 U64 = NDArray[np.uint64]
 
@@ -117,8 +118,7 @@ class SyntheticEngine:
         self._clock = clock
         self._sleep = sleep
 
-        self._waiting: dict[tuple[int, int], Submit] = {}
-        """Without a slot, in order of arrival."""
+        self._waiting = WaitingQueue(config)
         self._table = SlotTable(config.max_num_seqs, max_model_len, self._info.eos_token_ids, clock)
         self._state = np.zeros(config.max_num_seqs, np.uint64)
         self._alternatives = np.full(config.max_num_seqs, -1, np.int32)
@@ -129,8 +129,6 @@ class SyntheticEngine:
         """Slots in order of their first token."""
         self._aborted: set[int] = set()
         """Slots to be released with a row in the next step."""
-        self._ended: list[tuple[int, int, int]] = []
-        """(server, stream, position) of streams that were aborted without a slot."""
         self._credit = 0.0
         """Prompt tokens that may be taken in."""
         self._credited_at = 0.0
@@ -146,12 +144,12 @@ class SyntheticEngine:
     # -- streams come and go
 
     def submit(self, server: int, request: Submit) -> None:
-        if (server, request.stream) in self._waiting or self._table.find(server, request.stream) is not None:
+        if self._table.find(server, request.stream) is not None:
             raise WireError(f"Submit.stream {request.stream} is running already")
         self._check(request)
         if not self.has_work():
             self._credited_at = self._clock()
-        self._waiting[server, request.stream] = request
+        self._waiting.push(server, request, self._table.free_count())
         self._requests += 1
 
     def _check(self, request: Submit) -> None:
@@ -181,18 +179,14 @@ class SyntheticEngine:
 
     def abort(self, server: int, streams: Sequence[int]) -> None:
         for stream in streams:
-            request = self._waiting.pop((server, stream), None)
-            if request is not None:
-                self._ended.append((server, stream, request.resumed))
+            if self._waiting.abort(server, stream):
                 continue
             slot = self._table.find(server, stream)
             if slot is not None:
                 self._aborted.add(slot)
 
     def drop_server(self, server: int) -> None:
-        for key in [key for key in self._waiting if key[0] == server]:
-            del self._waiting[key]
-        self._ended = [end for end in self._ended if end[0] != server]
+        self._waiting.drop_server(server)
         dropped = set(self._table.slots_of(server))
         self._withdraw(dropped)
         self._aborted -= dropped
@@ -201,10 +195,7 @@ class SyntheticEngine:
 
     def fail_all(self, code: str, message: str) -> StepRows:
         rows = self._table.fail_all(code, message)
-        without_slot = self._ended + [(*key, request.resumed) for key, request in self._waiting.items()]
-        rows.failed = [*rows.failed, *(StreamFailure(*end, code, message) for end in without_slot)]
-        self._waiting.clear()
-        self._ended.clear()
+        rows.failed = [*rows.failed, *self._waiting.fail_all(code, message)]
         self._aborted.clear()
         self._prefilling.clear()
         self._decoding = self._decoding[:0]
@@ -227,7 +218,13 @@ class SyntheticEngine:
     # -- the step
 
     def has_work(self) -> bool:
-        return bool(len(self._decoding) or self._prefilling or self._waiting or self._aborted or self._ended)
+        return bool(
+            len(self._decoding)
+            or self._prefilling
+            or self._waiting
+            or self._aborted
+            or self._waiting.has_ended()
+        )
 
     def step(self) -> StepRows:
         """One token for every decoding stream. Raises InjectedFault."""
@@ -247,9 +244,9 @@ class SyntheticEngine:
 
     def _admit(self) -> None:
         while self._waiting and self._table.free_count():
-            key = next(iter(self._waiting))
-            request = self._waiting.pop(key)
-            slot = self._table.allocate(key[0], request)
+            first = self._waiting.pop()
+            request = first.request
+            slot = self._table.allocate(first.server, request)
             self._state[slot] = stream_state(request.sampling.seed)
             if request.sampling.logprobs >= 0:
                 self._alternatives[slot] = request.sampling.logprobs
@@ -300,11 +297,10 @@ class SyntheticEngine:
             for slot in slots[finish != 0].tolist():
                 self._release(slot)
             self._decoding = slots[finish == 0]
-        if self._ended:
-            rows = joined([rows, aborted_rows(self._ended)])
-            self._ended.clear()
+        if self._waiting.has_ended():
+            rows = joined([rows, self._waiting.take_ended()])
         if failing is not None and failing in self._decoding:
-            rows.failed = [self._fail(failing)]
+            rows.failed = [*rows.failed, self._fail(failing)]
         return rows
 
     def _duration(self) -> float:

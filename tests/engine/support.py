@@ -34,6 +34,7 @@ def submit(
     interval: int = 1,
     resumed: int = 0,
     seed: int | None = None,
+    priority: int = 0,
     **sampling: Any,
 ) -> Submit:
     """A request whose seed is its stream's number unless given."""
@@ -42,6 +43,7 @@ def submit(
         np.array(prompt, "<i4").tobytes(),
         Sampling(max_tokens, stream if seed is None else seed, **sampling),
         interval,
+        priority,
         resumed=resumed,
     )
 

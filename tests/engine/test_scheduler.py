@@ -1,10 +1,13 @@
 """The scheduler and its blocks under random loads, without a model."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.config.options import ServeConfig
 from penstock.engine.base import RequestRejected
 from penstock.engine.blocks import NULL_BLOCK, BlockTables
 from penstock.engine.sampling import SamplingColumns
@@ -16,15 +19,16 @@ from penstock.wire.messages import Sampling, Submit
 VOCAB, MODEL_LEN, BLOCK = 50, 64, 4
 
 
-def make(slots: int = 4, blocks: int = 40, budget: int = 16) -> Scheduler:
+def make(slots: int = 4, blocks: int = 40, budget: int = 16, **options: Any) -> Scheduler:
     table = SlotTable(slots, MODEL_LEN, [])
-    return Scheduler(
-        table, SamplingColumns(table, VOCAB), BlockTables(slots, blocks, BLOCK, MODEL_LEN), budget
-    )
+    tables = BlockTables(slots, blocks, BLOCK, MODEL_LEN)
+    config = ServeConfig(max_num_batched_tokens=budget, **options)
+    return Scheduler(table, SamplingColumns(table, VOCAB), tables, config)
 
 
-def request(stream: int, prompt: int, output: int) -> Submit:
-    return Submit(stream, np.full(prompt, 7, "<i4").tobytes(), Sampling(output, stream))
+def request(stream: int, prompt: int, output: int, priority: int = 0) -> Submit:
+    tokens = np.full(prompt, 7, "<i4").tobytes()
+    return Submit(stream, tokens, Sampling(output, stream), priority=priority)
 
 
 def check(scheduler: Scheduler, batch: Batch, budget: int) -> None:
@@ -151,3 +155,52 @@ def test_failing_all_streams_leaves_nothing() -> None:
     assert {failure.stream for failure in rows.failed} == {0, 1, 2, 3}
     assert not scheduler.has_work()
     assert scheduler.blocks.free_count() == 40
+
+
+# -- priorities
+
+
+def test_the_most_important_request_gets_the_next_slot() -> None:
+    scheduler = make(slots=1, scheduling_policy="priority")
+    for stream, priority in enumerate((5, 3, 4)):
+        scheduler.submit(0, request(stream, 3, 2, priority))
+    order: list[int] = []
+    while scheduler.has_work():
+        order += finish_step(scheduler, scheduler.schedule())
+    assert order == [1, 2, 0]
+
+
+def test_the_least_important_stream_is_preempted_though_it_came_first() -> None:
+    scheduler = make(slots=2, blocks=10, budget=32, scheduling_policy="priority")
+    scheduler.submit(0, request(0, 16, 20, priority=1))
+    finish_step(scheduler, scheduler.schedule())
+    scheduler.submit(0, request(1, 16, 20, priority=0))
+    order: list[int] = []
+    while scheduler.has_work():
+        order += finish_step(scheduler, scheduler.schedule())
+    assert scheduler.preemptions > 0
+    assert order == [1, 0]
+
+
+def test_a_newcomer_that_is_more_important_comes_before_a_preempted_stream() -> None:
+    scheduler = make(slots=3, blocks=10, budget=32, scheduling_policy="priority")
+    for stream, priority in enumerate((0, 5)):
+        scheduler.submit(0, request(stream, 16, 20, priority))
+    while not scheduler.preemptions:
+        finish_step(scheduler, scheduler.schedule())
+    scheduler.submit(0, request(2, 16, 20, priority=1))
+    order: list[int] = []
+    while scheduler.has_work():
+        order += finish_step(scheduler, scheduler.schedule())
+    assert order == [0, 2, 1]
+
+
+def test_a_displaced_request_ends_with_the_next_step() -> None:
+    scheduler = make(slots=1, scheduling_policy="priority", max_num_queued_reqs=1)
+    scheduler.submit(0, request(0, 3, 2, priority=5))
+    finish_step(scheduler, scheduler.schedule())
+    scheduler.submit(0, request(1, 3, 2, priority=5))
+    scheduler.submit(0, request(2, 3, 2, priority=4))
+    failures = scheduler.take_aborted().failed
+    assert [(failure.stream, failure.code) for failure in failures] == [(1, "overloaded")]
+    assert scheduler.waiting() == 1

@@ -272,6 +272,32 @@ def test_slots_are_limited(model_dir: Path) -> None:
     assert seen == [(3, 2), (3, 2), (3, 0), (1, 2), (1, 2), (1, 0), (0, 1), (0, 1), (0, 0)]
 
 
+def test_priorities_decide_who_gets_a_slot(model_dir: Path) -> None:
+    bench = Bench(model_dir, max_num_seqs=1, scheduling_policy="priority", max_num_queued_reqs=2)
+    ends = []
+    for stream, priority in enumerate((0, 9, 5, 7)):
+        bench.engine.submit(0, submit(stream, 2, priority=priority))
+        rows = bench.step() if stream == 0 else None
+        assert rows is None or len(rows.stream) == 1
+    while bench.engine.has_work():
+        rows = bench.step()
+        ends += [failure.stream for failure in rows.failed]
+        if rows.finish is not None:
+            ends += rows.stream[rows.finish != 0].tolist()
+    assert ends == [1, 0, 2, 3]
+    assert bench.received.failed[1].code == "overloaded"
+
+
+def test_what_a_full_queue_refuses_owes_no_row(model_dir: Path) -> None:
+    bench = Bench(model_dir, max_num_seqs=1, max_num_queued_reqs=1)
+    for stream in range(2):
+        bench.engine.submit(0, submit(stream, 2))
+    with pytest.raises(RequestRejected, match="--max-num-queued-reqs") as refusal:
+        bench.engine.submit(0, submit(2, 2))
+    assert refusal.value.code == "overloaded"
+    assert bench.finish().finish.keys() == {0, 1}
+
+
 def first_token_times(bench: Bench) -> dict[int, float]:
     start, times = bench.clock.now, {}
     while bench.engine.has_work():

@@ -59,7 +59,7 @@ class TorchEngine:
         self._table = SlotTable(config.max_num_seqs, max_model_len, eos)
         self._sampling = SamplingColumns(self._table, shape.vocab_size)
         self._blocks = BlockTables(config.max_num_seqs, blocks, config.block_size, max_model_len)
-        self._scheduler = Scheduler(self._table, self._sampling, self._blocks, config.max_num_batched_tokens)
+        self._scheduler = Scheduler(self._table, self._sampling, self._blocks, config)
         self._sampler = Sampler(self._sampling)
         self._device = device
         self._info = EngineInfo(
@@ -106,7 +106,7 @@ class TorchEngine:
             return aborted
         tokens, logprobs = self._run(batch)
         rows = self._scheduler.settle(batch, tokens, logprobs)
-        return joined([aborted, rows]) if len(aborted.stream) else rows
+        return joined([aborted, rows])
 
     @torch.inference_mode()
     def _run(self, batch: Batch) -> tuple[I32, Logprobs | None]:
