@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.config.options import ServeConfig
 from penstock.engine.base import Load, StepRows
 from penstock.engine.blocks import BlockTables
 from penstock.engine.rows import joined
@@ -33,7 +34,8 @@ class NoOpEngine:
         blocks = BlockTables(slots, slots * (max_model_len // BLOCK_SIZE + 2), BLOCK_SIZE, max_model_len)
         sampling = SamplingColumns(table, VOCAB_SIZE)
         self._blocks = blocks
-        self._scheduler = Scheduler(table, sampling, blocks, max_batched_tokens)
+        config = ServeConfig(max_num_batched_tokens=max_batched_tokens)
+        self._scheduler = Scheduler(table, sampling, blocks, config)
         self._sampled = np.full(slots, TOKEN, np.int32)
         self._missing = slots
         self._info = EngineInfo("noop", max_model_len, VOCAB_SIZE, slots, (EOS,))
@@ -64,7 +66,7 @@ class NoOpEngine:
         if not len(batch):
             return aborted
         rows = self._scheduler.settle(batch, self._sampled[: len(batch.samples)], None)
-        return joined([aborted, rows]) if len(aborted.stream) else rows
+        return joined([aborted, rows])
 
     def load(self) -> Load:
         return Load(self._scheduler.waiting(), self._scheduler.running(), self._blocks.used_share())
