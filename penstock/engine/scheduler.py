@@ -28,9 +28,6 @@ from .waiting import Waiting, WaitingQueue
 
 Slots = NDArray[np.intp]
 
-NEWCOMERS_PER_STEP = 256
-"""Waiting streams looked at per step."""
-
 
 @dataclass(slots=True, frozen=True)
 class Batch:
@@ -247,7 +244,7 @@ class Scheduler:
         """
         for candidate in self._candidates():
             if isinstance(candidate, Waiting):
-                if not self.table.free_count() or not self._has_room(candidate.tokens):
+                if not self._has_room(candidate.tokens):
                     return
                 yield self._admit(candidate)
             else:
@@ -259,7 +256,7 @@ class Scheduler:
     def _candidates(self) -> Iterator[int | Waiting]:
         """Slots of streams that were preempted, and streams that wait."""
         preempted: list[int] = self._admitted[self.blocks.owned[self._admitted] == 0].tolist()
-        newcomers = list(islice(self._queue, NEWCOMERS_PER_STEP)) if self.table.free_count() else []
+        newcomers = list(islice(self._queue, self.table.free_count()))
         return merge(preempted, newcomers, key=self._priority_of)
 
     def _priority_of(self, candidate: int | Waiting) -> int:
