@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from .golden import write_model
 from .server import SYNTHETIC, Server
 
 
@@ -12,6 +13,18 @@ from .server import SYNTHETIC, Server
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The synthetic engine under the bundled tokenizer; its model is called m."""
     with Server(*SYNTHETIC, directory=tmp_path_factory.mktemp("serve")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The torch engine on the model of the recorded replies; its model is called tiny-llama."""
+    model = tmp_path_factory.mktemp("tiny-llama")
+    write_model(model)
+    options = ("--dtype", "float32", "--max-model-len", "2048", "--served-model-name", "tiny-llama")
+    with Server(
+        str(model), *options, "--threads", "1", directory=tmp_path_factory.mktemp("golden")
+    ) as running:
         yield running
 
 

@@ -1,31 +1,22 @@
 """vLLM 0.32's recorded replies, replayed against the torch engine on the model they were recorded from."""
 
-from collections.abc import Iterator
-
 import httpx
 import pytest
 
-from .golden import Allowed, Difference, allowed_differences, differences, load_cases, write_model
+from .golden import Allowed, Difference, allowed_differences, differences, load_cases
 from .server import Server
 
 CASES = load_cases()
 ALLOWED = allowed_differences()
-OPTIONS = ("--dtype", "float32", "--max-model-len", "2048", "--served-model-name", "tiny-llama")
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def replayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Difference]]]:
+def replayed(tiny_llama: Server) -> dict[str, list[Difference]]:
     """What differs, by name of the case."""
-    model = tmp_path_factory.mktemp("tiny-llama")
-    write_model(model)
-    options = (str(model), *OPTIONS, "--threads", "1")
-    with (
-        Server(*options, directory=tmp_path_factory.mktemp("golden")) as server,
-        httpx.Client(base_url=server.url, timeout=60) as client,
-    ):
-        yield {
+    with httpx.Client(base_url=tiny_llama.url, timeout=60) as client:
+        return {
             case["name"]: differences(
                 case,
                 client.request(

@@ -2,12 +2,15 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from .server import SYNTHETIC, Server
+from .server import SYNTHETIC, Server, wait_until
+
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
 
 def test_completion_streamed_and_not(client: openai.OpenAI) -> None:
@@ -68,10 +71,115 @@ def test_models(client: openai.OpenAI) -> None:
 
 
 def test_errors_have_their_classes(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="does not exist"):
+    with pytest.raises(openai.NotFoundError, match="does not exist") as unknown:
         client.completions.create(model="other", prompt="x")
-    with pytest.raises(openai.BadRequestError, match="temperature"):
+    assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError, match="temperature") as refused:
         client.completions.create(model="m", prompt="x", temperature=-1)
+    assert (refused.value.type, refused.value.param) == ("BadRequestError", "temperature")
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.chat.completions.create(model="m", messages=HELLO, temperature=-1, stream=True)
+    with pytest.raises(openai.APITimeoutError):
+        client.with_options(timeout=0.3).completions.create(model="m", prompt="x", max_tokens=2000)
+
+
+def test_requests_refused_for_a_while_are_tried_again(tmp_path: Path) -> None:
+    statuses: list[int] = []
+    hooks = {"response": [lambda response: statuses.append(response.status_code)]}
+    with (
+        Server(*SYNTHETIC, directory=tmp_path) as server,
+        openai.OpenAI(
+            base_url=f"{server.url}/v1",
+            api_key="none",
+            max_retries=60,
+            http_client=httpx.Client(event_hooks=hooks),
+        ) as client,
+    ):
+        [engine] = server.children("engine")
+        engine.kill()
+        wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 503, 30, "the engine's end")
+        assert client.completions.create(model="m", prompt="x", max_tokens=3).choices
+    assert set(statuses[:-1]) <= {503}
+    assert statuses[-1] == 200
+
+
+def test_a_stream_that_fails_raises_after_its_tokens(tmp_path: Path) -> None:
+    with (
+        Server(*SYNTHETIC, "--synthetic-fault", "stream-error@5", directory=tmp_path) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        events = client.completions.create(model="m", prompt="x", max_tokens=20, stream=True)
+        assert next(events).choices[0].text
+        with pytest.raises(openai.APIError) as caught:
+            list(events)
+        assert caught.value.code == "engine_error"
+
+
+def test_the_helpers_for_streams_and_raw_replies(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(
+        model="m", messages=HELLO, max_completion_tokens=9, seed=1, stream_options={"include_usage": True}
+    ) as stream:
+        text = "".join(event.delta for event in stream if event.type == "content.delta")
+        final = stream.current_completion_snapshot
+    assert final.choices[0].message.content == text
+    assert final.usage is not None
+    assert final.usage.completion_tokens == 9
+    raw = client.chat.completions.with_raw_response.create(
+        model="m", messages=HELLO, max_completion_tokens=9, seed=1
+    )
+    assert raw.headers["content-type"] == "application/json"
+    assert raw.parse().choices[0].message.content == text
+
+
+def test_logprobs_in_both_shapes(client: openai.OpenAI) -> None:
+    whole = client.completions.create(model="m", prompt="x", max_tokens=4, seed=1, logprobs=2)
+    logprobs = whole.choices[0].logprobs
+    assert logprobs is not None
+    assert "".join(logprobs.tokens or []) == whole.choices[0].text
+    assert [len(each) for each in logprobs.top_logprobs or []] == [2] * 4
+    chat = client.chat.completions.create(
+        model="m", messages=HELLO, max_tokens=4, seed=1, logprobs=True, top_logprobs=3
+    )
+    entries = chat.choices[0].logprobs
+    assert entries is not None
+    assert [len(entry.top_logprobs) for entry in entries.content or []] == [3] * 4
+
+
+def test_fields_beyond_openais_go_through_extra_body(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(
+        model="m",
+        messages=HELLO,
+        max_tokens=5,
+        user="u",
+        metadata={"a": "b"},
+        extra_headers={"X-Request-Id": "mine"},
+        extra_body={"return_token_ids": True, "ignore_eos": True, "top_k": 5, "priority": -1},
+    )
+    assert reply.id == "chatcmpl-mine"
+    assert reply.choices[0].model_extra is not None
+    assert len(reply.choices[0].model_extra["token_ids"]) == 5
+    with pytest.raises(openai.BadRequestError, match="store is not supported"):
+        client.chat.completions.create(model="m", messages=HELLO, store=True)
+
+
+@pytest.mark.slow
+def test_a_real_model(tiny_llama: Server) -> None:
+    with openai.OpenAI(base_url=f"{tiny_llama.url}/v1", api_key="none", max_retries=0) as client:
+        whole = client.chat.completions.create(
+            model="tiny-llama", messages=HELLO, max_tokens=12, temperature=0, logprobs=True
+        )
+        events = client.chat.completions.create(
+            model="tiny-llama", messages=HELLO, max_tokens=12, temperature=0, stream=True
+        )
+        text = "".join(event.choices[0].delta.content or "" for event in events)
+        assert whole.choices[0].message.content == text
+        entries = whole.choices[0].logprobs
+        assert entries is not None
+        assert "".join(entry.token for entry in entries.content or []) == text
+        prompts = client.completions.create(
+            model="tiny-llama", prompt=[[5, 6, 7], [8, 9]], max_tokens=4, n=2, temperature=1, seed=1
+        )
+        assert len({choice.text for choice in prompts.choices}) == 4
 
 
 def test_keys_guard_everything_but_probes(tmp_path: Path) -> None:

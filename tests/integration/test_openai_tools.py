@@ -1,0 +1,120 @@
+"""Tool calls and reasoning through the openai client.
+
+The synthetic engine draws tokens at random, so the calls stand in the message it continues and echoes: they
+take the way of any output.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionToolParam
+
+from .server import SYNTHETIC, Server
+
+TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+Write calls as JSON between <tool_call> and </tool_call>.{% for tool in tools %}
+{{ tool | tojson }}{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% set answer = message.content.split('</think>')[-1] %}
+{{ message.content if loop.last else answer }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+{%- if not (loop.last and continue_final_message) %}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+TOOLS: list[ChatCompletionToolParam] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Weather of a place.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+OUTPUT = (
+    "<think>Two places.</think>I look.\n"
+    '<tool_call>{"name": "weather", "arguments": {"city": "Zürich"}}</tool_call>\n'
+    '<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
+)
+CALLS = [("weather", '{"city": "Zürich"}'), ("weather", '{"city": "Bern"}')]
+ASKED: list[Any] = [{"role": "user", "content": "Weather in Zürich and Bern?"}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("tools")
+    (directory / "template.jinja").write_text(TEMPLATE)
+    options = (*SYNTHETIC, "--chat-template", str(directory / "template.jinja"))
+    with Server(*options, directory=directory) as running:
+        yield running
+
+
+def continuing(client: openai.OpenAI, **fields: Any) -> dict[str, Any]:
+    """Arguments of a request whose output is OUTPUT and a token that ends it."""
+    extra = {"continue_final_message": True, "add_generation_prompt": False, "echo": True, "seed": 1}
+    request = {
+        "model": "m",
+        "messages": [*ASKED, {"role": "assistant", "content": OUTPUT}],
+        "tools": TOOLS,
+        "max_tokens": 4,
+    } | fields
+    probe = client.chat.completions.create(**request, extra_body=extra | {"return_token_ids": True})
+    first = probe.choices[0].model_extra["token_ids"][0]
+    return request | {"extra_body": extra | {"stop_token_ids": [first]}}
+
+
+def test_a_reply_with_calls(client: openai.OpenAI) -> None:
+    choice = client.chat.completions.create(**continuing(client)).choices[0]
+    calls = choice.message.tool_calls
+    assert calls is not None
+    assert [(call.function.name, call.function.arguments) for call in calls] == CALLS  # type: ignore[union-attr]
+    assert len({call.id for call in calls}) == 2
+    assert choice.message.content == "I look."
+    assert choice.message.model_extra == {"reasoning": "Two places."}
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_a_streamed_reply_with_calls(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(**continuing(client)) as stream:
+        kinds = [event.type for event in stream]
+        choice = stream.get_final_completion().choices[0]
+    assert "tool_calls.function.arguments.done" in kinds
+    assert choice.message.tool_calls is not None
+    assert [(call.function.name, call.function.arguments) for call in choice.message.tool_calls] == CALLS
+    assert choice.message.content == "I look."
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_one_call_where_no_more_are_wanted(client: openai.OpenAI) -> None:
+    choice = client.chat.completions.create(**continuing(client, parallel_tool_calls=False)).choices[0]
+    assert choice.message.tool_calls is not None
+    assert len(choice.message.tool_calls) == 1
+
+
+def test_text_where_no_calls_are_wanted(client: openai.OpenAI) -> None:
+    choice = client.chat.completions.create(**continuing(client, tool_choice="none")).choices[0]
+    assert choice.message.tool_calls is None
+    assert choice.message.content == OUTPUT.partition("</think>")[2]
+
+
+def test_a_conversation_goes_on_after_its_calls(client: openai.OpenAI) -> None:
+    message = client.chat.completions.create(**continuing(client)).choices[0].message
+    assert message.tool_calls
+    results: list[Any] = [
+        {"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in message.tool_calls
+    ]
+    messages = [*ASKED, message.model_dump(exclude_unset=True), *results]
+    reply = client.chat.completions.create(model="m", messages=messages, tools=TOOLS, max_tokens=3)
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 3
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_forced_calls_are_refused_by_name(client: openai.OpenAI, choice: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="tool_choice is not supported") as caught:
+        client.chat.completions.create(model="m", messages=ASKED, tools=TOOLS, tool_choice=choice)
+    assert caught.value.param == "tool_choice"
