@@ -1,0 +1,257 @@
+"""HTTP/1.1 to model servers: connections that are kept, replies as callbacks.
+
+A stream is relayed from the callback that reads it, without a task or a queue in between; that is why this
+is not one of the well-known clients, which hand bodies to a coroutine.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import httptools
+
+Headers = list[tuple[bytes, bytes]]
+
+IDLE_S = 30.0
+"""How long a connection without a request is kept; below the 75 s and 60 s of common servers."""
+MOST_IDLE = 256
+"""Idle connections kept per endpoint."""
+
+
+class UpstreamError(ConnectionError):
+    """No connection to the endpoint, or it broke."""
+
+
+class Receiver(Protocol):
+    """Gets one reply: on_head, on_body any number of times, then one of on_end and on_broken."""
+
+    def on_head(self, status: int, headers: Headers) -> None: ...
+
+    def on_body(self, data: bytes) -> None:
+        """Content, as much as was read at once; the transfer encoding is undone."""
+        ...
+
+    def on_end(self) -> None: ...
+
+    def on_broken(self, reason: str) -> None:
+        """The connection ended first. Not called after :meth:`Connection.abort`."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """One connection to an endpoint; it serves one request after the other."""
+
+    def __init__(self, pool: "ConnectionPool") -> None:
+        self._pool = pool
+        self._transport: asyncio.Transport
+        self._receiver: Receiver | None = None
+        self._parser: httptools.HttpResponseParser
+        self._headers: Headers = []
+        self._body: list[bytes] = []
+        self._complete = False
+        self._reusable = True
+        self.idle_since = 0.0
+
+    # -- asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._receiver is None:
+            self._transport.abort()  # an answer to nothing
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._break(f"not HTTP/1.1: {error}")
+            return
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """What one read gave, as one piece."""
+        receiver = self._receiver
+        if self._body and receiver is not None:
+            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            self._body.clear()
+            receiver.on_body(body)
+        if self._complete and self._receiver is not None:
+            self._finish()
+
+    def eof_received(self) -> None:
+        """A body without a length ends here."""
+        if self._receiver is not None and self._headers and not self._reusable and not self._is_framed():
+            self._finish()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._reusable = False
+        self._pool.forget(self)
+        self._break(str(exc) if exc else "the connection was closed before the reply was whole")
+
+    # -- httptools
+
+    def on_message_begin(self) -> None:
+        self._headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200 or self._receiver is None:
+            return
+        self._reusable = self._parser.should_keep_alive()
+        self._receiver.on_head(status, self._headers)
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() >= 200:
+            self._complete = True
+
+    # -- the owner's side
+
+    @property
+    def usable(self) -> bool:
+        return self._reusable and not self._transport.is_closing()
+
+    def send(self, request: bytes, receiver: Receiver) -> None:
+        """Send a whole request; the reply goes to ``receiver``."""
+        self._receiver = receiver
+        self._parser = httptools.HttpResponseParser(self)
+        self._complete = False
+        self._transport.write(request)
+
+    def abort(self) -> None:
+        """The reply is not wanted any more: the server is told by the end of the connection."""
+        self._receiver = None
+        self._reusable = False
+        self._transport.abort()
+
+    def pause(self) -> None:
+        """Read no further: whoever gets the reply is behind."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _is_framed(self) -> bool:
+        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
+
+    def _finish(self) -> None:
+        receiver, self._receiver = self._receiver, None
+        assert receiver is not None
+        if self.usable:
+            self._transport.resume_reading()
+            self._pool.release(self)
+        else:
+            self._transport.close()
+        receiver.on_end()
+
+    def _break(self, reason: str) -> None:
+        receiver, self._receiver = self._receiver, None
+        self._transport.abort()
+        if receiver is not None:
+            receiver.on_broken(reason)
+
+
+class ConnectionPool:
+    """Connections to one endpoint. Times are the loop's."""
+
+    def __init__(self, url: str, *, connect_timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
+        """``url`` has a scheme, a host and perhaps a port; ``tls`` replaces the default for https."""
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        self.host, self.port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        self.authority = parts.netloc.rpartition("@")[2].encode()
+        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self._connect_timeout_s = connect_timeout_s
+        self._idle: list[Connection] = []
+
+    async def acquire(self, *, fresh: bool = False) -> Connection:
+        """A connection that is open, as far as is known; ``fresh``: one that was made for this. Raises
+        UpstreamError."""
+        now = asyncio.get_running_loop().time()
+        while self._idle and not fresh:
+            connection = self._idle.pop()
+            if connection.usable and now - connection.idle_since < IDLE_S:
+                return connection
+            connection.close()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: Connection(self), self.host, self.port, ssl=self._tls
+                )
+        except TimeoutError:
+            raise UpstreamError(f"no connection within {self._connect_timeout_s:g} s") from None
+        except (OSError, ssl.SSLError) as error:
+            raise UpstreamError(f"no connection: {error}") from None
+        return connection
+
+    def release(self, connection: Connection) -> None:
+        """The connection's reply is whole; it can serve another request."""
+        if len(self._idle) >= MOST_IDLE:
+            connection.close()
+            return
+        connection.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """The connection is closed."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def close(self) -> None:
+        for connection in list(self._idle):
+            connection.close()
+        self._idle.clear()
+
+
+_HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+"""Headers that are about one connection alone (RFC 9110 §7.6.1)."""
+
+
+def end_to_end(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
+    """Headers that a relay passes on: without those about the connection, named by it or by the standard."""
+    named = {
+        token.strip().lower()
+        for name, value in headers
+        if name == b"connection"
+        for token in value.split(b",")
+    }
+    return [(name, value) for name, value in headers if name not in _HOP_BY_HOP and name not in named]
+
+
+def request_bytes(
+    method: bytes, target: bytes, authority: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes
+) -> bytes:
+    """A whole HTTP/1.1 request. ``headers`` are end-to-end ones; host and content-length among them are
+    replaced."""
+    lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target, authority)]
+    lines += [
+        b"%b: %b\r\n" % (name, value) for name, value in headers if name not in (b"host", b"content-length")
+    ]
+    if body or method not in (b"GET", b"HEAD"):
+        lines.append(b"content-length: %d\r\n" % len(body))
+    return b"".join([*lines, b"\r\n", body])
