@@ -53,6 +53,8 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._reusable = True
         self.idle_since = 0.0
+        self.was_used = False
+        """It has carried a reply, so that the server may have closed it meanwhile."""
 
     # -- asyncio
 
@@ -202,6 +204,7 @@ class ConnectionPool:
         if len(self._idle) >= MOST_IDLE:
             connection.close()
             return
+        connection.was_used = True
         connection.idle_since = asyncio.get_running_loop().time()
         self._idle.append(connection)
 

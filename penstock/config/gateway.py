@@ -1,0 +1,129 @@
+"""Options of ``penstock gateway``."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from penstock.config.options import option
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``penstock gateway`` runs with."""
+
+    endpoints: Annotated[
+        list[Annotated[str, Meta(pattern=r"^https?://[^/@?#]+/?$")]],
+        option(
+            "Model servers, http://HOST:PORT each; a name that has several addresses stands for all of them.",
+            "Endpoints",
+            min_length=1,
+            metavar="URL",
+        ),
+    ] = []
+    resolve_interval: Annotated[
+        float, option("Seconds between look-ups of the endpoints' names.", "Endpoints", gt=0)
+    ] = 30.0
+    scrape_interval: Annotated[
+        float,
+        option(
+            "Seconds between readings of every endpoint's /metrics; 0 reads none and counts own requests only.",
+            "Endpoints",
+            ge=0,
+        ),
+    ] = 0.5
+
+    host: Annotated[str, option("Address to listen on.", "HTTP server")] = "127.0.0.1"
+    port: Annotated[
+        int, option("Port to listen on; 0 takes a free one and prints it.", "HTTP server", ge=0, le=65535)
+    ] = 8080
+    api_key: Annotated[
+        list[str] | None,
+        option("Keys that clients may present; default: none is needed.", "HTTP server", secret=True),
+    ] = None
+    endpoint_api_key: Annotated[
+        str | None,
+        option("Key to present to the endpoints; default: the client's own.", "HTTP server", secret=True),
+    ] = None
+    max_request_bytes: Annotated[
+        int, option("Largest request body.", "HTTP server", ge=1024)
+    ] = 64 << 20
+    max_connections: Annotated[int, option("Most client connections.", "HTTP server", ge=1)] = 65536
+
+    scorers: Annotated[
+        list[Annotated[str, Meta(pattern=r"^[a-z]+=[0-9.]+$")]],
+        option(
+            "Scorers and their weights: queue, running, kv, tokens, prefix, session, lora, slo.",
+            "Picking",
+            metavar="NAME=WEIGHT",
+        ),
+    ] = ["queue=2", "running=1", "kv=1", "prefix=2", "session=2"]
+    picker: Annotated[
+        Literal["max-score", "power-of-two"],
+        option("max-score: the best endpoint; power-of-two: the better one of two drawn at random.", "Picking"),
+    ] = "max-score"
+    session_header: Annotated[
+        str, option("Header whose value names the session of session affinity.", "Picking")
+    ] = "x-session-id"
+    affinity_excess: Annotated[
+        float,
+        option(
+            "Affinity ends where an endpoint has more requests than this times the least loaded one, plus 8.",
+            "Picking",
+            ge=1,
+        ),
+    ] = 1.5
+    saturated_waiting: Annotated[
+        int,
+        option("Waiting requests that saturate an endpoint: negative priorities are refused then.", "Picking", ge=1),
+    ] = 5
+    saturated_kv_used: Annotated[
+        float, option("Share of the KV cache in use that saturates an endpoint.", "Picking", gt=0, le=1)
+    ] = 0.95
+    ttft_slo: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        option("Time to first token in seconds that the scorer slo aims at.", "Picking"),
+    ] = None
+    model_rewrite: Annotated[
+        list[Annotated[str, Meta(pattern=r"^[^=]+=[^=:]+(:[0-9.]+)?(,[^=:,]+(:[0-9.]+)?)*$")]] | None,
+        option(
+            "Model names and what is asked for instead, several by weight: chat=small:9,large:1.",
+            "Picking",
+            metavar="NAME=MODEL[:WEIGHT],...",
+        ),
+    ] = None
+
+    include_usage: Annotated[
+        Literal["auto", "off", "require"],
+        option(
+            "auto: asks for usage in streams when the client is silent, and takes it out again; off: never; "
+            "require: also when the client declines or the endpoint refuses.",
+            "Relaying",
+        ),
+    ] = "auto"
+    max_attempts: Annotated[
+        int,
+        option("Endpoints tried for a request, as long as nothing has been relayed.", "Relaying", ge=1, le=16),
+    ] = 3
+    connect_timeout: Annotated[
+        float, option("Seconds to connect to an endpoint.", "Relaying", gt=0)
+    ] = 5.0
+    first_token_timeout: Annotated[
+        float, option("Seconds from sending a request to its first token.", "Relaying", gt=0)
+    ] = 300.0
+    event_timeout: Annotated[
+        float, option("Seconds that a reply may pause once it has begun.", "Relaying", gt=0)
+    ] = 60.0
+    request_timeout: Annotated[
+        float, option("Seconds that a reply may take in all.", "Relaying", gt=0)
+    ] = 3600.0
+
+    drain_timeout: Annotated[
+        float, option("Seconds that running requests have to finish after SIGTERM.", "Process", ge=0)
+    ] = 60.0
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], option("How much is logged.", "Process")
+    ] = "info"
+    access_log: Annotated[
+        Literal["none", "errors", "all"],
+        option("Requests to log when they have ended, one JSON line each.", "Process"),
+    ] = "errors"

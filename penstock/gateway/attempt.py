@@ -1,0 +1,208 @@
+"""One request sent to one endpoint: relays its reply to the client and observes it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from .observer import Observation, ReplyObserver, StreamObserver
+from .outcome import Ending
+from .upstream import Connection, Headers, end_to_end
+
+RETRIED_STATUSES = frozenset({429, 502, 503})
+"""Replies that another endpoint may better; 500 is the model server's own failure, which a retry repeats."""
+
+EVENT_STREAM = b"text/event-stream"
+JSON = b"application/json"
+
+
+class Client(Protocol):
+    """The connection that the request came on."""
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Send the head of the reply; without a content-length among ``headers`` the body is chunked."""
+        ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def end(self) -> None: ...
+
+    def cut(self) -> None:
+        """Break the connection, so that the body cannot be taken for a whole one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds."""
+
+    connect: float = 5.0
+    first_token: float = 300.0
+    """From sending the request to the first event with tokens, or the body's first byte."""
+    event: float = 60.0
+    """Between reads."""
+    total: float = 3600.0
+
+
+class Attempt:
+    """Receives one reply, and is told what becomes of the client.
+
+    Nothing is sent to the client before the first byte of the body, so that a server that accepts a
+    request and then breaks can still be replaced by another one.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        connection: Connection,
+        *,
+        streamed: bool,
+        strip_usage: bool,
+        wanted: Callable[[int], bool],
+        timeouts: Timeouts,
+        clock: Callable[[], float],
+    ) -> None:
+        """``streamed``: the request asks for a stream. ``wanted`` tells of a status whether such a reply is
+        relayed; one that is not is thrown away."""
+        self.ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self.status: int | None = None
+        self.relayed = False
+        """Whether the client got anything."""
+        self.reason = ""
+        """Why the exchange broke."""
+        self.bytes_out = 0
+        self._client = client
+        self._connection = connection
+        self._asked_for_stream = streamed
+        self._strip_usage = strip_usage
+        self._wanted = wanted
+        self._timeouts = timeouts
+        self._clock = clock
+        self._sent_at = self._read_at = clock()
+        self._headers: Headers = []
+        self._observer: StreamObserver | ReplyObserver = ReplyObserver(json=False)
+
+    @property
+    def seen(self) -> Observation:
+        return self._observer.seen
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the reply is an event stream."""
+        return isinstance(self._observer, StreamObserver)
+
+    # -- the reply
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        self.status = status
+        if not self._wanted(status):
+            self._connection.abort()
+            self._end(Ending.COMPLETE)
+            return
+        self._headers = end_to_end(headers)
+        self._observer = self._observer_of(status, headers)
+
+    def _observer_of(self, status: int, headers: Headers) -> StreamObserver | ReplyObserver:
+        content_type = next((value for name, value in headers if name == b"content-type"), b"")
+        kind, _, parameters = content_type.lower().partition(b";")
+        problem = None
+        if b"charset" in parameters and b"utf-8" not in parameters:
+            problem = f"its content type is {content_type!r}, not UTF-8"
+        elif status == 200 and self._asked_for_stream and kind.strip() != EVENT_STREAM:
+            problem = f"the answer to a streamed request is {content_type!r}"
+        observer: StreamObserver | ReplyObserver
+        if kind.strip() == EVENT_STREAM:
+            observer = StreamObserver(self._strip_usage)
+        else:
+            observer = ReplyObserver(json=status == 200 and not self._asked_for_stream)
+        observer.seen.malformed = problem
+        return observer
+
+    def on_body(self, data: bytes) -> None:
+        self._read_at = now = self._clock()
+        self._write(self._observer.feed(data, now))
+
+    def _write(self, data: bytes) -> None:
+        if not data:
+            return
+        self._start()
+        self.bytes_out += len(data)
+        self._client.write(data)
+
+    def _start(self) -> None:
+        if not self.relayed:
+            self.relayed = True
+            assert self.status is not None
+            self._client.start(self.status, self._headers)
+
+    def on_end(self) -> None:
+        self._write(self._observer.finish(self._clock()))
+        self._start()
+        self._client.end()
+        self._end(Ending.COMPLETE)
+
+    def on_broken(self, reason: str) -> None:
+        self._break(Ending.BROKEN, reason)
+
+    # -- the client
+
+    def on_disconnect(self) -> None:
+        if not self.ended.done():
+            self._connection.abort()
+            self._end(Ending.CLIENT_GONE)
+
+    def on_pause(self) -> None:
+        self._connection.pause()
+
+    def on_resume(self) -> None:
+        self._connection.resume()
+
+    # -- the clock
+
+    def check(self, now: float) -> None:
+        """End what takes too long."""
+        if self.ended.done():
+            return
+        timeouts = self._timeouts
+        begun = self.seen.first_token_at is not None or (self.relayed and not self.streamed)
+        if now - self._sent_at > timeouts.total:
+            reason = f"the reply took more than {timeouts.total:g} s"
+        elif not begun and now - self._sent_at > timeouts.first_token:
+            reason = f"no token came within {timeouts.first_token:g} s"
+        elif begun and now - self._read_at > timeouts.event:
+            reason = f"nothing came for {timeouts.event:g} s"
+        else:
+            return
+        self._connection.abort()
+        self._break(Ending.TIMEOUT, reason)
+
+    # -- the end
+
+    def _break(self, ending: Ending, reason: str) -> None:
+        """A reply that has begun cannot be replaced: its client is told within the stream, or cut off."""
+        self.reason = reason
+        if self.relayed and not self.seen.ended:
+            if self.streamed and not self._has_length():
+                self._client.write(b"\n\ndata: " + error_body("upstream_broken", reason) + b"\n\n")
+                self._client.end()
+            else:
+                self._client.cut()
+        elif self.relayed:
+            self._client.end()
+        self._end(ending)
+
+    def _has_length(self) -> bool:
+        return any(name == b"content-length" for name, _ in self._headers)
+
+    def _end(self, ending: Ending) -> None:
+        if not self.ended.done():
+            self.ended.set_result(ending)
+
+
+def error_body(code: str, message: str) -> bytes:
+    """An error in OpenAI's shape, made by the gateway."""
+    return msgspec.json.encode(
+        {"error": {"message": f"gateway: {message}", "type": "gateway_error", "param": None, "code": code}}
+    )

@@ -1,0 +1,125 @@
+"""The endpoints of a gateway, and the connections to them."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from .attempt import Timeouts
+from .endpoint import Endpoint, Load
+from .scrape import ScrapeError, read_load
+from .upstream import ConnectionPool, Headers, UpstreamError, request_bytes
+
+log = logging.getLogger(__name__)
+
+MOST_SCRAPE_BYTES = 16 << 20
+
+
+class Pool:
+    """Endpoints with their connections. Endpoints come and go; requests in flight keep theirs."""
+
+    def __init__(self, timeouts: Timeouts, on_gone: Callable[[Endpoint], None]) -> None:
+        """``on_gone`` is told of endpoints that are taken out."""
+        self._timeouts = timeouts
+        self._on_gone = on_gone
+        self._connections: dict[Endpoint, ConnectionPool] = {}
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        return list(self._connections)
+
+    def set(self, urls: Iterable[str]) -> None:
+        """From here on these are the endpoints; those that stay keep all that is known about them."""
+        wanted = list(dict.fromkeys(urls))
+        known = {endpoint.url: endpoint for endpoint in self._connections}
+        for url, endpoint in known.items():
+            if url not in wanted:
+                log.info("endpoint %s is taken out", url)
+                self._connections.pop(endpoint).close()
+                self._on_gone(endpoint)
+        for url in wanted:
+            if url not in known:
+                log.info("endpoint %s is taken in", url)
+                self._connections[Endpoint(url)] = ConnectionPool(
+                    url, connect_timeout_s=self._timeouts.connect
+                )
+
+    def connections(self, endpoint: Endpoint) -> ConnectionPool:
+        """Raises UpstreamError when the endpoint was taken out."""
+        try:
+            return self._connections[endpoint]
+        except KeyError:
+            raise UpstreamError("the endpoint was taken out") from None
+
+    def close(self) -> None:
+        for connections in self._connections.values():
+            connections.close()
+
+    # -- loads
+
+    async def scrape_for_ever(self, interval_s: float) -> None:
+        """Read every endpoint's load every ``interval_s`` seconds, each at its own pace."""
+        running: dict[Endpoint, asyncio.Task[None]] = {}
+        try:
+            while True:
+                for endpoint in self.endpoints:
+                    before = running.get(endpoint)
+                    if before is None or before.done():
+                        running[endpoint] = asyncio.ensure_future(self._scrape(endpoint, interval_s))
+                running = {endpoint: task for endpoint, task in running.items() if not task.done()}
+                await asyncio.sleep(interval_s)
+        finally:
+            for task in running.values():
+                task.cancel()
+
+    async def _scrape(self, endpoint: Endpoint, interval_s: float) -> None:
+        began = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(max(2 * interval_s, 1.0)):
+                load = await self.read_load(endpoint)
+        except (UpstreamError, ScrapeError, TimeoutError) as error:
+            if endpoint.scrape_failures == 1:
+                log.warning("endpoint %s cannot be read: %s", endpoint.url, error or "it takes too long")
+            endpoint.scrape_failed()
+        else:
+            if endpoint.scrape_failures > 1:
+                log.info("endpoint %s can be read again", endpoint.url)
+            endpoint.scrape_succeeded(load, began)
+
+    async def read_load(self, endpoint: Endpoint) -> Load:
+        """The endpoint's load as its /metrics says. Raises UpstreamError, ScrapeError."""
+        connections = self.connections(endpoint)
+        connection = await connections.acquire()
+        page = _Page()
+        connection.send(request_bytes(b"GET", b"/metrics", connections.authority, [], b""), page)
+        try:
+            status = await page.done
+        except asyncio.CancelledError:
+            connection.abort()
+            raise
+        if status != 200:
+            raise ScrapeError(f"its /metrics answered with status {status}")
+        return read_load(bytes(page.body))
+
+
+class _Page:
+    """Receives a short reply."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.body = bytearray()
+        self._status = 0
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        self._status = status
+
+    def on_body(self, data: bytes) -> None:
+        if len(self.body) < MOST_SCRAPE_BYTES:
+            self.body += data
+
+    def on_end(self) -> None:
+        if not self.done.done():
+            self.done.set_result(self._status)
+
+    def on_broken(self, reason: str) -> None:
+        if not self.done.done():
+            self.done.set_exception(UpstreamError(reason))

@@ -1,0 +1,324 @@
+"""One request's way through the gateway: pick, send, relay; elsewhere again while nothing was relayed."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from .attempt import RETRIED_STATUSES, Attempt, Client, Timeouts, error_body
+from .endpoint import Endpoint
+from .observer import Observation
+from .outcome import Ending, Outcome, judge
+from .picker import Picker, PickRequest, Refusal
+from .pool import Pool
+from .prefix import prefix_blocks
+from .request import STREAMING_PATHS, RequestBody
+from .retries import RetryBudget
+from .upstream import Connection, Headers, UpstreamError, request_bytes
+
+log = logging.getLogger(__name__)
+
+_BLAMED = frozenset({Outcome.NETWORK_ERROR, Outcome.MODEL_SERVER_ERROR, Outcome.CONTENT_ERROR})
+"""Outcomes that count as failures of the endpoint."""
+
+
+class ClientConnection(Client, Protocol):
+    """The connection that the request came on, and who is told about it."""
+
+    def listen(self, attempt: Attempt) -> None:
+        """From here on ``attempt`` is told of disconnects and of a full write buffer."""
+        ...
+
+    @property
+    def gone(self) -> asyncio.Future[None]:
+        """Done when the client has left."""
+        ...
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known about one request when it has ended. Times are seconds of the relay's clock."""
+
+    path: str
+    model: str = ""
+    streamed: bool = False
+    began_at: float = 0.0
+    ended_at: float = 0.0
+    sent_at: float | None = None
+    """When the endpoint that answered was sent the request."""
+    outcome: Outcome = Outcome.REJECTED
+    reason: str = ""
+    endpoint: str = ""
+    attempts: int = 0
+    status: int = 0
+    """What the client got; 0: nothing."""
+    seen: Observation = field(default_factory=Observation)
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A request as it came."""
+
+    method: str
+    target: bytes
+    """Path and query."""
+    path: str
+    headers: Headers
+    """End-to-end ones."""
+    raw: bytes
+    body: RequestBody | None
+    """None: not a generation request; it is relayed as it is."""
+    session: str | None = None
+
+
+@dataclass(slots=True)
+class Relay:
+    """Shared by all requests of a gateway."""
+
+    pool: Pool
+    picker: Picker
+    timeouts: Timeouts
+    clock: Callable[[], float]
+    include_usage: Literal["auto", "off", "require"] = "auto"
+    most_attempts: int = 3
+    ttft_slo_s: float | None = None
+    budget: RetryBudget = field(default_factory=RetryBudget)
+    _running: set[Attempt] = field(default_factory=set)
+    _without_usage: set[Endpoint] = field(default_factory=set)
+    """Endpoints that refuse include_usage."""
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._running)
+
+    def check(self) -> None:
+        """End what takes too long; called several times a second."""
+        now = self.clock()
+        for attempt in list(self._running):
+            attempt.check(now)
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """The endpoint was taken out."""
+        self.picker.forget(endpoint)
+        self._without_usage.discard(endpoint)
+
+    async def run(self, incoming: Incoming, client: ClientConnection, record: Record) -> None:
+        """Relay one request; ``record`` says afterwards how it ended. Never raises for what others do."""
+        now = self.clock()
+        self.budget.request(now)
+        body = incoming.body
+        request = PickRequest(session=incoming.session, ttft_slo_s=self.ttft_slo_s)
+        if body is not None:
+            request.model, request.priority, request.tokens = body.model, body.priority, body.tokens
+            request.blocks = prefix_blocks(body.model, body.prompt)
+        run = _Run(self, incoming, client, record, request)
+        await run.to_the_end()
+
+    # -- for runs
+
+    def began(self, attempt: Attempt) -> None:
+        self._running.add(attempt)
+
+    def ended(self, attempt: Attempt) -> None:
+        self._running.discard(attempt)
+
+    def asks_for_usage(self, incoming: Incoming, endpoint: Endpoint) -> bool:
+        """Whether the gateway adds include_usage to the request."""
+        body = incoming.body
+        return (
+            self.include_usage != "off"
+            and body is not None
+            and body.stream
+            and not body.wants_usage
+            and incoming.path in STREAMING_PATHS
+            and endpoint not in self._without_usage
+        )
+
+    def refuses_usage(self, endpoint: Endpoint) -> None:
+        log.warning(
+            "endpoint %s refuses stream_options.include_usage: it is not asked for usage", endpoint.url
+        )
+        self._without_usage.add(endpoint)
+
+
+class _Run:
+    """One request."""
+
+    def __init__(
+        self,
+        relay: Relay,
+        incoming: Incoming,
+        client: ClientConnection,
+        record: Record,
+        request: PickRequest,
+    ) -> None:
+        self._relay = relay
+        self._incoming = incoming
+        self._client = client
+        self._record = record
+        self._request = request
+
+    async def to_the_end(self) -> None:
+        while True:
+            try:
+                endpoint = self._relay.picker.pick(
+                    self._request, self._relay.pool.endpoints, self._relay.clock()
+                )
+            except Refusal as refusal:
+                self._refuse(refusal)
+                return
+            if await self._send_to(endpoint):
+                return
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Nobody may get it; what an earlier attempt met is the outcome then."""
+        record = self._record
+        if not record.attempts:
+            record.outcome, record.reason = Outcome.REJECTED, refusal.reason
+            self._answer(refusal.status, refusal.reason, str(refusal))
+        else:
+            self._answer(502 if record.status == 0 else record.status, "upstream_failed", record.reason)
+
+    def _answer(self, status: int, code: str, message: str) -> None:
+        """An answer of the gateway's own."""
+        body = error_body(code, message)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        if status in (429, 503):
+            headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]
+        self._record.status = status
+        self._client.start(status, headers)
+        self._client.write(body)
+        self._client.end()
+
+    # -- one endpoint
+
+    async def _send_to(self, endpoint: Endpoint) -> bool:
+        """Whether the request has ended with it."""
+        relay, tokens = self._relay, self._request.tokens
+        self._request.tried.add(endpoint)
+        self._record.attempts += 1
+        self._record.endpoint = endpoint.url
+        endpoint.began(tokens, relay.clock())
+        try:
+            return await self._exchange(endpoint)
+        finally:
+            endpoint.ended(tokens)
+
+    async def _exchange(self, endpoint: Endpoint) -> bool:
+        relay, record = self._relay, self._record
+        with_usage = relay.asks_for_usage(self._incoming, endpoint)
+        fresh = False
+        while True:
+            try:
+                connection = await self._connect(endpoint, fresh=fresh)
+            except UpstreamError as error:
+                return self._settle(endpoint, Ending.BROKEN, None, str(error))
+            if connection is None:
+                return self._settle(endpoint, Ending.CLIENT_GONE, None, "")
+            was_used = connection.was_used
+            attempt = await self._attempt(endpoint, connection, with_usage)
+            ending = attempt.ended.result()
+            if with_usage and attempt.status == 400 and not attempt.relayed:
+                with_usage, fresh = False, False  # perhaps because of what the gateway added
+                continue
+            if ending is Ending.BROKEN and was_used and attempt.status is None and not fresh:
+                fresh = True  # the server had closed the kept connection: nothing to do with the request
+                continue
+            if not with_usage and relay.asks_for_usage(self._incoming, endpoint) and attempt.status == 200:
+                relay.refuses_usage(endpoint)
+            record.bytes_out = attempt.bytes_out
+            return self._settle(endpoint, ending, attempt, attempt.reason)
+
+    async def _connect(self, endpoint: Endpoint, *, fresh: bool) -> Connection | None:
+        """None: the client has left meanwhile."""
+        connecting = asyncio.ensure_future(self._relay.pool.connections(endpoint).acquire(fresh=fresh))
+        await asyncio.wait((connecting, self._client.gone), return_when=asyncio.FIRST_COMPLETED)
+        if connecting.done() and not self._client.gone.done():
+            return connecting.result()
+        connecting.cancel()
+        with suppress(asyncio.CancelledError, UpstreamError):
+            (await connecting).abort()
+        return None
+
+    async def _attempt(self, endpoint: Endpoint, connection: Connection, with_usage: bool) -> Attempt:
+        relay, incoming, body = self._relay, self._incoming, self._incoming.body
+        self._record.sent_at = relay.clock()
+        attempt = Attempt(
+            self._client,
+            connection,
+            streamed=body is not None and body.stream,
+            strip_usage=with_usage,
+            wanted=lambda status: self._is_wanted(status, with_usage),
+            timeouts=relay.timeouts,
+            clock=relay.clock,
+        )
+        raw = body.with_usage() if with_usage and body is not None else incoming.raw
+        relay.began(attempt)
+        self._client.listen(attempt)
+        authority = relay.pool.connections(endpoint).authority
+        connection.send(
+            request_bytes(incoming.method.encode(), incoming.target, authority, incoming.headers, raw),
+            attempt,
+        )
+        try:
+            await asyncio.wait((attempt.ended,))
+        finally:
+            relay.ended(attempt)
+        return attempt
+
+    def _is_wanted(self, status: int, with_usage: bool) -> bool:
+        """Whether a reply is relayed, rather than thrown away for another attempt."""
+        if status == 400 and with_usage and self._relay.include_usage == "auto":
+            return False
+        return status not in RETRIED_STATUSES or not self._may_retry()
+
+    def _may_retry(self) -> bool:
+        relay = self._relay
+        others = [
+            endpoint
+            for endpoint in relay.pool.endpoints
+            if endpoint not in self._request.tried and endpoint.breaker.allows(relay.clock())
+        ]
+        return (
+            bool(others) and self._record.attempts < relay.most_attempts and relay.budget.take(relay.clock())
+        )
+
+    # -- what became of it
+
+    def _settle(self, endpoint: Endpoint, ending: Ending, attempt: Attempt | None, reason: str) -> bool:
+        """Account for one exchange; whether the request has ended with it."""
+        record = self._record
+        now = self._relay.clock()
+        if attempt is not None:
+            record.seen, record.streamed = attempt.seen, attempt.streamed
+            record.status = attempt.status or 0
+        status = record.status if attempt is not None else None
+        record.outcome = judge(ending, status or None, record.seen, streamed=record.streamed)
+        record.reason = reason
+        self._tell_breaker(endpoint, record.outcome, now)
+        if record.seen.first_token_at is not None and record.sent_at is not None:
+            endpoint.answered(record.seen.first_token_at - record.sent_at)
+        if ending is Ending.CLIENT_GONE or (attempt is not None and attempt.relayed):
+            return True
+        if ending is Ending.COMPLETE:
+            record.reason = f"the model server answered with status {status}"
+            return False  # thrown away for another attempt
+        if ending is Ending.TIMEOUT:
+            self._answer(504, "upstream_timeout", reason)
+            return True
+        if self._may_retry():
+            return False
+        self._answer(502, "upstream_failed", f"no answer from a model server: {reason}")
+        return True
+
+    def _tell_breaker(self, endpoint: Endpoint, outcome: Outcome, now: float) -> None:
+        if outcome in _BLAMED:
+            endpoint.breaker.failed(now)
+        elif outcome is Outcome.CLIENT_DISCONNECT:
+            endpoint.breaker.released()
+        else:
+            endpoint.breaker.succeeded(now)
