@@ -7,26 +7,32 @@ from msgspec import Meta
 
 from penstock.config.options import option
 
+Url = Annotated[str, Meta(pattern=r"^https?://[^/@?#]+/?$")]
+"""Of an endpoint: a scheme, a host and perhaps a port."""
+
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What ``penstock gateway`` runs with."""
 
     endpoints: Annotated[
-        list[Annotated[str, Meta(pattern=r"^https?://[^/@?#]+/?$")]],
+        list[Url] | None,
         option(
             "Model servers, http://HOST:PORT each; a name that has several addresses stands for all of them.",
             "Endpoints",
-            min_length=1,
             metavar="URL",
         ),
-    ] = []
+    ] = None
+    endpoints_file: Annotated[
+        str | None,
+        option("File with further endpoints, one on each line; read again when it changes.", "Endpoints"),
+    ] = None
     resolve_interval: Annotated[
         float, option("Seconds between look-ups of the endpoints' names.", "Endpoints", gt=0)
     ] = 30.0
     scrape_interval: Annotated[
         float,
         option(
-            "Seconds between readings of every endpoint's /metrics; 0 reads none and counts own requests only.",
+            "Seconds between readings of every endpoint's /metrics; 0: only own requests are counted.",
             "Endpoints",
             ge=0,
         ),
@@ -44,9 +50,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         str | None,
         option("Key to present to the endpoints; default: the client's own.", "HTTP server", secret=True),
     ] = None
-    max_request_bytes: Annotated[
-        int, option("Largest request body.", "HTTP server", ge=1024)
-    ] = 64 << 20
+    max_request_bytes: Annotated[int, option("Largest request body.", "HTTP server", ge=1024)] = 64 << 20
     max_connections: Annotated[int, option("Most client connections.", "HTTP server", ge=1)] = 65536
 
     scorers: Annotated[
@@ -59,7 +63,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = ["queue=2", "running=1", "kv=1", "prefix=2", "session=2"]
     picker: Annotated[
         Literal["max-score", "power-of-two"],
-        option("max-score: the best endpoint; power-of-two: the better one of two drawn at random.", "Picking"),
+        option(
+            "max-score: the best endpoint; power-of-two: the better one of two drawn at random.", "Picking"
+        ),
     ] = "max-score"
     session_header: Annotated[
         str, option("Header whose value names the session of session affinity.", "Picking")
@@ -74,7 +80,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 1.5
     saturated_waiting: Annotated[
         int,
-        option("Waiting requests that saturate an endpoint: negative priorities are refused then.", "Picking", ge=1),
+        option(
+            "Waiting requests that saturate an endpoint, so that low priorities are refused.",
+            "Picking",
+            ge=1,
+        ),
     ] = 5
     saturated_kv_used: Annotated[
         float, option("Share of the KV cache in use that saturates an endpoint.", "Picking", gt=0, le=1)
@@ -102,20 +112,18 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = "auto"
     max_attempts: Annotated[
         int,
-        option("Endpoints tried for a request, as long as nothing has been relayed.", "Relaying", ge=1, le=16),
+        option("Endpoints tried for a request while nothing has been relayed.", "Relaying", ge=1, le=16),
     ] = 3
-    connect_timeout: Annotated[
-        float, option("Seconds to connect to an endpoint.", "Relaying", gt=0)
-    ] = 5.0
+    connect_timeout: Annotated[float, option("Seconds to connect to an endpoint.", "Relaying", gt=0)] = 5.0
     first_token_timeout: Annotated[
         float, option("Seconds from sending a request to its first token.", "Relaying", gt=0)
     ] = 300.0
     event_timeout: Annotated[
         float, option("Seconds that a reply may pause once it has begun.", "Relaying", gt=0)
     ] = 60.0
-    request_timeout: Annotated[
-        float, option("Seconds that a reply may take in all.", "Relaying", gt=0)
-    ] = 3600.0
+    request_timeout: Annotated[float, option("Seconds that a reply may take in all.", "Relaying", gt=0)] = (
+        3600.0
+    )
 
     drain_timeout: Annotated[
         float, option("Seconds that running requests have to finish after SIGTERM.", "Process", ge=0)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
+from .addresses import Target
 from .attempt import Timeouts
 from .endpoint import Endpoint, Load
 from .scrape import ScrapeError, read_load
@@ -27,20 +28,20 @@ class Pool:
     def endpoints(self) -> list[Endpoint]:
         return list(self._connections)
 
-    def set(self, urls: Iterable[str]) -> None:
+    def set(self, targets: Iterable[Target]) -> None:
         """From here on these are the endpoints; those that stay keep all that is known about them."""
-        wanted = list(dict.fromkeys(urls))
+        wanted = {target.label: target for target in targets}
         known = {endpoint.url: endpoint for endpoint in self._connections}
         for url, endpoint in known.items():
             if url not in wanted:
                 log.info("endpoint %s is taken out", url)
                 self._connections.pop(endpoint).close()
                 self._on_gone(endpoint)
-        for url in wanted:
+        for url, target in wanted.items():
             if url not in known:
                 log.info("endpoint %s is taken in", url)
                 self._connections[Endpoint(url)] = ConnectionPool(
-                    url, connect_timeout_s=self._timeouts.connect
+                    target.url, address=target.address, connect_timeout_s=self._timeouts.connect
                 )
 
     def connections(self, endpoint: Endpoint) -> ConnectionPool:

@@ -129,19 +129,15 @@ class Relay:
     def asks_for_usage(self, incoming: Incoming, endpoint: Endpoint) -> bool:
         """Whether the gateway adds include_usage to the request."""
         body = incoming.body
-        return (
-            self.include_usage != "off"
-            and body is not None
-            and body.stream
-            and not body.wants_usage
-            and incoming.path in STREAMING_PATHS
-            and endpoint not in self._without_usage
-        )
+        if body is None or not body.stream or incoming.path not in STREAMING_PATHS:
+            return False
+        if self.include_usage == "require":
+            return body.include_usage is not True
+        silent = self.include_usage == "auto" and body.include_usage is None
+        return silent and endpoint not in self._without_usage
 
     def refuses_usage(self, endpoint: Endpoint) -> None:
-        log.warning(
-            "endpoint %s refuses stream_options.include_usage: it is not asked for usage", endpoint.url
-        )
+        log.warning("%s refuses stream_options.include_usage and is not asked for it again", endpoint.url)
         self._without_usage.add(endpoint)
 
 

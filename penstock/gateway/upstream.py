@@ -169,12 +169,22 @@ class Connection(asyncio.Protocol):
 class ConnectionPool:
     """Connections to one endpoint. Times are the loop's."""
 
-    def __init__(self, url: str, *, connect_timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
-        """``url`` has a scheme, a host and perhaps a port; ``tls`` replaces the default for https."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        connect_timeout_s: float,
+        address: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """``url`` has a scheme, a host and perhaps a port; ``address`` is the one of the host's to connect
+        to; ``tls`` replaces the default for https."""
         parts = urlsplit(url)
         assert parts.hostname is not None
-        self.host, self.port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-        self.authority = parts.netloc.rpartition("@")[2].encode()
+        self._name = parts.hostname
+        self._address = address or parts.hostname
+        self._port = port_of(url)
+        self.authority = parts.netloc.encode()
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[Connection] = []
@@ -191,7 +201,11 @@ class ConnectionPool:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(self), self.host, self.port, ssl=self._tls
+                    lambda: Connection(self),
+                    self._address,
+                    self._port,
+                    ssl=self._tls,
+                    server_hostname=self._name if self._tls is not None else None,
                 )
         except TimeoutError:
             raise UpstreamError(f"no connection within {self._connect_timeout_s:g} s") from None
@@ -217,6 +231,12 @@ class ConnectionPool:
         for connection in list(self._idle):
             connection.close()
         self._idle.clear()
+
+
+def port_of(url: str) -> int:
+    """The port of a URL, its scheme's own when it names none."""
+    parts = urlsplit(url)
+    return parts.port or (443 if parts.scheme == "https" else 80)
 
 
 _HOP_BY_HOP = frozenset(

@@ -1,0 +1,89 @@
+"""From what the operator names to the endpoints that it stands for: files that change, names that resolve."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ..config.errors import ConfigError
+from ..config.gateway import Url
+from .upstream import port_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One endpoint to be."""
+
+    url: str
+    """As the operator named it."""
+    address: str | None = None
+    """The address of the several that its name has; None: the name itself is connected to."""
+
+    @property
+    def label(self) -> str:
+        """What it is called in metrics and logs: its own URL."""
+        if self.address is None:
+            return self.url
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{urlsplit(self.url).scheme}://{host}:{port_of(self.url)}"
+
+
+async def resolve(urls: Iterable[str]) -> list[Target]:
+    """One target for each address of each name. A name that does not resolve stands for itself: it is an
+    endpoint that cannot be reached, and shows up as one."""
+    found: list[Target] = []
+    for url in urls:
+        host = urlsplit(url).hostname
+        try:
+            infos = await asyncio.get_running_loop().getaddrinfo(host, port_of(url), type=socket.SOCK_STREAM)
+        except OSError as error:
+            log.warning("%s: %s", url, error)
+            infos = []
+        addresses = sorted({str(info[4][0]) for info in infos})
+        if len(addresses) > 1 and host != "localhost":  # which has one per protocol, for the same server
+            found += [Target(url, address) for address in addresses]
+        else:
+            found.append(Target(url))
+    return found
+
+
+class EndpointsFile:
+    """A file with URLs, one on each line or as a YAML list; read again whenever it has changed."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._stamp: tuple[int, int] | None = None
+        self._urls: list[str] = []
+
+    def urls(self) -> list[str]:
+        """What the file says. Raises ConfigError for a file that cannot be used when it is read first; later
+        the last good one counts."""
+        try:
+            status = self._path.stat()
+            stamp = status.st_mtime_ns, status.st_size
+            if stamp != self._stamp:
+                self._urls = read_endpoints(self._path.read_text())
+                self._stamp = stamp
+        except (OSError, ValueError) as error:
+            problem = f"--endpoints-file {self._path}: {error}"
+            if self._stamp is None:
+                raise ConfigError(problem) from None
+            log.error("%s; the endpoints stay as they are", problem)
+        return self._urls
+
+
+def read_endpoints(text: str) -> list[str]:
+    """URLs of an endpoints file. Raises ValueError."""
+    bare = (line.partition("#")[0].strip() for line in text.splitlines())
+    lines = (line.removeprefix("- ").strip(" \"'") for line in bare)
+    try:
+        return msgspec.convert([line for line in lines if line], list[Url])
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,224 @@
+"""The gateway's HTTP face: reads a request, relays it, records how it ended."""
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from .. import __version__
+from ..api.access import Keys
+from ..api.errors import ApiError
+from ..api.http import request_header, send_error, send_json
+from ..api.protocol import ServerProtocol
+from ..api.sink import EXTENSION, Receive, Scope, Send
+from ..config.gateway import GatewayConfig
+from .attempt import Attempt
+from .metrics import GatewayMetrics
+from .outcome import Outcome
+from .relay import Incoming, Record, Relay
+from .request import BodyError, RequestBody, read_request
+from .upstream import Headers, end_to_end
+
+log = logging.getLogger(__name__)
+access = logging.getLogger("penstock.gateway.access")
+
+GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
+CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
+Rewrites = Mapping[str, tuple[Sequence[str], Sequence[float]]]
+"""Model name to models and their weights."""
+
+
+class App:
+    """Requests for the gateway itself are answered here, all others are relayed."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        relay: Relay,
+        metrics: GatewayMetrics,
+        clock: Callable[[], float],
+        rng: random.Random | None = None,
+    ) -> None:
+        self.draining = False
+        self._config = config
+        self._relay = relay
+        self._metrics = metrics
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._keys = Keys(config.api_key or ())
+        self._rewrites = read_rewrites(config.model_rewrite or ())
+        self._session_header = config.session_header.lower().encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        try:
+            self._keys.check(path, scope)
+            if path in ("/health", "/ready", "/ping"):
+                self._check_ready()
+                await send_json(send, b"{}")
+            elif path == "/metrics":
+                await send_json(send, self._metrics.exposition(), kind=CONTENT_TYPE)
+            elif path == "/version":
+                await send_json(send, json.dumps({"version": __version__}).encode())
+            else:
+                await self._relay_request(scope, receive)
+        except ApiError as error:
+            await send_error(send, error, close=error.status == 413)
+
+    def _check_ready(self) -> None:
+        now = self._clock()
+        if self.draining:
+            raise ApiError(503, "The gateway is shutting down.")
+        scraped = self._config.scrape_interval > 0
+        if not any(endpoint.is_ready(now, scraped=scraped) for endpoint in self._relay.pool.endpoints):
+            raise ApiError(503, "No model server is ready.")
+
+    # -- relaying
+
+    async def _relay_request(self, scope: Scope, receive: Receive) -> None:
+        record = Record(scope["path"], began_at=self._clock())
+        try:
+            incoming = await self._incoming(scope, receive, record)
+            client = ClientOfSink(scope["extensions"][EXTENSION])
+            await self._relay.run(incoming, client, record)
+        except ApiError as error:
+            record.status, record.reason = error.status, str(error.code)
+            raise
+        finally:
+            record.ended_at = self._clock()
+            self._metrics.count(record)
+            self._log(record)
+
+    async def _incoming(self, scope: Scope, receive: Receive, record: Record) -> Incoming:
+        if self.draining:
+            raise ApiError(503, "The gateway is shutting down.", code="draining")
+        raw = await _read(receive, self._config.max_request_bytes)
+        record.bytes_in = len(raw)
+        body = None
+        if scope["method"] == "POST" and scope["path"] in GENERATION_PATHS:
+            body = self._read_body(raw)
+            record.model, record.streamed = body.model, body.stream
+            raw = body.raw
+        query = scope["query_string"]
+        target = scope["raw_path"] + (b"?" + query if query else b"")
+        return Incoming(
+            scope["method"], target, scope["path"], self._headers(scope), raw, body, self._session(scope)
+        )
+
+    def _read_body(self, raw: bytes) -> RequestBody:
+        try:
+            body = read_request(raw)
+        except BodyError as error:
+            raise ApiError(400, f"The request body cannot be read: {error}", code="bad_body") from None
+        rewrite = self._rewrites.get(body.model)
+        if rewrite is None:
+            return body
+        return body.with_model(self._rng.choices(*rewrite)[0])
+
+    def _headers(self, scope: Scope) -> Headers:
+        headers = end_to_end(scope["headers"])
+        if self._config.endpoint_api_key is not None:
+            headers = [(name, value) for name, value in headers if name != b"authorization"]
+            headers.append((b"authorization", b"Bearer " + self._config.endpoint_api_key.encode()))
+        return headers
+
+    def _session(self, scope: Scope) -> str | None:
+        return request_header(scope, self._session_header)
+
+    def _log(self, record: Record) -> None:
+        wanted: Literal["none", "errors", "all"] = self._config.access_log
+        good = record.outcome in (Outcome.OK, Outcome.OK_WITHOUT_USAGE)
+        if wanted == "none" or (wanted == "errors" and good):
+            return
+        usage = record.seen.usage
+        line = {
+            "path": record.path,
+            "model": record.model,
+            "outcome": record.outcome,
+            "reason": record.reason,
+            "status": record.status,
+            "endpoint": record.endpoint,
+            "attempts": record.attempts,
+            "seconds": round(record.ended_at - record.began_at, 4),
+            "ttft": _difference(record.seen.first_token_at, record.began_at),
+            "input_tokens": usage and usage.input_tokens,
+            "output_tokens": usage and usage.output_tokens,
+            "bytes_in": record.bytes_in,
+            "bytes_out": record.bytes_out,
+        }
+        access.info("%s", json.dumps({key: value for key, value in line.items() if value is not None}))
+
+
+def _difference(later: float | None, earlier: float) -> float | None:
+    return None if later is None else round(later - earlier, 4)
+
+
+def read_rewrites(texts: Sequence[str]) -> Rewrites:
+    """Of ``--model-rewrite``: ``NAME=MODEL[:WEIGHT],…`` each."""
+    rewrites: dict[str, tuple[list[str], list[float]]] = {}
+    for text in texts:
+        name, _, targets = text.partition("=")
+        pairs = [target.partition(":") for target in targets.split(",")]
+        rewrites[name] = [model for model, _, _ in pairs], [float(weight or 1) for _, _, weight in pairs]
+    return rewrites
+
+
+async def _read(receive: Receive, limit: int) -> bytes:
+    """A request's whole body. Raises ApiError."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise ApiError(413, f"The request body is larger than the {limit} bytes of --max-request-bytes.")
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+class ClientOfSink:
+    """The client's connection, as :class:`penstock.gateway.relay.ClientConnection` wants it."""
+
+    def __init__(self, protocol: ServerProtocol) -> None:
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._protocol = protocol
+        self._attempt: Attempt | None = None
+        self._chunked = True
+        protocol.listen(self)
+
+    # -- of the relay
+
+    def listen(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        if self.gone.done():
+            attempt.on_disconnect()
+
+    def start(self, status: int, headers: Headers) -> None:
+        self._chunked = not any(name == b"content-length" for name, _ in headers)
+        self._protocol.begin(status, headers, chunked=self._chunked)
+
+    def write(self, data: bytes) -> None:
+        self._protocol.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def end(self) -> None:
+        self._protocol.finish()
+
+    def cut(self) -> None:
+        self._protocol.cut()
+
+    # -- of the connection
+
+    def on_disconnect(self) -> None:
+        if not self.gone.done():
+            self.gone.set_result(None)
+        if self._attempt is not None:
+            self._attempt.on_disconnect()
+
+    def on_pause(self) -> None:
+        if self._attempt is not None:
+            self._attempt.on_pause()
+
+    def on_resume(self) -> None:
+        if self._attempt is not None:
+            self._attempt.on_resume()
