@@ -20,9 +20,9 @@ RANK = {
     "api": 4,
     "engine": 4,
     "coordinator": 4,
-    "gateway": 4,
     "supervisor": 5,
     "client": 5,
+    "gateway": 6,
     "bench": 6,
     "cli": 7,
 }

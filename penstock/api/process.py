@@ -11,11 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 import time
-from collections.abc import Callable
 
-import uvicorn
 import uvloop
 
 from ..metrics.garbage import Collector
@@ -32,16 +29,13 @@ from .fleet import Fleet
 from .generate import Generator
 from .keepalive import KeepAlive
 from .plan import Planner
-from .protocol import ServerProtocol
 from .replies import RequestContext, RequestReply, TextTables
+from .server import HttpServer, Limits
 from .tls import server_context
 from .tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-SWEEP_INTERVAL_S = 1.0
-BACKLOG = 4096
-"""Connections that may wait to be accepted, as many as the supervisor asked for."""
 COLLECT_INTERVAL_S = 0.05
 """How often the process looks whether garbage is to be collected."""
 
@@ -65,7 +59,7 @@ class _Server:
         self._first_engine: asyncio.Future[EngineInfo]
         self._fleet: Fleet
         self._generator: Generator
-        self._uvicorn: uvicorn.Server
+        self._http: HttpServer
         self._ended: asyncio.Future[None]
 
     async def serve(self) -> int:
@@ -137,36 +131,25 @@ class _Server:
         )
 
     async def _listen(self, app: App) -> None:
-        ServerProtocol.max_connections = self._config.max_connections
-        ServerProtocol.max_header_bytes = self._config.max_header_bytes
-        ServerProtocol.max_backlog = self._config.max_stream_backlog
-        config = uvicorn.Config(
-            app,
-            http=ServerProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_graceful_shutdown=None,
-        )
-        self._uvicorn = _HttpServer(
-            config, server_context(self._config), self._config.header_timeout, self._control.ready
+        config = self._config
+        limits = Limits(
+            config.header_timeout,
+            config.keep_alive_timeout,
+            config.max_connections,
+            config.max_header_bytes,
+            config.max_stream_backlog,
         )
         assert self._launch.listen_fd is not None
         listener = socket.socket(fileno=self._launch.listen_fd)
-        sweeper = asyncio.ensure_future(self._sweep())
+        self._http = HttpServer(app, listener, limits, server_context(config), self._control.ready)
         gardener = asyncio.ensure_future(self._collect_garbage())
         self._collector.start()
         assert self._fleet.streams is not None
         silence = self._config.sse_keep_alive
         keep_alive = KeepAlive(self._fleet.streams, silence) if silence else None
         try:
-            await self._uvicorn.serve(sockets=[listener])
+            await self._http.run_to_the_end()
         finally:
-            sweeper.cancel()
             gardener.cancel()
             if keep_alive is not None:
                 keep_alive.cancel()
@@ -174,16 +157,7 @@ class _Server:
     # -- while it runs
 
     def _connection_count(self) -> int:
-        return len(self._uvicorn.server_state.connections)
-
-    async def _sweep(self) -> None:
-        """Cut clients that do not finish their requests, and connections that idle."""
-        while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
-            now = time.monotonic()
-            for connection in list(self._uvicorn.server_state.connections):
-                if isinstance(connection, ServerProtocol):
-                    connection.cut_if_slow(now, self._config.header_timeout, self._config.keep_alive_timeout)
+        return self._http.connection_count
 
     async def _collect_garbage(self) -> None:
         """In idle gaps: while no stream is open."""
@@ -217,12 +191,12 @@ class _Server:
                     self._stop()
 
     def _drain(self) -> None:
-        """No new work; uvicorn closes idle connections and returns when the running replies have ended."""
+        """No new work; idle connections are closed, and it ends when the running replies have."""
         if not self._first_engine.done():
             self._stop()
             return
         self._generator.draining = True
-        self._uvicorn.should_exit = True
+        self._http.drain()
 
     def _stop(self) -> None:
         if not self._ended.done():
@@ -230,36 +204,4 @@ class _Server:
         if self._first_engine.done():
             self._generator.draining = True
             self._fleet.close("The server was stopped.")
-            self._uvicorn.should_exit = self._uvicorn.force_exit = True
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn's server on one socket, TCP or Unix, which says when it listens."""
-
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        tls: ssl.SSLContext | None,
-        handshake_timeout_s: float,
-        on_listening: Callable[[], None],
-    ) -> None:
-        super().__init__(config)
-        self._tls = tls
-        self._handshake_timeout_s = handshake_timeout_s
-        self._on_listening = on_listening
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        assert sockets is not None
-        [listener] = sockets
-        loop = asyncio.get_running_loop()
-        create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
-        server = await create(
-            lambda: ServerProtocol(self.config, self.server_state, {}),
-            sock=listener,
-            backlog=BACKLOG,
-            ssl=self._tls,
-            ssl_handshake_timeout=None if self._tls is None else self._handshake_timeout_s,
-        )
-        self.servers = [server]
-        self.started = True
-        self._on_listening()
+            self._http.stop()

@@ -9,8 +9,8 @@ and on the time a client takes to send a request, errors in OpenAI's shape. Rest
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from http import HTTPStatus
+from collections.abc import Callable, Sequence
+from http.client import responses
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -18,9 +18,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from .errors import ApiError
 from .sink import EVENT_STREAM_HEADERS, EXTENSION, HIGH_WATER_BYTES, REPLY_HEADERS, Listener
 
-HEAD = b"HTTP/1.1 200 OK\r\n" + b"".join(
-    b"%b: %b\r\n" % header for header in [*EVENT_STREAM_HEADERS, (b"transfer-encoding", b"chunked")]
-)
 _CLOSE = b"connection: close\r\n"
 _END = b"0\r\n\r\n"
 
@@ -107,7 +104,7 @@ class ServerProtocol(HttpToolsProtocol):
         body = error.body()
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b"
-            % (error.status, HTTPStatus(error.status).phrase.encode(), len(body), _CLOSE, body)
+            % (error.status, responses[error.status].encode(), len(body), _CLOSE, body)
         )
         self.transport.close()
 
@@ -209,15 +206,26 @@ class ServerProtocol(HttpToolsProtocol):
             listener.on_pause()
 
     def start(self) -> None:
+        self.begin(200, EVENT_STREAM_HEADERS, chunked=True)
+
+    def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, chunked: bool) -> None:
+        """Sends the head of a reply; its body is chunked or has the content-length among ``headers``."""
         cycle = self._active
         assert cycle is not None
-        cycle.response_started = cycle.chunked_encoding = True
+        cycle.response_started = True
+        cycle.chunked_encoding = chunked
         cycle.waiting_for_100_continue = False
         scope: Any = cycle.scope
-        extra = [*self.server_state.default_headers, *scope.get(REPLY_HEADERS, ())]
-        more = b"".join(b"%b: %b\r\n" % header for header in extra)
-        close = b"" if cycle.keep_alive else _CLOSE
-        self.transport.write(b"".join((HEAD, more, close, b"\r\n")))
+        lines = [b"HTTP/1.1 %d %b\r\n" % (status, responses.get(status, "").encode())]
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        lines += [b"%b: %b\r\n" % header for header in scope.get(REPLY_HEADERS, ())]
+        if not any(name == b"date" for name, _ in headers):
+            lines += [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
+        if chunked:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        if not cycle.keep_alive:
+            lines.append(_CLOSE)
+        self.transport.write(b"".join([*lines, b"\r\n"]))
 
     def unread(self) -> int:
         return self.transport.get_write_buffer_size()
@@ -226,7 +234,8 @@ class ServerProtocol(HttpToolsProtocol):
         cycle = self._active
         assert cycle is not None
         self._listener = None
-        self.transport.write(_END)
+        if cycle.chunked_encoding:
+            self.transport.write(_END)
         cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:

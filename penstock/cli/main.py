@@ -24,6 +24,7 @@ class Entry(NamedTuple):
 
 COMMANDS = (
     Entry(("serve",), "penstock.cli.serve", "Serve a model over the OpenAI HTTP API."),
+    Entry(("gateway",), "penstock.cli.gateway", "Spread requests over OpenAI-compatible model servers."),
     Entry(("complete",), "penstock.cli.complete", "Continue a text with a model that a server runs."),
     Entry(("chat",), "penstock.cli.chat", "Talk to a model that a server runs."),
     Entry(("bench", "host"), "penstock.cli.bench", "Measure what an API server costs the host."),

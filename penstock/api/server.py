@@ -1,0 +1,118 @@
+"""uvicorn's server on one listening socket, with our protocol and a sweep over its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from .protocol import ServerProtocol
+
+SWEEP_INTERVAL_S = 1.0
+BACKLOG = 4096
+"""Connections that may wait to be accepted, as many as the listener's owner asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """On connections; one server per process, because the protocol keeps some of them for all."""
+
+    header_timeout_s: float
+    """Time for a TLS handshake, and for a request to arrive."""
+    keep_alive_timeout_s: float
+    """Time a connection may be open without a request."""
+    max_connections: int
+    max_header_bytes: int
+    max_backlog: int
+    """Bytes of replies that may wait for a client to read them."""
+
+
+class HttpServer(uvicorn.Server):
+    """Serves an ASGI application on a socket, TCP or Unix; says when it listens."""
+
+    def __init__(
+        self,
+        app: Callable[..., Any],
+        listener: socket.socket,
+        limits: Limits,
+        tls: ssl.SSLContext | None = None,
+        on_listening: Callable[[], None] = lambda: None,
+    ) -> None:
+        ServerProtocol.max_connections = limits.max_connections
+        ServerProtocol.max_header_bytes = limits.max_header_bytes
+        ServerProtocol.max_backlog = limits.max_backlog
+        config = uvicorn.Config(
+            app,
+            http=ServerProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=None,
+        )
+        super().__init__(config)
+        self._listener = listener
+        self._limits = limits
+        self._tls = tls
+        self._on_listening = on_listening
+
+    @property
+    def connection_count(self) -> int:
+        return len(self.server_state.connections)
+
+    async def run_to_the_end(self) -> None:
+        """Until :meth:`drain` and the last reply, or :meth:`stop`."""
+        sweeper = asyncio.ensure_future(self._sweep())
+        try:
+            await self.serve(sockets=[self._listener])
+        finally:
+            sweeper.cancel()
+
+    def drain(self) -> None:
+        """Accept nothing more, close idle connections, let running replies end."""
+        self.should_exit = True
+
+    def stop(self) -> None:
+        """End without waiting for replies."""
+        self.should_exit = self.force_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the process's affair, not the server's."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        [listener] = sockets
+        loop = asyncio.get_running_loop()
+        create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
+        server = await create(
+            lambda: ServerProtocol(self.config, self.server_state, {}),
+            sock=listener,
+            backlog=BACKLOG,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else self._limits.header_timeout_s,
+        )
+        self.servers = [server]
+        self.started = True
+        self._on_listening()
+
+    async def _sweep(self) -> None:
+        """Cut clients that do not finish their requests, and connections that idle."""
+        limits = self._limits
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            now = time.monotonic()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, ServerProtocol):
+                    connection.cut_if_slow(now, limits.header_timeout_s, limits.keep_alive_timeout_s)

@@ -1,0 +1,169 @@
+"""The gateway process: puts the parts together, and ends them in order."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Iterable
+
+import uvloop
+from setproctitle import setproctitle
+
+from ..api.server import HttpServer, Limits
+from ..config.errors import ConfigError
+from ..config.gateway import GatewayConfig
+from ..supervisor import logs
+from ..supervisor.exits import EXIT_OK
+from ..supervisor.listener import Listener, listen
+from .addresses import EndpointsFile, resolve
+from .app import App
+from .attempt import Timeouts
+from .metrics import GatewayMetrics
+from .picker import SCORERS, Picker
+from .picker import Limits as PickerLimits
+from .pool import Pool
+from .relay import Relay
+
+log = logging.getLogger(__name__)
+
+CHECK_INTERVAL_S = 0.25
+"""How often time-outs are looked for: they are late by at most this."""
+FILE_INTERVAL_S = 1.0
+HEADER_TIMEOUT_S = 30.0
+KEEP_ALIVE_S = 75.0
+MAX_HEADER_BYTES = 64 << 10
+MAX_BACKLOG = 4 << 20
+
+
+def serve(config: GatewayConfig) -> int:
+    """Serves until SIGINT or SIGTERM; returns the exit code. Raises ConfigError, StartError."""
+    setproctitle("penstock: gateway")
+    logs.configure("gateway", config.log_level)
+    named = EndpointNames(config)
+    weights = read_weights(config.scorers)
+    listener = listen(config.host, config.port)
+    with listener.socket:
+        code: int = uvloop.run(_Gateway(config, named, weights, listener).run())
+    return code
+
+
+def read_weights(texts: Iterable[str]) -> dict[str, float]:
+    """Of ``--scorers``: NAME=WEIGHT each. Raises ConfigError for an unknown name or a bad number."""
+    weights = {}
+    for text in texts:
+        name, _, weight = text.partition("=")
+        if name not in SCORERS:
+            raise ConfigError(f"--scorers {text}: there is no scorer {name!r}, but {', '.join(SCORERS)}")
+        try:
+            weights[name] = float(weight)
+        except ValueError:
+            raise ConfigError(f"--scorers {text}: {weight!r} is not a number") from None
+    return weights
+
+
+class EndpointNames:
+    """What the operator names, from the command line and the file."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        """Raises ConfigError when there is none."""
+        self._listed = list(config.endpoints or ())
+        self._file = None if config.endpoints_file is None else EndpointsFile(config.endpoints_file)
+        if not self._listed and self._file is None:
+            raise ConfigError(
+                "there are no endpoints: --endpoints http://127.0.0.1:8000, or --endpoints-file FILE"
+            )
+        self.urls()
+
+    def urls(self) -> list[str]:
+        return [url.rstrip("/") for url in (*self._listed, *(self._file.urls() if self._file else ()))]
+
+
+class _Gateway:
+    """All that lives while the gateway serves."""
+
+    def __init__(
+        self, config: GatewayConfig, named: EndpointNames, weights: dict[str, float], listener: Listener
+    ) -> None:
+        self._config = config
+        self._named = named
+        self._weights = weights
+        self._listener = listener
+        self._signals = 0
+        self._http: HttpServer
+        self._app: App
+        self._relay: Relay
+
+    async def run(self) -> int:
+        config = self._config
+        loop = asyncio.get_running_loop()
+        timeouts = Timeouts(
+            config.connect_timeout, config.first_token_timeout, config.event_timeout, config.request_timeout
+        )
+        pool = Pool(timeouts, lambda endpoint: self._relay.forget(endpoint))
+        picker = Picker(
+            self._weights,
+            limits=PickerLimits(config.saturated_waiting, config.saturated_kv_used, config.affinity_excess),
+            choose=config.picker,
+            scraped=config.scrape_interval > 0,
+        )
+        self._relay = Relay(
+            pool, picker, timeouts, loop.time, config.include_usage, config.max_attempts, config.ttft_slo
+        )
+        metrics = GatewayMetrics(lambda: pool.endpoints, lambda: self._relay.in_flight)
+        self._app = App(config, self._relay, metrics, loop.time)
+        limits = Limits(HEADER_TIMEOUT_S, KEEP_ALIVE_S, config.max_connections, MAX_HEADER_BYTES, MAX_BACKLOG)
+        self._http = HttpServer(self._app, self._listener.socket, limits, on_listening=self._announce)
+        pool.set(await resolve(self._named.urls()))
+        background = [asyncio.ensure_future(self._check()), asyncio.ensure_future(self._watch(pool))]
+        if config.scrape_interval:
+            background.append(asyncio.ensure_future(pool.scrape_for_ever(config.scrape_interval)))
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, self._on_signal)
+        try:
+            await self._http.run_to_the_end()
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+            pool.close()
+        return EXIT_OK
+
+    def _announce(self) -> None:
+        assert not isinstance(self._listener.address, str), "it listens on no unix socket"
+        host, port = self._listener.address
+        shown = f"[{host}]" if ":" in host else host
+        count = len(self._relay.pool.endpoints)
+        sys.stderr.write(f"gateway to {count} model servers at http://{shown}:{port}/v1\n")
+        sys.stderr.flush()
+
+    # -- background
+
+    async def _check(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            self._relay.check()
+
+    async def _watch(self, pool: Pool) -> None:
+        """The endpoints file, and what names resolve to."""
+        loop = asyncio.get_running_loop()
+        urls = self._named.urls()
+        resolved_at = loop.time()
+        while True:
+            await asyncio.sleep(FILE_INTERVAL_S)
+            now_named = self._named.urls()
+            if now_named != urls or loop.time() - resolved_at >= self._config.resolve_interval:
+                urls, resolved_at = now_named, loop.time()
+                pool.set(await resolve(urls))
+
+    # -- the end
+
+    def _on_signal(self) -> None:
+        """The first one drains, the second one ends."""
+        self._signals += 1
+        if self._signals > 1:
+            self._http.stop()
+            return
+        log.info("draining: %d requests are being relayed", self._relay.in_flight)
+        self._app.draining = True
+        self._http.drain()
+        asyncio.get_running_loop().call_later(self._config.drain_timeout, self._http.stop)
