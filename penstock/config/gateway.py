@@ -54,13 +54,13 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_connections: Annotated[int, option("Most client connections.", "HTTP server", ge=1)] = 65536
 
     scorers: Annotated[
-        list[Annotated[str, Meta(pattern=r"^[a-z]+=[0-9.]+$")]],
+        str,
         option(
-            "Scorers and their weights: queue, running, kv, tokens, prefix, session, lora, slo.",
+            "Scorers and their weights, of queue, running, kv, tokens, prefix, session, lora, slo.",
             "Picking",
-            metavar="NAME=WEIGHT",
+            metavar="NAME=WEIGHT,...",
         ),
-    ] = ["queue=2", "running=1", "kv=1", "prefix=2", "session=2"]
+    ] = "queue=2,running=1,kv=1,prefix=2,session=2"
     picker: Annotated[
         Literal["max-score", "power-of-two"],
         option(

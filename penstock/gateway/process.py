@@ -4,7 +4,6 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Iterable
 
 import uvloop
 from setproctitle import setproctitle
@@ -47,17 +46,17 @@ def serve(config: GatewayConfig) -> int:
     return code
 
 
-def read_weights(texts: Iterable[str]) -> dict[str, float]:
-    """Of ``--scorers``: NAME=WEIGHT each. Raises ConfigError for an unknown name or a bad number."""
+def read_weights(text: str) -> dict[str, float]:
+    """Of ``--scorers``: NAME=WEIGHT,… Raises ConfigError for an unknown name or a bad number."""
     weights = {}
-    for text in texts:
-        name, _, weight = text.partition("=")
+    for pair in text.split(","):
+        name, _, weight = pair.partition("=")
         if name not in SCORERS:
-            raise ConfigError(f"--scorers {text}: there is no scorer {name!r}, but {', '.join(SCORERS)}")
+            raise ConfigError(f"--scorers {pair}: there is no scorer {name!r}, but {', '.join(SCORERS)}")
         try:
             weights[name] = float(weight)
         except ValueError:
-            raise ConfigError(f"--scorers {text}: {weight!r} is not a number") from None
+            raise ConfigError(f"--scorers {pair}: {weight!r} is not a number") from None
     return weights
 
 
