@@ -20,6 +20,7 @@ from .plan import Planner, RequestPlan
 from .replies import Prompt, RequestContext
 from .sink import EXTENSION, AsgiSink, Receive, Scope, Send, Sink
 from .streamed import StreamedReply
+from .structured import GrammarChecker
 from .tokenizer import Tokenizer
 
 
@@ -41,6 +42,7 @@ class Generator:
         self._fleet = fleet
         self._streams = streams
         self._context = context
+        self._grammars = GrammarChecker()
         self.draining = False
 
     async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,6 +62,9 @@ class Generator:
         body = await read_body(scope, receive, self._config.max_request_bytes)
         self._check_open()
         plan = make_plan(body, request_header(scope, b"x-request-id"))
+        if plan.constraint is not None:
+            await self._grammars.check(plan.constraint)
+            self._check_open()
         prompts = self._tokenize(plan)
         if prompts is None:
             prompts = await asyncio.to_thread(self._tokenize_all, plan)

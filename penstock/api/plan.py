@@ -24,6 +24,7 @@ from .pace import EVERY_TOKEN, Pace, Pacing
 from .parsers.message import MessageParser
 from .parsers.registry import output_format
 from .prompts import check_vocabulary, prompts_of, truncation
+from .structured import Constraint, constraint_of
 from .tokenizer import Tokenizer
 from .tool_choice import may_call
 from .types import (
@@ -79,6 +80,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     """Most prompt tokens to keep; None: all."""
     truncate_left: bool = True
     """Whether truncation drops tokens at the start."""
+    constraint: Constraint | None = None
+    """Where the grammar in ``base`` comes from; it is yet to be validated."""
     role: str = ASSISTANT
     """Role of a chat's reply."""
     echo_text: str = ""
@@ -233,6 +236,10 @@ class Planner:
             request, self._facts, self._tokenizer, max_tokens=most, seed=self._draw(63), logprobs=logprobs
         )
         plan = RequestPlan(False, self._model, prompts, True, base, self._facts.max_model_len)
+        if request.response_format is not None or request.structured_outputs is not None:
+            plan.constraint = constraint_of(request)
+            if plan.constraint is not None:
+                plan.base = msgspec.structs.replace(base, grammar=plan.constraint.grammar)
         plan.stream = bool(request.stream)
         plan.max_tokens = max_tokens
         plan.logprobs = logprobs

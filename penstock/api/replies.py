@@ -24,7 +24,7 @@ from .parsers.delta import Delta
 from .parsers.message import MessageParser
 from .plan import RequestPlan
 
-_REASON = {Finish.EOS: b"stop", Finish.STOP_TOKEN: b"stop", Finish.LENGTH: b"length"}
+_REASON = {Finish.EOS: b"stop", Finish.STOP_TOKEN: b"stop", Finish.LENGTH: b"length", Finish.GRAMMAR: b"stop"}
 _ABORTED = StreamError(500, "engine_error", "The engine stopped this request.")
 
 

@@ -80,6 +80,36 @@ class StreamOptions(msgspec.Struct, gc=False):
     include_obfuscation: Annotated[bool | None, about("Not used: events are never padded.")] = None
 
 
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    """OpenAI's wrapper of a JSON schema."""
+
+    schema: Annotated[JsonObject | None, about("What the output must match.")] = None
+    name: Annotated[str | None, about("Not used.")] = None
+    description: Annotated[str | None, about("Not used.")] = None
+    strict: Annotated[bool | None, about("Not used: the output always matches.")] = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    type: Annotated[str, about("text, json_object or json_schema.")]
+    json_schema: Annotated[JsonSchemaFormat | None, about("Only with the type json_schema.")] = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the output must match: one of json, json_object, regex, choice and grammar."""
+
+    json: Annotated[JsonObject | str | None, about("A JSON schema, or its text.")] = None
+    json_object: Annotated[bool | None, about("Any JSON object.")] = None
+    regex: Annotated[str | None, about("A regular expression, in the syntax of Rust's regex crate.")] = None
+    choice: Annotated[list[str] | None, about("One of these texts.")] = None
+    grammar: Annotated[str | None, about("A context-free grammar, in llguidance's Lark or in GBNF.")] = None
+    disable_any_whitespace: Annotated[bool | None, about("JSON without whitespace.")] = None
+    disable_additional_properties: Annotated[
+        bool | None, about("Objects of a schema have the properties it names, and no others.")
+    ] = None
+    whitespace_pattern: Annotated[str | None, about("Regular expression of the whitespace in JSON.")] = None
+    structural_tag: Annotated[str | JsonObject | None, about("Not supported.")] = None
+
+
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """What the two generating endpoints have in common."""
 
@@ -153,8 +183,10 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     user: Annotated[str | None, about("Your end user; not used.")] = None
     session_id: Annotated[str | None, about("Your session; not used.")] = None
     prompt_logprobs: int | None = None
-    response_format: JsonObject | None = None
-    structured_outputs: JsonObject | None = None
+    response_format: Annotated[ResponseFormat | None, about("What the output must match: JSON.")] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, about("What the output must match; not with response_format.")
+    ] = None
     best_of: int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None

@@ -75,7 +75,7 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
         return SyntheticEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir)
     from .torch.engine import TorchEngine
 
-    return TorchEngine(config, launch.model_dir, progress)
+    return TorchEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir)
 
 
 def ready_info(info: EngineInfo) -> Info:

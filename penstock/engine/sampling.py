@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..wire.frames import I8, I32
 from ..wire.messages import Sampling
 from .base import RequestRejected
 from .slots import SlotTable
+from .structured import GrammarCompiler, Grammars
 from .token_lists import TokenLists
 
 GREEDY_BELOW = 1e-5
@@ -33,6 +35,7 @@ class Need(IntFlag):
     BAD_WORDS = 256
     MIN_TOKENS = 512
     LOGPROBS = 1024
+    GRAMMAR = 2048
 
 
 PENALTIES = Need.REPETITION | Need.OCCURRENCE
@@ -52,7 +55,8 @@ class Edits:
 class SamplingColumns:
     """Sampling parameters per slot."""
 
-    def __init__(self, table: SlotTable, vocab_size: int) -> None:
+    def __init__(self, table: SlotTable, vocab_size: int, compiler: GrammarCompiler | None = None) -> None:
+        """``compiler`` None: requests with a grammar are refused."""
         slots = table.size
         self.table = table
         self.vocab_size = vocab_size
@@ -73,6 +77,7 @@ class SamplingColumns:
         self._ends = TokenLists(slots, np.int64)
         """EOS and stop ids of slots with min_tokens."""
         self._allowed = TokenMasks(slots, vocab_size)
+        self.grammars = Grammars(table, vocab_size, compiler)
 
     def check(self, sampling: Sampling) -> None:
         """Raise RequestRejected for token ids outside the vocabulary and for what this engine lacks."""
@@ -87,6 +92,8 @@ class SamplingColumns:
             if not word:
                 raise RequestRejected("bad_words: a word without tokens")
             self._check_ids("bad_words", word)
+        if sampling.grammar is not None:
+            self.grammars.check(sampling.grammar)
 
     def _check_ids(self, field: str, ids: Any) -> None:
         for token in ids:
@@ -129,6 +136,9 @@ class SamplingColumns:
             back = [len(word) - 1 - place for word in sampling.bad_words for place in range(len(word))]
             self._bad_words.set(slot, tokens, back)
             needs |= Need.BAD_WORDS
+        if sampling.grammar is not None:
+            self.grammars.set(slot, sampling.grammar)
+            needs |= Need.GRAMMAR
         if sampling.min_tokens:
             ends = {*self.table.eos.tolist(), *sampling.stop_token_ids}
             self._ends.set(slot, [token for token in ends if token < self.vocab_size])
@@ -139,6 +149,7 @@ class SamplingColumns:
         if self.needs[slot] & LISTS:
             for lists in (self._bias, self._bad_words, self._ends):
                 lists.clear(slot)
+        self.grammars.clear(slot)
         self.needs[slot] = Need.NONE
 
     # -- the step
@@ -185,6 +196,32 @@ class SamplingColumns:
     def allowed(self, slots: NDArray[np.intp]) -> NDArray[np.uint8]:
         """uint8[n, ceil(V/8)]: the only tokens the slots may produce; all of them have such a list."""
         return self._allowed.bits[slots]
+
+    # -- grammars
+
+    def ready(self, sampling: Sampling) -> bool:
+        """Whether a stream may start: its grammar, if it has one, is compiled."""
+        return sampling.grammar is None or self.grammars.ready(sampling.grammar)
+
+    def refusal(self, sampling: Sampling) -> str | None:
+        """Why a stream that is ready cannot start."""
+        return None if sampling.grammar is None else self.grammars.error(sampling.grammar)
+
+    def prepare(self, slots: NDArray[np.intp]) -> None:
+        """Begin what the sampling of the slots' next tokens needs besides logits."""
+        structured = slots[self.needs[slots] & Need.GRAMMAR != 0]
+        if len(structured):
+            self.grammars.prepare(structured)
+
+    def accept(self, slots: NDArray[np.intp], tokens: I32, finish: I8) -> dict[int, str]:
+        """Take the sampled tokens of a step. See :meth:`Grammars.accept`."""
+        rows = np.flatnonzero(self.needs[slots] & Need.GRAMMAR)
+        if not len(rows):
+            return {}
+        ends = finish[rows]
+        broken = self.grammars.accept(slots[rows], tokens[rows], ends)
+        finish[rows] = ends
+        return broken
 
 
 class TokenMasks:

@@ -28,6 +28,9 @@ from .waiting import Waiting, WaitingQueue
 
 Slots = NDArray[np.intp]
 
+LOOK_AHEAD = 256
+"""Waiting streams looked at beyond the free slots, as some may not be ready to start."""
+
 
 @dataclass(slots=True, frozen=True)
 class Batch:
@@ -256,8 +259,27 @@ class Scheduler:
     def _candidates(self) -> Iterator[int | Waiting]:
         """Slots of streams that were preempted, and streams that wait."""
         preempted: list[int] = self._admitted[self.blocks.owned[self._admitted] == 0].tolist()
-        newcomers = list(islice(self._queue, self.table.free_count()))
+        newcomers = self._newcomers(self.table.free_count())
         return merge(preempted, newcomers, key=self._priority_of)
+
+    def _newcomers(self, most: int) -> list[Waiting]:
+        """Up to ``most`` streams that wait and may start; those found unable to are given up."""
+        ready: list[Waiting] = []
+        unable: list[tuple[Waiting, str]] = []
+        for waiting in islice(self._queue, most + LOOK_AHEAD):
+            if len(ready) == most:
+                break
+            sampling = waiting.request.sampling
+            if not self.sampling.ready(sampling):
+                continue
+            reason = self.sampling.refusal(sampling)
+            if reason is not None:
+                unable.append((waiting, reason))
+            else:
+                ready.append(waiting)
+        for waiting, reason in unable:
+            self._queue.give_up(waiting, "invalid_request", reason)
+        return ready
 
     def _priority_of(self, candidate: int | Waiting) -> int:
         return candidate.priority if isinstance(candidate, Waiting) else int(self.priority[candidate])
@@ -300,10 +322,14 @@ class Scheduler:
             return no_rows()
         self.generated_tokens += len(slots)
         finish = self.table.settle(slots, tokens)
+        broken = self.sampling.accept(slots, tokens, finish)
+        for slot in broken:
+            self.table.hurry(slot)
         placed = self.held.place(slots, self.table.due(slots, finish), logprobs)
         rows = self.table.rows(slots, finish)
         rows.logprobs = placed
-        ended = slots[finish != Finish.NONE]
+        rows.failed = [self.table.failure(slot, "engine_error", reason) for slot, reason in broken.items()]
+        ended = slots[(finish != Finish.NONE) | np.isin(slots, list(broken))]
         if len(ended):
             self._free(ended)
         return rows

@@ -134,15 +134,17 @@ class SlotTable:
     def slots_of(self, server: int) -> list[int]:
         return [slot for (owner, _), slot in self._by_stream.items() if owner == server]
 
+    def failure(self, slot: int, code: str, message: str) -> StreamFailure:
+        """The end of the slot's stream by an error, behind all its tokens."""
+        position = int(self.length[slot] - self.base[slot])
+        return StreamFailure(int(self.server[slot]), int(self.stream[slot]), position, code, message)
+
     def fail_all(self, code: str, message: str) -> StepRows:
         """End every stream by an error: rows of the tokens that were held back, then a failure each.
 
         Needs no more than consistent ``length`` and ``sent``, so it serves after a step that broke, too.
         """
-        failures = [
-            StreamFailure(server, stream, int(self.length[slot] - self.base[slot]), code, message)
-            for (server, stream), slot in self._by_stream.items()
-        ]
+        failures = [self.failure(slot, code, message) for slot in self._by_stream.values()]
         slots = np.fromiter(self._by_stream.values(), np.intp, len(self._by_stream))
         held = slots[self.length[slots] > self.sent[slots]]
         rows = self._rows_of(held, np.zeros(len(held), np.int8))

@@ -160,6 +160,7 @@ class SyntheticEngine:
             ("logit_bias", sampling.logit_bias),
             ("allowed_token_ids", sampling.allowed_token_ids),
             ("bad_words", sampling.bad_words or None),
+            ("structured output (response_format, structured_outputs)", sampling.grammar),
             ("prompt_logprobs", None if sampling.prompt_logprobs < 0 else sampling.prompt_logprobs),
         ):
             if value is not None:

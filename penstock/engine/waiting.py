@@ -76,7 +76,7 @@ class WaitingQueue:
         self._ranks: list[Rank] = []
         """The keys of ``_classes``, in order."""
         self._aborted: list[tuple[int, int, int]] = []
-        self._displaced: list[StreamFailure] = []
+        self._given_up: list[StreamFailure] = []
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -123,14 +123,10 @@ class WaitingQueue:
             victims.append(victim)
             waiting, tokens = waiting - 1, tokens - victim.tokens
         for victim in victims:
-            self.remove(victim)
-            self._displaced.append(
-                StreamFailure(
-                    *victim.key,
-                    victim.request.resumed,
-                    "overloaded",
-                    "The engine is overloaded: a more important request took this one's place in the queue.",
-                )
+            self.give_up(
+                victim,
+                "overloaded",
+                "The engine is overloaded: a more important request took this one's place in the queue.",
             )
 
     def _less_important(self, rank: Rank) -> Iterator[Waiting]:
@@ -167,6 +163,11 @@ class WaitingQueue:
         self.remove(first)
         return first
 
+    def give_up(self, waiting: Waiting, code: str, message: str) -> None:
+        """End a stream by an error; :meth:`take_ended` has its end."""
+        self.remove(waiting)
+        self._given_up.append(StreamFailure(*waiting.key, waiting.request.resumed, code, message))
+
     def abort(self, server: int, stream: int) -> bool:
         """Give a stream up; :meth:`take_ended` has its end. False when it does not wait here."""
         waiting = self._streams.get((server, stream))
@@ -181,23 +182,23 @@ class WaitingQueue:
         for waiting in [waiting for waiting in self if waiting.server == server]:
             self.remove(waiting)
         self._aborted = [end for end in self._aborted if end[0] != server]
-        self._displaced = [failure for failure in self._displaced if failure.server != server]
+        self._given_up = [failure for failure in self._given_up if failure.server != server]
 
     def fail_all(self, code: str, message: str) -> list[StreamFailure]:
         """Give every stream up by an error; ends that were not taken yet are among them."""
         ends = self._aborted + [(*waiting.key, waiting.request.resumed) for waiting in self]
-        failures = self._displaced + [StreamFailure(*end, code, message) for end in ends]
+        failures = self._given_up + [StreamFailure(*end, code, message) for end in ends]
         self._streams, self._classes, self._ranks, self.tokens = {}, {}, [], 0
-        self._aborted, self._displaced = [], []
+        self._aborted, self._given_up = [], []
         return failures
 
     # -- the ends of streams that were given up
 
     def has_ended(self) -> bool:
-        return bool(self._aborted or self._displaced)
+        return bool(self._aborted or self._given_up)
 
     def take_ended(self) -> StepRows:
         rows = aborted_rows(self._aborted)
-        rows.failed = self._displaced
-        self._aborted, self._displaced = [], []
+        rows.failed = self._given_up
+        self._aborted, self._given_up = [], []
         return rows

@@ -39,6 +39,8 @@ class Finish(IntEnum):
     STOP_TOKEN = 3
     """One of the request's stop_token_ids: the row's last token."""
     ABORT = 4
+    GRAMMAR = 5
+    """The request's grammar admits nothing more: the row's last token completes the output."""
 
 
 class Column(IntEnum):
@@ -238,11 +240,7 @@ def _check(frame: TokenFrame) -> None:
         raise WireError("frame: a negative stream or position")
     if tokens and frame.tokens.min() < 0:
         raise WireError("frame: a negative token id")
-    if (
-        frame.finish is not None
-        and rows
-        and not 0 <= frame.finish.min() <= frame.finish.max() <= Finish.ABORT
-    ):
+    if frame.finish is not None and rows and not 0 <= frame.finish.min() <= frame.finish.max() <= max(Finish):
         raise WireError("frame: an unknown finish")
     if frame.logprobs is not None:
         token = frame.logprobs.token

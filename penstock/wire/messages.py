@@ -47,6 +47,8 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, gc=False):
     logit_bias: dict[TokenId, float] | None = None
     allowed_token_ids: tuple[TokenId, ...] | None = None
     bad_words: tuple[tuple[TokenId, ...], ...] = ()
+    grammar: str | None = None
+    """What the output must match, as llguidance reads it: JSON, or Lark."""
 
 
 # -- API server → engine

@@ -13,14 +13,11 @@ CASES: list[dict[str, Any]] = json.loads((DATA / "golden_requests.json").read_te
 PLANNER = planner()
 
 REFUSED_HERE = {
-    "chat_json_schema": "response_format",
     "chat_tools_auto": "tool_choice",
     "chat_tools_required": "tool_choice",
     "comp_best_of": "best_of",
     "comp_echo_logprobs": "echo",
-    "comp_json_schema": "structured_outputs",
     "comp_prompt_logprobs": "prompt_logprobs",
-    "comp_response_format_json": "response_format",
 }
 """Cases with a field that is not supported, which the error names."""
 

@@ -20,6 +20,7 @@ from ..rows import joined, joined_logprobs
 from ..sampling import SamplingColumns
 from ..scheduler import Batch, Scheduler
 from ..slots import SlotTable
+from ..structured import GrammarCompiler
 from ..vocabulary import read_eos_token_ids
 from .attention import PagedAttention
 from .layout import lay_out, token_positions
@@ -30,6 +31,8 @@ from .sampler import Sampler
 CPU_CACHE_BYTES = 4 << 30
 CPU_CACHE_SHARE = 0.4
 """The default KV cache on a CPU: at most these bytes, and this share of the memory that is available."""
+GRAMMAR_NAP_S = 0.002
+"""How long a step without anything else to do waits for a grammar."""
 
 
 class TorchEngine:
@@ -38,9 +41,17 @@ class TorchEngine:
     # -- lifetime: process
 
     def __init__(
-        self, config: ServeConfig, model_dir: str, progress: Callable[[str, float | None], None]
+        self,
+        config: ServeConfig,
+        model_dir: str,
+        progress: Callable[[str, float | None], None],
+        *,
+        tokenizer_dir: str | None = None,
     ) -> None:
-        """Loads the model. Raises ConfigError for what would fail the same way again."""
+        """Loads the model. ``tokenizer_dir`` has tokenizer.json when ``model_dir`` has not.
+
+        Raises ConfigError for what would fail the same way again.
+        """
         progress("loading PyTorch", None)
         keep_freed_memory()
         torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) - 1))
@@ -57,7 +68,11 @@ class TorchEngine:
         blocks = len(attention.keys[0]) - 1  # one is the null block
         eos = read_eos_token_ids(Path(model_dir))
         self._table = SlotTable(config.max_num_seqs, max_model_len, eos)
-        self._sampling = SamplingColumns(self._table, shape.vocab_size)
+        self._sampling = SamplingColumns(
+            self._table,
+            shape.vocab_size,
+            GrammarCompiler(shape.vocab_size, eos, Path(tokenizer_dir or model_dir) / "tokenizer.json"),
+        )
         self._blocks = BlockTables(config.max_num_seqs, blocks, config.block_size, max_model_len)
         self._scheduler = Scheduler(self._table, self._sampling, self._blocks, config)
         self._sampler = Sampler(self._sampling)
@@ -103,6 +118,7 @@ class TorchEngine:
         aborted = self._scheduler.take_aborted()
         batch = self._scheduler.schedule()
         if not len(batch):
+            self._sampling.grammars.wait(GRAMMAR_NAP_S)
             return aborted
         tokens, logprobs = self._run(batch)
         rows = self._scheduler.settle(batch, tokens, logprobs)
@@ -113,6 +129,8 @@ class TorchEngine:
         """The forward pass and the sampled tokens, int32[len(batch.samples)]."""
         positions = token_positions(batch)
         tokens = self._table.history[np.repeat(batch.slots, batch.count), positions]
+        slots = batch.slots[batch.samples]
+        self._sampling.prepare(slots)
         attention = self._model.attention
         assert attention is not None
         hidden = self._model.hidden(
@@ -121,7 +139,7 @@ class TorchEngine:
             lay_out(batch, self._blocks, attention.geometry, self._device),
             self._to_device(np.cumsum(batch.count)[batch.samples] - 1),
         )
-        return self._sample(hidden, batch.slots[batch.samples])
+        return self._sample(hidden, slots)
 
     def _sample(self, hidden: torch.Tensor, slots: NDArray[np.intp]) -> tuple[I32, Logprobs | None]:
         """A few rows at a time, as logits are large; no row's token depends on other rows."""

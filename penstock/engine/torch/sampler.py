@@ -26,8 +26,8 @@ work of the cumulative sum of all weights."""
 class Sampler:
     """Samples one token for each of S slots. A step pays only for what some row of it asked for.
 
-    The order of operations is vLLM's: allowed tokens, biases and bans, penalties, temperature, min-p, top-k,
-    top-p. Logprobs are those of the unmodified logits.
+    The order of operations is vLLM's: allowed tokens and grammars, biases and bans, penalties, temperature,
+    min-p, top-k, top-p. Logprobs are those of the unmodified logits.
     """
 
     def __init__(self, columns: SamplingColumns) -> None:
@@ -53,6 +53,9 @@ class Sampler:
         if every & Need.ALLOWED:
             rows = np.flatnonzero(needs & Need.ALLOWED)
             _keep(logits, rows, self._columns.allowed(slots[rows]))
+        if every & Need.GRAMMAR:
+            rows = np.flatnonzero(needs & Need.GRAMMAR)
+            _keep(logits, rows, self._columns.grammars.masks(slots[rows]))
         if every & Need.BIAS:
             rows = np.flatnonzero(needs & Need.BIAS)
             _add(logits, rows, self._columns.biases(slots[rows]))

@@ -1,0 +1,137 @@
+"""Structured output of a random model: what it says always matches, and nobody else notices."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+from tokenizers import Tokenizer
+
+from penstock.wire.frames import Finish
+from penstock.wire.messages import Submit
+
+from ..tokenizers import make_tokenizer
+from .harness import Driver, Outcome, make_engine, make_model, run_all, submit
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "ok": {"type": "boolean"},
+        "n": {"type": "integer", "minimum": 0, "maximum": 99},
+        "kind": {"enum": ["red", "green"]},
+        "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-c]{1,3}$"}, "maxItems": 2},
+    },
+    "required": ["ok", "n", "kind", "tags"],
+    "additionalProperties": False,
+}
+OBJECT = LLMatcher.grammar_from_json_schema(SCHEMA, overrides={"whitespace_flexible": False})
+REGEX = r"[a-f]{3}-[0-9]{2,4}"
+DATE = LLMatcher.grammar_from_regex(REGEX)
+CHOICE = LLMatcher.grammar_from_lark('start: "yes" | "no" | "maybe"')
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    make_model("llama", directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Path) -> Tokenizer:
+    return make_tokenizer(model)
+
+
+def mixed(count: int, **sampling: Any) -> list[Submit]:
+    """Streams with and without grammars, in turn."""
+    kinds: list[dict[str, Any]] = [{}, {"grammar": OBJECT}, {}, {"grammar": DATE}, {"grammar": CHOICE}]
+    return [
+        submit(stream, [4 + stream, 7, 9], **({"max_tokens": 120} | kinds[stream % 5] | sampling))
+        for stream in range(count)
+    ]
+
+
+def check_texts(outcomes: dict[int, Outcome], tokenizer: Tokenizer) -> None:
+    for stream, outcome in outcomes.items():
+        text = tokenizer.decode(outcome.tokens)
+        if stream % 5 == 1:
+            value = json.loads(text)
+            assert list(value) == ["ok", "n", "kind", "tags"]
+            assert isinstance(value["ok"], bool)
+            assert 0 <= value["n"] <= 99
+            assert value["kind"] in ("red", "green")
+            assert all(re.fullmatch("[a-c]{1,3}", tag) for tag in value["tags"])
+        elif stream % 5 == 3:
+            assert re.fullmatch(REGEX, text)
+        elif stream % 5 == 4:
+            assert text in ("yes", "no", "maybe")
+        if stream % 5 not in (0, 2):
+            assert outcome.finish in (Finish.GRAMMAR, Finish.EOS)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_output_always_matches_and_others_do_not_notice(
+    model: Path, tokenizer: Tokenizer, temperature: float
+) -> None:
+    requests = mixed(30, temperature=temperature)
+    together = run_all(make_engine(model), requests)
+    check_texts(together, tokenizer)
+    free = [request for request in requests if request.sampling.grammar is None]
+    alone = run_all(make_engine(model), free)
+    assert {stream: outcome.tokens for stream, outcome in alone.items()} == {
+        request.stream: together[request.stream].tokens for request in free
+    }
+
+
+def test_preempted_streams_go_on_within_their_grammars(model: Path, tokenizer: Tokenizer) -> None:
+    requests = mixed(15, temperature=0.8)
+    plenty = run_all(make_engine(model), requests)
+    engine = make_engine(model, kv_cache_memory=20 * 16 * 2 * 2 * 2 * 8 * 4)  # 20 blocks of 16 tokens
+    scarce = run_all(engine, requests)
+    assert engine.metrics()["preemptions_total"] > 0
+    assert {stream: outcome.tokens for stream, outcome in scarce.items()} == {
+        stream: outcome.tokens for stream, outcome in plenty.items()
+    }
+    check_texts(scarce, tokenizer)
+
+
+def test_a_stream_resumed_in_the_middle_ends_as_it_would_have(model: Path, tokenizer: Tokenizer) -> None:
+    setting: dict[str, Any] = {"grammar": OBJECT, "temperature": 1.0, "seed": 5, "max_tokens": 120}
+    whole = run_all(make_engine(model), [submit(0, [4, 5], **setting)])[0].tokens
+    half = len(whole) // 2
+    rest = run_all(make_engine(model), [submit(0, [4, 5, *whole[:half]], resumed=half, **setting)])[0]
+    assert rest.tokens == whole[half:]
+    assert rest.finish is Finish.GRAMMAR
+
+
+def test_a_grammar_that_cannot_be_compiled_fails_its_stream_alone(model: Path, tokenizer: Tokenizer) -> None:
+    engine = make_engine(model)
+    driver = Driver(engine)
+    driver.submit(submit(0, [4, 5], max_tokens=4))
+    driver.submit(submit(1, [4, 5], grammar=LLMatcher.grammar_from_regex("[a")))
+    failed = []
+    while engine.has_work():
+        failed += engine.step().failed
+    assert [(failure.stream, failure.code) for failure in failed] == [(1, "invalid_request")]
+    assert "unclosed" in failed[0].message
+    assert engine.load().running == engine.load().waiting == 0
+
+
+def test_a_stream_beyond_the_limits_of_its_grammar_fails_after_its_tokens(
+    model: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(model)
+    driver = Driver(engine)
+    driver.submit(submit(0, [4, 5], grammar=DATE, interval=50))
+    while not driver.outcomes[0].tokens:
+        driver.step()
+    matcher = engine._sampling.grammars._matchers[engine._table.find(0, 0) or 0]
+    matcher.consume_token(2)  # what no mask admits: the matcher is broken
+    rows = engine.step()
+    assert [(failure.stream, failure.position, failure.code) for failure in rows.failed] == [
+        (0, 2, "engine_error")
+    ]
+    assert rows.tokens.size == 1
+    assert not engine.has_work()

@@ -1,0 +1,110 @@
+"""Structured output of the bundled model, over HTTP."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .server import SYNTHETIC, Server
+
+pytest.importorskip("torch")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "line": {"type": "integer", "maximum": 999}},
+    "required": ["name", "line"],
+    "additionalProperties": False,
+}
+PAGE = Path(__file__).parent.parent.parent / "docs" / "structured-output.md"
+EXAMPLES = re.findall(r"^```(python|bash)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+MESSAGES = [{"role": "user", "content": "Which function opens a file?"}]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options = ("--dtype", "float32", "--threads", "1", "--max-num-batched-tokens", "256")
+    with Server(*options, directory=tmp_path_factory.mktemp("demo")) as running:
+        yield running
+
+
+def test_answers_match_whatever_the_seed(demo: Server) -> None:
+    def answer(seed: int) -> dict[str, Any]:
+        body = {"messages": MESSAGES, "max_tokens": 300, "seed": seed, "temperature": 1.2}
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+        reply = demo.post("/v1/chat/completions", body, timeout=90)
+        assert reply.status_code == 200, reply.text
+        choice: dict[str, Any] = reply.json()["choices"][0]
+        return choice
+
+    with ThreadPoolExecutor(6) as pool:
+        for choice in pool.map(answer, range(6)):
+            assert choice["finish_reason"] == "stop"
+            value = json.loads(choice["message"]["content"])
+            assert value.keys() == {"name", "line"}
+            assert len(value["name"]) <= 12
+            assert value["line"] <= 999
+
+
+def test_choices_and_expressions_beside_free_text(demo: Server) -> None:
+    free = {"max_tokens": 30, "temperature": 0}
+    expected = demo.complete("Return the", **free)["choices"][0]["text"]
+
+    def run(number: int) -> str:
+        outputs = [None, {"choice": ["red", "green"]}, {"regex": "[a-c]{2,5}!"}][number % 3]
+        if outputs is None:
+            text: str = demo.complete("Return the", **free)["choices"][0]["text"]
+            return text
+        events = demo.stream("Return the", max_tokens=40, seed=number, structured_outputs=outputs)
+        choices = [json.loads(event)["choices"][0] for event in events[:-1]]
+        assert choices[-1]["finish_reason"] == "stop"
+        return "".join(choice["text"] for choice in choices)
+
+    with ThreadPoolExecutor(9) as pool:
+        texts = list(pool.map(run, range(9)))
+    assert texts[0::3] == [expected] * 3
+    assert all(text in ("red", "green") for text in texts[1::3])
+    assert all(re.fullmatch("[a-c]{2,5}!", text) for text in texts[2::3])
+
+
+def test_an_ended_grammar_ends_the_stream_although_eos_is_ignored(demo: Server) -> None:
+    reply = demo.complete("x", max_tokens=40, ignore_eos=True, structured_outputs={"choice": ["yes"]})
+    assert reply["choices"][0]["text"] == "yes"
+    assert reply["choices"][0]["finish_reason"] == "stop"
+    assert reply["usage"]["completion_tokens"] < 40
+
+
+def test_bad_grammars_are_the_clients_error(demo: Server) -> None:
+    reply = demo.post("/v1/completions", {"prompt": "x", "structured_outputs": {"regex": "[a"}})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "structured_outputs.regex"
+
+
+def test_the_synthetic_engine_says_that_it_cannot(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with Server(*SYNTHETIC, directory=tmp_path_factory.mktemp("synthetic")) as server:
+        reply = server.post("/v1/completions", {"prompt": "x", "response_format": {"type": "json_object"}})
+        assert reply.status_code == 400
+        assert "structured output" in reply.json()["error"]["message"]
+        assert reply.json()["error"]["type"] == "BadRequestError"
+
+
+@pytest.mark.parametrize(("language", "example"), EXAMPLES)
+def test_the_examples_of_the_page_run(demo: Server, language: str, example: str) -> None:
+    command = [sys.executable, "-c"] if language == "python" else ["bash", "-c"]
+    if language == "bash" and not shutil.which("curl"):
+        pytest.skip("no curl")
+    text = example.replace("http://localhost:8000", demo.url)
+    ran = subprocess.run([*command, text], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    if language == "bash":
+        choice = json.loads(ran.stdout)["choices"][0]
+        assert choice["finish_reason"] in ("stop", "length")
+        assert re.match(r" (blue|grey)$|[0-9]", choice["text"])
+    else:
+        assert re.search("True|False|[0-9]", ran.stdout)
