@@ -69,6 +69,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Literal["auto", "float32", "bfloat16", "float16"],
         option("Type of weights and KV cache; auto: the model's on a GPU, float32 on a CPU.", "Model"),
     ] = "auto"
+    load_format: Annotated[
+        Literal["auto", "safetensors", "dummy"],
+        option(
+            "auto: safetensors, or PyTorch's .bin where a directory has no other; safetensors: only these; "
+            "dummy: random weights, made from config.json alone.",
+            "Model",
+        ),
+    ] = "auto"
     seed: Annotated[
         int, option("Seed of what is not seeded by a request (weights of a dummy model).", "Model", ge=0)
     ] = 0

@@ -13,6 +13,7 @@ from types import FrameType
 
 from setproctitle import setproctitle
 
+from penstock.config.errors import ConfigError
 from penstock.supervisor import logs, orphans
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED
 from penstock.wire.control import ControlChannel, Role, SupervisorGone
@@ -43,7 +44,10 @@ def main(fd: int, role_main: Callable[[Role], Callable[[ControlChannel], int]] |
     except SupervisorGone:
         return EXIT_ORPHANED
     except Exception as error:
-        log.exception("%s ends because of an error", name)
+        if not isinstance(
+            error, ConfigError
+        ):  # what is wrong with the options, the supervisor says in a line
+            log.exception("%s ends because of an error", name)
         # At a first start it is the same options on the same machine again; a child that worked before
         # may meet something that passes (memory of its predecessor that is not free yet).
         fatal = launch.epoch == 0 and not control.reported_ready

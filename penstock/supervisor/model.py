@@ -8,6 +8,7 @@ from pathlib import Path
 import penstock
 from penstock.config.errors import ConfigError
 from penstock.config.options import ServeConfig
+from penstock.engine.torch.families import check_family
 from penstock.supervisor.hub import download
 from penstock.supervisor.tokenizer import ensure_tokenizer_json
 
@@ -40,6 +41,8 @@ def resolve_model(config: ServeConfig, run_dir: str) -> Model:
             f"model {config.model or DEMO_NAME}: no config.json in {model_dir}; "
             "--engine torch needs a Hugging Face model directory"
         )
+    if config.engine == "torch":
+        check_family(model_dir)
     names = list(config.served_model_name or []) or [config.model or DEMO_NAME]
     return Model(str(model_dir), str(_tokenizer_directory(config, model_dir, run_dir)), names)
 
@@ -71,7 +74,9 @@ def _model_directory(config: ServeConfig) -> Path:
         raise ConfigError(f"model {config.model}: is a file; give its directory")
     if not _HUB_ID.fullmatch(config.model):
         raise ConfigError(f"model {config.model}: no such directory, nor a hub id (owner/name)")
-    return download(config.model, config.revision, weights=config.engine == "torch")
+    return download(
+        config.model, config.revision, weights=config.engine == "torch" and config.load_format != "dummy"
+    )
 
 
 def _tokenizer_directory(config: ServeConfig, model_dir: Path, run_dir: str) -> Path:

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable
 
+from penstock.config.errors import ConfigError
 from penstock.supervisor.child import main
 from penstock.wire.control import ControlChannel, Drain, Launch, Role, Stop
 
@@ -56,6 +57,10 @@ def raising(control: ControlChannel, launch: Launch) -> int:
     raise ValueError("the weights are cursed")
 
 
+def refusing(control: ControlChannel, launch: Launch) -> int:
+    raise ConfigError("--threads 9: too many")
+
+
 def raising_late(control: ControlChannel, launch: Launch) -> int:
     serve(control, launch)
     raise ValueError("the weights are cursed")
@@ -83,6 +88,7 @@ BEHAVIOURS: dict[str, Callable[[ControlChannel, Launch], int]] = {
     "deaf": lambda control, launch: serve(control, launch, deaf=True),
     "fatal": fatal,
     "raise": raising,
+    "refuse": refusing,
     "ready then raise": raising_late,
     "die": dying,
     "hang": hanging,

@@ -112,6 +112,15 @@ def test_an_exception_is_reported_with_its_traceback_in_the_log(
     assert "ERROR   engine 3     Traceback" in stderr
 
 
+def test_options_that_it_refuses_are_a_line_of_the_supervisor_alone(make_child: type[Child]) -> None:
+    child = make_child("refuse")
+    child.channel.send(LAUNCH)
+    assert child.report() == Failed(message="ConfigError: --threads 9: too many", fatal=True)
+    code, stderr = child.end()
+    assert code == EXIT_FATAL
+    assert "ERROR" not in stderr
+
+
 def test_what_failed_after_it_was_ready_may_work_again(make_child: type[Child]) -> None:
     child = make_child("ready then raise")
     child.channel.send(LAUNCH)

@@ -118,3 +118,22 @@ def test_every_failure_is_said_clearly(
     hub.error = error
     with pytest.raises(expected, match=message):
         download("a/b", "v9", weights=True)
+
+
+def test_a_model_in_the_local_cache_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """huggingface_hub's own code, over a cache as it lays one out."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--acme--tiny"
+    snapshot = repository / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (repository / "refs").mkdir()
+    for name in ("main", "v1"):
+        (repository / "refs" / name).write_text(commit)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert download("acme/tiny", None, weights=True) == snapshot
+    assert download("acme/tiny", "v1", weights=False) == snapshot
+    assert download("acme/tiny", commit, weights=True) == snapshot
+    with pytest.raises(StartError, match="acme/tiny at revision v2 is not in the Hugging Face cache"):
+        download("acme/tiny", "v2", weights=True)

@@ -1,6 +1,7 @@
 import importlib.util
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ def directory(tmp_path: Path) -> Path:
     """A model's directory, as far as the supervisor looks at it."""
     path = tmp_path / "tiny"
     path.mkdir()
-    (path / "config.json").write_text("{}")
+    (path / "config.json").write_text('{"model_type": "llama"}')
     (path / "tokenizer.json").write_text("{}")
     return path
 
@@ -112,10 +113,24 @@ def test_a_tokenizer_that_is_no_directory(directory: Path) -> None:
         resolve_model(config, "/run")
 
 
-@pytest.mark.parametrize(("engine", "weights"), [("torch", True), ("synthetic", False)])
+@pytest.mark.usefixtures("importable")
+def test_an_architecture_that_the_torch_engine_lacks_is_refused_before_anything_starts(
+    directory: Path,
+) -> None:
+    (directory / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(ConfigError, match="'mamba' is not supported by the torch engine; it runs bloom"):
+        resolve_model(ServeConfig(model=str(directory)), "/run")
+    assert resolve_model(ServeConfig(model=str(directory), engine="synthetic"), "/run")
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [({"engine": "torch"}, True), ({"engine": "synthetic"}, False), ({"load_format": "dummy"}, False)],
+    ids=str,
+)
 @pytest.mark.usefixtures("importable")
 def test_a_hub_id_is_downloaded_with_weights_when_they_are_used(
-    engine: str, weights: bool, directory: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], weights: bool, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
@@ -124,9 +139,7 @@ def test_a_hub_id_is_downloaded_with_weights_when_they_are_used(
         return directory
 
     monkeypatch.setattr(model, "download", download)
-    config = ServeConfig(
-        model="acme/tiny-1.5", revision="v2", engine="torch" if engine == "torch" else "synthetic"
-    )
+    config = ServeConfig(model="acme/tiny-1.5", revision="v2", **options)
     found = resolve_model(config, "/run")
     assert asked == [("acme/tiny-1.5", "v2", weights)]
     assert found.served_names == ["acme/tiny-1.5"]

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from .bloom import alibi_slopes
 from .layout import Geometry, Part, StepLayout
+from .load import ModelShape
 
 CPU_GATHERED = 1 << 20
 """Elements of keys gathered at once: 4 MB in float32, which stay in a core's share of the cache."""
@@ -25,20 +27,14 @@ class PagedAttention:
     """
 
     def __init__(
-        self,
-        layers: int,
-        blocks: int,
-        block_size: int,
-        kv_heads: int,
-        head_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, shape: ModelShape, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (blocks, kv_heads, block_size, head_size)
-        self.keys = [_zeros(shape, dtype, device) for _ in range(layers)]
-        self.values = [_zeros(shape, dtype, device) for _ in range(layers)]
+        size = (blocks, shape.kv_heads, block_size, shape.head_size)
+        self.keys = [_zeros(size, dtype, device) for _ in range(shape.layers)]
+        self.values = [_zeros(size, dtype, device) for _ in range(shape.layers)]
         gathered = CPU_GATHERED if device.type == "cpu" else DEVICE_GATHERED
-        self.geometry = Geometry(kv_heads, head_size, gathered)
+        self.geometry = Geometry(shape.kv_heads, shape.head_size, gathered)
+        self._slopes = _slopes(shape, device) if shape.alibi else None
         self.layout: StepLayout | None = None
         """Set before each forward pass."""
 
@@ -67,7 +63,7 @@ class PagedAttention:
         flat = flat * (size**-0.5 if scaling is None else scaling)
         output = torch.empty_like(flat, memory_format=torch.contiguous_format)
         for part in layout.parts:
-            attended = _attend(flat[part.tokens], keys, values, part, sliding_window, softcap)
+            attended = _attend(flat[part.tokens], keys, values, part, sliding_window, softcap, self._slopes)
             if part.real is None:
                 output[part.tokens] = attended
             else:
@@ -84,35 +80,53 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(raw).view(dtype).view(shape)
 
 
+def _slopes(shape: ModelShape, device: torch.device) -> Tensor:
+    """float32[KV heads, G]: of the G query heads that share a KV head."""
+    return torch.tensor(alibi_slopes(shape.heads), device=device).view(shape.kv_heads, -1)
+
+
 def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, part: Part, window: int | None, softcap: float | None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    part: Part,
+    window: int | None,
+    softcap: float | None,
+    slopes: Tensor | None,
 ) -> Tensor:
     """query [n * C, H, D], scaled → [n * C, H, D]: each token attends to what comes before it, and to itself.
 
-    ``window``: to that many tokens, itself included. ``softcap`` bounds the scores by a tanh (Gemma2).
+    ``window``: to that many tokens, itself included. ``softcap`` bounds the scores by a tanh (Gemma 2),
+    ``slopes`` make a head's score less by the key's distance (ALiBi).
     """
     _, heads, size = query.shape
     kv_heads = keys.shape[1]
     streams, width = part.own.shape
-    pairs = streams * kv_heads
+    pairs, group = streams * kv_heads, heads // kv_heads
     key = _gather(keys, part).view(pairs, part.length, size)
     value = _gather(values, part).view(pairs, part.length, size)
-    position = torch.arange(part.length, device=query.device)
-    own = part.own[:, :, None]
-    visible = position <= own
+    distance = part.own[:, None, :, None] - torch.arange(part.length, device=query.device)  # [n, 1, C, L]
+    visible = distance >= 0
     if window is not None:
-        visible &= position > own - window
-    # the query heads that share a KV head stand beside one another: [n * KV heads, H / KV heads, C, D]
-    grouped = query.view(streams, width, kv_heads, -1, size).permute(0, 2, 3, 1, 4)
-    grouped = grouped.reshape(pairs, heads // kv_heads, width, size)
-    visible = visible[:, None].expand(-1, kv_heads, -1, -1).reshape(pairs, 1, width, -1)
-    if width == 1 or softcap is not None:
-        attended = _by_hand(grouped, key, value, visible, softcap)
+        visible &= distance < window
+    visible = visible.expand(-1, kv_heads, -1, -1).reshape(pairs, 1, width, -1)
+    # the query heads that share a KV head stand beside one another: [n * KV heads, G, C, D]
+    grouped = query.view(streams, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
+    grouped = grouped.reshape(pairs, group, width, size)
+    if width == 1 or softcap is not None or slopes is not None:
+        bias = None if slopes is None else _alibi(slopes, distance)
+        attended = _by_hand(grouped, key, value, visible, softcap, bias)
     else:
-        shape = (pairs, heads // kv_heads, part.length, size)
+        shape = (pairs, group, part.length, size)
         key, value = key[:, None].expand(shape), value[:, None].expand(shape)
         attended = scaled_dot_product_attention(grouped, key, value, attn_mask=visible, scale=1.0)
     return attended.view(streams, heads, width, size).transpose(1, 2).reshape(-1, heads, size)
+
+
+def _alibi(slopes: Tensor, distance: Tensor) -> Tensor:
+    """float32[n * KV heads, G, C, L]"""
+    biases = -slopes[None, :, :, None, None] * distance[:, :, None]
+    return biases.flatten(0, 1)
 
 
 def _gather(cache: Tensor, part: Part) -> Tensor:
@@ -120,13 +134,17 @@ def _gather(cache: Tensor, part: Part) -> Tensor:
     return cache.view(-1, cache.shape[2] * cache.shape[3]).index_select(0, part.pages)
 
 
-def _by_hand(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, softcap: float | None) -> Tensor:
+def _by_hand(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, softcap: float | None, bias: Tensor | None
+) -> Tensor:
     """As scaled_dot_product_attention, of [P, G, C, D] with [P, L, D], without repeating a key for the G
     queries that share it; holds all scores, so it is for few queries."""
     pairs, group, width, size = query.shape
     scores = torch.bmm(query.reshape(pairs, group * width, size), key.transpose(1, 2))
+    scores = scores.view(pairs, group, width, -1)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.view(pairs, group, width, -1).masked_fill(~visible, -torch.inf)
-    weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
-    return torch.bmm(weights.view(pairs, group * width, -1), value).view(query.shape)
+    if bias is not None:
+        scores = scores + bias
+    weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), -1, dtype=torch.float32)
+    return torch.bmm(weights.to(value.dtype).view(pairs, group * width, -1), value).view(query.shape)

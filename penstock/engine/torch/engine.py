@@ -5,32 +5,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import psutil
 import torch
-from numpy.typing import NDArray
 
 from ...config.errors import ConfigError
 from ...config.options import ServeConfig
-from ...wire.frames import I32, Logprobs
 from ...wire.messages import EngineInfo, Submit
 from ..base import Load, StepRows
 from ..blocks import BlockTables
-from ..rows import joined, joined_logprobs
+from ..rows import joined
 from ..sampling import SamplingColumns
-from ..scheduler import Batch, Scheduler
+from ..scheduler import Scheduler
 from ..slots import SlotTable
 from ..structured import GrammarCompiler
 from ..vocabulary import read_eos_token_ids
-from .attention import PagedAttention
-from .layout import lay_out, token_positions
-from .memory import keep_freed_memory
-from .model import ModelShape, PagedModel, pick_device, pick_dtype, read_shape
-from .sampler import Sampler
+from .load import ModelShape, pick_device, pick_dtype, read_shape
+from .memory import cache_blocks, keep_freed_memory
+from .model import PagedModel
+from .runner import Runner
 
-CPU_CACHE_BYTES = 4 << 30
-CPU_CACHE_SHARE = 0.4
-"""The default KV cache on a CPU: at most these bytes, and this share of the memory that is available."""
 GRAMMAR_NAP_S = 0.002
 """How long a step without anything else to do waits for a grammar."""
 
@@ -58,14 +50,11 @@ class TorchEngine:
         device = pick_device(config)
         shape = read_shape(model_dir)
         max_model_len = _max_model_len(config, shape)
-        dtype = pick_dtype(config, _model_dtype(model_dir), device)
+        dtype = pick_dtype(config, shape.dtype, device)
         progress("loading weights", 0.2)
-        self._model = PagedModel(
-            model_dir, dtype, device, lambda: _make_attention(config, shape, max_model_len, dtype, device)
-        )
-        attention = self._model.attention
-        assert attention is not None
-        blocks = len(attention.keys[0]) - 1  # one is the null block
+        model = PagedModel(model_dir, config, shape, dtype, device)
+        blocks = cache_blocks(config, shape, max_model_len, dtype, device)
+        model.make_cache(blocks + 1, config.block_size)
         eos = read_eos_token_ids(Path(model_dir))
         self._table = SlotTable(config.max_num_seqs, max_model_len, eos)
         self._sampling = SamplingColumns(
@@ -75,8 +64,7 @@ class TorchEngine:
         )
         self._blocks = BlockTables(config.max_num_seqs, blocks, config.block_size, max_model_len)
         self._scheduler = Scheduler(self._table, self._sampling, self._blocks, config)
-        self._sampler = Sampler(self._sampling)
-        self._device = device
+        self._runner = Runner(model, self._blocks, self._sampling, device)
         self._info = EngineInfo(
             engine="torch",
             max_model_len=max_model_len,
@@ -120,41 +108,9 @@ class TorchEngine:
         if not len(batch):
             self._sampling.grammars.wait(GRAMMAR_NAP_S)
             return aborted
-        tokens, logprobs = self._run(batch)
+        tokens, logprobs = self._runner.run(batch)
         rows = self._scheduler.settle(batch, tokens, logprobs)
         return joined([aborted, rows])
-
-    @torch.inference_mode()
-    def _run(self, batch: Batch) -> tuple[I32, Logprobs | None]:
-        """The forward pass and the sampled tokens, int32[len(batch.samples)]."""
-        positions = token_positions(batch)
-        tokens = self._table.history[np.repeat(batch.slots, batch.count), positions]
-        slots = batch.slots[batch.samples]
-        self._sampling.prepare(slots)
-        attention = self._model.attention
-        assert attention is not None
-        hidden = self._model.hidden(
-            self._to_device(tokens),
-            self._to_device(positions),
-            lay_out(batch, self._blocks, attention.geometry, self._device),
-            self._to_device(np.cumsum(batch.count)[batch.samples] - 1),
-        )
-        return self._sample(hidden, slots)
-
-    def _sample(self, hidden: torch.Tensor, slots: NDArray[np.intp]) -> tuple[I32, Logprobs | None]:
-        """A few rows at a time, as logits are large; no row's token depends on other rows."""
-        tokens = np.zeros(len(slots), np.int32)
-        parts = []
-        for first in range(0, len(slots), self._model.head.rows):
-            rows = slice(first, first + self._model.head.rows)
-            tokens[rows], logprobs = self._sampler.sample(self._model.head(hidden[rows]), slots[rows])
-            if logprobs is not None:
-                logprobs.token += np.int32(first)
-                parts.append(logprobs)
-        return tokens, joined_logprobs(parts)
-
-    def _to_device(self, values: Any) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.int64)).to(self._device)
 
     # -- what it reports
 
@@ -187,38 +143,5 @@ def _max_model_len(config: ServeConfig, shape: ModelShape) -> int:
     return config.max_model_len
 
 
-def _model_dtype(model_dir: str) -> torch.dtype | None:
-    from transformers import AutoConfig
-
-    dtype = AutoConfig.from_pretrained(model_dir, local_files_only=True).dtype
-    return dtype if isinstance(dtype, torch.dtype) else None
-
-
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def _make_attention(
-    config: ServeConfig, shape: ModelShape, max_model_len: int, dtype: torch.dtype, device: torch.device
-) -> PagedAttention:
-    """The KV cache, sized once the weights are in memory. Raises ConfigError when it could hold nothing."""
-    per_token = 2 * shape.layers * shape.kv_heads * shape.head_size * dtype.itemsize
-    budget = config.kv_cache_memory or _default_budget(config, device)
-    blocks = budget // (per_token * config.block_size) - 1  # one is the null block
-    most = config.max_num_seqs * -(-max_model_len // config.block_size)
-    blocks = min(blocks, most)
-    if blocks < 1:
-        raise ConfigError(
-            f"--kv-cache-memory: {budget} bytes hold no block of {config.block_size} tokens "
-            f"({per_token} bytes a token); at least {2 * per_token * config.block_size} are needed"
-        )
-    return PagedAttention(
-        shape.layers, blocks + 1, config.block_size, shape.kv_heads, shape.head_size, dtype, device
-    )
-
-
-def _default_budget(config: ServeConfig, device: torch.device) -> int:
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(free - (1 - config.gpu_memory_utilization) * total))
-    return int(min(CPU_CACHE_BYTES, CPU_CACHE_SHARE * psutil.virtual_memory().available))

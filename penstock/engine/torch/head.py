@@ -18,10 +18,13 @@ DEVICE_LOGITS = 1 << 28
 class Head:
     """Projects up to ``rows`` rows at a time."""
 
-    def __init__(self, projection: nn.Linear, softcap: float | None, device: torch.device) -> None:
-        """``softcap`` bounds the logits by a tanh (Gemma2)."""
+    def __init__(
+        self, projection: nn.Linear, scale: float, softcap: float | None, device: torch.device
+    ) -> None:
+        """Logits are multiplied by ``scale``; ``softcap`` bounds them by a tanh."""
         self._weight = projection.weight
         self._bias = projection.bias
+        self._scale = scale
         self._softcap = softcap
         self._fixed = device.type == "cpu" and self._weight.dtype == torch.float32
         self._linear = _onednn_linear() if self._fixed else linear
@@ -33,6 +36,8 @@ class Head:
         if self._fixed:  # oneDNN compiles a kernel per shape, for milliseconds: few shapes
             hidden = pad(hidden, (0, 0, 0, _power_of_two(count) - count))
         logits = self._linear(hidden, self._weight, self._bias)[:count].float()
+        if self._scale != 1:
+            logits = logits * self._scale
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits

@@ -1,6 +1,17 @@
-"""What the C library does with memory that a step frees."""
+"""The engine process's memory: what the KV cache gets, and what the C library does with freed memory."""
 
 import ctypes
+
+import psutil
+import torch
+
+from ...config.errors import ConfigError
+from ...config.options import ServeConfig
+from .load import ModelShape
+
+CPU_CACHE_BYTES = 4 << 30
+CPU_CACHE_SHARE = 0.4
+"""The default KV cache on a CPU: at most these bytes, and this share of the memory that is available."""
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -22,3 +33,28 @@ def keep_freed_memory() -> None:
         return
     mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def cache_blocks(
+    config: ServeConfig, shape: ModelShape, max_model_len: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """How many blocks the KV cache can give out; it holds one more, the null block.
+
+    To be asked once the weights are in memory. Raises ConfigError when it could hold nothing.
+    """
+    per_token = 2 * shape.layers * shape.kv_heads * shape.head_size * dtype.itemsize
+    budget = config.kv_cache_memory or _default_budget(config, device)
+    blocks = budget // (per_token * config.block_size) - 1
+    if blocks < 1:
+        raise ConfigError(
+            f"--kv-cache-memory: {budget} bytes hold no block of {config.block_size} tokens "
+            f"({per_token} bytes a token); at least {2 * per_token * config.block_size} are needed"
+        )
+    return min(blocks, config.max_num_seqs * -(-max_model_len // config.block_size))
+
+
+def _default_budget(config: ServeConfig, device: torch.device) -> int:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(free - (1 - config.gpu_memory_utilization) * total))
+    return int(min(CPU_CACHE_BYTES, CPU_CACHE_SHARE * psutil.virtual_memory().available))

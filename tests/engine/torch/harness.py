@@ -29,20 +29,55 @@ _SMALL: dict[str, Any] = {
     "initializer_range": 0.4,  # wide enough for greedy choices without near ties
 }
 _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_ALL_HEADS: dict[str, Any] = {"num_key_value_heads": 4}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {"sliding_window": 24},
-    "qwen2": {"tie_word_embeddings": True},
-    "qwen3": {"head_dim": 16},
+    "bloom": {"num_attention_heads": 6, "hidden_size": 48},  # ALiBi's slopes differ for no power of two
+    "cohere": {"logit_scale": 0.25},
+    "cohere2": {"logit_scale": 0.25, "sliding_window": 24},
+    "ernie4_5": {},
+    "exaone4": {"sliding_window": 24},
     "gemma": {"head_dim": 16},
     "gemma2": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
-    "phi": {"num_key_value_heads": 4},
-    "phi3": {},
-    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.4, "num_key_value_heads": 4},
+    "gemma3_text": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
+    "glm": {"head_dim": 8},
+    "glm4": {"head_dim": 8},
     "gpt2": {"n_inner": 64},
+    "gpt_bigcode": {"n_inner": 64},
+    "gpt_neox": _ALL_HEADS,
+    "granite": {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "attention_multiplier": 0.3},
+    "granitemoe": {"logits_scaling": 3.0, "num_local_experts": 4, "attention_multiplier": 0.3},
+    "llama": {},
+    "ministral": {"head_dim": 8, "sliding_window": 24},
+    "mistral": {"sliding_window": 24},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "nemotron": {},
+    "olmo": {},
+    "olmo2": {},
+    "olmo3": {"sliding_window": 24},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.4, **_ALL_HEADS},
+    "phi": _ALL_HEADS,
+    "phi3": {},
+    "phimoe": {"num_local_experts": 4},
+    "qwen2": {"tie_word_embeddings": True},
     "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 32},
+    "qwen3": {"head_dim": 16},
     "qwen3_moe": {**_EXPERTS, "head_dim": 16},
+    "seed_oss": {"head_dim": 8},
+    "smollm3": {},
+    "stablelm": {},
+    "starcoder2": {"sliding_window": 24},
+}
+_RENAMED = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+_OLD_NAMES = {
+    "gpt2": _RENAMED,
+    "gpt_bigcode": _RENAMED,
+    "bloom": _RENAMED | {"hidden_size": "hidden_size", "max_position_embeddings": "seq_length"},
 }
 
 
@@ -51,10 +86,8 @@ def make_model(kind: str, directory: Path, **changes: Any) -> transformers.PreTr
     torch.manual_seed(0)
     known = transformers.AutoConfig.for_model(kind)
     options = _SMALL | FAMILIES[kind] | changes
-    if kind == "gpt2":
-        renamed = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
-        options = {renamed.get(key, key): value for key, value in options.items()}
-        options["n_positions"] = options.pop("max_position_embeddings")
+    if kind in _OLD_NAMES:
+        options = {_OLD_NAMES[kind].get(key, key): value for key, value in options.items()}
         for absent in ("intermediate_size", "num_key_value_heads"):
             options.pop(absent)
     config = type(known)(**options)
@@ -133,6 +166,13 @@ def run_all(engine: TorchEngine, requests: Iterable[Submit]) -> dict[int, Outcom
     for request in requests:
         driver.submit(request)
     return driver.run()
+
+
+@torch.inference_mode()
+def top_logprobs(model: transformers.PreTrainedModel, tokens: Sequence[int], most: int) -> Any:
+    """[T, most] ids and logprobs of the likeliest tokens after each of ``tokens``, by transformers itself."""
+    logits = model(torch.tensor([list(tokens)])).logits[0].float()
+    return torch.log_softmax(logits, -1).topk(most, -1)
 
 
 @torch.inference_mode()

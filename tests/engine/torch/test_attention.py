@@ -1,5 +1,6 @@
 """Attention over the paged cache against attention written out for one token at a time."""
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,15 +9,30 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from penstock.engine.blocks import BlockTables
 from penstock.engine.scheduler import Batch
 from penstock.engine.torch.attention import PagedAttention
+from penstock.engine.torch.bloom import alibi_slopes
 from penstock.engine.torch.layout import TILE, Geometry, lay_out, token_positions
+from penstock.engine.torch.load import ModelShape
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, SIZE = 4, 2, 8
 SLOTS, LONGEST = 12, 700
+SHAPE = ModelShape(
+    layers=1,
+    heads=HEADS,
+    kv_heads=KV_HEADS,
+    head_size=SIZE,
+    vocab_size=100,
+    max_positions=LONGEST,
+    dtype=None,
+    alibi=False,
+    logits_scale=1.0,
+    logits_softcap=None,
+)
 
 
 def make_batch(parts: list[tuple[int, int]]) -> Batch:
@@ -74,7 +90,14 @@ def test_every_token_is_in_one_part_which_holds_its_history(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"scaling": 0.7}, {"sliding_window": 20}, {"softcap": 3.0}, {"softcap": 3.0, "sliding_window": 300}],
+    [
+        {},
+        {"scaling": 0.7},
+        {"sliding_window": 20},
+        {"softcap": 3.0},
+        {"softcap": 3.0, "sliding_window": 300},
+        {"slopes": True},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("block_size", [7, 16])
@@ -84,7 +107,9 @@ def test_each_token_attends_to_its_own_history(options: dict[str, Any], block_si
     second = [(40, 1), (33, 1), (300, TILE + 20), (1, 1), (2, 30)]
     last = make_batch([(start, count) for start, count in second])
     blocks = make_blocks(last, block_size)
-    attention = PagedAttention(1, blocks.blocks + 1, block_size, KV_HEADS, SIZE, torch.float32, CPU)
+    shape = dataclasses.replace(SHAPE, alibi="slopes" in options)
+    attention = PagedAttention(shape, blocks.blocks + 1, block_size, torch.float32, CPU)
+    given = {name: value for name, value in options.items() if name != "slopes"}
     history: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for parts in (first, second):
         batch = make_batch(parts)
@@ -93,7 +118,7 @@ def test_each_token_attends_to_its_own_history(options: dict[str, Any], block_si
         )
         attention.layout = lay_out(batch, blocks, attention.geometry, CPU)
         module: Any = SimpleNamespace(layer_idx=0)
-        output, _ = attention(module, query, key, value, None, **options)
+        output, _ = attention(module, query, key, value, None, **given)
         for token, slot in enumerate(np.repeat(batch.slots, batch.count).tolist()):
             known = history.setdefault(slot, [])
             known.append((key[0, :, token], value[0, :, token]))
@@ -107,6 +132,7 @@ def attended(
     scaling: float = SIZE**-0.5,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    slopes: bool = False,
 ) -> torch.Tensor:
     """[H, D] of one token's query [H, D]."""
     seen = history if sliding_window is None else history[-sliding_window:]
@@ -116,4 +142,13 @@ def attended(
     scores = torch.einsum("hd,lhd->hl", query, keys) * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
+    if slopes:  # 2 ** -2, 2 ** -4, 2 ** -6, 2 ** -8 for four heads
+        distances = torch.arange(len(seen) - 1, -1, -1)
+        scores -= 2.0 ** -(2 * torch.arange(1, HEADS + 1))[:, None] * distances
     return torch.einsum("hl,lhd->hd", torch.softmax(scores, -1), values)
+
+
+@pytest.mark.parametrize("heads", [4, 6, 8, 16, 71])
+def test_slopes_are_those_of_transformers(heads: int) -> None:
+    exact = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
+    assert alibi_slopes(heads) == pytest.approx(exact.tolist(), rel=1e-6)

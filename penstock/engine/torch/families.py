@@ -1,0 +1,65 @@
+"""Which architectures the torch engine runs. Imports no torch, so that the supervisor can ask."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ...config.errors import ConfigError
+
+FAMILIES: dict[str, str] = {
+    "bloom": "BLOOM",
+    "cohere": "Command R",
+    "cohere2": "Command R7B, Command A",
+    "ernie4_5": "ERNIE 4.5",
+    "exaone4": "EXAONE 4",
+    "gemma": "Gemma",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3, text only",
+    "glm": "GLM-4-9B",
+    "glm4": "GLM-4-0414",
+    "gpt2": "GPT-2",
+    "gpt_bigcode": "StarCoder, SantaCoder",
+    "gpt_neox": "GPT-NeoX, Pythia",
+    "granite": "Granite 3",
+    "granitemoe": "Granite 3 MoE",
+    "llama": "Llama 1 to 3.3, Yi, SmolLM, TinyLlama and other models of this architecture",
+    "ministral": "Ministral",
+    "mistral": "Mistral",
+    "mixtral": "Mixtral",
+    "nemotron": "Nemotron 4, Minitron",
+    "olmo": "OLMo",
+    "olmo2": "OLMo 2",
+    "olmo3": "OLMo 3",
+    "olmoe": "OLMoE",
+    "opt": "OPT",
+    "phi": "Phi 1, 1.5, 2",
+    "phi3": "Phi 3, Phi 4",
+    "phimoe": "Phi 3.5 MoE",
+    "qwen2": "Qwen 1.5 (dense), 2, 2.5",
+    "qwen2_moe": "Qwen 1.5 MoE, 2 MoE",
+    "qwen3": "Qwen 3",
+    "qwen3_moe": "Qwen 3 MoE",
+    "seed_oss": "Seed-OSS",
+    "smollm3": "SmolLM 3",
+    "stablelm": "StableLM",
+    "starcoder2": "StarCoder 2",
+}
+"""model_type of config.json to the models it stands for. Tests hold each one's greedy output and logprobs
+against transformers' own."""
+
+
+def check_family(model_dir: Path) -> None:
+    """Raises ConfigError when config.json cannot be read, or its model_type is not in FAMILIES."""
+    path = model_dir / "config.json"
+    try:
+        described: Any = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not isinstance(described, dict) or "model_type" not in described:
+        raise ConfigError(f"{path}: states no model_type")
+    kind = described["model_type"]
+    if kind not in FAMILIES:
+        raise ConfigError(
+            f"{path}: model_type {kind!r} is not supported by the torch engine; it runs "
+            + ", ".join(FAMILIES)
+        )
