@@ -14,8 +14,9 @@ from .. import __version__
 from ..config.options import ServeConfig
 from ..metrics.server import CONTENT_TYPE, EngineGauges, ServerMetrics
 from ..streaming.table import StreamTable
-from .access import Keys
+from .access import OPEN_PATHS, Keys
 from .access_log import AccessLog
+from .admission import unavailable
 from .bodies import model_list
 from .cors import Cors
 from .debug import GarbageRoute
@@ -24,7 +25,7 @@ from .events import encode_json
 from .exchange import EXCHANGE, Exchange
 from .facts import ModelFacts
 from .fleet import Fleet
-from .generate import Generator, unavailable
+from .generate import Generator
 from .http import read_body, request_header, send_empty, send_error, send_json
 from .openapi import docs_page, openapi_document
 from .plan import Planner
@@ -99,6 +100,8 @@ class App:
             await self._answer(scope, receive, exchange)
         except ApiError as error:
             self._metrics.rejected[error.status] += 1
+            if error.status in (429, 503) and scope["path"] not in OPEN_PATHS:
+                self._metrics.refused[str(error.code)] += 1
             await send_error(exchange.send, error, close=error.status in (408, 413))
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
@@ -183,12 +186,12 @@ class App:
 
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._fleet.any_up():
-            raise unavailable("No engine is ready.")
+            raise unavailable("No engine is ready.", "no_engine")
         await send_json(send, b"{}")
 
     async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._generator.draining:
-            raise unavailable("The server is shutting down.")
+            raise unavailable("The server is shutting down.", "draining")
         await self._health(scope, receive, send)
 
     async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:

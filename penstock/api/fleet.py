@@ -14,6 +14,7 @@ from ..streaming.stream import Stream, StreamError
 from ..streaming.table import NO_ENGINE, StreamTable
 from ..wire.frames import TokenFrame, decode_frame, merge
 from ..wire.messages import (
+    OVERLOADED,
     PROTOCOL_VERSION,
     Abort,
     Bye,
@@ -43,7 +44,7 @@ PUMP_INTERVAL_S = 0.003
 SUBMITS_PER_MESSAGE = 16
 RECONNECT_S = 0.2
 
-_STATUS = {"invalid_request": 400, "overloaded": 503, "engine_error": 500}
+_STATUS = {"invalid_request": 400, OVERLOADED: 429, "engine_error": 500}
 
 
 class EngineState:
@@ -301,17 +302,39 @@ class Fleet:
                     self._resumption.on_engine()
             case Failed():
                 engine.in_flight -= 1
-                if self.streams is None:
-                    raise WireError("a failed stream before any stream")
-                status = _STATUS.get(message.code, 500)
-                error = StreamError(status, message.code, message.message)
-                self.streams.fail(engine.rank, message.stream, error)
+                self._on_failed(engine, message)
             case CallReply():
                 self.calls.replied(engine.rank, message)
             case Goodbye():
                 self._disconnect(engine, f"The engine that ran this request ended: {message.reason}")
             case _:
                 raise WireError(f"unexpected {type(message).__name__}")
+
+    def _on_failed(self, engine: EngineState, failed: Failed) -> None:
+        if self.streams is None:
+            raise WireError("a failed stream before any stream")
+        stream = self.streams.run_by(engine.rank, failed.stream)
+        if failed.code == OVERLOADED and failed.position == 0 and self._ask_next(stream):
+            return
+        status = _STATUS.get(failed.code, 500)
+        error = StreamError(status, failed.code, failed.message, failed.retry_after_ms)
+        self.streams.fail(engine.rank, failed.stream, error)
+
+    def _ask_next(self, stream: Stream) -> bool:
+        """Have another engine take a stream that one had no room for: the queue is full when none has any.
+
+        False when each has been asked, or nobody waits for the stream any longer.
+        """
+        assert self.streams is not None
+        assert stream.request is not None  # it was submitted
+        stream.refusals += 1
+        up = [engine for engine in self.engines if engine.up]
+        if stream.refusals >= len(up) or not self.streams.wanted(stream):
+            return False
+        following = next((engine for engine in up if engine.rank > stream.rank), up[0])
+        self.streams.adopt(stream, following.rank)
+        self._submit(following, stream.request)
+        return True
 
 
 def _load(engine: EngineState) -> tuple[int, int]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ..config.options import ServeConfig
-from ..streaming.stream import StreamError
 from ..streaming.table import StreamTable
 from ..wire.messages import Sampling, Submit
+from .admission import stream_failed, unavailable
 from .bodies import collected_body
 from .collected import ClientGone, CollectedReply, StreamFailed
-from .errors import ApiError
 from .events import EventShape
 from .exchange import EXCHANGE, Exchange
 from .fleet import Fleet
@@ -45,34 +43,12 @@ class Generator:
         self._context = context
         self._grammars = GrammarChecker()
         self.draining = False
-        self._running = 0
-        self._quiet = asyncio.Event()
-        """No request runs."""
-        self._quiet.set()
 
     async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._request():
-            await self._run(scope, receive, send, self._planner.completion)
+        await self._run(scope, receive, send, self._planner.completion)
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._request():
-            await self._run(scope, receive, send, self._planner.chat)
-
-    async def drain(self) -> None:
-        """Refuse new requests; returns when those that run have ended."""
-        self.draining = True
-        await self._quiet.wait()
-
-    @contextlib.contextmanager
-    def _request(self) -> Iterator[None]:
-        self._running += 1
-        self._quiet.clear()
-        try:
-            yield
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._quiet.set()
+        await self._run(scope, receive, send, self._planner.chat)
 
     async def _run(
         self,
@@ -123,7 +99,7 @@ class Generator:
             self._submit(streamed, prompts, samplings)
             error = await streamed.done
             if error is not None:
-                raise api_error(error)
+                raise stream_failed(error)
             return
         collected = CollectedReply(self._context, plan, shape, exchange.arrival)
         exchange.reply = collected
@@ -134,7 +110,7 @@ class Generator:
         except ClientGone:
             return
         except StreamFailed as failure:
-            raise api_error(failure.error) from None
+            raise stream_failed(failure.error) from None
         await send_json(exchange.send, collected_body(collected))
 
     def _submit(
@@ -149,7 +125,7 @@ class Generator:
             engine = self._fleet.pick()
             if engine is None:
                 reply.drop_streams()
-                raise unavailable("No engine is ready.")
+                raise unavailable("No engine is ready.", "no_engine")
             prompt = prompts[number // plan.n]
             stream = reply.add(prompt, engine.rank)
             self._streams.open(stream, reply.arrival)
@@ -167,9 +143,9 @@ class Generator:
 
     def _check_open(self) -> None:
         if self.draining:
-            raise unavailable("The server is shutting down.")
+            raise unavailable("The server is shutting down.", "draining")
         if not self._fleet.any_up():
-            raise unavailable("No engine is ready.")
+            raise unavailable("No engine is ready.", "no_engine")
 
     # -- prompts
 
@@ -194,13 +170,3 @@ class Generator:
             ids = plan.truncate(ids)
             length = len(ids) // 4
         return Prompt(ids, length, echo)
-
-
-def unavailable(message: str) -> ApiError:
-    return ApiError(503, message, type="ServiceUnavailableError")
-
-
-def api_error(error: StreamError) -> ApiError:
-    """The HTTP error of a stream that failed before anything of it was sent."""
-    kind = {400: "BadRequestError", 503: "ServiceUnavailableError"}.get(error.status, "InternalServerError")
-    return ApiError(error.status, error.message, type=kind, code=error.code)

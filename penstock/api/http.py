@@ -81,9 +81,5 @@ async def send_empty(send: Send) -> None:
 
 async def send_error(send: Send, error: ApiError, *, close: bool = False) -> None:
     """An ApiError as a reply. ``close``: the connection is not reused (its body was not read)."""
-    headers = [*error.headers]
-    if error.status in (429, 503):
-        headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]
-    if close:
-        headers.append((b"connection", b"close"))
+    headers = [*error.headers, (b"connection", b"close")] if close else error.headers
     await send_json(send, error.body(), error.status, headers)

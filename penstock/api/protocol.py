@@ -15,6 +15,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from .admission import unavailable
 from .errors import ApiError
 from .sink import EVENT_STREAM_HEADERS, EXTENSION, HIGH_WATER_BYTES, REPLY_HEADERS, Listener
 
@@ -31,9 +32,6 @@ class ServerProtocol(HttpToolsProtocol):
     max_header_bytes = 65536
     max_backlog = 4 * 1024 * 1024
     """Bytes that may wait for a client."""
-
-    ending = False
-    """Set when the process is about to end: every reply is its connection's last."""
 
     # -- per connection
 
@@ -58,9 +56,7 @@ class ServerProtocol(HttpToolsProtocol):
         self._refusal: ApiError | None = None
         """Why the parser was made to give up."""
         if len(self.connections) > self.max_connections:
-            self._refuse(
-                ApiError(503, "Too many connections to this server.", type="ServiceUnavailableError")
-            )
+            self._refuse(unavailable("Too many connections to this server.", "too_many_connections"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -105,9 +101,10 @@ class ServerProtocol(HttpToolsProtocol):
             self._close_after_replies(active)
             return
         body = error.body()
+        more = b"".join(b"%b: %b\r\n" % header for header in error.headers)
         self.transport.write(
-            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b"
-            % (error.status, responses[error.status].encode(), len(body), _CLOSE, body)
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b%b\r\n%b"
+            % (error.status, responses[error.status].encode(), len(body), more, _CLOSE, body)
         )
         self.transport.close()
 
@@ -181,8 +178,6 @@ class ServerProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._active = cycle
-        if self.ending:
-            cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

@@ -278,7 +278,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_num_queued_reqs: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         option(
-            "Requests that may wait for a slot, in all engines together; further ones get 503. "
+            "Requests that may wait for a slot, in all engines together; further ones get 429. "
             "Default: no limit.",
             "Engine",
         ),
@@ -287,7 +287,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Annotated[int, Meta(ge=0)] | None,
         option(
             "Prompt tokens of the requests that may wait for a slot, in all engines together; further "
-            "requests get 503. Default: no limit.",
+            "requests get 429. Default: no limit.",
             "Engine",
         ),
     ] = None
@@ -350,7 +350,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ge=0,
         ),
     ] = 60.0
-    drain_timeout: Annotated[
+    shutdown_timeout: Annotated[
         float, option("Seconds running streams have to finish after SIGTERM or SIGINT.", "Processes", ge=0)
     ] = 5.0
     gc_policy: Annotated[

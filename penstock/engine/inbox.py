@@ -14,7 +14,6 @@ from ..wire.messages import (
     Bye,
     Call,
     CallReply,
-    Failed,
     FromServer,
     Hello,
     Submit,
@@ -24,7 +23,7 @@ from ..wire.messages import (
     encode,
 )
 from ..wire.sockets import server_identity
-from .base import Engine, RequestRejected
+from .base import Engine, RequestRejected, StreamFailure
 from .publisher import Publisher
 
 log = logging.getLogger(__name__)
@@ -121,7 +120,8 @@ class Inbox:
         try:
             self._engine.submit(server, request)
         except RequestRejected as error:
-            self._publisher.send(server, Failed(request.stream, request.resumed, error.code, str(error)))
+            failure = StreamFailure(server, request.stream, request.resumed, error.code, str(error))
+            self._publisher.fail(failure, self._engine.load())
 
     def _reply(self, call: Call) -> CallReply:
         try:

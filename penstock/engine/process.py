@@ -105,7 +105,7 @@ class EngineLoop:
         """``collector`` None: Python's own garbage collection stays as it is."""
         self._engine = engine
         self._socket = socket
-        self._publisher = Publisher(socket)
+        self._publisher = Publisher(socket, clock)
         operations: dict[str, Callable[[], Any]] = {"metrics": engine.metrics}
         if collector is not None:
             operations["gc"] = collector.report

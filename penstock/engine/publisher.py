@@ -4,7 +4,9 @@ What a peer's queue has no room for is kept here: rows as segments, merged by st
 that they come to take one int per token; behind them the messages that must not overtake rows.
 """
 
+import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,9 +14,10 @@ from typing import Protocol
 import numpy as np
 
 from ..wire.frames import TokenFrame, encode_frame, merge, take_rows
-from ..wire.messages import CallReply, Failed, Goodbye, Welcome, encode
+from ..wire.messages import OVERLOADED, CallReply, Failed, Goodbye, Welcome, encode
 from ..wire.sockets import PeerGone
-from .base import Load, StepRows
+from .base import Load, StepRows, StreamFailure
+from .drain_rate import DrainRate
 
 SEGMENT_TOKENS_PER_ROW = 64
 """A segment with this many tokens per row is not merged any further: its rows' columns weigh little beside
@@ -76,8 +79,10 @@ class _Peer:
 class Publisher:
     """Sends the rows and messages of one engine to its API servers, in order for each of them."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: Outbox, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` gives seconds."""
         self._outbox = outbox
+        self._drain_rate = DrainRate(clock)
         self._peers: dict[int, _Peer] = {}
         self._gone: list[int] = []
         self._step = 0
@@ -129,8 +134,9 @@ class Publisher:
                 round(load.kv_used * 1000),
             )
             self._split(rows, frame)
+        self._drain_rate.step(0 if rows.finish is None else int(np.count_nonzero(rows.finish)))
         for failure in rows.failed:
-            self.send(failure.server, Failed(failure.stream, failure.position, failure.code, failure.message))
+            self.fail(failure, load)
 
     def _split(self, rows: StepRows, frame: TokenFrame) -> None:
         server = rows.server
@@ -159,6 +165,14 @@ class Publisher:
             return
         peer.messages.append(encode(message))
         self._catch_up(server, peer)
+
+    def fail(self, failure: StreamFailure, load: Load) -> None:
+        """Tell a stream's API server that it failed and, where the reason is ``load``, when to try again."""
+        retry_after_ms = self._drain_rate.retry_after_ms(load.waiting) if failure.code == OVERLOADED else 0
+        self.send(
+            failure.server,
+            Failed(failure.stream, failure.position, failure.code, failure.message, retry_after_ms),
+        )
 
     def send_to_all(self, message: Message) -> None:
         for server in list(self._peers):

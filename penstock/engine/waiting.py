@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from ..config.options import ServeConfig
-from ..wire.messages import Submit, WireError
+from ..wire.messages import OVERLOADED, Submit, WireError
 from .base import RequestRejected, StepRows, StreamFailure
 from .rows import aborted_rows
 
@@ -119,13 +119,13 @@ class WaitingQueue:
         while reason := self._reason_against(newcomer, waiting - free_slots, waiting, tokens):
             victim = next(less_important, None)
             if victim is None:
-                raise RequestRejected(f"The engine is overloaded: {reason}.", "overloaded")
+                raise RequestRejected(f"The engine is overloaded: {reason}.", OVERLOADED)
             victims.append(victim)
             waiting, tokens = waiting - 1, tokens - victim.tokens
         for victim in victims:
             self.give_up(
                 victim,
-                "overloaded",
+                OVERLOADED,
                 "The engine is overloaded: a more important request took this one's place in the queue.",
             )
 

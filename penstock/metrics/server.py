@@ -46,6 +46,8 @@ class ServerMetrics:
     """Requests answered with an error status, by status."""
     interrupted: Counter[str] = field(default_factory=Counter)
     """Streams that lost their engine, by what became of them: resumed, expired, given_up, ended."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Requests that found no room or no engine, by the code of their error."""
     unknown_fields: Counter[str] = field(default_factory=Counter)
     """Request fields that were ignored because nobody knows them."""
     ttft: Histogram = field(default_factory=lambda: Histogram(TTFT_BOUNDS))
@@ -154,6 +156,12 @@ class _Snapshot(Collector):
         for status, count in sorted(self._metrics.rejected.items()):
             rejected.add_metric([str(status)], count)
         yield rejected
+        refused = CounterMetricFamily(
+            "penstock:requests_refused", "Requests that found no room or no engine.", labels=["reason"]
+        )
+        for reason in sorted({"draining", "no_engine", "overloaded", *self._metrics.refused}):
+            refused.add_metric([reason], self._metrics.refused[reason])
+        yield refused
         unknown = CounterMetricFamily(
             "penstock:unknown_request_fields", "Request fields ignored as unknown.", labels=["field"]
         )

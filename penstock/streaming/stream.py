@@ -26,6 +26,8 @@ class StreamError:
     status: int
     code: str
     message: str
+    retry_after_ms: int = 0
+    """When to try again; 0: nobody knows."""
 
 
 class Reply(Protocol):
@@ -61,6 +63,7 @@ class Stream:
         "head",
         "index",
         "rank",
+        "refusals",
         "reply",
         "request",
         "resumed_at",
@@ -89,6 +92,8 @@ class Stream:
         self.handle = -1
         self.request: Submit | None = None
         """What the engine was asked for; asked of another one when that engine is lost."""
+        self.refusals = 0
+        """Engines that had no room for the stream."""
         self.resumed_at = -1
         """Position at which the stream last went on after its engine was lost."""
         self.setbacks = 0

@@ -226,10 +226,14 @@ class StreamTable:
 
     def fail(self, rank: int, handle: int, error: StreamError) -> None:
         """The engine ended a stream by an error."""
+        self.end(self.run_by(rank, handle), error)
+
+    def run_by(self, rank: int, handle: int) -> Stream:
+        """The stream of this handle, which engine ``rank`` says to run. Raises WireError when it does not."""
         stream = self.streams[handle] if handle < len(self.streams) else None
         if stream is None or stream.rank != rank:
             raise WireError(f"failure of stream {handle}, which engine {rank} does not run")
-        self.end(stream, error)
+        return stream
 
     def end(self, stream: Stream, error: StreamError) -> None:
         """End a stream that no engine runs any longer."""
@@ -265,6 +269,10 @@ class StreamTable:
                 self.adopt(stream, NO_ENGINE)
                 orphans.append(stream)
         return orphans
+
+    def wanted(self, stream: Stream) -> bool:
+        """Whether the stream's request has not given it up."""
+        return stream.reply is not DISCARD
 
     def waits(self, stream: Stream) -> bool:
         """Whether the stream is open and no engine runs it."""

@@ -18,6 +18,10 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
+OVERLOADED = "overloaded"
+"""Failed.code of a stream that was refused, or given up before it ran, for lack of room in the queue."""
+
+
 class WireError(ValueError):
     """Bytes from a peer that are not a valid message."""
 
@@ -139,8 +143,10 @@ class Failed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=False):
     position: Count
     """Tokens generated."""
     code: str
-    """invalid_request, engine_error or overloaded."""
+    """invalid_request, engine_error or OVERLOADED."""
     message: str
+    retry_after_ms: Count = 0
+    """With OVERLOADED: when there is likely to be room."""
 
 
 class CallReply(msgspec.Struct, array_like=True, frozen=True, tag=19):

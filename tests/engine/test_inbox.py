@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.engine.base import Engine, Load, RequestRejected, StepRows
+from penstock.engine.drain_rate import LEAST_MS
 from penstock.engine.inbox import REFUSALS_KEPT, Inbox
 from penstock.engine.publisher import Publisher
 from penstock.engine.rows import no_rows
@@ -137,7 +138,7 @@ def test_parts_are_taken_in_order(desk: Desk, zero: bytes) -> None:
 
 def test_rejected(desk: Desk, zero: bytes) -> None:
     desk.take(zero, submit(3, resumed=2), submit(2))
-    assert desk.sent == [(zero, Failed(3, 2, "overloaded", "odd"))]
+    assert desk.sent == [(zero, Failed(3, 2, "overloaded", "odd", LEAST_MS))]
     assert desk.engine.asked == [("submit", 0, submit(2))]
 
 

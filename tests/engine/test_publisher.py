@@ -406,5 +406,20 @@ def test_steady_steps_leave_nothing_to_collect(model_dir: Path, servers: int, in
 def test_failed_is_what_the_wire_says(publisher: Publisher, outbox: Room) -> None:
     publisher.publish(no_rows(StreamFailure(0, 3, 9, "overloaded", "m")), Load())
     assert [parts[0] for parts in outbox.sent[b"zero"]] == [
-        bytes.fromhex("95120309aa6f7665726c6f61646564a16d")
+        bytes.fromhex("96120309aa6f7665726c6f61646564a16dcd03e8")
     ]
+
+
+def test_streams_refused_for_load_are_told_when_there_is_room(outbox: Room) -> None:
+    now = 5.0
+    publisher = Publisher(outbox, lambda: now)
+    publisher.attach(0, b"zero")
+    for stream in (10, 20, 30, 40):
+        streams, ends = [stream, stream + 1, stream + 2], [Finish.NONE, Finish.EOS, Finish.LENGTH]
+        publisher.publish(step_rows([0] * 3, streams, [0] * 3, [9] * 3, ends), Load())
+        now += 1
+    publisher.publish(no_rows(StreamFailure(0, 4, 0, "overloaded", "m")), Load(waiting=19))
+    publisher.publish(no_rows(StreamFailure(0, 5, 0, "engine_error", "m")), Load(waiting=19))
+    failed = outbox.received(b"zero").failed
+    assert failed[4].retry_after_ms == 12_500  # for 20 streams, when 8 ended in 5 seconds
+    assert failed[5].retry_after_ms == 0

@@ -1,26 +1,139 @@
-"""What does not fit the queue is refused at once."""
+"""What does not fit the queue is refused at once, whole, with the time to try again."""
 
-from contextlib import ExitStack
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from .server import Server, wait_until
+import httpx
+import openai
+import pytest
+
+from .server import Server, data_of, wait_until
 from .test_connections import connect, request
 
+LONG = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+SLOTS = 2
+PLACES = 2
 
-def test_a_full_queue_answers_503_until_there_is_room(tmp_path: Path) -> None:
-    slow = ("--engine", "synthetic", "--synthetic-step-ms", "200")
-    limits = ("--max-num-seqs", "1", "--max-num-queued-reqs", "1")
-    body = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
-    with Server(*slow, *limits, directory=tmp_path) as server, ExitStack() as stack:
-        held = []
-        for gauge in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
-            held.append(stack.enter_context(connect(server)))
-            held[-1].sendall(request(body))
-            wait_until(lambda gauge=gauge: server.metric(gauge) == 1, 60, gauge)
-        refused = server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two slots, and places for two more streams."""
+    slow = ("--engine", "synthetic", "--synthetic-step-ms", "100", "--served-model-name", "m")
+    limits = ("--max-num-seqs", str(SLOTS), "--max-num-queued-reqs", str(PLACES))
+    with Server(*slow, *limits, directory=tmp_path_factory.mktemp("small")) as running:
+        yield running
+
+
+def load(server: Server) -> dict[str, float]:
+    return {name: server.metric(f"vllm:num_requests_{name}") for name in ("running", "waiting")}
+
+
+@contextmanager
+def occupied(server: Server, streams: int) -> Iterator[None]:
+    """The server with so many streams that do not end by themselves."""
+    expected = {"running": min(streams, SLOTS), "waiting": max(streams - SLOTS, 0)}
+    with ExitStack() as stack:
+        for _ in range(streams):
+            stack.enter_context(connect(server)).sendall(request(LONG))
+        wait_until(lambda: load(server) == expected, 60, f"{expected}")
+        yield
+    wait_until(lambda: load(server) == {"running": 0, "waiting": 0}, 60, "the end of all streams")
+
+
+def check_refused(reply: httpx.Response) -> None:
+    assert reply.status_code == 429, reply.text
+    error = reply.json()["error"]
+    assert (error["type"], error["code"]) == ("RateLimitError", "overloaded")
+    assert "--max-num-queued-reqs" in error["message"]
+    milliseconds = int(reply.headers["retry-after-ms"])
+    assert 1000 <= milliseconds <= 60_000
+    assert int(reply.headers["retry-after"]) == -(-milliseconds // 1000)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_queue_answers_429_until_there_is_room(small: Server, stream: bool) -> None:
+    body = {"prompt": "x", "max_tokens": 1, "stream": stream}
+    with occupied(small, SLOTS + PLACES):
+        check_refused(small.post("/v1/completions", body))
+    assert small.post("/v1/completions", body).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("many", [{"n": 4}, {"prompt": ["a", "b", "c", "d"]}])
+def test_a_request_is_taken_whole_or_not_at_all(small: Server, many: dict[str, Any], stream: bool) -> None:
+    body = LONG | many | {"stream": stream, "temperature": 1}
+    with occupied(small, SLOTS):
+        check_refused(small.post("/v1/completions", body))
+        wait_until(lambda: load(small) == {"running": SLOTS, "waiting": 0}, 60, "the end of those taken")
+    whole = small.post("/v1/completions", body | {"max_tokens": 2})
+    assert whole.status_code == 200
+    if stream:
+        assert data_of(whole.text)[-1] == "[DONE]"
+
+
+def test_the_openai_client_tries_again_and_is_served(tmp_path: Path) -> None:
+    options = ("--engine", "synthetic", "--synthetic-step-ms", "20", "--served-model-name", "m")
+    limits = ("--max-num-seqs", "1", "--max-num-queued-reqs", "0")
+    with (
+        Server(*options, *limits, directory=tmp_path) as server,
+        ThreadPoolExecutor() as pool,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=50) as client,
+        connect(server) as other,
+    ):
+        other.sendall(request(LONG))
+        wait_until(lambda: server.metric("vllm:num_requests_running") == 1, 60, "its start")
+        asked = pool.submit(client.completions.create, model="m", prompt="x", max_tokens=3)
+        wait_until(lambda: server.metric("penstock:requests_refused_total") > 0, 60, "the first refusal")
+        other.close()
+        usage = asked.result(timeout=110).usage
+        assert usage is not None
+        assert usage.completion_tokens == 3
+
+
+def test_the_limit_is_exact_across_api_servers_and_engines(tmp_path: Path) -> None:
+    options = ("--engine", "synthetic", "--synthetic-step-ms", "100", "--served-model-name", "m")
+    limits = ("--max-num-seqs", "1", "--max-num-queued-reqs", "3")
+    processes = ("--api-server-count", "2", "--data-parallel-size", "2")
+    with Server(*options, *limits, *processes, directory=tmp_path) as server, ExitStack() as stack:
+        replies = []
+        for _ in range(40):
+            connection = stack.enter_context(connect(server))
+            connection.sendall(request(LONG))
+            connection.setblocking(False)
+            replies.append(Reply(connection))
+
+        def answered() -> Counter[str]:
+            return Counter(reply.status() for reply in replies)
+
+        # Two run; of the queue, one engine has two places and the other has one.
+        expected = Counter({"429": 35, "200": 2, "": 3})
+        wait_until(lambda: answered() == expected, 60, "an answer to each request that does not wait")
+
+
+class Reply:
+    """What has arrived of a reply."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._data = b""
+
+    def status(self) -> str:
+        with suppress(BlockingIOError):
+            self._data += self._connection.recv(65536)
+        return self._data[9:12].decode()
+
+
+def test_too_many_connections_are_told_to_come_back(tmp_path: Path) -> None:
+    options = ("--engine", "synthetic", "--max-connections", "1")
+    with Server(*options, directory=tmp_path) as server, connect(server) as first:
+        first.sendall(request({"prompt": "x", "max_tokens": 1}))
+        assert first.recv(4096).startswith(b"HTTP/1.1 200")
+        refused = httpx.get(f"{server.url}/v1/models")
         assert refused.status_code == 503
-        assert "--max-num-queued-reqs" in refused.json()["error"]["message"]
-        for connection in held:
-            connection.close()
-        wait_until(lambda: server.metric("vllm:num_requests_running") == 0, 60, "freeing the slot")
-        assert server.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
+        assert refused.headers["retry-after-ms"] == "1000"
+        assert refused.json()["error"]["code"] == "too_many_connections"

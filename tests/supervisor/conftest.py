@@ -32,9 +32,7 @@ def serve(tmp_path: Path, short_dir: Path) -> Iterator[Serve]:
     temporary.mkdir()
     started: list[Running] = []
 
-    def start(
-        behaviour: dict[str, list[str]] | None = None, *, terminal: int | None = None, **options: object
-    ) -> Running:
+    def start(behaviour: dict[str, list[str]] | None = None, **options: object) -> Running:
         options = {"model": str(model), "engine": "synthetic", "port": 0} | options
         config = msgspec.json.encode(msgspec.convert(options, ServeConfig)).decode()
         command = [sys.executable, str(HERE / "run_serve.py"), config, json.dumps(behaviour or {})]
@@ -44,7 +42,7 @@ def serve(tmp_path: Path, short_dir: Path) -> Iterator[Serve]:
             # What a killed one leaves goes with the test.
             "TMPDIR": str(temporary),
         }
-        started.append(Running(command, env, terminal))
+        started.append(Running(command, env))
         return started[-1]
 
     yield start

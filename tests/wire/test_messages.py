@@ -79,7 +79,7 @@ FROM_ENGINE: list[tuple[FromEngine, str]] = [
     (FrameHeader(12, [0, 3, 1, 3, 3, 3], 4, 5, 600), "96110c960003010303030405cd0258"),
     (
         Failed(5, 17, "engine_error", "it broke"),
-        "95120511ac656e67696e655f6572726f72a869742062726f6b65",
+        "96120511ac656e67696e655f6572726f72a869742062726f6b6500",
     ),
     (CallReply(9, None, {"a": 1.0}), "941309c081a161cb3ff0000000000000"),
     (CallReply(9, "no such method"), "941309ae6e6f2073756368206d6574686f64c0"),

@@ -1,0 +1,162 @@
+"""An API server's fleet, with engines that do what the test says."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from penstock.api.fleet import Fleet
+from penstock.metrics.histogram import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS, Histogram
+from penstock.streaming.stream import Stream, StreamError
+from penstock.streaming.table import StreamTable
+from penstock.wire.messages import (
+    OVERLOADED,
+    PROTOCOL_VERSION,
+    Abort,
+    EngineInfo,
+    Failed,
+    Hello,
+    Sampling,
+    Submit,
+    Welcome,
+    decode_from_server,
+    encode,
+)
+from penstock.wire.sockets import RouterSocket, engine_address
+
+PATIENCE_S = 60.0
+INFO = EngineInfo("fake", 100, 100, 8)
+
+
+class FakeEngine:
+    """One end of the wire: what API servers asked for, and answers by hand."""
+
+    def __init__(self, run_dir: str, rank: int) -> None:
+        self.socket = RouterSocket(engine_address(run_dir, rank))
+        self.rank = rank
+        self.asked: list[Submit | Abort] = []
+        self._peer = b""
+
+    def look(self) -> None:
+        while (received := self.socket.receive()) is not None:
+            self._peer, parts = received
+            for message in map(decode_from_server, parts):
+                if isinstance(message, Hello):
+                    self.send(Welcome(PROTOCOL_VERSION, self.rank, 0, INFO))
+                elif isinstance(message, Submit | Abort):
+                    self.asked.append(message)
+
+    def send(self, message: Welcome | Failed) -> None:
+        assert self.socket.send(self._peer, [encode(message)])
+
+    def refuse(self) -> None:
+        """The request asked for last."""
+        request = self.asked.pop()
+        assert isinstance(request, Submit)
+        self.send(Failed(request.stream, 0, OVERLOADED, f"engine {self.rank} is full", 2000 + self.rank))
+
+
+class FakeReply:
+    """Keeps the error that a stream ended with."""
+
+    def __init__(self) -> None:
+        self.errors: list[StreamError] = []
+
+    def on_row(self, *row: object) -> None:
+        raise AssertionError("no rows come")
+
+    def on_failure(self, stream: Stream, error: StreamError) -> None:
+        self.errors.append(error)
+
+
+class Bench:
+    """A fleet of ``ranks`` engines with one stream, given to the first of them."""
+
+    def __init__(self, run_dir: str, engines: list[FakeEngine]) -> None:
+        self.engines = engines
+        self.streams = StreamTable(
+            100, Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
+        )
+        self.fleet = Fleet(run_dir, len(engines), 0, 0, lambda info: None)
+        self.fleet.open(self.streams, 0, Counter())
+        self.fleet.connect()
+        self.reply = FakeReply()
+        self.stream = Stream(self.reply, 0, 0, [None] * 100, lambda data: None)
+
+    async def start(self) -> None:
+        await self.until(lambda: all(engine.up for engine in self.fleet.engines))
+        self.streams.open(self.stream, 0.0)
+        self.fleet.submit(self.stream, Submit(self.stream.handle, b"\1\0\0\0", Sampling(5, 7)))
+        await self.until(lambda: bool(self.engines[0].asked))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                for engine in self.engines:
+                    engine.look()
+                await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[[Callable[[Bench], Awaitable[None]]], None]]:
+    """Runs a scenario with three engines."""
+    with ExitStack() as stack:
+
+        def run(scenario: Callable[[Bench], Awaitable[None]]) -> None:
+            async def main() -> None:
+                engines = [FakeEngine(str(tmp_path), rank) for rank in range(3)]
+                for engine in engines:
+                    stack.enter_context(closing(engine.socket))
+                bench = Bench(str(tmp_path), engines)
+                try:
+                    await bench.start()
+                    await scenario(bench)
+                finally:
+                    bench.fleet.close("the test is over")
+
+            asyncio.run(main())
+
+        yield run
+
+
+Run = Callable[[Callable[[Bench], Awaitable[None]]], None]
+
+
+def test_a_stream_is_refused_once_every_engine_has_refused_it(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        for rank in range(3):
+            await bench.until(lambda engine=bench.engines[rank]: bool(engine.asked))
+            assert bench.reply.errors == []
+            assert bench.stream.rank == rank
+            bench.engines[rank].refuse()
+        await bench.until(lambda: bool(bench.reply.errors))
+        assert bench.reply.errors == [StreamError(429, OVERLOADED, "engine 2 is full", 2002)]
+        assert len(bench.streams) == 0
+        assert [engine.in_flight for engine in bench.fleet.engines] == [0, 0, 0]
+
+    run(scenario)
+
+
+def test_a_stream_nobody_waits_for_is_given_to_no_other_engine(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.streams.discard(bench.stream, [None] * 100)
+        bench.fleet.abort(bench.stream)
+        await bench.until(lambda: len(bench.engines[0].asked) == 2)
+        assert bench.engines[0].asked.pop() == Abort([bench.stream.handle])
+        bench.engines[0].refuse()
+        await bench.until(lambda: len(bench.streams) == 0)
+        assert [engine.asked for engine in bench.engines] == [[], [], []]
+
+    run(scenario)
+
+
+def test_other_failures_are_final(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.engines[0].send(Failed(bench.stream.handle, 0, "invalid_request", "too long"))
+        await bench.until(lambda: bool(bench.reply.errors))
+        assert bench.reply.errors == [StreamError(400, "invalid_request", "too long")]
+
+    run(scenario)
