@@ -7,7 +7,8 @@ cannot be served. Prompts are tokenized by the caller, in a thread where they ar
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,12 +22,12 @@ from .decoding import BodyDecoder
 from .errors import ApiError, refused, unknown_model
 from .facts import ModelFacts
 from .pace import EVERY_TOKEN, Pace, Pacing
-from .parsers.message import MessageParser
+from .parsers.message import MessageFormat
 from .parsers.registry import output_format
 from .prompts import check_vocabulary, prompts_of, truncation
 from .structured import Constraint, constraint_of
 from .tokenizer import Tokenizer
-from .tool_choice import may_call
+from .tool_choice import tool_choice_of
 from .types import (
     MAX_REQUEST_ID,
     ChatCompletionRequest,
@@ -86,8 +87,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     """Role of a chat's reply."""
     echo_text: str = ""
     """What the text of every choice of a chat starts with: the message it continues, if echo asks for it."""
-    parser: Callable[[], MessageParser] | None = None
-    """Makes what takes tool calls and reasoning out of a choice's text; None: the text is all content."""
+    format: MessageFormat | None = None
+    """Where a choice's text may have tool calls and reasoning; None: it is all content."""
 
     def sampling(self, prompt_len: int, index: int = 0) -> Sampling:
         """Sampling of choice ``index`` (0 to n-1) of a prompt with ``prompt_len`` tokens.
@@ -185,7 +186,7 @@ class Planner:
         """Plan of a body of /v1/chat/completions. ``request_id``: of a header. Raises ApiError."""
         request = self._chats.decode(body)
         self._gate_chat.check(request)
-        calls = may_call(request, known_format=self._format.tools is not None)
+        choice = tool_choice_of(request, known_format=self._format.tools is not None)
         self._check_model(request.model)
         logprobs = self._chat_logprobs(request)
         max_tokens, field = request.max_completion_tokens, "max_completion_tokens"
@@ -209,14 +210,19 @@ class Planner:
             plan.role = request.messages[-1].role
         if request.echo:
             plan.echo_text = _text_to_echo(request.messages[-1], plan.role)
-        plan.parser = self._format.parser(
-            text,
-            tools=calls,
-            show_reasoning=request.include_reasoning is not False,
-            one_call=request.parallel_tool_calls is False,
-        )
-        if plan.parser is not None and self._special_markers:
-            plan.skip_special_tokens = False
+        if choice.constraint is not None:
+            _constrain(plan, choice.constraint)
+        tools = self._format.tools if choice.may_call else choice.parser
+        reasoning = self._format.reasoning if plan.constraint is None else None
+        if tools is not None or reasoning is not None:
+            plan.format = MessageFormat(
+                partial(reasoning, text) if reasoning else None,
+                tools,
+                request.include_reasoning is not False,
+                request.parallel_tool_calls is False,
+                choice.named,
+            )
+            plan.skip_special_tokens &= not self._special_markers
         return plan
 
     def _plan(
@@ -351,6 +357,11 @@ class Planner:
         if request.tokens:
             check_vocabulary(max(request.tokens), self._facts.vocab_size)
         return request.tokens
+
+
+def _constrain(plan: RequestPlan, constraint: Constraint) -> None:
+    plan.constraint = constraint
+    plan.base = msgspec.structs.replace(plan.base, grammar=constraint.grammar)
 
 
 # -- conversations

@@ -143,8 +143,8 @@ class RequestReply:
         choice = Choice(prompt, assembler)
         if plan.logprobs >= 0:
             choice.logprobs = LogprobFormatter(tables.full, chat=plan.chat, alternatives=plan.logprobs)
-        if plan.parser is not None:
-            choice.parser = plan.parser()
+        if plan.format is not None:
+            choice.parser = MessageParser(plan.format)
         stream = self._make_stream(index, rank)
         choice.stream = stream
         self.choices.append(choice)

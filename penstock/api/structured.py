@@ -52,7 +52,7 @@ def _of_format(wanted: ResponseFormat) -> list[Constraint]:
     if wanted.type == "text":
         return []
     if wanted.type == "json_object":
-        return [_json("response_format", ANY_OBJECT)]
+        return [json_constraint("response_format", ANY_OBJECT)]
     if wanted.type != "json_schema":
         raise ApiError(
             400,
@@ -66,15 +66,15 @@ def _of_format(wanted: ResponseFormat) -> list[Constraint]:
             "response_format: the type 'json_schema' needs the field 'json_schema' with a 'schema'.",
             param="response_format",
         )
-    return [_json("response_format.json_schema", schema)]
+    return [json_constraint("response_format.json_schema", schema)]
 
 
 def _of_outputs(wanted: StructuredOutputs) -> list[Constraint]:
     found = []
     if wanted.json is not None:
-        found.append(_json("structured_outputs.json", _schema(wanted.json), wanted))
+        found.append(json_constraint("structured_outputs.json", _schema(wanted.json), wanted))
     if wanted.json_object:
-        found.append(_json("structured_outputs.json_object", ANY_OBJECT, wanted))
+        found.append(json_constraint("structured_outputs.json_object", ANY_OBJECT, wanted))
     if wanted.regex is not None:
         found.append(Constraint("structured_outputs.regex", LLMatcher.grammar_from_regex(wanted.regex)))
     if wanted.choice is not None:
@@ -110,7 +110,10 @@ def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _json(field: str, schema: dict[str, Any], wanted: StructuredOutputs | None = None) -> Constraint:
+def json_constraint(
+    field: str, schema: dict[str, Any], wanted: StructuredOutputs | None = None
+) -> Constraint:
+    """JSON that matches ``schema``; ``wanted`` has options of its form."""
     options: JsonCompileOptions = {"whitespace_pattern": WHITESPACE}
     if wanted is not None:
         if wanted.disable_any_whitespace:

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
 from .errors import ApiError
-from .types import ChatCompletionRequest
+from .parsers.delta import OutputParser
+from .parsers.json_calls import JsonCallsParser
+from .parsers.named_call import NamedCallParser
+from .structured import ANY_OBJECT, Constraint, json_constraint
+from .types import ChatCompletionRequest, Function, Tool
 from .unsupported import not_served
 
 
-def may_call(request: ChatCompletionRequest, *, known_format: bool) -> bool:
-    """Whether the output may be tool calls. Raises ApiError for a choice that cannot be served.
+class ToolChoice(NamedTuple):
+    """What a request says about calls."""
+
+    may_call: bool = False
+    """Whether the model may write calls in its own format, if it wants to."""
+    constraint: Constraint | None = None
+    """Holds the output to calls, whatever the model's own format."""
+    parser: Callable[[], OutputParser] | None = None
+    """Reads outputs under the constraint."""
+    named: bool = False
+    """Whether the request names the function: an output's end is then a plain stop, as in OpenAI's API."""
+
+
+def tool_choice_of(request: ChatCompletionRequest, *, known_format: bool) -> ToolChoice:
+    """Raises ApiError for a choice that cannot be served.
 
     ``known_format``: whether it is known how the model writes calls.
     """
@@ -16,7 +37,7 @@ def may_call(request: ChatCompletionRequest, *, known_format: bool) -> bool:
     if choice is None:
         choice = "auto" if request.tools else "none"
     if choice == "none":
-        return False
+        return ToolChoice()
     if not request.tools:
         raise _bad_choice("When using `tool_choice`, `tools` must be set.")
     for number, tool in enumerate(request.tools):
@@ -24,15 +45,9 @@ def may_call(request: ChatCompletionRequest, *, known_format: bool) -> bool:
             param = f"tools[{number}].type"
             raise ApiError(400, f"{param} must be function, got {tool.type[:60]!r}.", param=param)
     if isinstance(choice, dict):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if name not in [tool.function.name for tool in request.tools]:
-            raise _bad_choice(
-                "The tool specified in `tool_choice` does not match any of the specified `tools`"
-            )
-        raise not_served("tool_choice", "with tools it must be none or auto")
+        return _named(request, request.tools, choice)
     if choice == "required":
-        raise not_served("tool_choice", "with tools it must be none or auto")
+        return _required(request, request.tools)
     if choice != "auto":
         raise _bad_choice(f"tool_choice must be none, auto, required or a function, got {choice[:60]!r}.")
     if not known_format:
@@ -41,7 +56,68 @@ def may_call(request: ChatCompletionRequest, *, known_format: bool) -> bool:
             "auto (the default with tools) needs to know how the model writes calls, which neither its chat "
             "template nor --tool-call-parser says",
         )
-    return True
+    return ToolChoice(may_call=True)
+
+
+def _named(request: ChatCompletionRequest, tools: list[Tool], choice: dict[str, Any]) -> ToolChoice:
+    """The output is the function's arguments."""
+    wanted = choice.get("function")
+    name = wanted.get("name") if isinstance(wanted, dict) else None
+    for tool in tools:
+        if tool.function.name == name:
+            constraint = _constraint(request, _arguments(tool.function))
+            return ToolChoice(False, constraint, partial(NamedCallParser, tool.function.name), named=True)
+    raise _bad_choice("The tool specified in `tool_choice` does not match any of the specified `tools`")
+
+
+def _required(request: ChatCompletionRequest, tools: list[Tool]) -> ToolChoice:
+    """The output is a list of calls, at least one."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.function.name},
+                "parameters": _rebased(
+                    _arguments(tool.function), f"#/items/anyOf/{number}/properties/parameters"
+                ),
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for number, tool in enumerate(tools)
+    ]
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    if request.parallel_tool_calls is False:
+        schema["maxItems"] = 1
+    return ToolChoice(False, _constraint(request, schema), JsonCallsParser)
+
+
+def _constraint(request: ChatCompletionRequest, schema: dict[str, Any]) -> Constraint:
+    """A response_format is for content, of which there is none; structured_outputs are for any output."""
+    if request.structured_outputs is not None:
+        raise ApiError(
+            400,
+            "Only one constraint on the output is possible, got structured_outputs and tool_choice.",
+            param="structured_outputs",
+        )
+    return json_constraint("tool_choice", schema)
+
+
+def _arguments(function: Function) -> dict[str, Any]:
+    return ANY_OBJECT if function.parameters is None else function.parameters
+
+
+def _rebased(schema: Any, root: str) -> Any:
+    """``schema`` with references to its own root pointing to ``root``, where it stands in a larger one."""
+    if isinstance(schema, list):
+        return [_rebased(item, root) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _rebased(value, root) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = root + reference[1:]
+    return moved
 
 
 def _bad_choice(message: str) -> ApiError:

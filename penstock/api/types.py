@@ -236,7 +236,8 @@ class ChatCompletionRequest(GenerateRequest, kw_only=True):
     documents: Annotated[list[JsonObject] | None, about("Documents for the chat template.")] = None
     tools: Annotated[list[Tool] | None, about("Functions for the chat template.")] = None
     tool_choice: Annotated[
-        str | JsonObject | None, about("none, or auto (the default with tools); other choices are refused.")
+        str | JsonObject | None,
+        about("none, auto (the default with tools), required, or a function to call."),
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("false: a message has one tool call at most.")] = None
     reasoning_effort: Annotated[str | None, about("A variable for the chat template.")] = None

@@ -4,6 +4,7 @@ The synthetic engine draws tokens at random, so the calls stand in the message i
 take the way of any output.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,21 @@ TOOLS: list[ChatCompletionToolParam] = [
             "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
         },
     }
+]
+STRICT_TOOLS: list[ChatCompletionToolParam] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {field: {"type": kind}},
+                "required": [field],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name, field, kind in (("celsius", "degrees", "boolean"), ("sign", "up", "boolean"))
 ]
 OUTPUT = (
     "<think>Two places.</think>I look.\n"
@@ -113,8 +129,51 @@ def test_a_conversation_goes_on_after_its_calls(client: openai.OpenAI) -> None:
     assert reply.usage.completion_tokens == 3
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_forced_calls_are_refused_by_name(client: openai.OpenAI, choice: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match="tool_choice is not supported") as caught:
-        client.chat.completions.create(model="m", messages=ASKED, tools=TOOLS, tool_choice=choice)
-    assert caught.value.param == "tool_choice"
+@pytest.mark.slow
+def test_a_named_function_is_called(tiny_llama: Server) -> None:
+    with openai.OpenAI(base_url=f"{tiny_llama.url}/v1", api_key="none", max_retries=0) as client:
+        options: dict[str, Any] = {
+            "model": "tiny-llama",
+            "messages": ASKED,
+            "tools": STRICT_TOOLS,
+            "tool_choice": {"type": "function", "function": {"name": "celsius"}},
+            "temperature": 0,
+            "max_tokens": 200,
+        }
+        choice = client.chat.completions.create(**options).choices[0]
+        assert choice.finish_reason == "stop"
+        [call] = choice.message.tool_calls or []
+        assert call.type == "function"
+        assert call.function.name == "celsius"
+        assert set(json.loads(call.function.arguments)) == {"degrees"}
+        assert choice.message.content is None
+        with client.chat.completions.stream(**options) as stream:
+            for _ in stream:
+                pass
+            [streamed] = stream.get_final_completion().choices[0].message.tool_calls or []
+        assert streamed.function.arguments == call.function.arguments
+
+
+@pytest.mark.slow
+def test_a_required_call_is_of_one_of_the_tools(tiny_llama: Server) -> None:
+    with openai.OpenAI(base_url=f"{tiny_llama.url}/v1", api_key="none", max_retries=0) as client:
+        for seed in range(4):
+            choice = client.chat.completions.create(
+                model="tiny-llama",
+                messages=ASKED,
+                tools=STRICT_TOOLS,
+                tool_choice="required",
+                parallel_tool_calls=False,
+                seed=seed,
+                max_tokens=300,
+            ).choices[0]
+            assert choice.finish_reason == "tool_calls"
+            [call] = choice.message.tool_calls or []
+            assert call.type == "function"
+            fields = {"celsius": {"degrees"}, "sign": {"up"}}
+            assert set(json.loads(call.function.arguments)) == fields[call.function.name]
+
+
+def test_an_engine_without_grammars_refuses_forced_calls(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="synthetic engine"):
+        client.chat.completions.create(model="m", messages=ASKED, tools=TOOLS, tool_choice="required")

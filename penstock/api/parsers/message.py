@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from typing import NamedTuple
 
 from .delta import Delta, OutputParser
 
@@ -13,26 +14,31 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
+class MessageFormat(NamedTuple):
+    """What the outputs of one request consist of, beside content; the same for all of its choices."""
+
+    reasoning: Callable[[], OutputParser] | None = None
+    """Makes the parser that splits reasoning off; None: there is none."""
+    tools: Callable[[], OutputParser] | None = None
+    """Makes the parser that reads tool calls; None: there are none."""
+    show_reasoning: bool = True
+    """Whether reasoning is sent, or dropped."""
+    one_call: bool = False
+    """Whether all calls but the first are dropped."""
+    named: bool = False
+    """Whether the request names the function that is called."""
+
+
 class MessageParser:
     """Runs the parsers of a request over one choice: what the first leaves as content goes to the second."""
 
-    def __init__(
-        self,
-        reasoning: OutputParser | None,
-        tools: OutputParser | None,
-        *,
-        show_reasoning: bool = True,
-        one_call: bool = False,
-        new_id: Callable[[], str] = new_call_id,
-    ) -> None:
-        """``show_reasoning`` false: reasoning is dropped. ``one_call``: all calls but the first are."""
-        self._reasoning = reasoning
-        self._tools = tools
-        self._show_reasoning = show_reasoning
-        self._one_call = one_call
+    def __init__(self, format: MessageFormat, new_id: Callable[[], str] = new_call_id) -> None:
+        self._format = format
+        self._reasoning = format.reasoning() if format.reasoning else None
+        self._tools = format.tools() if format.tools else None
         self._new_id = new_id
         self.called = False
-        """Whether there has been a tool call."""
+        """Whether the model has chosen to call."""
 
     @property
     def idle(self) -> bool:
@@ -47,7 +53,7 @@ class MessageParser:
             delta = self._reasoning.push(text)
             if last:
                 delta.add(self._reasoning.finish())
-            if not self._show_reasoning:
+            if not self._format.show_reasoning:
                 delta.reasoning = ""
         if self._tools is not None:
             content, delta.content = delta.content, ""
@@ -58,9 +64,9 @@ class MessageParser:
         return delta
 
     def _settle_calls(self, delta: Delta) -> None:
-        if self._one_call:
+        if self._format.one_call:
             delta.calls = [call for call in delta.calls if call.index == 0]
         for call in delta.calls:
-            self.called = True
+            self.called = not self._format.named
             if call.name is not None:
                 call.id = self._new_id()

@@ -1,13 +1,15 @@
 """What each format says, and what is none of it."""
 
 import json
+from functools import partial
 
 import pytest
 
 from penstock.api.parsers.delta import CallDelta, Delta
 from penstock.api.parsers.hermes import HermesParser
-from penstock.api.parsers.llama3 import Llama3JsonParser
-from penstock.api.parsers.message import MessageParser
+from penstock.api.parsers.json_calls import JsonCallsParser
+from penstock.api.parsers.message import MessageFormat, MessageParser
+from penstock.api.parsers.named_call import NamedCallParser
 from penstock.api.parsers.registry import output_format
 from penstock.api.parsers.think import ThinkParser
 
@@ -54,14 +56,20 @@ def test_hermes(text: str, content: str, calls: list[tuple[str, str]]) -> None:
             "",
             [("f", "{}"), ("g", '{"a": null}')],
         ),
+        (
+            '[{"name": "f", "parameters": {}}, {"name": "g", "parameters": {}}]',
+            "",
+            [("f", "{}"), ("g", "{}")],
+        ),
+        ("[1, 2]", "[1, 2]", []),
         ('{"name": "Ada", "born": 1815}', '{"name": "Ada", "born": 1815}', []),
         ("{not JSON}", "{not JSON}", []),
         ('Use {"name": "f", "parameters": {}}', 'Use {"name": "f", "parameters": {}}', []),
         ('{"name": "f", "parameters": {}} and so on', "and so on", [("f", "{}")]),
     ],
 )
-def test_llama3_json(text: str, content: str, calls: list[tuple[str, str]]) -> None:
-    delta = whole(Llama3JsonParser(), list(text))
+def test_json_calls(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    delta = whole(JsonCallsParser(), list(text))
     assert delta.content.strip() == content
     assert [(call.name, call.arguments) for call in delta.calls] == calls
 
@@ -91,7 +99,8 @@ def test_arguments_are_streamed_after_the_name() -> None:
 
 def test_a_message_of_reasoning_and_calls() -> None:
     text = f'<think>hm</think>\n\n<tool_call>{WEATHER}</tool_call><tool_call>{{"name": "g"}}</tool_call>'
-    parser = MessageParser(ThinkParser(""), HermesParser(), one_call=True, new_id=lambda: "call_1")
+    format = MessageFormat(partial(ThinkParser, ""), HermesParser, one_call=True)
+    parser = MessageParser(format, new_id=lambda: "call_1")
     message = parser.push(text, last=True).message()
     assert parser.called
     assert message == {
@@ -102,8 +111,17 @@ def test_a_message_of_reasoning_and_calls() -> None:
         ],
     }
     assert json.loads(message["tool_calls"][0]["function"]["arguments"])["days"] == [1, 2]
-    hidden = MessageParser(ThinkParser(""), None, show_reasoning=False).push(text, last=True)
-    assert (hidden.reasoning, hidden.calls) == ("", [])
+    hidden = MessageParser(MessageFormat(partial(ThinkParser, ""), show_reasoning=False))
+    delta = hidden.push(text, last=True)
+    assert (delta.reasoning, delta.calls) == ("", [])
+
+
+def test_a_call_of_a_named_function_is_not_the_models_choice() -> None:
+    parser = MessageParser(MessageFormat(tools=partial(NamedCallParser, "f"), named=True))
+    assert parser.push("", last=False) == Delta()
+    assert parser.push('{"x": ', last=False).calls[0].name == "f"
+    assert parser.push("1}", last=True).calls == [CallDelta(0, None, "1}")]
+    assert not parser.called
 
 
 def test_fields_of_events() -> None:
@@ -125,7 +143,7 @@ def test_fields_of_events() -> None:
     [
         ('<tool_call>\n{"name": <function-name>', HermesParser, None),
         ("<tool_call>\n<function=name>", None, None),
-        ("{{ '<|python_tag|>' }}", Llama3JsonParser, None),
+        ("{{ '<|python_tag|>' }}", JsonCallsParser, None),
         ("{% if '</think>' in content %}<tool_call>", HermesParser, ThinkParser),
         ("{{ messages }}", None, None),
     ],
@@ -136,12 +154,4 @@ def test_the_template_decides(template: str, tools: type | None, reasoning: type
     none = output_format("none", "none", template)
     assert (none.tools, none.reasoning, none.markers) == (None, None, ())
     named = output_format("llama3_json", "think", template)
-    assert (named.tools, named.reasoning) == (Llama3JsonParser, ThinkParser)
-
-
-def test_nothing_to_parse_makes_no_parser() -> None:
-    tools_only = output_format("hermes", "none", "")
-    assert tools_only.parser("", tools=False, show_reasoning=True, one_call=False) is None
-    made = tools_only.parser("", tools=True, show_reasoning=True, one_call=False)
-    assert made is not None
-    assert made().push("x", last=True).content == "x"
+    assert (named.tools, named.reasoning) == (JsonCallsParser, ThinkParser)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -9,15 +10,17 @@ from hypothesis import strategies as st
 
 from penstock.api.parsers.delta import Delta, OutputParser
 from penstock.api.parsers.hermes import HermesParser
-from penstock.api.parsers.llama3 import Llama3JsonParser
-from penstock.api.parsers.message import MessageParser
+from penstock.api.parsers.json_calls import JsonCallsParser
+from penstock.api.parsers.message import MessageFormat, MessageParser
+from penstock.api.parsers.named_call import NamedCallParser
 from penstock.api.parsers.think import ThinkParser
 
 PARSERS: dict[str, Callable[[], OutputParser]] = {
     "hermes": HermesParser,
-    "llama3_json": Llama3JsonParser,
-    "think": lambda: ThinkParser("hi"),
-    "think, opened by the prompt": lambda: ThinkParser("hi<think>\n"),
+    "llama3_json": JsonCallsParser,
+    "think": partial(ThinkParser, "hi"),
+    "think, opened by the prompt": partial(ThinkParser, "hi<think>\n"),
+    "named": partial(NamedCallParser, "f"),
 }
 FRAGMENTS = (
     "<tool_call>",
@@ -37,6 +40,9 @@ FRAGMENTS = (
     '"',
     "\\",
     ";",
+    "[",
+    ",",
+    "]",
     " ",
     "\n",
     "<",
@@ -71,7 +77,7 @@ def test_any_split_gives_what_the_whole_gives(name: str, text: str, cuts: list[i
 @given(text=texts, cuts=st.lists(st.integers(0, 1000), max_size=12))
 def test_reasoning_then_calls_are_split_alike(text: str, cuts: list[int]) -> None:
     def run(pieces: list[str]) -> Delta:
-        parser = MessageParser(ThinkParser(""), HermesParser(), new_id=lambda: "id")
+        parser = MessageParser(MessageFormat(partial(ThinkParser, ""), HermesParser), new_id=lambda: "id")
         delta = Delta()
         for piece in pieces:
             delta.add(parser.push(piece, last=False))
@@ -81,7 +87,7 @@ def test_reasoning_then_calls_are_split_alike(text: str, cuts: list[int]) -> Non
     assert run(list(text)) == run(pieces_of(text, cuts)) == run([text])
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("name", PARSERS.keys() - {"named"})
 @given(text=st.text(alphabet="ab é\n.,", max_size=40))
 def test_text_without_marks_is_content(name: str, text: str) -> None:
     delta = whole(PARSERS[name](), list(text))
@@ -91,7 +97,7 @@ def test_text_without_marks_is_content(name: str, text: str) -> None:
 
 @given(text=texts)
 def test_a_parser_that_is_idle_passes_everything_on(text: str) -> None:
-    for make in (Llama3JsonParser, lambda: ThinkParser("")):
+    for make in (JsonCallsParser, partial(ThinkParser, "")):
         parser = make()
         parser.push(text)
         if parser.idle:

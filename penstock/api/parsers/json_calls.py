@@ -1,5 +1,5 @@
-"""Tool calls of Llama 3 models: the whole output is ``{"name": …, "parameters": {…}}``, or several, with a
-semicolon between them."""
+"""Outputs that are nothing but tool calls: ``{"name": …, "parameters": {…}}``, or several, as Llama 3 models
+write them with a semicolon between them, and outputs under a grammar as a list."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from .scanner import CallScanner
 
 TAG = "<|python_tag|>"
 """May stand before the first call."""
-_BETWEEN = " \t\r\n;,"
+_BEFORE = " \t\r\n["
+_BETWEEN = " \t\r\n;,]"
 
 
-class Llama3JsonParser:
+class JsonCallsParser:
     """An output that does not start with a call is content to its end: no text is searched for one."""
 
     markers = (TAG,)
@@ -51,7 +52,7 @@ class Llama3JsonParser:
         """Read on; false when more text is needed, or no call can follow."""
         if self._scanner is not None:
             return self._scan(self._scanner, delta)
-        rest = self._held.lstrip(_BETWEEN if self._calls else None)
+        rest = self._held.lstrip(_BETWEEN if self._calls else _BEFORE)
         self._prefix += self._held[: len(self._held) - len(rest)]
         self._held = rest
         tag = not self._calls and TAG not in self._prefix
