@@ -86,6 +86,10 @@ class App:
         except ApiError as error:
             record.status, record.reason = error.status, str(error.code)
             raise
+        except Exception:
+            log.exception("%s failed in the gateway", record.path)
+            record.outcome, record.status, record.reason = Outcome.REJECTED, 500, "internal"
+            raise ApiError(500, "The gateway failed to handle this request.") from None
         finally:
             record.ended_at = self._clock()
             self._metrics.count(record)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -15,7 +15,6 @@ RETRIED_STATUSES = frozenset({429, 502, 503})
 """Replies that another endpoint may better; 500 is the model server's own failure, which a retry repeats."""
 
 EVENT_STREAM = b"text/event-stream"
-JSON = b"application/json"
 
 
 class Client(Protocol):
@@ -58,13 +57,13 @@ class Attempt:
         client: Client,
         connection: Connection,
         *,
-        streamed: bool,
+        expects: Literal["stream", "json", "anything"],
         strip_usage: bool,
         wanted: Callable[[int], bool],
         timeouts: Timeouts,
         clock: Callable[[], float],
     ) -> None:
-        """``streamed``: the request asks for a stream. ``wanted`` tells of a status whether such a reply is
+        """``expects``: what a good reply is. ``wanted`` tells of a status whether such a reply is
         relayed; one that is not is thrown away."""
         self.ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self.status: int | None = None
@@ -75,7 +74,7 @@ class Attempt:
         self.bytes_out = 0
         self._client = client
         self._connection = connection
-        self._asked_for_stream = streamed
+        self._expects = expects
         self._strip_usage = strip_usage
         self._wanted = wanted
         self._timeouts = timeouts
@@ -110,13 +109,13 @@ class Attempt:
         problem = None
         if b"charset" in parameters and b"utf-8" not in parameters:
             problem = f"its content type is {content_type!r}, not UTF-8"
-        elif status == 200 and self._asked_for_stream and kind.strip() != EVENT_STREAM:
+        elif status == 200 and self._expects == "stream" and kind.strip() != EVENT_STREAM:
             problem = f"the answer to a streamed request is {content_type!r}"
         observer: StreamObserver | ReplyObserver
         if kind.strip() == EVENT_STREAM:
             observer = StreamObserver(self._strip_usage)
         else:
-            observer = ReplyObserver(json=status == 200 and not self._asked_for_stream)
+            observer = ReplyObserver(json=status == 200 and self._expects == "json")
         observer.seen.malformed = problem
         return observer
 

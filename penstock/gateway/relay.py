@@ -221,7 +221,7 @@ class _Run:
             if with_usage and attempt.status == 400 and not attempt.relayed:
                 with_usage, fresh = False, False  # perhaps because of what the gateway added
                 continue
-            if ending is Ending.BROKEN and was_used and attempt.status is None and not fresh:
+            if ending is Ending.BROKEN and was_used and not connection.answered and not fresh:
                 fresh = True  # the server had closed the kept connection: nothing to do with the request
                 continue
             if not with_usage and relay.asks_for_usage(self._incoming, endpoint) and attempt.status == 200:
@@ -246,21 +246,19 @@ class _Run:
         attempt = Attempt(
             self._client,
             connection,
-            streamed=body is not None and body.stream,
+            expects="anything" if body is None else "stream" if body.stream else "json",
             strip_usage=with_usage,
             wanted=lambda status: self._is_wanted(status, with_usage),
             timeouts=relay.timeouts,
             clock=relay.clock,
         )
         raw = body.with_usage() if with_usage and body is not None else incoming.raw
-        relay.began(attempt)
-        self._client.listen(attempt)
         authority = relay.pool.connections(endpoint).authority
-        connection.send(
-            request_bytes(incoming.method.encode(), incoming.target, authority, incoming.headers, raw),
-            attempt,
-        )
+        sent = request_bytes(incoming.method.encode(), incoming.target, authority, incoming.headers, raw)
+        relay.began(attempt)
         try:
+            self._client.listen(attempt)
+            connection.send(sent, attempt)
             await asyncio.wait((attempt.ended,))
         finally:
             relay.ended(attempt)
@@ -294,7 +292,7 @@ class _Run:
             record.status = attempt.status or 0
         status = record.status if attempt is not None else None
         record.outcome = judge(ending, status or None, record.seen, streamed=record.streamed)
-        record.reason = reason
+        record.reason = reason or _reason(record)
         self._tell_breaker(endpoint, record.outcome, now)
         if record.seen.first_token_at is not None and record.sent_at is not None:
             endpoint.answered(record.seen.first_token_at - record.sent_at)
@@ -318,3 +316,15 @@ class _Run:
             endpoint.breaker.released()
         else:
             endpoint.breaker.succeeded(now)
+
+
+def _reason(record: Record) -> str:
+    """Why a reply that arrived is not a good one; nothing for one that is."""
+    seen = record.seen
+    if record.outcome is Outcome.CONTENT_ERROR:
+        return seen.malformed or ""
+    if record.outcome is Outcome.NETWORK_ERROR:
+        return "the stream ended without its terminator"
+    if record.outcome is Outcome.MODEL_SERVER_ERROR and seen.error is not None:
+        return seen.error.decode(errors="replace")[:500]
+    return ""

@@ -7,7 +7,7 @@ is not one of the well-known clients, which hand bodies to a coroutine.
 import asyncio
 import ssl
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -53,19 +53,21 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._reusable = True
         self.idle_since = 0.0
+        self.answered = False
+        """Something of the reply to the latest request has come."""
         self.was_used = False
         """It has carried a reply, so that the server may have closed it meanwhile."""
 
     # -- asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         if self._receiver is None:
             self._transport.abort()  # an answer to nothing
             return
+        self.answered = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -125,7 +127,7 @@ class Connection(asyncio.Protocol):
         """Send a whole request; the reply goes to ``receiver``."""
         self._receiver = receiver
         self._parser = httptools.HttpResponseParser(self)
-        self._complete = False
+        self._complete = self.answered = False
         self._transport.write(request)
 
     def abort(self) -> None:

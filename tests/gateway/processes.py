@@ -1,0 +1,186 @@
+"""A real `penstock gateway`, and model servers that behave as a test wants."""
+
+import contextlib
+import re
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import httpx
+import msgspec
+
+WAIT_S = 30.0
+
+
+@dataclass
+class Call:
+    """One request to a model server."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    connection: socket.socket
+    gone: threading.Event
+    """Set when the gateway has closed the connection under a behaviour that waits for it."""
+
+    @property
+    def json(self) -> Any:
+        return msgspec.json.decode(self.body)
+
+    def send(self, data: bytes) -> None:
+        self.connection.sendall(data)
+
+    def stream(self, *events: str, end: bool = True) -> None:
+        """Head and events of a stream, each event a chunk; ``end`` ends the body."""
+        self.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        for event in events:
+            self.chunk(f"data: {event}\n\n".encode())
+        if end:
+            self.send(b"0\r\n\r\n")
+
+    def chunk(self, data: bytes) -> None:
+        self.send(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def reply(self, status: int, body: bytes, kind: str = "application/json") -> None:
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
+        self.send(head.encode() + body)
+
+    def reset(self) -> None:
+        """RST, not FIN."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        self.connection.close()
+
+    def wait_until_gone(self) -> None:
+        """Until the gateway has closed the connection."""
+        with contextlib.suppress(OSError):
+            while self.connection.recv(4096):
+                pass
+        self.gone.set()
+
+
+Behaviour = Callable[[Call], None]
+
+
+class Upstream:
+    """A model server with one behaviour, which may be changed."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self.behaviour = behaviour
+        self.calls: list[Call] = []
+        owner = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                while (call := _read_call(self.request)) is not None:
+                    if call.path == "/metrics":
+                        call.reply(200, b"vllm:num_requests_waiting 0\n", "text/plain")
+                        continue
+                    owner.calls.append(call)
+                    with contextlib.suppress(OSError):
+                        owner.behaviour(call)
+                    if self.request.fileno() < 0:
+                        return
+
+        class Server(socketserver.ThreadingTCPServer):
+            daemon_threads = True
+            allow_reuse_address = True
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """The gateway may leave at any time."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _read_call(connection: socket.socket) -> Call | None:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        try:
+            more = connection.recv(65536)
+        except OSError:
+            return None
+        if not more:
+            return None
+        data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    method, path, _ = first.split(" ")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    while len(body) < int(headers.get("content-length", 0)):
+        body += connection.recv(65536)
+    return Call(method, path, headers, body, connection, threading.Event())
+
+
+@dataclass
+class Gateway:
+    """A gateway process and a client for it."""
+
+    process: "subprocess.Popen[str]"
+    url: str
+    client: httpx.Client
+    lines: list[str] = field(default_factory=list)
+
+    def complete(self, *, stream: bool = True, **fields: Any) -> httpx.Response:
+        body = {"model": "m", "prompt": "p", "stream": stream, **fields}
+        return self.client.post("/v1/completions", json=body)
+
+    def counts(self, name: str = "request_total") -> dict[str, float]:
+        """Of one counter: label values, joined by commas, to value; the model is left out."""
+        text = self.client.get("/metrics").text
+        found = {}
+        for labels, value in re.findall(rf"^penstock_gateway_{name}(?:{{(.*)}})? (\S+)$", text, re.M):
+            pairs = re.findall(r'(\w+)="([^"]*)"', labels)
+            key = ",".join(value for label, value in pairs if label != "model")
+            found[key] = found.get(key, 0.0) + float(value)
+        return found
+
+
+@contextlib.contextmanager
+def gateway(*upstreams: Upstream | str, options: tuple[str, ...] = ()) -> Iterator[Gateway]:
+    """A gateway in front of ``upstreams``."""
+    urls = [each if isinstance(each, str) else each.url for each in upstreams]
+    command = [sys.executable, "-m", "penstock.cli.main", "gateway", "--port", "0", "--access-log", "all"]
+    process = subprocess.Popen(
+        [*command, "--endpoints", *urls, *options], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    lines = []
+    url = ""
+    for line in process.stderr:
+        lines.append(line)
+        if match := re.match(r"gateway to .* at (http://\S+)/v1", line):
+            url = match.group(1)
+            break
+    reader = threading.Thread(target=lambda stream: lines.extend(stream), args=(process.stderr,))
+    reader.start()
+    try:
+        assert url, "".join(lines)
+        with httpx.Client(base_url=url, timeout=WAIT_S) as client:
+            yield Gateway(process, url, client, lines)
+    finally:
+        process.terminate()
+        try:
+            process.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        reader.join()
+        process.stderr.close()
+        print("".join(lines))

@@ -1,0 +1,299 @@
+"""The gateway as a process, in front of servers that do what servers do."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.gateway.processes import WAIT_S, Behaviour, Call, Gateway, Upstream, gateway
+
+TEXT = '{"choices":[{"index":0,"text":" a"}]}'
+USAGE = '{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}'
+ERROR = '{"error":{"message":"engine gone","code":"engine_error"}}'
+DONE = "[DONE]"
+LATIN_1 = "text/event-stream; charset=latin-1"
+REPLY = b'{"choices":[{"text":"x"}],"usage":{"prompt_tokens":3,"completion_tokens":2}}'
+
+
+def good(call: Call) -> None:
+    """Streams with usage when asked for it, or answers whole."""
+    if not call.json.get("stream"):
+        call.reply(200, REPLY)
+    elif (call.json.get("stream_options") or {}).get("include_usage"):
+        call.stream(TEXT, TEXT, USAGE, DONE)
+    else:
+        call.stream(TEXT, TEXT, DONE)
+
+
+def broken_stream(call: Call) -> None:
+    """By the end of the connection: a reset may overtake what was sent before."""
+    call.stream(TEXT, end=False)
+    call.connection.shutdown(socket.SHUT_RDWR)
+
+
+def cut_head(call: Call) -> None:
+    call.send(b"HTTP/1.1 200 OK\r\ncontent-")
+    call.reset()
+
+
+def stalled(call: Call) -> None:
+    call.wait_until_gone()
+
+
+def stalled_in_stream(call: Call) -> None:
+    call.stream(TEXT, end=False)
+    call.wait_until_gone()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[Upstream]:
+    with Upstream(good) as server:
+        yield server
+
+
+QUICK = ("--first-token-timeout", "1", "--event-timeout", "1", "--scrape-interval", "0")
+
+
+@pytest.fixture(scope="module")
+def front(upstream: Upstream) -> Iterator[Gateway]:
+    """Of one endpoint, so that nothing is retried."""
+    with gateway(upstream, options=QUICK) as running:
+        yield running
+
+
+def outcome_of(front: Gateway, act: Callable[[], object]) -> str:
+    """The one outcome that is counted while ``act`` runs and the request ends."""
+    before = front.counts()
+    act()
+    after = before
+    deadline = time.monotonic() + WAIT_S
+    while sum(after.values()) == sum(before.values()):
+        assert time.monotonic() < deadline, "no outcome was counted"
+        after = front.counts()
+    [(outcome, more)] = [
+        (key, after[key] - before.get(key, 0.0)) for key in after if after[key] != before.get(key, 0.0)
+    ]
+    assert more == 1
+    assert front.counts("requests_in_flight") == {"": 0.0}
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "stream", "outcome", "status"),
+    [
+        (good, True, "ok", 200),
+        (good, False, "ok", 200),
+        (lambda call: call.reply(400, b'{"error":{"message":"no"}}'), True, "client_error", 400),
+        (lambda call: call.reply(500, b"{}"), True, "model_server_error", 500),
+        (lambda call: call.stream(TEXT, ERROR), True, "model_server_error", 200),
+        (broken_stream, True, "network_error", 200),
+        (cut_head, True, "network_error", 502),
+        (stalled, True, "network_error", 504),
+        (stalled_in_stream, True, "network_error", 200),
+        (lambda call: call.stream(TEXT), True, "network_error", 200),
+        (lambda call: call.stream("{", DONE), True, "content_error", 200),
+        (lambda call: call.reply(200, REPLY[:-9]), False, "content_error", 200),
+        (lambda call: call.reply(200, REPLY, "text/html"), True, "content_error", 200),
+        (lambda call: call.reply(200, b"{}", LATIN_1), True, "content_error", 200),
+    ],
+)
+def test_outcomes(
+    upstream: Upstream, front: Gateway, behaviour: Behaviour, stream: bool, outcome: str, status: int
+) -> None:
+    upstream.behaviour = behaviour
+    got = []
+    # so that failures of other cases do not count against the endpoint
+    eventually(lambda: front.client.get("/ready").status_code == 200)
+    assert outcome_of(front, lambda: got.append(front.complete(stream=stream))) == outcome
+    assert got[0].status_code == status
+    upstream.behaviour = good
+    front.complete()
+
+
+def test_a_stream_is_what_the_client_asked_for(upstream: Upstream, front: Gateway) -> None:
+    upstream.behaviour = good
+    assert front.complete().text == f"data: {TEXT}\n\ndata: {TEXT}\n\ndata: {DONE}\n\n"
+    assert upstream.calls[-1].json["stream_options"] == {"include_usage": True}
+    asked = front.complete(stream_options={"include_usage": True})
+    assert USAGE in asked.text
+    declined = front.complete(stream_options={"include_usage": False})
+    assert upstream.calls[-1].json["stream_options"] == {"include_usage": False}
+    assert USAGE not in declined.text
+
+
+def test_a_broken_stream_ends_with_an_error_event(upstream: Upstream, front: Gateway) -> None:
+    upstream.behaviour = broken_stream
+    text = front.complete().text
+    assert text.startswith(f"data: {TEXT}\n\n")
+    assert '"code":"upstream_broken"' in text
+    assert DONE not in text
+    upstream.behaviour = good
+    front.complete()
+
+
+@pytest.mark.parametrize("behaviour", [stalled, stalled_in_stream])
+def test_a_client_that_leaves(upstream: Upstream, front: Gateway, behaviour: Behaviour) -> None:
+    upstream.behaviour = behaviour
+    eventually(lambda: front.client.get("/ready").status_code == 200)
+    count = len(upstream.calls)
+
+    def leave() -> None:
+        body = b'{"model":"m","prompt":"p","stream":true}'
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n" % len(body)
+        host, port = front.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as sock:
+            sock.sendall(head + body)
+            eventually(lambda: len(upstream.calls) > count)
+            if behaviour is stalled_in_stream:
+                assert sock.recv(4096)
+
+    assert outcome_of(front, leave) == "client_disconnect"
+    assert upstream.calls[-1].gone.wait(WAIT_S), "the model server is told"
+    upstream.behaviour = good
+    front.complete()
+
+
+def test_other_requests_are_relayed_as_they_are(upstream: Upstream, front: Gateway) -> None:
+    upstream.behaviour = lambda call: call.reply(200, b"\x00audio", "audio/wav")
+    reply = front.client.post(
+        "/v1/audio?x=1", content=b"\xff", headers={"x-mine": "1", "connection": "close"}
+    )
+    assert (reply.content, reply.headers["content-type"]) == (b"\x00audio", "audio/wav")
+    call = upstream.calls[-1]
+    assert (call.path, call.body, call.headers["x-mine"]) == ("/v1/audio?x=1", b"\xff", "1")
+    assert "connection" not in call.headers
+    upstream.behaviour = good
+
+
+def test_a_body_that_is_no_json_is_refused(front: Gateway) -> None:
+    reply = front.client.post("/v1/completions", content=b"{")
+    assert reply.status_code == 400
+    assert reply.json()["error"]["code"] == "bad_body"
+
+
+# -- several endpoints
+
+
+def refuses_usage(call: Call) -> None:
+    if "stream_options" in call.json:
+        call.reply(400, b'{"error":{"message":"stream_options is not known"}}')
+    else:
+        call.stream(TEXT, DONE)
+
+
+def test_a_server_that_refuses_include_usage_is_remembered() -> None:
+    with Upstream(refuses_usage) as server, gateway(server) as front:
+        assert front.complete().text == f"data: {TEXT}\n\ndata: {DONE}\n\n"
+        assert len(server.calls) == 2
+        front.complete()
+        assert len(server.calls) == 3
+        assert front.counts() == {"ok_without_usage": 2}
+        assert front.counts("tokens_total") == {"output,events": 2}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        cut_head,
+        lambda call: call.reset(),
+        lambda call: call.reply(502, b"{}"),
+        lambda call: call.reply(503, b"{}"),
+        lambda call: call.reply(429, b"{}"),
+    ],
+)
+def test_what_fails_before_the_first_byte_is_tried_elsewhere(bad: Behaviour) -> None:
+    with Upstream(bad) as first, Upstream(good) as second, gateway(first, second) as front:
+        replies = [front.complete() for _ in range(8)]
+        assert [reply.status_code for reply in replies] == [200] * 8
+        assert front.counts() == {"ok": 8}
+        # a kept connection that breaks without a word is replaced, which is no retry
+        assert 0 < front.counts("retry_total")[""] <= len(first.calls)
+
+
+def test_a_server_that_is_not_there_is_not_noticed() -> None:
+    with Upstream(good) as server, gateway(closed_port(), server) as front:
+        assert {front.complete().status_code for _ in range(8)} == {200}
+
+
+def test_nobody_is_there() -> None:
+    with gateway(closed_port(), options=("--scrape-interval", "0")) as front:
+        assert front.complete().status_code == 502
+        assert front.counts() == {"network_error": 1}
+        for _ in range(2):
+            front.complete()
+        refused = front.complete()
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "none_ready"
+        assert "retry-after" in refused.headers
+        assert front.client.get("/ready").status_code == 503
+
+
+def test_a_fast_failing_server_does_not_attract_traffic() -> None:
+    with (
+        Upstream(lambda call: call.reply(500, b"{}")) as bad,
+        Upstream(good) as one,
+        Upstream(good) as other,
+        gateway(bad, one, other) as front,
+    ):
+        statuses = [front.complete().status_code for _ in range(60)]
+        assert statuses.count(500) == len(bad.calls) <= 10
+        assert set(statuses[-30:]) <= {200, 500}
+
+
+def test_sessions_stay_and_models_are_rewritten() -> None:
+    options = ("--scorers", "session=1", "--model-rewrite", "chat=small")
+    with Upstream(good) as one, Upstream(good) as other, gateway(one, other, options=options) as front:
+        for _ in range(10):
+            front.client.post(
+                "/v1/completions", json={"model": "chat", "prompt": "p"}, headers={"x-session-id": "s"}
+            )
+        assert sorted([len(one.calls), len(other.calls)]) == [0, 10]
+        [served] = [server for server in (one, other) if server.calls]
+        assert {call.json["model"] for call in served.calls} == {"small"}
+
+
+def test_keys() -> None:
+    options = ("--api-key", "k", "--endpoint-api-key", "upstream-key")
+    with Upstream(good) as server, gateway(server, options=options) as front:
+        assert front.complete().status_code == 401
+        assert front.client.get("/health").status_code == 200
+        front.client.headers["authorization"] = "Bearer k"
+        assert front.complete().status_code == 200
+        assert server.calls[-1].headers["authorization"] == "Bearer upstream-key"
+
+
+def test_sigterm_drains() -> None:
+    with Upstream(stalled_in_stream) as server, gateway(server) as front:
+        with front.client.stream(
+            "POST", "/v1/completions", json={"model": "m", "prompt": "p", "stream": True}
+        ) as reply:
+            lines = reply.iter_lines()
+            assert next(lines) == f"data: {TEXT}"
+            front.process.terminate()
+            eventually(lambda: _is_refused(front))
+            server.calls[-1].chunk(f"data: {DONE}\n\n".encode())
+            server.calls[-1].send(b"0\r\n\r\n")
+            assert f"data: {DONE}" in list(lines)
+        assert front.process.wait(WAIT_S) == 0
+
+
+def _is_refused(front: Gateway) -> bool:
+    try:
+        httpx.get(front.url + "/ready", timeout=WAIT_S)
+    except httpx.ConnectError:
+        return True
+    return False
