@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from ..config.options import ServeConfig
 from ..streaming.table import StreamTable
@@ -43,12 +44,34 @@ class Generator:
         self._context = context
         self._grammars = GrammarChecker()
         self.draining = False
+        self._running = 0
+        self._quiet = asyncio.Event()
+        """No request runs."""
+        self._quiet.set()
 
     async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._run(scope, receive, send, self._planner.completion)
+        with self._request():
+            await self._run(scope, receive, send, self._planner.completion)
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._run(scope, receive, send, self._planner.chat)
+        with self._request():
+            await self._run(scope, receive, send, self._planner.chat)
+
+    async def drain(self) -> None:
+        """Refuse new requests; returns when those that run have ended."""
+        self.draining = True
+        await self._quiet.wait()
+
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[None]:
+        self._running += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._quiet.set()
 
     async def _run(
         self,

@@ -3,7 +3,7 @@
 Started by the supervisor, with the listening socket it shares with its siblings. Owns HTTP connections,
 streams, tokenizer and detokenizer. Reads requests, token frames and the supervisor's orders; writes events
 and replies, submits and aborts. Ends by itself after Drain, at once after Stop or when the supervisor is
-gone.
+gone. Until it ends, new connections are answered, unless another API server has taken its place.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class _Server:
         self._generator: Generator
         self._http: HttpServer
         self._ended: asyncio.Future[None]
+        self._draining: asyncio.Task[None] | None = None
 
     async def serve(self) -> int:
         loop = asyncio.get_running_loop()
@@ -186,16 +187,22 @@ class _Server:
         for order in orders:
             match order:
                 case Drain():
-                    self._drain()
+                    self._drain(order)
                 case Stop():
                     self._stop()
 
-    def _drain(self) -> None:
-        """No new work; idle connections are closed, and it ends when the running replies have."""
+    def _drain(self, order: Drain) -> None:
         if not self._first_engine.done():
             self._stop()
-            return
-        self._generator.draining = True
+        elif order.replaced:
+            self._http.retire()
+        else:
+            self._draining = asyncio.ensure_future(self._finish())
+
+    async def _finish(self) -> None:
+        """New requests are refused with a reply, so connections are accepted until the last one has its."""
+        self._http.end_connections()
+        await self._generator.drain()
         self._http.drain()
 
     def _stop(self) -> None:

@@ -33,6 +33,9 @@ class ServerProtocol(HttpToolsProtocol):
     max_backlog = 4 * 1024 * 1024
     """Bytes that may wait for a client."""
 
+    ending = False
+    """Set when the process is about to end: every reply is its connection's last."""
+
     # -- per connection
 
     def connection_made(self, transport: Any) -> None:
@@ -178,6 +181,8 @@ class ServerProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._active = cycle
+        if self.ending:
+            cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

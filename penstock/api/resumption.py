@@ -121,7 +121,8 @@ class Resumption:
     def _end(self, stream: Stream, outcome: str, message: str) -> None:
         if self._streams.waits(stream):
             self._outcomes[outcome] += 1
-            self._streams.end(stream, StreamError(503, "engine_died", message))
+            code = "server_stopped" if self._closed else "engine_died"
+            self._streams.end(stream, StreamError(503, code, message))
 
 
 def _continuation(stream: Stream, delivered: I32) -> Submit:

@@ -16,6 +16,9 @@ import uvicorn
 from .protocol import ServerProtocol
 
 SWEEP_INTERVAL_S = 1.0
+RETIRING_KEEP_ALIVE_S = 5.0
+"""How long a retiring server keeps idle connections: a client that uses its connection within that time gets
+a reply that says it is the last one, instead of a closed connection under its request."""
 BACKLOG = 4096
 """Connections that may wait to be accepted, as many as the listener's owner asked for."""
 
@@ -48,6 +51,7 @@ class HttpServer(uvicorn.Server):
         ServerProtocol.max_connections = limits.max_connections
         ServerProtocol.max_header_bytes = limits.max_header_bytes
         ServerProtocol.max_backlog = limits.max_backlog
+        ServerProtocol.ending = False
         config = uvicorn.Config(
             app,
             http=ServerProtocol,
@@ -65,6 +69,8 @@ class HttpServer(uvicorn.Server):
         self._limits = limits
         self._tls = tls
         self._on_listening = on_listening
+        self._keep_alive_s = limits.keep_alive_timeout_s
+        self._retiring = False
 
     @property
     def connection_count(self) -> int:
@@ -77,6 +83,18 @@ class HttpServer(uvicorn.Server):
             await self.serve(sockets=[self._listener])
         finally:
             sweeper.cancel()
+
+    def end_connections(self) -> None:
+        """From here on every reply is its connection's last."""
+        ServerProtocol.ending = True
+
+    def retire(self) -> None:
+        """Leave new connections to others that have the socket; serve those that are open until they end."""
+        self.end_connections()
+        for server in self.servers:
+            server.close()
+        self._keep_alive_s = min(self._keep_alive_s, RETIRING_KEEP_ALIVE_S)
+        self._retiring = True
 
     def drain(self) -> None:
         """Accept nothing more, close idle connections, let running replies end."""
@@ -109,10 +127,12 @@ class HttpServer(uvicorn.Server):
 
     async def _sweep(self) -> None:
         """Cut clients that do not finish their requests, and connections that idle."""
-        limits = self._limits
+        header_timeout_s = self._limits.header_timeout_s
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             now = time.monotonic()
             for connection in list(self.server_state.connections):
                 if isinstance(connection, ServerProtocol):
-                    connection.cut_if_slow(now, limits.header_timeout_s, limits.keep_alive_timeout_s)
+                    connection.cut_if_slow(now, header_timeout_s, self._keep_alive_s)
+            if self._retiring and not self.connection_count:
+                self.drain()

@@ -122,7 +122,7 @@ def serve_arguments(config: BenchHostConfig) -> list[str]:
         "--data-parallel-size": config.engines,
         "--max-num-seqs": max(BASE_SLOTS, config.in_flight),
         "--max-model-len": max(BASE_MODEL_LEN, longest),
-        "--shutdown-timeout": 1,
+        "--drain-timeout": 1,
     }
     return [
         *(f"{name}={value}" for name, value in options.items()),

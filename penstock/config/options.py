@@ -350,7 +350,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ge=0,
         ),
     ] = 60.0
-    shutdown_timeout: Annotated[
+    drain_timeout: Annotated[
         float, option("Seconds running streams have to finish after SIGTERM or SIGINT.", "Processes", ge=0)
     ] = 5.0
     gc_policy: Annotated[

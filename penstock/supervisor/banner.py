@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock import __version__
 from penstock.config.options import ServeConfig
-from penstock.supervisor.fleet import Name
+from penstock.supervisor.actions import Name
 from penstock.supervisor.listener import Address
 from penstock.wire.control import Info
 

@@ -4,18 +4,24 @@ It is fed events (a report, a death, a signal, the time) and answers each with t
 
     STARTING ──all ready──► SERVING ──signal, gave up──► DRAINING ──streams done──► STOPPING ──► ENDED
         └───────────────────signal, gave up────────────────────────────────────────────►┘
+
+While SERVING, API servers may be replaced one by one: a new one takes a free number, and when it is ready
+the old one is RETIRING, serving what it has until that ends.
 """
 
 import enum
 import logging
 import math
 import signal
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
+from penstock.supervisor.actions import Action, Announce, Kill, Name, Say, Send, Show, Spawn
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_OK, describe_exit, exit_code_of
 from penstock.supervisor.restart import RestartPolicy
-from penstock.wire.control import Beat, Drain, Failed, Info, Order, Progress, Ready, Report, Role, Stop
+from penstock.wire.control import Beat, Drain, Failed, Info, Progress, Ready, Report, Stop
 
 GRACE_S = 5.0
 """Seconds a child has to exit after Stop, or after it reported that it failed, before it is killed."""
@@ -27,63 +33,6 @@ terminal has sent to the whole group already. A closed terminal sends several SI
 LATE_S = 2.0
 """A supervisor that looks at an engine's silence this late was stopped or starved itself, and has not read
 what the engine may have said meanwhile: it gives the engine its time once more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    """One place in the fleet, whatever process fills it."""
-
-    role: Role
-    index: int
-
-    def __str__(self) -> str:
-        return f"{self.role} {self.index}"
-
-
-# -- actions -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Spawn:
-    name: Name
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    name: Name
-    order: Order
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """SIGKILL; the death is reported to the fleet like any other."""
-
-    name: Name
-
-
-@dataclass(frozen=True, slots=True)
-class Show:
-    """Progress of a start."""
-
-    name: Name
-    progress: Progress
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """A line for the log; ``level`` is one of :mod:`logging`'s."""
-
-    level: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """Every child is ready for the first time."""
-
-
-Action = Spawn | Send | Kill | Show | Say | Announce
 
 
 # -- state ---------------------------------------------------------------------------------------------
@@ -103,6 +52,7 @@ class State(enum.Enum):
     WAITING = enum.auto()
     STARTING = enum.auto()
     READY = enum.auto()
+    RETIRING = enum.auto()
     GONE = enum.auto()
 
 
@@ -121,10 +71,12 @@ class _Child:
     # It said that it fails, or closed its channel: its death is due.
     leaving: bool = False
     killed: bool = False
+    # The child whose work it takes over once it is ready.
+    replaces: Name | None = None
 
     @property
     def alive(self) -> bool:
-        return self.state in (State.STARTING, State.READY)
+        return self.state in (State.STARTING, State.READY, State.RETIRING)
 
 
 class Fleet:
@@ -136,15 +88,18 @@ class Fleet:
         engines: int,
         api_servers: int,
         startup_timeout: float,
-        shutdown_timeout: float,
+        drain_timeout: float,
         engine_hang_timeout: float,
     ) -> None:
         """``engine_hang_timeout`` 0: engines may be silent for any time."""
         names = [Name("engine", index) for index in range(engines)]
         names += [Name("api-server", index) for index in range(api_servers)]
         self._children = {name: _Child(name) for name in names}
+        # Processes started so far in each place: a number that is used again never repeats an epoch.
+        self._starts: Counter[Name] = Counter()
+        self._to_replace: deque[Name] = deque()
         self._startup_timeout = startup_timeout
-        self._shutdown_timeout = shutdown_timeout
+        self._drain_timeout = drain_timeout
         self._engine_hang_timeout = engine_hang_timeout
         self._phase = Phase.STARTING
         self._signalled_at = -math.inf
@@ -231,20 +186,42 @@ class Fleet:
         return self._take()
 
     def signalled(self, signum: int, now: float) -> list[Action]:
-        """SIGINT, SIGTERM or SIGHUP. The first one drains, the next one ends everything at once."""
+        """SIGINT, SIGTERM, or SIGHUP of a closed terminal.
+
+        The first one drains; the next one ends the running streams with an error, one more kills.
+        """
         name = signal.Signals(signum).name
         if self._phase in (Phase.STARTING, Phase.SERVING):
             draining = self._phase is Phase.SERVING
-            wait = f", finishing running streams for up to {self._shutdown_timeout:g} s" if draining else ""
+            wait = f", finishing running streams for up to {self._drain_timeout:g} s" if draining else ""
             self._say(logging.INFO, f"{name}: shutting down{wait}")
             self._signalled_at = now
             self._wind_down(EXIT_OK, now)
         elif signum != signal.SIGHUP and now - self._signalled_at >= SAME_SIGNAL_S:
-            self._say(logging.WARNING, f"{name} while shutting down: ending at once")
+            self._signalled_at = now
             self._exit_code = self._exit_code or exit_code_of(signum)
-            self._phase, self._deadline = Phase.STOPPING, None
-            self._kill_all()
+            if self._phase is Phase.DRAINING:
+                self._say(logging.WARNING, f"{name} while shutting down: running streams end with an error")
+                self._stop(now)
+            else:
+                self._say(logging.WARNING, f"{name} while stopping: killing what has not ended")
+                self._kill_all()
         self._advance(now)
+        return self._take()
+
+    def replace(self, now: float) -> list[Action]:
+        """SIGHUP: new API servers take the place of those that serve, one after the other."""
+        if self._phase is not Phase.SERVING or self._replacing():
+            doing = "replacing API servers" if self._replacing() else self._phase.name.lower()
+            self._say(logging.WARNING, f"SIGHUP while {doing}: passed over")
+            return self._take()
+        self._to_replace += [
+            name
+            for name, child in self._children.items()
+            if name.role == "api-server" and child.state is State.READY
+        ]
+        self._say(logging.INFO, f"SIGHUP: replacing {len(self._to_replace)} API servers one by one")
+        self._replace_next(now)
         return self._take()
 
     def tick(self, now: float) -> list[Action]:
@@ -256,7 +233,7 @@ class Fleet:
         if self._deadline is not None and self._deadline <= now:
             self._deadline = None
             if self._phase is Phase.DRAINING:
-                waited = f"{self._shutdown_timeout:g} s (--shutdown-timeout)"
+                waited = f"{self._drain_timeout:g} s (--drain-timeout)"
                 self._say(logging.WARNING, f"streams still run after {waited}; they end with an error")
                 self._stop(now)
             else:
@@ -269,7 +246,8 @@ class Fleet:
     # -- one child ---------------------------------------------------------------------------------
 
     def _spawn(self, child: _Child, now: float) -> None:
-        child.epoch += 1
+        child.epoch = self._starts[child.name]
+        self._starts[child.name] += 1
         child.state = State.STARTING
         child.failure, child.leaving, child.killed, child.last_progress = None, False, False, None
         child.deadline = now + self._startup_timeout
@@ -282,7 +260,9 @@ class Fleet:
         child.state, child.deadline, child.info = State.READY, None, report.info
         child.policy.ready(now)
         self._hears(child, now)
-        if self._phase is Phase.SERVING:
+        if child.replaces is not None:
+            self._take_over(child, now)
+        elif self._phase is Phase.SERVING:
             self._say(logging.INFO, f"{child.name} is ready again")
         elif self._phase is Phase.STARTING:
             self._actions.append(Show(child.name, Progress(text="ready", fraction=1.0)))
@@ -325,25 +305,81 @@ class Fleet:
     def _gone(self, child: _Child, cause: str, now: float, *, orderly: bool = False) -> None:
         """Tells the death once, with its cause, and settles what follows."""
         ending = self._phase in (Phase.DRAINING, Phase.STOPPING)
+        retired = child.state is State.RETIRING
         child.state, child.deadline = State.GONE, None
         reason = f": {child.failure.message}" if child.failure else ""
-        if not ending:
+        if ending:
+            if not orderly:
+                self._say(logging.WARNING, f"{child.name} {cause} while shutting down{reason}")
+        elif retired:
+            del self._children[child.name]
+            told = "has served all it had" if orderly else f"{cause} before it had served all it had{reason}"
+            self._say(logging.INFO if orderly else logging.WARNING, f"{child.name} {told}")
+        else:
             self._say(logging.ERROR, f"{child.name} {cause}{reason}")
-            self._restart_or_give_up(child, now)
-        elif not orderly:
-            self._say(logging.WARNING, f"{child.name} {cause} while shutting down{reason}")
+            if not self._gone_in_replacement(child, now):
+                self._restart_or_give_up(child, now)
         self._advance(now)
 
     def _restart_or_give_up(self, child: _Child, now: float) -> None:
         fatal = child.failure is not None and child.failure.fatal
         delay = None if fatal else child.policy.died(now)
-        if delay is None:
-            if not fatal:
-                self._say(logging.ERROR, f"{child.name} keeps failing to start; giving up")
-            self._wind_down(EXIT_FAILED, now)
+        if delay is not None:
+            self._say(logging.INFO, f"{child.name} is started again in {delay:g} s")
+            child.state, child.deadline = State.WAITING, now + delay
             return
-        self._say(logging.INFO, f"{child.name} is started again in {delay:g} s")
-        child.state, child.deadline = State.WAITING, now + delay
+        if not fatal:
+            self._say(logging.ERROR, f"{child.name} keeps failing to start; giving up")
+        others = [
+            str(other.name)
+            for other in self._children.values()
+            if other.name.role == child.name.role
+            and other.state in (State.WAITING, State.STARTING, State.READY)
+        ]
+        if self._phase is Phase.SERVING and others:
+            self._say(logging.ERROR, f"serving goes on without {child.name}, with {', '.join(others)}")
+        else:
+            self._wind_down(EXIT_FAILED, now)
+
+    # -- replacing API servers ---------------------------------------------------------------------
+
+    def _replacing(self) -> bool:
+        return any(child.replaces is not None for child in self._children.values())
+
+    def _replace_next(self, now: float) -> None:
+        while self._to_replace:
+            old = self._to_replace.popleft()
+            if self._children[old].state is not State.READY:
+                continue  # it died meanwhile: the one that is started again is new anyway
+            free = next(index for index in count() if Name("api-server", index) not in self._children)
+            child = _Child(Name("api-server", free), replaces=old)
+            self._children[child.name] = child
+            self._spawn(child, now)
+            return
+
+    def _take_over(self, child: _Child, now: float) -> None:
+        """The new one is ready: the old one ends when it has served what it has."""
+        assert child.replaces is not None
+        old, child.replaces = self._children[child.replaces], None
+        old.state, old.deadline = State.RETIRING, None
+        self._actions.append(Send(old.name, Drain(replaced=True)))
+        self._say(logging.INFO, f"{child.name} is ready and replaces {old.name}")
+        self._replace_next(now)
+
+    def _gone_in_replacement(self, child: _Child, now: float) -> bool:
+        """Settles the death of either half of a replacement; False when it was none."""
+        if child.replaces is not None:
+            self._say(logging.ERROR, f"{child.replaces} goes on; nothing more is replaced")
+            del self._children[child.name]
+            self._to_replace.clear()
+            return True
+        for new in self._children.values():
+            if new.replaces == child.name:  # it comes just in time
+                new.replaces = None
+                del self._children[child.name]
+                self._replace_next(now)
+                return True
+        return False
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -355,11 +391,11 @@ class Fleet:
         if self._phase is Phase.STARTING:
             self._stop(now)
             return
-        self._phase, self._deadline = Phase.DRAINING, now + self._shutdown_timeout
+        self._phase, self._deadline = Phase.DRAINING, now + self._drain_timeout
         for child in self._children.values():
             if child.state is State.STARTING:
                 self._kill(child)
-            elif child.state is State.READY and child.name.role == "api-server":
+            elif child.alive and child.name.role == "api-server":
                 self._actions.append(Send(child.name, Drain()))
 
     def _stop(self, now: float) -> None:
@@ -367,7 +403,7 @@ class Fleet:
         for child in self._children.values():
             if child.state is State.STARTING:
                 self._kill(child)  # it has nothing to finish, and does not listen while it loads
-            elif child.state is State.READY:
+            elif child.alive:
                 self._actions.append(Send(child.name, Stop()))
 
     def _advance(self, now: float) -> None:

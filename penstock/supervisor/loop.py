@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
 from penstock.metrics.garbage import Collector
+from penstock.supervisor.actions import Action, Announce, Kill, Name, Say, Send, Show, Spawn
 from penstock.supervisor.display import Display
-from penstock.supervisor.fleet import Action, Announce, Fleet, Kill, Name, Say, Send, Show, Spawn
+from penstock.supervisor.fleet import Fleet
 from penstock.supervisor.processes import Process
+from penstock.supervisor.terminal import has_terminal
 from penstock.wire.control import ChildGone, ControlError, Info
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class Supervisor:
         self._actions: deque[Action] = deque()
         self._processes: dict[Name, Process] = {}
         self._selector = selectors.DefaultSelector()
+        self._had_terminal = has_terminal()
 
     def run(self) -> int:
         """Until every child is gone for good; returns the exit code. No child survives an exception."""
@@ -80,7 +83,9 @@ class Supervisor:
 
     def _on_signals(self, signums: bytes) -> None:
         for signum in signums:
-            if signum != signal.SIGCHLD:
+            if signum == signal.SIGHUP and not (self._had_terminal and not has_terminal()):
+                self._do(self._fleet.replace(time.monotonic()))
+            elif signum != signal.SIGCHLD:
                 self._display.close()
                 self._do(self._fleet.signalled(signum, time.monotonic()))
         if signal.SIGCHLD in signums:

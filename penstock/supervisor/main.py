@@ -18,10 +18,11 @@ from penstock.config.options import ServeConfig
 from penstock.config.origins import Origins
 from penstock.metrics.garbage import Collector
 from penstock.supervisor import logs
+from penstock.supervisor.actions import Name
 from penstock.supervisor.banner import banner
 from penstock.supervisor.display import display
 from penstock.supervisor.exits import EXIT_FAILED, StartError, exit_code_of
-from penstock.supervisor.fleet import Fleet, Name
+from penstock.supervisor.fleet import Fleet
 from penstock.supervisor.keys import with_keys
 from penstock.supervisor.listener import Listener, listening
 from penstock.supervisor.loop import Supervisor
@@ -91,7 +92,7 @@ class _Service:
             engines=self.config.data_parallel_size,
             api_servers=self.config.api_server_count,
             startup_timeout=self.config.startup_timeout,
-            shutdown_timeout=self.config.shutdown_timeout,
+            drain_timeout=self.config.drain_timeout,
             engine_hang_timeout=self.config.engine_hang_timeout,
         )
         collector = Collector(self.config.gc_policy, self.config.gc_pause_budget_ms / 1000)

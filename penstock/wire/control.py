@@ -79,10 +79,13 @@ class Launch(_Message, frozen=True, tag="launch"):
 
 
 class Drain(_Message, frozen=True, tag="drain"):
-    """To an API server: accept no further work, finish what runs, then exit with 0 by itself.
+    """To an API server: finish what runs, then exit with 0 by itself.
 
-    Stop follows when that takes too long.
+    Requests that come meanwhile are refused. When it is ``replaced``, it leaves new connections to the
+    others and serves those it has until they end. Stop follows when that takes too long.
     """
+
+    replaced: bool = False
 
 
 class Stop(_Message, frozen=True, tag="stop"):

@@ -213,5 +213,6 @@ def test_the_end_of_the_server_ends_everything(waiting: bool) -> None:
         host.lose(0)
     host.resumption.close("stopped")
     host.lose(0)
-    assert [error.message for error in reply.errors] == ["stopped" if waiting else "it is gone"]
+    message = "stopped" if waiting else "it is gone"
+    assert [(error.code, error.message) for error in reply.errors] == [("server_stopped", message)]
     assert len(host.table) == 0

@@ -101,6 +101,7 @@ class Streams:
                     key.data.receive()
                     if key.data.ended:
                         selector.unregister(key.fileobj)
+                        key.data.socket.close()
                 with self._changed:
                     self._changed.notify_all()
 
@@ -138,6 +139,11 @@ class Streams:
         return ["".join(client.pieces) for client in self._clients]
 
     @property
+    def outcomes(self) -> list[tuple[str, str] | None]:
+        """None, or code and message of an error, a truncated reply or a broken connection, per stream."""
+        return [client.failure for client in self._clients]
+
+    @property
     def failures(self) -> list[tuple[str, str]]:
-        """Code and message of every error, truncated reply and broken connection."""
-        return [client.failure for client in self._clients if client.failure is not None]
+        """The outcomes of the streams that failed."""
+        return [outcome for outcome in self.outcomes if outcome is not None]

@@ -29,7 +29,7 @@ def tokens_of(events: list[str]) -> list[int]:
 
 @pytest.mark.parametrize("order", [signal.SIGTERM, signal.SIGINT])
 def test_an_ordered_end_lets_running_streams_finish(tmp_path: Path, order: signal.Signals) -> None:
-    arguments = (*PACED, "--shutdown-timeout", "60")
+    arguments = (*PACED, "--drain-timeout", "60")
     with Server(*arguments, directory=tmp_path) as server, connect(server) as connection:
         connection.sendall(request(LONG | {"stream": True, "return_token_ids": True}))
         data = read_until(connection, b"data: {", 1)
@@ -42,7 +42,7 @@ def test_an_ordered_end_lets_running_streams_finish(tmp_path: Path, order: signa
 
 
 def test_streams_that_take_too_long_end_with_an_error(tmp_path: Path) -> None:
-    arguments = (*PACED, "--shutdown-timeout", "0.3")
+    arguments = (*PACED, "--drain-timeout", "0.3")
     with Server(*arguments, directory=tmp_path) as server, connect(server) as connection:
         connection.sendall(request(LONG | {"stream": True, "max_tokens": 1900}))
         data = read_until(connection, b"data: {", 1)

@@ -32,7 +32,9 @@ def serve(tmp_path: Path, short_dir: Path) -> Iterator[Serve]:
     temporary.mkdir()
     started: list[Running] = []
 
-    def start(behaviour: dict[str, list[str]] | None = None, **options: object) -> Running:
+    def start(
+        behaviour: dict[str, list[str]] | None = None, *, terminal: int | None = None, **options: object
+    ) -> Running:
         options = {"model": str(model), "engine": "synthetic", "port": 0} | options
         config = msgspec.json.encode(msgspec.convert(options, ServeConfig)).decode()
         command = [sys.executable, str(HERE / "run_serve.py"), config, json.dumps(behaviour or {})]
@@ -42,7 +44,7 @@ def serve(tmp_path: Path, short_dir: Path) -> Iterator[Serve]:
             # What a killed one leaves goes with the test.
             "TMPDIR": str(temporary),
         }
-        started.append(Running(command, env))
+        started.append(Running(command, env, terminal))
         return started[-1]
 
     yield start

@@ -1,8 +1,11 @@
 """A supervisor in a process of its own."""
 
+import fcntl
 import re
 import subprocess
+import termios
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -14,10 +17,17 @@ PATIENCE_S = 60.0
 class Running:
     """A supervisor that runs, and what it wrote so far."""
 
-    def __init__(self, command: list[str], env: Mapping[str, str]) -> None:
+    def __init__(self, command: list[str], env: Mapping[str, str], terminal: int | None = None) -> None:
+        """``terminal``: descriptor of what becomes its controlling terminal; none by default."""
         self.text = ""
         self.process = subprocess.Popen(
-            command, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            env=env,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            pass_fds=() if terminal is None else (terminal,),
+            preexec_fn=None if terminal is None else partial(fcntl.ioctl, terminal, termios.TIOCSCTTY, 0),
         )
         self.pids = {self.process.pid}
 

@@ -2,8 +2,8 @@ import pytest
 
 from penstock import __version__
 from penstock.config.options import ServeConfig
+from penstock.supervisor.actions import Name
 from penstock.supervisor.banner import banner, base_url
-from penstock.supervisor.fleet import Name
 from penstock.supervisor.listener import Address
 from penstock.wire.control import Info
 

@@ -5,21 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.supervisor.actions import Action, Announce, Kill, Name, Say, Send, Show, Spawn
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_OK
-from penstock.supervisor.fleet import (
-    GRACE_S,
-    LATE_S,
-    Action,
-    Announce,
-    Fleet,
-    Kill,
-    Name,
-    Phase,
-    Say,
-    Send,
-    Show,
-    Spawn,
-)
+from penstock.supervisor.fleet import GRACE_S, LATE_S, Fleet, Phase
 from penstock.supervisor.restart import FIRST_DELAY_S
 from penstock.wire.control import Beat, Drain, Failed, Progress, Ready, Stop
 
@@ -27,7 +15,7 @@ ENGINE = Name("engine", 0)
 SERVER = Name("api-server", 0)
 OTHER = Name("api-server", 1)
 STARTUP_S = 100.0
-SHUTDOWN_S = 7.0
+DRAIN_S = 7.0
 HANG_S = 20.0
 
 
@@ -36,7 +24,7 @@ def make(api_servers: int = 1, hang_timeout: float = 0) -> Fleet:
         engines=1,
         api_servers=api_servers,
         startup_timeout=STARTUP_S,
-        shutdown_timeout=SHUTDOWN_S,
+        drain_timeout=DRAIN_S,
         engine_hang_timeout=hang_timeout,
     )
 
@@ -185,19 +173,40 @@ def test_an_exit_that_nobody_asked_for_is_a_death() -> None:
     assert errors(serving().died(SERVER, 0, 5.0)) == ["api-server 0 ended with exit code 0"]
 
 
-def test_a_restart_that_keeps_failing_drains_the_others_and_exits_with_1() -> None:
-    fleet = serving(2)
-    now = 5.0
-    fleet.died(SERVER, 1, now)
+def fail_for_good(fleet: Fleet, name: Name, now: float) -> tuple[list[Action], float]:
+    """Dies, and fails to start until that is given up; returns what the last failure led to, and when."""
+    fleet.died(name, 1, now)
     for _ in range(2):
         now += 40.0
         assert done(fleet.tick(now)) != []
-        fleet.died(SERVER, 1, now)
+        fleet.died(name, 1, now)
     now += 40.0
     fleet.tick(now)
-    assert done(fleet.died(SERVER, 1, now)) == [Send(OTHER, Drain())]
-    assert done(fleet.died(OTHER, 0, now)) == [Send(ENGINE, Stop())]
+    return fleet.died(name, 1, now), now
+
+
+def test_a_restart_that_keeps_failing_is_given_up_while_others_serve() -> None:
+    fleet = serving(2)
+    actions, now = fail_for_good(fleet, SERVER, 5.0)
+    assert done(actions) == []
+    assert errors(actions)[1:] == [
+        "api-server 0 keeps failing to start; giving up",
+        "serving goes on without api-server 0, with api-server 1",
+    ]
+    assert fleet.next_deadline() is None
+    assert fleet.phase is Phase.SERVING
+    actions, now = fail_for_good(fleet, OTHER, now)
+    assert done(actions) == [Send(ENGINE, Stop())]
     fleet.died(ENGINE, 0, now)
+    assert fleet.exit_code == EXIT_FAILED
+
+
+def test_the_last_of_a_role_that_keeps_failing_drains_and_exits_with_1() -> None:
+    fleet = serving(2)
+    actions, now = fail_for_good(fleet, ENGINE, 5.0)
+    assert done(actions) == [Send(SERVER, Drain()), Send(OTHER, Drain())]
+    fleet.died(SERVER, 0, now)
+    fleet.died(OTHER, 0, now)
     assert fleet.exit_code == EXIT_FAILED
 
 
@@ -278,26 +287,29 @@ def test_a_signal_drains_api_servers_then_stops_engines_and_exits_with_0() -> No
 def test_streams_that_run_too_long_are_stopped_and_then_killed() -> None:
     fleet = serving()
     fleet.signalled(signal.SIGTERM, 10.0)
-    assert fleet.tick(10.0 + SHUTDOWN_S - 0.1) == []
-    actions = fleet.tick(10.0 + SHUTDOWN_S)
+    assert fleet.tick(10.0 + DRAIN_S - 0.1) == []
+    actions = fleet.tick(10.0 + DRAIN_S)
     assert done(actions) == [Send(ENGINE, Stop()), Send(SERVER, Stop())]
     assert len(errors(actions)) == 1
     fleet.died(ENGINE, 0, 17.5)
-    actions = fleet.tick(10.0 + SHUTDOWN_S + GRACE_S)
+    actions = fleet.tick(10.0 + DRAIN_S + GRACE_S)
     assert done(actions) == [Kill(SERVER)]
     assert errors(actions) == ["killing what has not ended: api-server 0"]
     fleet.died(SERVER, -signal.SIGKILL, 22.5)
     assert fleet.exit_code == EXIT_OK
 
 
-@pytest.mark.parametrize(("first", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_second_signal_ends_at_once(first: signal.Signals, code: int) -> None:
+@pytest.mark.parametrize(("second", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_ends_streams_truthfully_and_a_third_kills(second: signal.Signals, code: int) -> None:
     fleet = serving()
     fleet.signalled(signal.SIGTERM, 10.0)
-    actions = fleet.signalled(first, 10.5)
-    assert done(actions) == [Kill(ENGINE), Kill(SERVER)]
-    fleet.died(ENGINE, -signal.SIGKILL, 10.6)
-    assert errors(fleet.died(SERVER, -signal.SIGKILL, 10.6)) == []
+    actions = fleet.signalled(second, 10.5)
+    assert done(actions) == [Send(ENGINE, Stop()), Send(SERVER, Stop())]
+    assert errors(actions) == [f"{second.name} while shutting down: running streams end with an error"]
+    assert fleet.signalled(second, 10.5) == []
+    assert done(fleet.signalled(signal.SIGINT, 11.0)) == [Kill(ENGINE), Kill(SERVER)]
+    fleet.died(ENGINE, -signal.SIGKILL, 11.1)
+    assert errors(fleet.died(SERVER, -signal.SIGKILL, 11.1)) == []
     assert fleet.exit_code == code
 
 
@@ -337,11 +349,87 @@ def test_a_child_that_is_starting_again_is_killed_by_the_drain() -> None:
     ]
 
 
+# -- replacing API servers -----------------------------------------------------------------------------
+
+NEW = Name("api-server", 2)
+RETIRE = Drain(replaced=True)
+
+
+def test_api_servers_are_replaced_one_by_one() -> None:
+    fleet = serving(2)
+    actions = fleet.replace(10.0)
+    assert done(actions) == [Spawn(NEW, 0)]
+    assert said(actions) == ["SIGHUP: replacing 2 API servers one by one"]
+    third = Name("api-server", 3)
+    actions = fleet.report(NEW, Ready(), 12.0)
+    assert done(actions) == [Send(SERVER, RETIRE), Spawn(third, 0)]
+    assert said(actions) == ["api-server 2 is ready and replaces api-server 0"]
+    assert done(fleet.report(third, Ready(), 14.0)) == [Send(OTHER, RETIRE)]
+    assert fleet.next_deadline() is None  # their streams may take any time
+    assert said(fleet.died(SERVER, 0, 500.0)) == ["api-server 0 has served all it had"]
+    actions = fleet.died(OTHER, -signal.SIGSEGV, 501.0)
+    assert errors(actions) == ["api-server 1 was killed by SIGSEGV before it had served all it had"]
+    assert done(actions) == []
+    # Free numbers are used again, with epochs of their own.
+    assert done(fleet.replace(600.0)) == [Spawn(SERVER, 1)]
+
+
+def test_a_replacement_that_fails_changes_nothing() -> None:
+    fleet = serving(2)
+    fleet.replace(10.0)
+    actions = fleet.died(NEW, EXIT_FATAL, 11.0)
+    assert done(actions) == []
+    assert errors(actions)[1] == "api-server 0 goes on; nothing more is replaced"
+    assert fleet.next_deadline() is None
+    assert done(fleet.replace(20.0)) == [Spawn(NEW, 1)]
+
+
+def test_an_api_server_that_dies_before_its_replacement_is_ready_is_not_started_again() -> None:
+    fleet = serving(2)
+    fleet.replace(10.0)
+    # Its number is free for the replacement of the other one.
+    assert done(fleet.died(SERVER, 1, 11.0)) == [Spawn(SERVER, 1)]
+    assert done(fleet.report(NEW, Ready(), 12.0)) == []
+    assert done(fleet.report(SERVER, Ready(), 12.0)) == [Send(OTHER, RETIRE)]
+
+
+def test_only_a_server_that_serves_is_replaced_and_once_at_a_time() -> None:
+    fleet = make()
+    fleet.begin(0.0)
+    assert errors(fleet.replace(0.5)) == ["SIGHUP while starting: passed over"]
+    fleet = serving()
+    fleet.replace(10.0)
+    assert errors(fleet.replace(11.0)) == ["SIGHUP while replacing API servers: passed over"]
+    fleet.signalled(signal.SIGTERM, 12.0)
+    assert done(fleet.replace(13.0)) == []
+
+
+def test_the_end_drains_replaced_api_servers_too() -> None:
+    fleet = serving()
+    fleet.replace(10.0)
+    first = Name("api-server", 1)
+    fleet.report(first, Ready(), 11.0)
+    assert done(fleet.signalled(signal.SIGTERM, 12.0)) == [Send(SERVER, Drain()), Send(first, Drain())]
+    assert fleet.died(first, 0, 13.0) == []
+    assert fleet.died(SERVER, 0, 14.0) == [Send(ENGINE, Stop())]
+
+
+def test_a_retiring_api_server_does_not_keep_a_fleet_without_others() -> None:
+    fleet = serving()
+    fleet.replace(10.0)
+    first = Name("api-server", 1)
+    fleet.report(first, Ready(), 11.0)
+    actions, _ = fail_for_good(fleet, first, 12.0)
+    assert done(actions) == [Send(SERVER, Drain())]
+
+
 # -- whatever happens ----------------------------------------------------------------------------------
 
 _EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["ready", "failed", "fatal", "progress", "beat", "hang up", "die", "signal", "wait"]),
+        st.sampled_from(
+            ["ready", "failed", "fatal", "progress", "beat", "hang up", "die", "signal", "replace", "wait"]
+        ),
         st.integers(0, 2),
         st.floats(0, 50),
     ),
@@ -377,11 +465,13 @@ def test_no_process_is_ever_lost(events: list[tuple[str, int, float]]) -> None:
     carry_out(fleet.begin(now))
     for kind, which, wait in events:
         now += wait
-        name = fleet.names()[which]
+        name = fleet.names()[which % len(fleet.names())]
         if kind == "signal":
             carry_out(fleet.signalled(signal.SIGTERM, now))
         elif kind == "wait":
             carry_out(fleet.tick(now))
+        elif kind == "replace":
+            carry_out(fleet.replace(now))
         elif name in alive:
             match kind:
                 case "ready":

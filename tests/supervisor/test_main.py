@@ -180,16 +180,16 @@ def test_the_terminals_interrupt_reaches_everybody_and_still_drains(serve: Serve
 
 
 def test_streams_that_outlast_the_timeout_are_stopped(serve: Serve) -> None:
-    running = serve({"api-server": ["deaf"]}, shutdown_timeout=0.2)
+    running = serve({"api-server": ["deaf"]}, drain_timeout=0.2)
     running.until_ready()
     running.process.send_signal(signal.SIGTERM)
     assert running.exit_code() == EXIT_OK
-    assert "streams still run after 0.2 s (--shutdown-timeout); they end with an error" in running.text
+    assert "streams still run after 0.2 s (--drain-timeout); they end with an error" in running.text
     assert re.search(r"api-server 0 +got Stop", running.text)
 
 
 def test_a_second_signal_ends_at_once(serve: Serve) -> None:
-    running = serve({"api-server": ["deaf"]}, shutdown_timeout=1000)
+    running = serve({"api-server": ["deaf"]}, drain_timeout=1000)
     running.until_ready()
     running.process.send_signal(signal.SIGINT)
     running.until("got Drain")
@@ -225,6 +225,30 @@ def test_nothing_outlives_a_supervisor_that_is_killed(serve: Serve, engine: str)
     running.process.kill()
     _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
     assert alive == []
+
+
+def test_sighup_replaces_api_servers_and_a_closed_terminal_ends_everything(serve: Serve) -> None:
+    primary, secondary = os.openpty()
+    running = serve(terminal=secondary)
+    os.close(secondary)
+    running.until_ready()
+    running.process.send_signal(signal.SIGHUP)
+    running.until("api-server 1 is ready and replaces api-server 0")
+    running.until("api-server 0 has served all it had")
+    assert ask(running)[:2] == ["api-server", "1"]
+    os.close(primary)
+    assert running.exit_code() == EXIT_OK
+    assert "SIGHUP: shutting down" in running.text
+    assert gone(running.pids)
+
+
+def test_sighup_is_an_order_where_there_is_no_terminal(serve: Serve) -> None:
+    running = serve({"api-server": ["deaf"]})
+    running.until_ready()
+    running.process.send_signal(signal.SIGHUP)
+    running.until("api-server 1 is ready and replaces api-server 0")
+    running.process.send_signal(signal.SIGTERM)
+    running.until("api-server 1 +got Drain")
 
 
 # -- deaths --------------------------------------------------------------------------------------------

@@ -1,0 +1,143 @@
+"""Servers that are ended, replaced or killed while streams run."""
+
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from penstock.supervisor.fleet import SAME_SIGNAL_S
+
+from .clients import Streams
+from .server import SYNTHETIC, Server, wait_until
+
+PACED = (*SYNTHETIC, "--synthetic-step-ms", "5")
+BODY: dict[str, Any] = {"prompt": "x", "max_tokens": 500, "ignore_eos": True}
+
+
+def bodies_of(count: int) -> list[dict[str, Any]]:
+    return [BODY | {"seed": seed} for seed in range(count)]
+
+
+def texts_of(server: Server, bodies: list[dict[str, Any]]) -> list[str]:
+    """What a server answers that nothing happens to."""
+    with Streams(server.url, bodies) as streams:
+        streams.until_all_ended()
+    assert streams.failures == []
+    return streams.texts
+
+
+def status(server: Server, path: str) -> int:
+    return httpx.get(f"{server.url}{path}", timeout=30).status_code
+
+
+def drained(server: Server, directory: Path, count: int) -> None:
+    """SIGTERM under ``count`` streams of two API servers."""
+    bodies = bodies_of(count)
+    undisturbed = texts_of(server, bodies)
+    arguments = (*PACED, "--api-server-count", "2", "--drain-timeout", "300")
+    with Server(*arguments, directory=directory) as pair, Streams(pair.url, bodies) as streams:
+        streams.until_each_has(1)
+        pair.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: status(pair, "/ready") == 503, 30, "refusing work")
+        refused = pair.post("/v1/completions", BODY)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert refused.headers["connection"] == "close"
+        assert streams.running == count
+        streams.until_all_ended()
+        assert (streams.failures, streams.texts) == ([], undisturbed)
+        assert pair.process.wait(60) == 0
+
+
+def test_a_drain_finishes_what_runs_and_refuses_the_rest(server: Server, tmp_path: Path) -> None:
+    drained(server, tmp_path, 16)
+
+
+@pytest.mark.slow
+def test_a_drain_of_256_streams(server: Server, tmp_path: Path) -> None:
+    drained(server, tmp_path, 256)
+
+
+def test_a_second_signal_ends_streams_truthfully(server: Server, tmp_path: Path) -> None:
+    bodies = [body | {"max_tokens": 1900} for body in bodies_of(4)]
+    undisturbed = texts_of(server, bodies)
+    with Server(*PACED, "--drain-timeout", "300", directory=tmp_path) as alone:
+        with Streams(alone.url, bodies) as streams:
+            streams.until_each_has(1)
+            alone.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: "SIGTERM: shutting down" in alone.log, 30, "noticing the signal")
+            threading.Event().wait(3 * SAME_SIGNAL_S)  # what comes sooner is taken for the same signal
+            alone.process.send_signal(signal.SIGTERM)
+            streams.until_all_ended()
+        assert [code for code, _ in streams.failures] == ["server_stopped"] * 4
+        for text, whole in zip(streams.texts, undisturbed, strict=True):
+            assert 0 < len(text) < len(whole)
+            assert whole.startswith(text)
+        assert alone.process.wait(60) == 128 + signal.SIGTERM
+
+
+class Pool:
+    """A client that keeps its connections and asks again and again, until it leaves the context."""
+
+    def __init__(self, url: str) -> None:
+        self.replies: list[int] = []
+        self._client = httpx.Client(base_url=url, timeout=60)
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> "Pool":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._leaving.set()
+        self._thread.join(60)
+        self._client.close()
+
+    def _ask(self) -> None:
+        while not self._leaving.wait(0.01):
+            try:
+                reply = self._client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
+                self.replies.append(reply.status_code)
+            except httpx.HTTPError:
+                self.replies.append(0)
+
+
+def test_sighup_replaces_api_servers_without_dropping_a_stream(server: Server, tmp_path: Path) -> None:
+    bodies = bodies_of(16)
+    undisturbed = texts_of(server, bodies)
+    arguments = (*PACED, "--api-server-count", "2")
+    with Server(*arguments, directory=tmp_path) as pair:
+        before = {child.pid for child in pair.children("api-server")}
+        with Streams(pair.url, bodies) as streams, Pool(pair.url) as pool:
+            streams.until_each_has(1)
+            pair.process.send_signal(signal.SIGHUP)
+            streams.until_all_ended()
+            wait_until(lambda: pair.log.count("has served all it had") == 2, 90, "the end of both old ones")
+        assert (streams.failures, streams.texts) == ([], undisturbed)
+        assert set(pool.replies) == {200}
+        after = {child.pid for child in pair.children("api-server")}
+        assert len(after) == 2
+        assert not after & before
+        assert pair.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
+
+
+def test_a_killed_api_server_takes_only_its_connections_along(server: Server, tmp_path: Path) -> None:
+    bodies = bodies_of(24)
+    undisturbed = texts_of(server, bodies)
+    with Server(*PACED, "--api-server-count", "2", directory=tmp_path) as pair:
+        with Streams(pair.url, bodies) as streams:
+            streams.until_each_has(1)
+            (victim, _) = pair.children("api-server")
+            victim.kill()
+            assert pair.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
+            streams.until_all_ended()
+        assert {code for code, _ in streams.failures} <= {"truncated", "connection"}
+        whole = [text for text, failure in zip(streams.texts, streams.outcomes, strict=True) if not failure]
+        assert set(whole) <= set(undisturbed)
+        assert len(whole) + len(streams.failures) == len(bodies)
+        wait_until(lambda: len(pair.children("api-server")) == 2, 90, "its return")
+        assert not psutil.pid_exists(victim.pid) or victim.status() == psutil.STATUS_ZOMBIE
