@@ -19,8 +19,10 @@ from penstock.wire.control import (
     Failed,
     Launch,
     LineBuffer,
+    Order,
     Progress,
     Ready,
+    Report,
     Stop,
     SupervisorGone,
     decode_for_child,
@@ -59,7 +61,9 @@ def ends() -> Iterator[tuple[ChildChannel, ControlChannel]]:
 @pytest.mark.parametrize(
     ("message", "line"),
     [
-        (Drain(), b'{"type":"drain"}\n'),
+        (Drain(), b'{"type":"drain","replaced":false}\n'),
+        (Drain(replaced=True), b'{"type":"drain","replaced":true}\n'),
+        (Beat(), b'{"type":"beat"}\n'),
         (Stop(), b'{"type":"stop"}\n'),
         (Progress(text="weights", fraction=0.5), b'{"type":"progress","text":"weights","fraction":0.5}\n'),
         (Progress(text="a"), b'{"type":"progress","text":"a","fraction":null}\n'),
@@ -70,7 +74,7 @@ def ends() -> Iterator[tuple[ChildChannel, ControlChannel]]:
         (Failed(message="no", fatal=True), b'{"type":"failed","message":"no","fatal":true}\n'),
     ],
 )
-def test_bytes_of_each_message(message: Drain | Stop | Progress | Ready | Failed, line: bytes) -> None:
+def test_bytes_of_each_message(message: Order | Report, line: bytes) -> None:
     assert encode(message) == line
     decode = decode_for_child if isinstance(message, Drain | Stop) else decode_for_supervisor
     assert decode(line[:-1]) == message
