@@ -130,6 +130,29 @@ def test_a_request_that_seems_to_end_engines_is_given_up(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_a_model_goes_on_as_it_would_have(tmp_path: Path) -> None:
+    """Greedy and seeded streams, penalties and limits, over the kill of one of two engines with a model."""
+    pytest.importorskip("torch")
+    common: dict[str, Any] = {"prompt": "The with statement", "max_tokens": 400, "ignore_eos": True}
+    bodies = [
+        common | {"temperature": 0},
+        common | {"temperature": 0, "frequency_penalty": 0.5, "prompt": "def main():\n"},
+        common | {"temperature": 0.8, "seed": 5},
+        common | {"temperature": 0.8, "seed": 6, "presence_penalty": 0.3, "repetition_penalty": 1.1},
+        common | {"temperature": 0.8, "seed": 7, "ignore_eos": False, "min_tokens": 300},
+    ]
+    options = ("--dtype", "float32", "--threads", "1", "--data-parallel-size", "2")
+    with Server(*options, directory=tmp_path) as pair:
+        undisturbed = texts_of(pair, bodies)
+        with Streams(pair.url, bodies) as streams:
+            streams.until_each_has(3)
+            pair.children("engine")[0].kill()
+            streams.until_all_ended()
+        assert (streams.failures, streams.texts) == ([], undisturbed)
+        assert interrupted(pair, "resumed") > 0
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_twenty_engines_killed_under_512_streams(server: Server, tmp_path: Path) -> None:
     """Zero failed requests, zero lost or repeated tokens; streams resume without waiting for the restart."""
