@@ -14,6 +14,7 @@ from .. import __version__
 from ..config.options import ServeConfig
 from ..metrics.server import CONTENT_TYPE, EngineGauges, ServerMetrics
 from ..streaming.table import StreamTable
+from . import admin
 from .access import OPEN_PATHS, Keys
 from .access_log import AccessLog
 from .admission import unavailable
@@ -56,6 +57,7 @@ class App:
         metrics: ServerMetrics,
         connections: Callable[[], int],
         garbage: GarbageRoute,
+        engines: admin.EngineRoutes,
     ) -> None:
         self._config = config
         self._facts = facts
@@ -66,6 +68,7 @@ class App:
         self._streams = streams
         self._metrics = metrics
         self._connections = connections
+        self._engines = engines
         self._keys = Keys(config.api_key or ())
         self._cors = Cors(config)
         self._access_log = AccessLog(config.access_log)
@@ -87,6 +90,7 @@ class App:
             "/load": {"GET": self._load},
             "/version": {"GET": self._version},
             "/metrics": {"GET": self._exposition},
+            admin.LIST: {"GET": engines.list},
             "/debug/gc": {"GET": garbage},
             "/openapi.json": {"GET": self._document},
             "/docs": {"GET": self._docs_page},
@@ -139,6 +143,8 @@ class App:
         methods = self._routes.get(path)
         if methods is None and path.startswith(_MODEL_PREFIX):
             methods = {"GET": self._model}
+        if methods is None and path.startswith(admin.PREFIX):
+            methods = self._engines.methods(path)
         if methods is None:
             known = ", ".join(sorted(self._routes))
             raise ApiError(404, f"No route {path}. There are {known}.", type="NotFoundError")
@@ -192,7 +198,9 @@ class App:
     async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._generator.draining:
             raise unavailable("The server is shutting down.", "draining")
-        await self._health(scope, receive, send)
+        if not self._fleet.takes_streams():
+            raise unavailable("No engine takes requests.", "no_engine")
+        await send_json(send, b"{}")
 
     async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send_json(send, encode_json({"server_load": len(self._streams)}))
@@ -209,7 +217,12 @@ class App:
     async def _exposition(self, scope: Scope, receive: Receive, send: Send) -> None:
         engines = [
             EngineGauges(
-                engine.rank, engine.up, engine.waiting, engine.running, engine.kv_used_permille / 1000
+                engine.rank,
+                engine.up,
+                engine.draining,
+                engine.waiting,
+                engine.running,
+                engine.kv_used_permille / 1000,
             )
             for engine in self._fleet.engines
         ]

@@ -57,6 +57,8 @@ class EngineState:
         self.outbox: list[bytes] = []
         self.in_flight = 0
         """Streams submitted here that have not ended."""
+        self.draining = False
+        """It finishes what it runs, and gets no new streams."""
         # -- from the latest frame
         self.waiting = 0
         self.running = 0
@@ -65,6 +67,10 @@ class EngineState:
     @property
     def up(self) -> bool:
         return self.link is not None and self.info is not None
+
+    @property
+    def takes_streams(self) -> bool:
+        return self.up and not self.draining
 
 
 class Fleet:
@@ -173,11 +179,21 @@ class Fleet:
     def any_up(self) -> bool:
         return any(engine.up for engine in self.engines)
 
+    def takes_streams(self) -> bool:
+        return any(engine.takes_streams for engine in self.engines)
+
+    def set_draining(self, ranks: list[int]) -> None:
+        """These engines, and no others, get no new streams."""
+        for engine in self.engines:
+            engine.draining = engine.rank in ranks
+        if self._resumption is not None and self.takes_streams():
+            self._resumption.on_engine()
+
     def pick(self) -> EngineState | None:
-        """The engine with the fewest streams of ours in flight and waiting there; None when none is up."""
+        """The engine with the fewest streams of ours in flight and waiting there, if one takes any."""
         best = None
         for engine in self.engines:
-            if engine.up and (best is None or _load(engine) < _load(best)):
+            if engine.takes_streams and (best is None or _load(engine) < _load(best)):
                 best = engine
         return best
 
@@ -191,6 +207,7 @@ class Fleet:
         engine = self.pick()
         if engine is None or self.streams is None:
             return False
+        stream.refusals = 0
         self.streams.adopt(stream, engine.rank)
         self._submit(engine, request)
         return True
@@ -298,7 +315,7 @@ class Fleet:
                     )
                 engine.info = message.info
                 self._on_up(message.info)
-                if self._resumption is not None:
+                if self._resumption is not None and not engine.draining:
                     self._resumption.on_engine()
             case Failed():
                 engine.in_flight -= 1
@@ -328,10 +345,10 @@ class Fleet:
         assert self.streams is not None
         assert stream.request is not None  # it was submitted
         stream.refusals += 1
-        up = [engine for engine in self.engines if engine.up]
-        if stream.refusals >= len(up) or not self.streams.wanted(stream):
+        takers = [engine for engine in self.engines if engine.takes_streams]
+        if stream.refusals >= len(takers) or not self.streams.wanted(stream):
             return False
-        following = next((engine for engine in up if engine.rank > stream.rank), up[0])
+        following = next((engine for engine in takers if engine.rank > stream.rank), takers[0])
         self.streams.adopt(stream, following.rank)
         self._submit(following, stream.request)
         return True

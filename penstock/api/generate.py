@@ -148,7 +148,7 @@ class Generator:
             engine = self._fleet.pick()
             if engine is None:
                 reply.drop_streams()
-                raise unavailable("No engine is ready.", "no_engine")
+                raise unavailable("No engine takes requests.", "no_engine")
             prompt = prompts[number // plan.n]
             stream = reply.add(prompt, engine.rank)
             self._streams.open(stream, reply.arrival)
@@ -167,8 +167,8 @@ class Generator:
     def _check_open(self) -> None:
         if self.draining:
             raise unavailable("The server is shutting down.", "draining")
-        if not self._fleet.any_up():
-            raise unavailable("No engine is ready.", "no_engine")
+        if not self._fleet.takes_streams():
+            raise unavailable("No engine takes requests.", "no_engine")
 
     # -- prompts
 

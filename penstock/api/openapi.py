@@ -99,6 +99,13 @@ _MODEL_NAME: Json = {
     "description": "A served name.",
     "schema": {"type": "string", "minLength": 1},
 }
+_RANK: Json = {
+    "in": "path",
+    "name": "rank",
+    "required": True,
+    "description": "Number of an engine.",
+    "schema": {"type": "integer", "minimum": 0},
+}
 _REQUEST_ID: Json = {
     "in": "header",
     "name": "X-Request-Id",
@@ -189,6 +196,27 @@ _ROUTES = (
     _Route("post", "/ping", "Health", "pingPost", "The same as /health", _YES, (503,)),
     _Route("get", "/version", "Server", "version", "The server's version", _json("Version")),
     _Route("get", "/load", "Server", "load", "Streams of the process that answers", _json("Load")),
+    _Route("get", "/admin/engines", "Server", "listEngines", "What the engines do", _json("Engines")),
+    _Route(
+        "post",
+        "/admin/engines/{rank}/drain",
+        "Server",
+        "drainEngine",
+        "Give an engine no new streams; it finishes what it runs",
+        _json("Engine"),
+        (404, 503),
+        (_RANK,),
+    ),
+    _Route(
+        "post",
+        "/admin/engines/{rank}/resume",
+        "Server",
+        "resumeEngine",
+        "Give a drained engine new streams again",
+        _json("Engine"),
+        (404, 503),
+        (_RANK,),
+    ),
     _Route("get", "/metrics", "Server", "metrics", "Metrics for Prometheus", _plain("text/plain")),
     _Route("get", "/openapi.json", "Server", "openapi", "This document", _plain("application/json")),
     _Route("get", "/docs", "Server", "docs", "A page that shows this document", _plain("text/html")),

@@ -19,8 +19,9 @@ from ..metrics.garbage import Collector
 from ..metrics.server import ServerMetrics
 from ..streaming.table import StreamTable
 from ..streaming.token_log import TokenLog
-from ..wire.control import ControlChannel, Drain, Launch, Stop, SupervisorGone
+from ..wire.control import ControlChannel, Drain, EnginesDraining, Launch, Stop, SupervisorGone
 from ..wire.messages import EngineInfo
+from .admin import EngineRoutes
 from .app import App
 from .chat_template import ChatTemplate
 from .debug import GarbageRoute
@@ -129,6 +130,7 @@ class _Server:
             self._metrics,
             self._connection_count,
             GarbageRoute(f"api-server {launch.index}", self._collector, self._fleet),
+            EngineRoutes(self._fleet, self._control.drain_engine),
         )
 
     async def _listen(self, app: App) -> None:
@@ -190,6 +192,8 @@ class _Server:
                     self._drain(order)
                 case Stop():
                     self._stop()
+                case EnginesDraining():
+                    self._fleet.set_draining(order.ranks)
 
     def _drain(self, order: Drain) -> None:
         if not self._first_engine.done():

@@ -10,6 +10,7 @@ STRING: Schema = {"type": "string"}
 INTEGER: Schema = {"type": "integer"}
 NUMBER: Schema = {"type": "number"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
+FLAG: Schema = {"type": "boolean"}
 TOKENS: Schema = {"type": "array", "items": COUNT}
 
 
@@ -167,6 +168,11 @@ REPLIES: dict[str, Schema] = {
     ),
     "Text": shape("The text of tokens.", {"prompt": STRING}),
     "Version": shape("The server's version.", {"version": STRING}),
+    "Engine": shape(
+        "One engine, as of its latest step.",
+        {"rank": COUNT, "up": FLAG, "draining": FLAG, "running": COUNT, "waiting": COUNT},
+    ),
+    "Engines": shape("Every engine.", {"engines": listed(ref("Engine"))}),
     "Load": shape("How busy the process is.", {"server_load": COUNT}),
 }
 """By the names that references use."""

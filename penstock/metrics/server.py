@@ -26,6 +26,7 @@ class EngineGauges:
 
     rank: int
     up: bool
+    draining: bool
     waiting: int
     running: int
     kv_used: float
@@ -91,13 +92,17 @@ class _Snapshot(Collector):
         )
         usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the KV cache in use.", labels=labels)
         up = GaugeMetricFamily("penstock:engine_up", "1 while the engine takes requests.", labels=labels)
+        draining = GaugeMetricFamily(
+            "penstock:engine_draining", "1 while the engine gets no new streams by order.", labels=labels
+        )
         for engine in self._engines:
             names = [self._model, str(engine.rank)]
             running.add_metric(names, engine.running)
             waiting.add_metric(names, engine.waiting)
             usage.add_metric(names, engine.kv_used)
             up.add_metric(names, float(engine.up))
-        yield from (running, waiting, usage, up)
+            draining.add_metric(names, float(engine.draining))
+        yield from (running, waiting, usage, up, draining)
 
     def _counters(self) -> Iterator[Metric]:
         metrics = self._metrics

@@ -21,7 +21,18 @@ from itertools import count
 from penstock.supervisor.actions import Action, Announce, Kill, Name, Say, Send, Show, Spawn
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_OK, describe_exit, exit_code_of
 from penstock.supervisor.restart import RestartPolicy
-from penstock.wire.control import Beat, Drain, Failed, Info, Progress, Ready, Report, Stop
+from penstock.wire.control import (
+    Beat,
+    Drain,
+    DrainEngine,
+    EnginesDraining,
+    Failed,
+    Info,
+    Progress,
+    Ready,
+    Report,
+    Stop,
+)
 
 GRACE_S = 5.0
 """Seconds a child has to exit after Stop, or after it reported that it failed, before it is killed."""
@@ -98,6 +109,8 @@ class Fleet:
         # Processes started so far in each place: a number that is used again never repeats an epoch.
         self._starts: Counter[Name] = Counter()
         self._to_replace: deque[Name] = deque()
+        # Ranks of the engines that get no new streams.
+        self._draining: set[int] = set()
         self._startup_timeout = startup_timeout
         self._drain_timeout = drain_timeout
         self._engine_hang_timeout = engine_hang_timeout
@@ -151,6 +164,8 @@ class Fleet:
                 self._ready(child, report, now)
             case Beat():
                 self._hears(child, now)
+            case DrainEngine():
+                self._drain_engine(child, report)
             case Failed():
                 self._fails(child, report, now)
         return self._take()
@@ -260,6 +275,8 @@ class Fleet:
         child.state, child.deadline, child.info = State.READY, None, report.info
         child.policy.ready(now)
         self._hears(child, now)
+        if self._draining and child.name.role == "api-server":
+            self._actions.append(Send(child.name, EnginesDraining(ranks=sorted(self._draining))))
         if child.replaces is not None:
             self._take_over(child, now)
         elif self._phase is Phase.SERVING:
@@ -275,6 +292,22 @@ class Fleet:
         beats = child.name.role == "engine" and child.state is State.READY and not child.leaving
         if beats and self._engine_hang_timeout:
             child.deadline = now + self._engine_hang_timeout
+
+    def _drain_engine(self, child: _Child, report: DrainEngine) -> None:
+        """Tells every API server; those that start are told when they are ready."""
+        if Name("engine", report.rank) not in self._children:
+            self._say(logging.ERROR, f"{child.name} asked for engine {report.rank}, which there is not")
+            return
+        change = self._draining.add if report.draining else self._draining.discard
+        change(report.rank)
+        self._say(
+            logging.INFO,
+            f"engine {report.rank} gets new streams {'no longer' if report.draining else 'again'}",
+        )
+        order = EnginesDraining(ranks=sorted(self._draining))
+        for other in self._children.values():
+            if other.name.role == "api-server" and other.state in (State.READY, State.RETIRING):
+                self._actions.append(Send(other.name, order))
 
     def _fails(self, child: _Child, failure: Failed, now: float) -> None:
         child.failure = child.failure or failure

@@ -2,7 +2,8 @@
 
 One Unix stream socketpair per child carries JSON lines, each a tagged struct of this module.
 
-Supervisor to child: :class:`Launch` first and once, then :class:`Drain`, :class:`Stop`.
+Supervisor to child: :class:`Launch` first and once, then :class:`Drain`, :class:`Stop`; to API servers
+:class:`EnginesDraining`, for which they ask with :class:`DrainEngine`.
 Child to supervisor: any number of :class:`Progress`, then :class:`Ready` or :class:`Failed`; a child that
 meets its end later may send :class:`Failed` before it exits. An engine sends :class:`Beat` while it is ready.
 Ready, failed and dead (the end of the file, the exit code) are three different signals.
@@ -121,11 +122,28 @@ class Beat(_Message, frozen=True, tag="beat"):
     """An engine's loop turns: sent between steps and while it waits for work, see BEAT_INTERVAL_S."""
 
 
-Order = Drain | Stop
-Report = Progress | Ready | Failed | Beat
+class DrainEngine(_Message, frozen=True, tag="drain-engine"):
+    """From an API server: engine ``rank`` is to get new streams no longer (``draining``), or again."""
 
-_to_child: msgspec.json.Decoder[Launch | Order] = msgspec.json.Decoder(Launch | Drain | Stop)
-_to_supervisor: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Progress | Ready | Failed | Beat)
+    rank: int
+    draining: bool
+
+
+class EnginesDraining(_Message, frozen=True, tag="engines-draining"):
+    """To every API server: the engines that get no new streams."""
+
+    ranks: list[int]
+
+
+Order = Drain | Stop | EnginesDraining
+Report = Progress | Ready | Failed | Beat | DrainEngine
+
+_to_child: msgspec.json.Decoder[Launch | Order] = msgspec.json.Decoder(
+    Launch | Drain | Stop | EnginesDraining
+)
+_to_supervisor: msgspec.json.Decoder[Report] = msgspec.json.Decoder(
+    Progress | Ready | Failed | Beat | DrainEngine
+)
 
 # msgspec lets the second one through for a string that is not UTF-8.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
@@ -241,6 +259,10 @@ class ControlChannel:
         """Reports that the process serves."""
         self._stream.write(Ready(info=info or {}))
         self._reported_ready = True
+
+    def drain_engine(self, rank: int, draining: bool) -> None:
+        """Asks that an engine gets new streams no longer, or again."""
+        self._stream.write(DrainEngine(rank=rank, draining=draining))
 
     def beat(self) -> None:
         """Reports that an engine's loop turns; nothing when the supervisor is behind."""

@@ -141,3 +141,34 @@ def test_a_killed_api_server_takes_only_its_connections_along(server: Server, tm
         assert len(whole) + len(streams.failures) == len(bodies)
         wait_until(lambda: len(pair.children("api-server")) == 2, 90, "its return")
         assert not psutil.pid_exists(victim.pid) or victim.status() == psutil.STATUS_ZOMBIE
+
+
+def test_drained_engines_finish_what_they_run_and_get_nothing_new(server: Server, tmp_path: Path) -> None:
+    bodies = bodies_of(8)
+    undisturbed = texts_of(server, bodies)
+    arguments = (*PACED, "--api-server-count", "2", "--data-parallel-size", "2")
+    with Server(*arguments, directory=tmp_path) as pair:
+        with Streams(pair.url, bodies) as streams:
+            streams.until_each_has(1)
+            assert pair.post("/admin/engines/0/drain", {}).json()["draining"] is True
+            states = httpx.get(f"{pair.url}/admin/engines").json()["engines"]
+            assert [(state["rank"], state["up"]) for state in states] == [(0, True), (1, True)]
+            assert pair.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
+            pair.post("/admin/engines/1/drain", {}).raise_for_status()
+            # The API server that answered knows at once, the other one soon.
+            wait_until(lambda: all(status(pair, "/ready") == 503 for _ in range(20)), 30, "both to know")
+            refused = pair.post("/v1/completions", BODY)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert pair.metric("penstock:engine_draining") == 2
+            streams.until_all_ended()
+        assert (streams.failures, streams.texts) == ([], undisturbed)
+        assert pair.post("/admin/engines/1/resume", {}).json()["draining"] is False
+        wait_until(lambda: all(status(pair, "/ready") == 200 for _ in range(20)), 30, "both to know")
+        assert pair.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    "path", ["/admin/engines/1/drain", "/admin/engines/0/stop", "/admin/engines/x/drain"]
+)
+def test_engines_and_orders_that_do_not_exist(server: Server, path: str) -> None:
+    assert server.post(path, {}).status_code == 404

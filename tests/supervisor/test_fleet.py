@@ -9,7 +9,7 @@ from penstock.supervisor.actions import Action, Announce, Kill, Name, Say, Send,
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_OK
 from penstock.supervisor.fleet import GRACE_S, LATE_S, Fleet, Phase
 from penstock.supervisor.restart import FIRST_DELAY_S
-from penstock.wire.control import Beat, Drain, Failed, Progress, Ready, Stop
+from penstock.wire.control import Beat, Drain, DrainEngine, EnginesDraining, Failed, Progress, Ready, Stop
 
 ENGINE = Name("engine", 0)
 SERVER = Name("api-server", 0)
@@ -347,6 +347,31 @@ def test_a_child_that_is_starting_again_is_killed_by_the_drain() -> None:
         Send(SERVER, Drain()),
         Send(OTHER, Drain()),
     ]
+
+
+# -- engines without new streams -----------------------------------------------------------------------
+
+
+def test_every_api_server_learns_which_engines_are_drained() -> None:
+    fleet = serving(2)
+    drained = EnginesDraining(ranks=[0])
+    actions = fleet.report(SERVER, DrainEngine(rank=0, draining=True), 5.0)
+    assert done(actions) == [Send(SERVER, drained), Send(OTHER, drained)]
+    assert said(actions) == ["engine 0 gets new streams no longer"]
+    # One that starts is told when it is ready; the engine's own restart changes nothing.
+    fleet.died(OTHER, 1, 6.0)
+    fleet.died(ENGINE, 1, 6.0)
+    fleet.tick(7.0)
+    assert done(fleet.report(ENGINE, Ready(), 8.0)) == []
+    assert done(fleet.report(OTHER, Ready(), 8.0)) == [Send(OTHER, drained)]
+    actions = fleet.report(OTHER, DrainEngine(rank=0, draining=False), 9.0)
+    assert done(actions) == [Send(SERVER, EnginesDraining(ranks=[])), Send(OTHER, EnginesDraining(ranks=[]))]
+
+
+def test_an_engine_that_does_not_exist_cannot_be_drained() -> None:
+    actions = serving().report(SERVER, DrainEngine(rank=7, draining=True), 5.0)
+    assert done(actions) == []
+    assert errors(actions) == ["api-server 0 asked for engine 7, which there is not"]
 
 
 # -- replacing API servers -----------------------------------------------------------------------------

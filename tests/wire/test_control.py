@@ -16,6 +16,8 @@ from penstock.wire.control import (
     ControlChannel,
     ControlError,
     Drain,
+    DrainEngine,
+    EnginesDraining,
     Failed,
     Launch,
     LineBuffer,
@@ -64,6 +66,8 @@ def ends() -> Iterator[tuple[ChildChannel, ControlChannel]]:
         (Drain(), b'{"type":"drain","replaced":false}\n'),
         (Drain(replaced=True), b'{"type":"drain","replaced":true}\n'),
         (Beat(), b'{"type":"beat"}\n'),
+        (DrainEngine(rank=1, draining=True), b'{"type":"drain-engine","rank":1,"draining":true}\n'),
+        (EnginesDraining(ranks=[0, 2]), b'{"type":"engines-draining","ranks":[0,2]}\n'),
         (Stop(), b'{"type":"stop"}\n'),
         (Progress(text="weights", fraction=0.5), b'{"type":"progress","text":"weights","fraction":0.5}\n'),
         (Progress(text="a"), b'{"type":"progress","text":"a","fraction":null}\n'),
@@ -76,7 +80,7 @@ def ends() -> Iterator[tuple[ChildChannel, ControlChannel]]:
 )
 def test_bytes_of_each_message(message: Order | Report, line: bytes) -> None:
     assert encode(message) == line
-    decode = decode_for_child if isinstance(message, Drain | Stop) else decode_for_supervisor
+    decode = decode_for_child if isinstance(message, Order) else decode_for_supervisor
     assert decode(line[:-1]) == message
 
 
