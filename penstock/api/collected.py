@@ -33,7 +33,7 @@ class CollectedReply(RequestReply):
         """Resolves when all choices have ended; raises StreamFailed or ClientGone."""
 
     def _make_stream(self, index: int, rank: int) -> Stream:
-        return Stream(self, index, rank, self.context.tables.nothing, _no_write)
+        return Stream(self, index, rank, _no_write)
 
     def _extend(
         self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None

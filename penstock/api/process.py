@@ -107,12 +107,13 @@ class _Server:
         planner = Planner(self._config, facts, tokenizer, template)
         metrics = self._metrics
         log = TokenLog() if self._config.resume_timeout > 0 else None
-        streams = StreamTable(info.vocab_size, metrics.ttft, metrics.itl, metrics.event_tokens, log)
+        tables = TextTables.make(tokenizer.raw, info.vocab_size)
+        streams = StreamTable(tables.plain, metrics.ttft, metrics.itl, metrics.event_tokens, log)
         self._fleet.open(streams, self._config.resume_timeout, metrics.interrupted)
         context = RequestContext(
             self._fleet,
             streams,
-            TextTables.make(tokenizer.raw, info.vocab_size),
+            tables,
             self._on_reply_end,
             self._config.max_stream_backlog,
             self._config.compat_done_after_error,
@@ -174,11 +175,11 @@ class _Server:
     def _on_reply_end(self, reply: RequestReply, outcome: str) -> None:
         metrics = self._metrics
         metrics.requests[outcome] += 1
-        metrics.e2e.observe(time.monotonic() - reply.arrival)
+        metrics.e2e.add(time.monotonic() - reply.arrival)
         usage = reply.usage()
         metrics.prompt_tokens += usage["prompt_tokens"]
-        metrics.request_prompt_tokens.observe(usage["prompt_tokens"])
-        metrics.request_generation_tokens.observe(usage["completion_tokens"])
+        metrics.request_prompt_tokens.add(usage["prompt_tokens"])
+        metrics.request_generation_tokens.add(usage["completion_tokens"])
 
     def _on_order(self) -> None:
         try:

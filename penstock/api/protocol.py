@@ -210,11 +210,21 @@ class ServerProtocol(HttpToolsProtocol):
         if self.flow.write_paused:  # the client has not read the reply before
             listener.on_pause()
 
-    def start(self) -> None:
-        self.begin(200, EVENT_STREAM_HEADERS, chunked=True)
+    def send(self, chunks: bytes, *, last: bool) -> None:
+        assert self._active is not None
+        if last:
+            chunks += _END
+        if not self._active.response_started:
+            chunks = self._head_of(200, EVENT_STREAM_HEADERS, chunked=True) + chunks
+        self.transport.write(chunks)
+        if last:
+            self._complete()
 
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, chunked: bool) -> None:
         """Sends the head of a reply; its body is chunked or has the content-length among ``headers``."""
+        self.transport.write(self._head_of(status, headers, chunked=chunked))
+
+    def _head_of(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, chunked: bool) -> bytes:
         cycle = self._active
         assert cycle is not None
         cycle.response_started = True
@@ -230,17 +240,23 @@ class ServerProtocol(HttpToolsProtocol):
             lines.append(b"transfer-encoding: chunked\r\n")
         if not cycle.keep_alive:
             lines.append(_CLOSE)
-        self.transport.write(b"".join([*lines, b"\r\n"]))
+        lines.append(b"\r\n")
+        return b"".join(lines)
 
     def unread(self) -> int:
         return self.transport.get_write_buffer_size()
 
     def finish(self) -> None:
+        """Ends the body of a reply that :meth:`begin` began."""
+        assert self._active is not None
+        if self._active.chunked_encoding:
+            self.transport.write(_END)
+        self._complete()
+
+    def _complete(self) -> None:
         cycle = self._active
         assert cycle is not None
         self._listener = None
-        if cycle.chunked_encoding:
-            self.transport.write(_END)
         cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:

@@ -30,16 +30,14 @@ _ABORTED = StreamError(500, "engine_error", "The engine stopped this request.")
 
 @dataclass(slots=True)
 class TextTables:
-    """Token texts, made once per process. ``plain``: one entry per id of the engine's vocabulary."""
+    """Token texts, made once per process."""
 
     table: TokenTable
     """With special tokens skipped."""
     full: TokenTable
     """With special tokens as text."""
     plain: list[bytes | None]
-    """The fast path's: None for tokens that need care, special ones included."""
-    nothing: list[bytes | None]
-    """All None: every row takes the slow path."""
+    """One entry per output of the model: None for tokens that need care, special ones included."""
 
     @classmethod
     def make(cls, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> TextTables:
@@ -49,7 +47,7 @@ class TextTables:
         # Special tokens (no text) take the slow path: an event without text is not sent.
         plain = [text or None for text in table.text[:vocab_size]]
         plain += [None] * (vocab_size - len(plain))
-        return cls(table, full, plain, [None] * vocab_size)
+        return cls(table, full, plain)
 
     def of(self, plan: RequestPlan) -> TokenTable:
         return self.table if plan.skip_special_tokens else self.full
@@ -200,7 +198,7 @@ class RequestReply:
 
     def _drop(self, stream: Stream) -> None:
         self.context.fleet.abort(stream)
-        self.context.streams.discard(stream, self.context.tables.nothing)
+        self.context.streams.discard(stream)
 
     def _settle(
         self, choice: Choice, stream: Stream, piece: Piece, tokens: Sequence[int], finish: Finish

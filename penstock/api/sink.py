@@ -40,23 +40,20 @@ class Sink(Protocol):
 
     @property
     def write(self) -> Callable[[bytes], object]:
-        """Takes one or more complete chunks; never blocks."""
+        """Takes one or more complete chunks, after ``send`` was called; never blocks."""
         ...
 
     def listen(self, listener: Listener) -> None:
         """Names who is told of disconnects; at most one listener per reply."""
         ...
 
-    def start(self) -> None:
-        """Sends status 200 and the headers of an event stream."""
+    def send(self, chunks: bytes, *, last: bool) -> None:
+        """As ``write``, the first time after status 200 and the headers of an event stream; ``last``: and
+        before the end of the body, after which the connection serves its next request."""
         ...
 
     def unread(self) -> int:
         """Bytes that were written and that the operating system has not taken."""
-        ...
-
-    def finish(self) -> None:
-        """Ends the body; the connection serves its next request."""
         ...
 
     def cut(self) -> None:
@@ -103,16 +100,13 @@ class AsgiSink:
             self._paused = True
             self._listener.on_pause()
 
-    def start(self) -> None:
+    def send(self, chunks: bytes, *, last: bool) -> None:
         self._started = True
-        self._changed.set()
+        self._finished = last
+        self.write(chunks)
 
     def unread(self) -> int:
         return self._sending + len(self._buffer)
-
-    def finish(self) -> None:
-        self._finished = True
-        self._changed.set()
 
     def cut(self) -> None:
         self._gone = True

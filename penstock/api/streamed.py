@@ -57,8 +57,7 @@ class StreamedReply(RequestReply):
         return stream
 
     def _make_stream(self, index: int, rank: int) -> Stream:
-        nothing = self.context.tables.nothing  # the first row starts the reply
-        return Stream(self, index, rank, nothing, self.sink.write, self.shape.head(index), self._tail)
+        return Stream(self, index, rank, self.sink.write, self.shape.head(index), self._tail)
 
     # -- rows
 
@@ -72,14 +71,14 @@ class StreamedReply(RequestReply):
                 self._cut()
             return
         data = self._event(choice, stream)
-        if ended:
-            data += self._ending()
+        if ended and all(other.stream is None for other in self.choices):
+            if self.plan.include_usage:
+                data += self.shape.usage_event(self.usage())
+            self._finish(self._outcome(), data + DONE)
+            return
         if data:
             self._send(data)
-        if ended and all(other.stream is None for other in self.choices):
-            self._finish(None)
-        else:
-            self._choose_path(choice)
+        self._choose_path(choice)
 
     def _hold(self, choice: Choice, text: str, tokens: Sequence[int], logprobs: Logprobs | None) -> None:
         """Keep what a row adds for the choice's next event."""
@@ -96,8 +95,7 @@ class StreamedReply(RequestReply):
     def _choose_path(self, choice: Choice) -> None:
         """Whether the choice's next row may take the table's texts as they are."""
         if self._plain and self.started and not self._paused and choice.stream is not None:
-            tables = self.context.tables  # while text is held back, the next token must not overtake it
-            choice.stream.table = tables.plain if choice.plain else tables.nothing
+            choice.stream.plain = choice.plain  # while text is held back, no token may overtake it
 
     # -- events
 
@@ -146,19 +144,11 @@ class StreamedReply(RequestReply):
         """For every event, if the client wants it."""
         return usage(choice.prompt.length, generated, None) if self.plan.continuous_usage else None
 
-    def _ending(self) -> bytes:
-        """What follows the last choice's last event."""
-        if any(choice.stream is not None for choice in self.choices):
-            return b""
-        return (self.shape.usage_event(self.usage()) if self.plan.include_usage else b"") + DONE
-
     # -- writing
 
-    def _send(self, data: bytes) -> None:
-        if not self.started:
-            self.started = True
-            self.sink.start()
-        self.sink.write(chunk(data))
+    def _send(self, data: bytes, *, last: bool = False) -> None:
+        self.started = True
+        self.sink.send(chunk(data), last=last)
 
     def break_silence(self, since: float, now: float) -> None:
         """Send a comment unless there was one after ``since``. It may be the first thing the client gets."""
@@ -172,7 +162,7 @@ class StreamedReply(RequestReply):
         self._backlog = self.sink.unread()
         for choice in self.choices:
             if choice.stream is not None:
-                choice.stream.table = self.context.tables.nothing
+                choice.stream.plain = False
 
     def on_resume(self) -> None:
         self._paused = False
@@ -192,37 +182,38 @@ class StreamedReply(RequestReply):
             return
         running = [(choice, choice.stream) for choice in self.choices if choice.stream is not None]
         self.drop_streams(stream)
-        if self.started:
-            data = b"".join([self._rest(*each) for each in running]) + error_event(error)
-            self._send(data + DONE if self.context.done_after_error else data)
-        self._finish(error)
+        if not self.started:
+            self._end("error")
+            self._resolve(error)
+            return
+        data = b"".join([self._rest(*each) for each in running]) + error_event(error)
+        self._finish("error", data + DONE if self.context.done_after_error else data)
 
     def _rest(self, choice: Choice, stream: Stream) -> bytes:
         """What a choice holds that ends too early: nothing that was generated is lost with it."""
         choice.unsent += choice.assembler.finish().text.encode()
         return self._event(choice, stream, failed=True)
 
+    def _finish(self, outcome: str, data: bytes) -> None:
+        """Send the last events."""
+        self._end(outcome)
+        self._send(data, last=True)
+        self._resolve(None)
+
     def on_disconnect(self) -> None:
         if not self.ended:
-            self.drop_streams()
-            self._end("abort")
-            if not self.done.done():
-                self.done.set_result(None)
+            self._leave("abort")
 
     def _cut(self) -> None:
         """The client read too slowly for too long."""
-        self.drop_streams()
         self.sink.cut()
-        self._end("cut")
-        if not self.done.done():
-            self.done.set_result(None)
+        self._leave("cut")
 
-    def _finish(self, error: StreamError | None) -> None:
-        if self.ended:
-            return
-        self._end("error" if error is not None else self._outcome())
-        if self.started:
-            self.sink.finish()
-            error = None
-        if not self.done.done():
+    def _leave(self, outcome: str) -> None:
+        self.drop_streams()
+        self._end(outcome)
+        self._resolve(None)
+
+    def _resolve(self, error: StreamError | None) -> None:
+        if not self.done.done():  # nobody may wait any longer: a server that stops cancels its tasks
             self.done.set_result(error)

@@ -1,5 +1,6 @@
 """Histograms fed by whole columns: one array operation per frame, nothing per token."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,10 +27,11 @@ TOKEN_BOUNDS = (*(digit * 10.0**power for power in range(6) for digit in (1, 2, 
 class Histogram:
     """Counts of observations per bucket; ``bounds`` are the upper bounds, inclusive, ascending."""
 
-    __slots__ = ("_bounds", "counts", "total")
+    __slots__ = ("_bound_list", "_bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = np.asarray(bounds, np.float64)
+        self._bound_list = list(bounds)
         self.counts = np.zeros(len(bounds) + 1, np.int64)
         """int64[B + 1]: observations per bucket, the last one above every bound."""
         self.total = 0.0
@@ -41,9 +43,9 @@ class Histogram:
         self.counts += np.bincount(places, minlength=len(self.counts))
         self.total += float(array.sum())
 
-    def repeat(self, value: float, times: int) -> None:
-        """Adds the same observation ``times`` times over."""
-        self.counts[np.searchsorted(self._bounds, value)] += times
+    def add(self, value: float, times: int = 1) -> None:
+        """Adds one observation, ``times`` times over."""
+        self.counts[bisect_left(self._bound_list, value)] += times
         self.total += value * times
 
     def cumulative(self) -> list[tuple[str, float]]:

@@ -52,9 +52,8 @@ class Reply(Protocol):
 class Stream:
     """The state the loop over a frame's rows touches, and no more.
 
-    A token whose text stands in ``table`` is one chunk: ``head + text + tail``, written at once. Where the
-    table says None (the token's text depends on others, or the stream wants more than text), the row goes
-    to ``reply``.
+    While ``plain``, a row whose tokens all have a text of their own is one chunk, ``head + text + tail``,
+    written at once. Other rows go to ``reply``.
     """
 
     __slots__ = (
@@ -62,13 +61,13 @@ class Stream:
         "handle",
         "head",
         "index",
+        "plain",
         "rank",
         "refusals",
         "reply",
         "request",
         "resumed_at",
         "setbacks",
-        "table",
         "tail",
         "write",
     )
@@ -78,7 +77,6 @@ class Stream:
         reply: Reply,
         index: int,
         rank: int,
-        table: list[bytes | None],
         write: Callable[[bytes], object],
         head: bytes = b"",
         tail: bytes = b"",
@@ -104,8 +102,9 @@ class Stream:
         """Ends with the CR LF that ends a chunk."""
         self.base = len(head) + len(tail) - 2
         # -- per row
-        self.table = table
+        self.plain = False
+        """Whether texts may be written without asking the reply; set by it."""
 
     def emit(self, text: bytes) -> None:
-        """Write one event with JSON-escaped ``text``."""
+        """Write one event with JSON-escaped ``text``, of any size."""
         self.write(chunk(b"".join((self.head, text, self.tail[:-2]))))

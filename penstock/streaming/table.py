@@ -46,14 +46,14 @@ class StreamTable:
 
     def __init__(
         self,
-        vocab_size: int,
+        texts: Sequence[bytes | None],
         ttft: Histogram,
         itl: Histogram,
         event_tokens: Histogram,
         log: TokenLog | None = None,
         capacity: int = 1024,
     ) -> None:
-        """``vocab_size``: the length of every stream's text table.
+        """``texts``: per token id of the model, the text of a token that stands for itself, else None.
 
         ``ttft`` and ``itl`` observe all rows, in seconds; ``event_tokens`` the tokens of those that are
         written as they come. ``log`` keeps what streams have delivered; None: they cannot go on elsewhere.
@@ -67,7 +67,7 @@ class StreamTable:
         self._last = np.zeros(capacity)
         self._written = np.zeros(capacity, np.bool_)
         """Whether the stream's rows become events."""
-        self._vocab_size = vocab_size
+        self._texts = np.array(texts, np.object_)
         self._ttft = ttft
         self._itl = itl
         self._event_tokens = event_tokens
@@ -98,10 +98,10 @@ class StreamTable:
         """Tokens of the stream that have been delivered."""
         return int(self._position[stream.handle])
 
-    def discard(self, stream: Stream, nothing: list[bytes | None]) -> None:
+    def discard(self, stream: Stream) -> None:
         """The stream's request wants no more of it; its handle lives on until the engine ends it."""
         stream.reply = DISCARD
-        stream.table = nothing
+        stream.plain = False
 
     def close(self, stream: Stream) -> None:
         handle = stream.handle
@@ -138,8 +138,8 @@ class StreamTable:
             return
         if int(handles.max()) >= len(self.streams):
             raise WireError(f"row for stream {int(handles.max())}, which never was")
-        if len(frame.tokens) and int(frame.tokens.max()) >= self._vocab_size:
-            raise WireError(f"token id {int(frame.tokens.max())} is not below {self._vocab_size}")
+        if len(frame.tokens) and int(frame.tokens.max()) >= len(self._texts):
+            raise WireError(f"token id {int(frame.tokens.max())} is not below {len(self._texts)}")
         expected = self._position[handles]
         sound = (expected == frame.position) & (self._rank[handles] == rank)
         if not sound.all():
@@ -151,64 +151,53 @@ class StreamTable:
         self.generated_tokens += len(frame.tokens)
         if self._log is not None:
             self._log.append(handles, frame.tokens, frame.count)
+        texts = self._texts[frame.tokens].tolist()
         if frame.finish is None and frame.count is None and frame.cached is None and frame.logprobs is None:
-            self._one_token_rows(handles.tolist(), frame.tokens.tolist())
+            self._one_token_rows(handles.tolist(), frame.tokens.tolist(), texts)
         else:
-            self._any_rows(frame)
+            self._any_rows(frame, handles.tolist(), texts)
 
-    def _one_token_rows(self, handles: list[int], tokens: list[int]) -> None:
+    def _one_token_rows(self, handles: list[int], tokens: list[int], texts: list[bytes | None]) -> None:
         """The loop a token's cost is decided in: nothing here allocates a tracked object."""
         streams, sizes, join = self.streams, CHUNK_SIZES, b"".join
-        for handle, token in zip(handles, tokens, strict=True):
+        for handle, token, text in zip(handles, tokens, texts, strict=True):
             stream = streams[handle]
-            text = stream.table[token]  # type: ignore[union-attr]
-            if text is None:
-                self._row(stream, (token,), Finish.NONE, 0, None)  # type: ignore[arg-type]
-            else:
+            if text is not None and stream.plain:  # type: ignore[union-attr]
                 size = sizes[stream.base + len(text)]  # type: ignore[union-attr]
                 stream.write(join((size, stream.head, text, stream.tail)))  # type: ignore[union-attr]
+            else:
+                self._row(stream, (token,), Finish.NONE, 0, None)  # type: ignore[arg-type]
 
-    def _any_rows(self, frame: TokenFrame) -> None:
+    def _any_rows(self, frame: TokenFrame, handles: list[int], texts: list[bytes | None]) -> None:
+        """Rows of any number of tokens, and of all that a row may say besides."""
         streams, sizes, join = self.streams, CHUNK_SIZES, b"".join
-        rows = frame.rows
-        handles, tokens = frame.stream.tolist(), frame.tokens.tolist()
-        counts = frame.counts()
-        ends = np.cumsum(counts)
-        careful = self._careful_rows(frame)
-        finish = [0] * rows if frame.finish is None else frame.finish.tolist()
-        cached = [0] * rows
-        if frame.cached is not None:  # what a resumed stream finds in the cache is not its prompt's
-            cached = (frame.cached * (frame.position == 0)).tolist()
+        ends = np.cumsum(frame.counts()).tolist()
         start = 0
-        for row, (handle, end) in enumerate(zip(handles, ends.tolist(), strict=True)):
+        for row, (handle, end, careful) in enumerate(zip(handles, ends, _careful_rows(frame), strict=True)):
             stream = streams[handle]
             assert stream is not None  # its rank was checked
-            row_tokens = tokens[start:end]
-            if not careful[row]:
+            if stream.plain and not careful:
                 try:
-                    text = join([stream.table[token] for token in row_tokens])
-                except TypeError:  # a None in the table
-                    pass
+                    text = join(texts[start:end])  # type: ignore[arg-type]
+                except TypeError:  # a None: a token that does not stand for itself
+                    self._careful_row(frame, row, stream, start, end)
                 else:
                     size = stream.base + len(text)
                     if size < _MAX_EVENT:
                         stream.write(join((sizes[size], stream.head, text, stream.tail)))
                     else:
                         stream.emit(text)
-                    start = end
-                    continue
-            logprobs = None if frame.logprobs is None else _entries(frame.logprobs, start, end)
-            self._row(stream, row_tokens, Finish(finish[row]), cached[row], logprobs)
+            else:
+                self._careful_row(frame, row, stream, start, end)
             start = end
 
-    def _careful_rows(self, frame: TokenFrame) -> list[bool]:
-        """Rows that say more than tokens: an end, a first row's cached count, no tokens at all."""
-        careful = np.zeros(frame.rows, np.bool_) if frame.finish is None else frame.finish != 0
-        if frame.cached is not None:
-            careful |= frame.cached != 0
-        if frame.count is not None:
-            careful |= frame.count == 0
-        return careful.tolist()
+    def _careful_row(self, frame: TokenFrame, row: int, stream: Stream, start: int, end: int) -> None:
+        finish = Finish.NONE if frame.finish is None else Finish(frame.finish[row])
+        cached = 0
+        if frame.cached is not None and not frame.position[row]:
+            cached = int(frame.cached[row])  # what a resumed stream finds in the cache is not its prompt's
+        logprobs = None if frame.logprobs is None else _entries(frame.logprobs, start, end)
+        self._row(stream, frame.tokens[start:end].tolist(), finish, cached, logprobs)
 
     def _row(
         self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
@@ -305,9 +294,19 @@ class StreamTable:
     def _record_sizes(self, frame: TokenFrame) -> None:
         written = self._written[frame.stream]
         if frame.count is None:
-            self._event_tokens.repeat(1.0, int(np.count_nonzero(written)))
+            self._event_tokens.add(1.0, int(np.count_nonzero(written)))
         else:
             self._event_tokens.observe(frame.count[written])
+
+
+def _careful_rows(frame: TokenFrame) -> list[bool]:
+    """Rows that say more than tokens: an end, a first row's cached count, no tokens at all."""
+    careful = np.zeros(frame.rows, np.bool_) if frame.finish is None else frame.finish != 0
+    if frame.cached is not None:
+        careful |= frame.cached != 0
+    if frame.count is not None:
+        careful |= frame.count == 0
+    return careful.tolist()
 
 
 def _entries(logprobs: Logprobs, start: int, end: int) -> Logprobs | None:

@@ -55,14 +55,14 @@ class MemorySink:
     def listen(self, listener: Listener) -> None:
         self.listener = listener
 
-    def start(self) -> None:
-        self.starts += 1
+    def send(self, chunks: bytes, *, last: bool) -> None:
+        self.starts = 1
+        self._write(chunks)
+        if last:
+            self._end("finish")
 
     def unread(self) -> int:
         return self.unread_bytes
-
-    def finish(self) -> None:
-        self._end("finish")
 
     def cut(self) -> None:
         self._end("cut")
@@ -105,7 +105,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         histograms = [Histogram(bounds) for bounds in (TTFT_BOUNDS, ITL_BOUNDS, EVENT_BOUNDS)]
-        self.streams = StreamTable(VOCABULARY, *histograms)
+        self.streams = StreamTable(self.tables.plain, *histograms)
         self.context = RequestContext(
             cast(Fleet, self.fleet),
             self.streams,

@@ -38,7 +38,7 @@ class Host:
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
-        self.table = StreamTable(VOCABULARY, *histograms, TokenLog())
+        self.table = StreamTable([None] * VOCABULARY, *histograms, TokenLog())
         self.outcomes = Counter[str]()
         self.resumption = Resumption(self.table, timeout_s, self.submit, self.outcomes)
         self.up = [1]
@@ -52,7 +52,7 @@ class Host:
         return True
 
     def open(self, reply: Reply | None = None, rank: int = 0, **sampling: int) -> Stream:
-        stream = Stream(reply or Reply(), 0, rank, [None] * VOCABULARY, lambda data: None)
+        stream = Stream(reply or Reply(), 0, rank, lambda data: None)
         self.table.open(stream, 0.0)
         stream.request = Submit(stream.handle, PROMPT, Sampling(100, 3, **sampling), 5, 2, "salt")
         return stream

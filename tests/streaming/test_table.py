@@ -37,11 +37,13 @@ class BrokenReply(RecordingReply):
 
 def make_table() -> StreamTable:
     histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
-    return StreamTable(len(TEXTS), *histograms, TokenLog(), capacity=2)
+    return StreamTable(TEXTS, *histograms, TokenLog(), capacity=2)
 
 
 def make_stream(reply: RecordingReply, written: list[bytes], rank: int = 0) -> Stream:
-    return Stream(reply, 0, rank, TEXTS, written.append, b"<", b">\r\n")
+    stream = Stream(reply, 0, rank, written.append, b"<", b">\r\n")
+    stream.plain = True
+    return stream
 
 
 def frame(*rows: tuple[int, int, list[int]], finish: Sequence[Finish] | None = None) -> TokenFrame:
@@ -106,7 +108,7 @@ def test_a_handle_is_reused_only_after_its_end() -> None:
     table, reply = make_table(), RecordingReply()
     stream = make_stream(reply, [])
     handle = table.open(stream, 0.0)
-    table.discard(stream, [None] * len(TEXTS))
+    table.discard(stream)
     others = [table.open(make_stream(RecordingReply(), []), 0.0) for _ in range(5)]
     assert handle not in others
     table.deliver(0, frame((handle, 0, [1]), finish=[Finish.ABORT]), 1.0)
@@ -132,7 +134,7 @@ def test_streams_of_a_dead_engine_go_on_where_they_were() -> None:
     table.open(other, 0.0)
     gone = make_stream(RecordingReply(), [])
     table.open(gone, 0.0)
-    table.discard(gone, [None] * len(TEXTS))
+    table.discard(gone)
     table.deliver(0, frame((handle, 0, [0, 3])), 1.0)
     assert table.orphan(0) == [stream]
     assert table.waits(stream)
@@ -174,7 +176,7 @@ def test_only_the_cached_tokens_of_a_first_row_count() -> None:
 
 def test_latency_is_recorded_per_row() -> None:
     ttft, itl = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
-    table = StreamTable(len(TEXTS), ttft, itl, Histogram(EVENT_BOUNDS))
+    table = StreamTable(TEXTS, ttft, itl, Histogram(EVENT_BOUNDS))
     handle = table.open(make_stream(RecordingReply(), []), 10.0)
     table.deliver(0, frame((handle, 0, [0])), 11.5)
     table.deliver(0, frame((handle, 1, [0])), 12.0)
@@ -184,9 +186,9 @@ def test_latency_is_recorded_per_row() -> None:
 
 def test_tokens_per_event_are_recorded_for_streams_that_write_events() -> None:
     sizes = Histogram((1.0, 4.0))
-    table = StreamTable(len(TEXTS), Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), sizes)
+    table = StreamTable(TEXTS, Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), sizes)
     streamed = table.open(make_stream(RecordingReply(), []), 0.0)
-    collected = table.open(Stream(RecordingReply(), 0, 0, [None] * len(TEXTS), [].append), 0.0)
+    collected = table.open(Stream(RecordingReply(), 0, 0, [].append), 0.0)
     table.deliver(0, frame((streamed, 0, [0]), (collected, 0, [0])), 1.0)
     table.deliver(0, frame((streamed, 1, [0, 1, 3]), (collected, 1, [0, 1, 3])), 2.0)
     assert (sizes.counts.tolist(), sizes.total) == ([1, 1, 0], 4.0)
