@@ -78,13 +78,13 @@ class Bench:
     def __init__(self, run_dir: str, engines: list[FakeEngine]) -> None:
         self.engines = engines
         self.streams = StreamTable(
-            100, Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
+            [None] * 100, Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
         )
         self.fleet = Fleet(run_dir, len(engines), 0, 0, lambda info: None)
         self.fleet.open(self.streams, 0, Counter())
         self.fleet.connect()
         self.reply = FakeReply()
-        self.stream = Stream(self.reply, 0, 0, [None] * 100, lambda data: None)
+        self.stream = Stream(self.reply, 0, 0, lambda data: None)
 
     async def start(self) -> None:
         await self.until(lambda: all(engine.up for engine in self.fleet.engines))
@@ -142,7 +142,7 @@ def test_a_stream_is_refused_once_every_engine_has_refused_it(run: Run) -> None:
 
 def test_a_stream_nobody_waits_for_is_given_to_no_other_engine(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
-        bench.streams.discard(bench.stream, [None] * 100)
+        bench.streams.discard(bench.stream)
         bench.fleet.abort(bench.stream)
         await bench.until(lambda: len(bench.engines[0].asked) == 2)
         assert bench.engines[0].asked.pop() == Abort([bench.stream.handle])
