@@ -171,7 +171,8 @@ class RequestReply:
             self.on_failure(stream, _ABORTED)
             return
         choice = self.choices[stream.index]
-        self.cached += cached
+        if stream.index % self.plan.n == 0:  # the other choices found what this one computed
+            self.cached += cached
         if self.plan.max_tokens == 0:  # the one token that is generated is not shown
             tokens, finish, logprobs = (), Finish.LENGTH, None
         piece = assemble(choice.assembler, self._finished_text(tokens, finish), finish)

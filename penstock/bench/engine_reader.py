@@ -56,9 +56,10 @@ class Reader:
         """All streams, after the greeting."""
         plan = self._plan
         self._link.send([encode(Hello(PROTOCOL_VERSION, 0, 0))])
-        prompt = np.full(plan.prompt_tokens, plan.prompt_token, "<i4").tobytes()
+        prompts = np.full((plan.streams, plan.prompt_tokens), plan.prompt_token, "<i4")
+        prompts[:, 0] = np.arange(plan.streams)  # none has a prefix in common with another
         requests = [
-            encode(Submit(stream, prompt, Sampling(plan.max_tokens, stream)))
+            encode(Submit(stream, prompts[stream].tobytes(), Sampling(plan.max_tokens, stream)))
             for stream in range(plan.streams)
         ]
         for start in range(0, len(requests), SUBMITS_PER_MESSAGE):

@@ -295,6 +295,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         "auto"
     )
     block_size: Annotated[int, option("Tokens per KV cache block.", "Engine", ge=1, le=256)] = 16
+    enable_prefix_caching: Annotated[
+        bool,
+        option(
+            "Keep what was computed, for requests whose prompts begin alike: they share KV cache blocks.",
+            "Engine",
+        ),
+    ] = True
     kv_cache_memory: Annotated[
         Annotated[int, Meta(ge=1 << 16)] | None,
         option("Bytes for the KV cache; default: a share of what is free on the device.", "Engine"),

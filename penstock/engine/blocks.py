@@ -2,7 +2,15 @@
 
 The cache is cut into blocks of ``block_size`` tokens. A slot's block table lists its blocks in order: the
 keys and values of history position p lie in block ``table[slot, p // block_size]`` at ``p % block_size``.
+
+A block is *in use* while rows of the table name it: several of them when streams share it. What a full block
+holds can be kept under a digest; when no row names the block any more it is *idle*, to be shared by the next
+stream that asks for the digest, or to be emptied when room is needed, the longest idle first. All other
+blocks are *free*.
 """
+
+from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +22,7 @@ NULL_BLOCK = 0
 
 
 class BlockTables:
-    """The free blocks, and per slot a row of block ids.
+    """The free and the idle blocks, and per slot a row of block ids.
 
     ``blocks`` counts the blocks that can be given out; the cache needs ``blocks + 1``, for the null block.
     """
@@ -26,17 +34,31 @@ class BlockTables:
         """int32[slots, blocks per slot]"""
         self.owned = np.zeros(slots, np.int32)
         """Blocks in each slot's row."""
+        self.refs = np.zeros(blocks + 1, np.int32)
+        """Rows that name each block."""
         self._free = np.arange(blocks, 0, -1, dtype=np.int32)
         self._free_count = blocks
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        """Blocks that are kept though no row names them, the longest idle first."""
+        self._kept = np.zeros(blocks + 1, np.bool_)
+        """Blocks with a digest."""
+        self._block_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
 
     def free_count(self) -> int:
-        return self._free_count
+        """Blocks that can be given out: the free and the idle ones."""
+        return self._free_count + len(self._idle)
+
+    def idle_count(self) -> int:
+        return len(self._idle)
 
     def used_share(self) -> float:
-        return 1.0 - self._free_count / self.blocks
+        return 1.0 - self.free_count() / self.blocks
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
+
+    # -- slots take and give back
 
     def missing(self, slots: NDArray[np.intp], lengths: I32) -> I32:
         """int32[n]: blocks each slot lacks to hold ``lengths`` tokens, at least 0."""
@@ -45,27 +67,82 @@ class BlockTables:
         return missing
 
     def take(self, slots: NDArray[np.intp], counts: I32) -> None:
-        """Append ``counts`` free blocks to the rows of ``slots``. The caller has made sure they are there."""
+        """Append ``counts`` free blocks to the rows of ``slots``; idle ones are emptied as needed. Raises
+        ValueError when there are too few; the caller makes sure that there are not."""
         total = int(counts.sum())
         if not total:
             return
+        if total > self.free_count():
+            raise ValueError(f"{total} KV blocks wanted, {self.free_count()} are free")
         if total > self._free_count:
-            raise ValueError(f"{total} KV blocks wanted, {self._free_count} are free")
+            self._empty(total - self._free_count)
         taken = self._free[self._free_count - total : self._free_count][::-1]
         self._free_count -= total
+        self.refs[taken] = 1
         ends = np.cumsum(counts)
         within = np.arange(total) - np.repeat(ends - counts, counts)
         self.table[np.repeat(slots, counts), np.repeat(self.owned[slots], counts) + within] = taken
         self.owned[slots] += counts
 
+    def share(self, slot: int, blocks: Sequence[int]) -> None:
+        """Make kept blocks the first of a slot that has none."""
+        for block in blocks:
+            if not self.refs[block]:
+                del self._idle[block]
+        self.table[slot, : len(blocks)] = blocks
+        self.refs[self.table[slot, : len(blocks)]] += 1
+        self.owned[slot] = len(blocks)
+
     def release(self, slot: int) -> None:
-        """Give back all blocks of a slot."""
-        count = int(self.owned[slot])
-        row = self.table[slot, :count]
-        self._free[self._free_count : self._free_count + count] = row[::-1]
-        self._free_count += count
+        """Give back all blocks of a slot; of the kept ones those at its end will be emptied first."""
+        row = self.table[slot, : int(self.owned[slot])]
+        self.refs[row] -= 1
+        unused = row[self.refs[row] == 0][::-1]
+        kept = self._kept[unused]
+        self._idle.update(dict.fromkeys(unused[kept].tolist()))
+        self._push(unused[~kept])
         row[:] = NULL_BLOCK
         self.owned[slot] = 0
+
+    def _push(self, blocks: I32) -> None:
+        self._free[self._free_count : self._free_count + len(blocks)] = blocks
+        self._free_count += len(blocks)
+
+    # -- what blocks hold
+
+    def find(self, digest: bytes) -> int | None:
+        """The block that holds what the digest stands for."""
+        return self._block_of.get(digest)
+
+    def idle_among(self, blocks: Sequence[int]) -> int:
+        return int(np.count_nonzero(self.refs[np.array(blocks, np.intp)] == 0))
+
+    def keep(self, block: int, digest: bytes) -> None:
+        """What a block in use holds is to be found under ``digest``, unless another block has it already."""
+        if digest not in self._block_of and not self._kept[block]:
+            self._block_of[digest] = block
+            self._digest_of[block] = digest
+            self._kept[block] = True
+
+    def forget(self) -> None:
+        """Nothing is kept any longer: idle blocks are free."""
+        self._push(np.fromiter(self._idle, np.int32, len(self._idle)))
+        self._idle.clear()
+        self._block_of.clear()
+        self._digest_of.clear()
+        self._kept[:] = False
+
+    def _empty(self, count: int) -> None:
+        """Free the ``count`` blocks that have been idle for longest."""
+        emptied = np.empty(count, np.int32)
+        for index in range(count):
+            block, _ = self._idle.popitem(last=False)
+            del self._block_of[self._digest_of.pop(block)]
+            emptied[index] = block
+        self._kept[emptied] = False
+        self._push(emptied)
+
+    # -- where tokens lie
 
     def cache_rows(self, slots: NDArray[np.intp], positions: NDArray[np.intp]) -> NDArray[np.int64]:
         """int64[n]: where in the flat cache the token at each (slot, history position) lies."""

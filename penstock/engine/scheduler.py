@@ -5,6 +5,7 @@ whole prompt. A step computes one token of every stream that decodes, and with w
 ``max_num_batched_tokens`` chunks of the prompts that are not computed yet. When decodes need more blocks
 than are free, the least important stream, among equals the one admitted last, gives its blocks back; it
 keeps its slot and its history, and is computed again, as if its history were a prompt, when there is room.
+What another stream has computed is not computed again (:mod:`penstock.engine.prefix_cache`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from ..wire.messages import Submit, WireError
 from .base import RequestRejected, StepRows
 from .blocks import BlockTables
 from .logprobs import HeldLogprobs
+from .prefix_cache import Chain, PrefixCache
 from .rows import joined, no_rows
 from .sampling import SamplingColumns
 from .slots import SlotTable
@@ -28,8 +30,9 @@ from .waiting import Waiting, WaitingQueue
 
 Slots = NDArray[np.intp]
 
-LOOK_AHEAD = 256
-"""Waiting streams looked at beyond the free slots, as some may not be ready to start."""
+LOOK_AHEAD = 128
+"""Waiting streams that a step passes over because they cannot start yet: their grammar is being compiled, or
+another stream computes what their prompt begins with. Looking at a thousand of them takes a millisecond."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,6 +63,7 @@ class Scheduler:
         self.sampling = sampling
         self.blocks = blocks
         self.held = HeldLogprobs(table)
+        self.prefix = PrefixCache(table, blocks, enabled=config.enable_prefix_caching)
         self.max_batched_tokens = config.max_num_batched_tokens
         self.computed = np.zeros(table.size, np.int32)
         """Tokens of each slot's history whose keys and values are in the cache after the last step."""
@@ -149,11 +153,8 @@ class Scheduler:
 
     def fail_all(self, code: str, message: str) -> StepRows:
         """End every stream by an error, with the rows of tokens that were held back."""
-        slots = self._admitted
-        for slot in slots.tolist():
-            self.blocks.release(slot)
-            self.sampling.clear(slot)
-            self.held.clear(slot)
+        for slot in self._admitted.tolist():
+            self._clear(slot)
         rows = self.table.fail_all(code, message)
         rows.failed = [*rows.failed, *self._queue.fail_all(code, message)]
         self._aborted = {}
@@ -162,11 +163,14 @@ class Scheduler:
 
     def _free(self, slots: Slots) -> None:
         for slot in slots.tolist():
-            self.blocks.release(slot)
-            self.sampling.clear(slot)
-            self.held.clear(slot)
+            self._clear(slot)
             self.table.release(slot)
         self._admitted = self._admitted[~np.isin(self._admitted, slots)]
+
+    def _clear(self, slot: int) -> None:
+        self.prefix.leave(slot, int(self.computed[slot]), forever=True)
+        self.sampling.clear(slot)
+        self.held.clear(slot)
 
     # -- state
 
@@ -192,6 +196,8 @@ class Scheduler:
         slots, count = slots[order], count[order]
         start = self.computed[slots]
         self.computed[slots] = start + count
+        for slot in chunks.tolist():
+            self.prefix.computed(slot, int(self.computed[slot]))
         self._last_step[slots] = self.steps
         samples = np.flatnonzero(start + count == self.table.length[slots])
         return Batch(slots, start, count, int(np.count_nonzero(count == 1)), samples)
@@ -216,7 +222,7 @@ class Scheduler:
         """Take the blocks of the least important stream, among equals of the one admitted last."""
         holders = self._admitted[self.blocks.owned[self._admitted] > 0]
         victim = int(holders[-1])
-        self.blocks.release(victim)
+        self.prefix.leave(victim, int(self.computed[victim]), forever=False)
         self.computed[victim] = 0
         self.preemptions += 1
         return victim
@@ -245,70 +251,81 @@ class Scheduler:
         The most important comes first, among equals one that was preempted, then the longest-waiting. It
         ends at the first one that lacks room: smaller ones do not overtake it.
         """
+        passed_over = 0
         for candidate in self._candidates():
-            if isinstance(candidate, Waiting):
-                if not self._has_room(candidate.tokens):
+            chain, length = self._history_of(candidate)
+            found = self.prefix.find(chain, length) if self._may_start(candidate) else None
+            if found is None:
+                passed_over += 1
+                if passed_over > LOOK_AHEAD:
                     return
-                yield self._admit(candidate)
-            else:
-                if not self._has_room(int(self.table.length[candidate])):
-                    return
-                self._give_blocks(candidate)
-                yield candidate
+                continue
+            if not self._has_room(length, found):
+                return
+            slot = self._admit(candidate, found) if isinstance(candidate, Waiting) else candidate
+            self._begin(slot, chain, found)
+            yield slot
 
     def _candidates(self) -> Iterator[int | Waiting]:
-        """Slots of streams that were preempted, and streams that wait."""
+        """Slots of streams that were preempted, and streams that wait for one that is free."""
         preempted: list[int] = self._admitted[self.blocks.owned[self._admitted] == 0].tolist()
-        newcomers = self._newcomers(self.table.free_count())
+        free = self.table.free_count()
+        newcomers = list(islice(self._queue, free + LOOK_AHEAD)) if free else []
         return merge(preempted, newcomers, key=self._priority_of)
-
-    def _newcomers(self, most: int) -> list[Waiting]:
-        """Up to ``most`` streams that wait and may start; those found unable to are given up."""
-        ready: list[Waiting] = []
-        unable: list[tuple[Waiting, str]] = []
-        for waiting in islice(self._queue, most + LOOK_AHEAD):
-            if len(ready) == most:
-                break
-            sampling = waiting.request.sampling
-            if not self.sampling.ready(sampling):
-                continue
-            reason = self.sampling.refusal(sampling)
-            if reason is not None:
-                unable.append((waiting, reason))
-            else:
-                ready.append(waiting)
-        for waiting, reason in unable:
-            self._queue.give_up(waiting, "invalid_request", reason)
-        return ready
 
     def _priority_of(self, candidate: int | Waiting) -> int:
         return candidate.priority if isinstance(candidate, Waiting) else int(self.priority[candidate])
 
-    def _has_room(self, length: int) -> bool:
-        """Whether ``length`` tokens fit and leave every stream that holds blocks one more.
+    def _may_start(self, candidate: int | Waiting) -> bool:
+        """False for a stream that lacks a slot or its grammar; one that cannot have its grammar is given up."""
+        if not isinstance(candidate, Waiting):
+            return True
+        sampling = candidate.request.sampling
+        if not self.table.free_count() or not self.sampling.ready(sampling):
+            return False
+        refusal = self.sampling.refusal(sampling)
+        if refusal is not None:
+            self._queue.give_up(candidate, "invalid_request", refusal)
+        return refusal is None
+
+    def _history_of(self, candidate: int | Waiting) -> tuple[Chain | None, int]:
+        """The digests and the length of what the candidate would have to compute."""
+        if isinstance(candidate, Waiting):
+            if candidate.chain is None:
+                candidate.chain = self.prefix.chain_of(candidate.request)
+            return candidate.chain, candidate.tokens
+        return self.prefix.chain_in(candidate), int(self.table.length[candidate])
+
+    def _has_room(self, length: int, found: list[int]) -> bool:
+        """Whether ``length`` tokens, of which some are ``found``, fit and leave every stream that holds
+        blocks one more.
 
         Without that margin a stream that was preempted would come back only to be preempted again.
         """
         margin = int(np.count_nonzero(self.blocks.owned[self._admitted]))
-        return self.blocks.blocks_for(length) + margin <= self.blocks.free_count()
+        wanted = self.blocks.blocks_for(length) - len(found) + self.blocks.idle_among(found)
+        return wanted + margin <= self.blocks.free_count()
 
-    def _give_blocks(self, slot: int) -> None:
-        """Blocks for a stream's whole history, so that a prefill that has begun never waits for memory."""
-        wanted = self.blocks.blocks_for(int(self.table.length[slot]))
-        self.blocks.take(np.array([slot]), np.array([wanted], np.int32))
-
-    def _admit(self, newcomer: Waiting) -> int:
+    def _admit(self, newcomer: Waiting, found: list[int]) -> int:
         """Move a waiting stream into a slot; there is one, and room for its prompt."""
         self._queue.remove(newcomer)
         slot = self.table.allocate(newcomer.server, newcomer.request)
         self.sampling.set(slot, newcomer.request.sampling)
-        self.computed[slot] = 0
         self.priority[slot] = newcomer.priority
         place = np.searchsorted(self.priority[self._admitted], newcomer.priority, side="right")
         self._admitted = np.insert(self._admitted, place, slot)
-        self._give_blocks(slot)
         self.prompt_tokens += int(self.table.base[slot])
+        self.prefix.count(newcomer.chain, newcomer.tokens, found)
+        if not newcomer.request.resumed:  # whoever ran it before has reported what was cached there
+            self.table.cached[slot] = len(found) * self.blocks.block_size
         return slot
+
+    def _begin(self, slot: int, chain: Chain | None, found: list[int]) -> None:
+        """Blocks for a stream's whole history, so that a prefill that has begun never waits for memory."""
+        self.prefix.begin(slot, chain, found)
+        wanted = self.blocks.blocks_for(int(self.table.length[slot]))
+        self.blocks.take(np.array([slot]), np.array([wanted - len(found)], np.int32))
+        self.computed[slot] = len(found) * self.blocks.block_size
 
     # -- the step: settle
 
@@ -329,7 +346,9 @@ class Scheduler:
         rows = self.table.rows(slots, finish)
         rows.logprobs = placed
         rows.failed = [self.table.failure(slot, "engine_error", reason) for slot, reason in broken.items()]
-        ended = slots[(finish != Finish.NONE) | np.isin(slots, list(broken))]
-        if len(ended):
-            self._free(ended)
+        ended = finish != Finish.NONE
+        if broken:
+            ended |= np.isin(slots, list(broken))
+        if ended.any():
+            self._free(slots[ended])
         return rows

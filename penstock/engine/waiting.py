@@ -13,6 +13,7 @@ import msgspec
 from ..config.options import ServeConfig
 from ..wire.messages import OVERLOADED, Submit, WireError
 from .base import RequestRejected, StepRows, StreamFailure
+from .prefix_cache import Chain
 from .rows import aborted_rows
 
 Key: TypeAlias = tuple[int, int]
@@ -43,6 +44,8 @@ class Waiting:
     server: int
     request: Submit
     rank: Rank
+    chain: Chain | None = None
+    """Of its prompt, from the first time it could have begun."""
 
     @property
     def key(self) -> Key:

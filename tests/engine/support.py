@@ -35,6 +35,7 @@ def submit(
     resumed: int = 0,
     seed: int | None = None,
     priority: int = 0,
+    salt: str | None = None,
     **sampling: Any,
 ) -> Submit:
     """A request whose seed is its stream's number unless given."""
@@ -44,7 +45,8 @@ def submit(
         Sampling(max_tokens, stream if seed is None else seed, **sampling),
         interval,
         priority,
-        resumed=resumed,
+        salt,
+        resumed,
     )
 
 

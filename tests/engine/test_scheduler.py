@@ -42,7 +42,7 @@ def check(scheduler: Scheduler, batch: Batch, budget: int) -> None:
         block for slot in range(table.size) for block in blocks.table[slot, : blocks.owned[slot]].tolist()
     ]
     assert NULL_BLOCK not in given_out
-    assert len(set(given_out)) == len(given_out) == blocks.blocks - blocks.free_count()
+    assert len(set(given_out)) == blocks.blocks - blocks.free_count()
     assert (blocks.owned[batch.slots] * BLOCK >= batch.start + batch.count).all()
 
 

@@ -124,13 +124,17 @@ class TorchEngine:
             "prompt_tokens_total": scheduler.prompt_tokens,
             "generation_tokens_total": scheduler.generated_tokens,
             "preemptions_total": scheduler.preemptions,
+            "prefix_cache_queries_total": scheduler.prefix.queries,
+            "prefix_cache_hits_total": scheduler.prefix.hits,
             "requests_waiting": scheduler.waiting(),
             "requests_running": scheduler.running(),
             "kv_cache_usage": self._blocks.used_share(),
         }
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
-        raise ValueError(f"the torch engine has no operation {method!r}")
+        if method != "reset_prefix_cache":
+            raise ValueError(f"the torch engine has no operation {method!r}")
+        self._scheduler.prefix.reset()
 
 
 def _max_model_len(config: ServeConfig, shape: ModelShape) -> int:

@@ -1,0 +1,121 @@
+"""A model that is nothing but its KV cache, and a driver that takes a scheduler through its steps.
+
+What lies in the cache for a token is a hash of the salt and of all tokens up to it. A step writes the hashes
+of its tokens and reads those of the whole history, so whatever a stream is given that another one computed
+must be exactly what it would have computed itself. The next token is a function of the last hash.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.config.options import ServeConfig
+from penstock.engine.blocks import NULL_BLOCK, BlockTables
+from penstock.engine.sampling import SamplingColumns
+from penstock.engine.scheduler import Batch, Scheduler
+from penstock.engine.slots import SlotTable
+from penstock.wire.messages import Submit
+
+from .support import Received, submit
+
+VOCAB = 50
+_PRIME = (1 << 61) - 1
+
+
+def make_scheduler(
+    slots: int = 4, blocks: int = 40, *, block_size: int = 4, model_len: int = 64, **options: Any
+) -> Scheduler:
+    table = SlotTable(slots, model_len, [])
+    tables = BlockTables(slots, blocks, block_size, model_len)
+    return Scheduler(table, SamplingColumns(table, VOCAB), tables, ServeConfig(**options))
+
+
+class Driver:
+    """One scheduler, its cache, and what its API server has received."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.received = Received()
+        self.prefilled = 0
+        """Tokens computed, but for decodes."""
+        self.cached: dict[int, int] = {}
+        """By stream, as its first row had it."""
+        blocks = scheduler.blocks
+        self._content = np.zeros((blocks.blocks + 1) * blocks.block_size, np.uint64)
+        self._hashes: dict[int, list[int]] = {}
+        """By stream: the hashes of its history, behind one of its salt."""
+
+    # -- requests
+
+    def submit(
+        self, stream: int, prompt: Sequence[int], output: int, *, salt: str | None = None, **more: Any
+    ) -> Submit:
+        request = submit(stream, output, prompt=prompt, salt=salt, **more)
+        self._hashes[stream] = [hash((salt,)) % _PRIME]
+        self.scheduler.submit(0, request)
+        return request
+
+    # -- steps
+
+    def step(self) -> Batch:
+        scheduler = self.scheduler
+        self.received.step(scheduler.take_aborted())
+        batch = scheduler.schedule()
+        tokens = self._run(batch)
+        rows = scheduler.settle(batch, tokens, None)
+        self.received.step(rows)
+        if rows.cached is not None:
+            for row in np.flatnonzero(rows.cached).tolist():
+                self.cached[int(rows.stream[row])] = int(rows.cached[row])
+        self.check()
+        return batch
+
+    def finish(self, most_steps: int = 100_000, each: Callable[[Batch], None] = lambda batch: None) -> None:
+        for _ in range(most_steps):
+            if not self.scheduler.has_work():
+                return
+            each(self.step())
+        raise AssertionError(f"work is left after {most_steps} steps")
+
+    def _run(self, batch: Batch) -> np.ndarray[Any, np.dtype[np.int32]]:
+        table, blocks = self.scheduler.table, self.scheduler.blocks
+        parts = list(zip(batch.slots.tolist(), batch.start.tolist(), batch.count.tolist(), strict=True))
+        self.prefilled += sum(count for _, _, count in parts if count > 1)
+        expected = []
+        for slot, start, count in parts:
+            hashes = np.array(self._history(slot, start + count), np.uint64)
+            rows = blocks.cache_rows(np.full(start + count, slot), np.arange(start + count))
+            self._content[rows[start:]] = hashes[start:]
+            written = blocks.table[slot, start // blocks.block_size : blocks.blocks_for(start + count)]
+            assert (blocks.refs[written] == 1).all(), "a shared block is written"
+            expected.append((rows, hashes))
+        for rows, hashes in expected:
+            assert (self._content[rows] == hashes).all(), "a stream reads what is not its history"
+        last = [int(expected[part][1][-1]) for part in batch.samples.tolist()]
+        for slot in batch.slots[batch.samples].tolist():
+            assert batch.start[batch.slots == slot] < table.length[slot], "the last token is computed"
+        return np.array([value % VOCAB for value in last], np.int32)
+
+    def _history(self, slot: int, length: int) -> list[int]:
+        table = self.scheduler.table
+        hashes = self._hashes[int(table.stream[slot])]
+        for token in table.history[slot, len(hashes) - 1 : length].tolist():
+            hashes.append((hashes[-1] * 1_000_003 + token + 1) % _PRIME)
+        return hashes[1 : length + 1]
+
+    # -- what always holds
+
+    def check(self) -> None:
+        blocks = self.scheduler.blocks
+        named = np.zeros(blocks.blocks + 1, np.int32)
+        for slot, owned in enumerate(blocks.owned.tolist()):
+            row = blocks.table[slot, :owned]
+            assert len(set(row.tolist())) == owned
+            assert (blocks.table[slot, owned:] == NULL_BLOCK).all()
+            named[row] += 1
+        assert (named == blocks.refs).all()
+        assert named[NULL_BLOCK] == 0
+        used = int(np.count_nonzero(named))
+        assert used + blocks.free_count() == blocks.blocks
+        assert blocks.idle_count() <= blocks.free_count()
