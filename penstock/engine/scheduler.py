@@ -277,7 +277,7 @@ class Scheduler:
         return candidate.priority if isinstance(candidate, Waiting) else int(self.priority[candidate])
 
     def _may_start(self, candidate: int | Waiting) -> bool:
-        """False for a stream that lacks a slot or its grammar; one that cannot have its grammar is given up."""
+        """False for a stream without a free slot or its grammar; given up if it cannot have its grammar."""
         if not isinstance(candidate, Waiting):
             return True
         sampling = candidate.request.sampling

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.blocks import BlockTables
+from penstock.engine.scheduler import LOOK_AHEAD
 
 from .paged import Driver, make_scheduler
 from .support import submit
@@ -152,16 +153,16 @@ def test_streams_wait_only_for_what_they_share() -> None:
     driver.submit(0, prompt(40), 1)
     driver.submit(1, prompt(40), 1)
     driver.submit(2, [*prompt(8), 49, 49, 49], 1)
-    driver.submit(3, prompt(6, first=30), 1)
+    driver.submit(3, prompt(5, first=30), 1)
     order: list[int] = []
     driver.finish(each=lambda batch: order.extend(sorted(driver.received.finish.keys() - set(order))))
     assert order == [0, 2, 3, 1]
     assert driver.cached == {1: 36, 2: 8}
 
 
-@pytest.mark.parametrize(("equal", "overtaken"), [(60, True), (70, False)])
+@pytest.mark.parametrize(("equal", "overtaken"), [(LOOK_AHEAD + 1, True), (LOOK_AHEAD + 2, False)])
 def test_few_are_looked_at_behind_those_who_wait(equal: int, overtaken: bool) -> None:
-    driver = make(slots=200, blocks=400, max_num_batched_tokens=24)
+    driver = make(slots=200, blocks=2000, max_num_batched_tokens=24)
     for stream in range(equal):
         driver.submit(stream, prompt(40), 1)
     driver.submit(equal, prompt(4, first=30), 1)

@@ -82,3 +82,17 @@ def test_a_request_that_cannot_fit_is_refused_with_figures(
                 )
             )
         assert len(set(texts)) == 1  # streams that were preempted end as the others do
+
+
+def test_usage_says_how_much_of_a_prompt_was_cached(demo: Server) -> None:
+    prompt = "The with statement is used to wrap the execution of a block. " * 4
+
+    def cached(**options: object) -> int:
+        usage = demo.complete(prompt, max_tokens=4, **options)["usage"]
+        count: int = usage["prompt_tokens_details"]["cached_tokens"]
+        assert count <= usage["prompt_tokens"]
+        return count
+
+    assert cached(cache_salt="one", n=3) == 0
+    assert cached(cache_salt="one", n=3) >= 16
+    assert cached(cache_salt="two") == 0
