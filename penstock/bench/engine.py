@@ -101,7 +101,7 @@ def measure(config: BenchEngineConfig, say: Callable[[str], None]) -> EngineRepo
 
 
 def _measure(rows: int, sequence_length: int, steps: int) -> EngineRun:
-    output = WARMUP_STEPS + steps + 1  # no stream ends
+    output = WARMUP_STEPS + steps + 2  # with the first step one more than are run: no stream ends
     engine = NoOpEngine(rows, sequence_length + output, rows * sequence_length)
     with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
         address = engine_address(directory, 0)
