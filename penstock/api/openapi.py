@@ -81,8 +81,17 @@ def _json(name: str) -> Json:
 
 def _json_or_events(name: str, event: str) -> Json:
     reply = _json(name)
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": ref(event)}
-    schema = {"type": "object", "description": _EVENTS, "required": ["data"], "properties": {"data": data}}
+    content = {"anyOf": [ref(event), ref("Error")]}
+    data = [
+        {"type": "string", "contentMediaType": "application/json", "contentSchema": content},
+        {"const": "[DONE]"},
+    ]
+    schema = {
+        "type": "object",
+        "description": _EVENTS,
+        "required": ["data"],
+        "properties": {"data": {"anyOf": data}},
+    }
     reply["content"]["text/event-stream"] = {"schema": schema}
     return reply
 

@@ -36,11 +36,13 @@ def shape(description: str, required: dict[str, Schema], **optional: Schema) -> 
     }
 
 
-FINISH_REASON = or_null({"type": "string", "enum": ["stop", "length", "abort", "tool_calls", "error"]})
+FINISH_REASON = or_null({"type": "string", "enum": ["stop", "length", "tool_calls"]})
 STOP_REASON = {
     "description": "The stop string or the id of the stop token that ended the output.",
     "anyOf": [STRING, INTEGER, {"type": "null"}],
 }
+_PIECE: dict[str, Schema] = {"arguments": STRING}
+_FUNCTION: dict[str, Schema] = {"name": STRING} | _PIECE
 _TOKEN: dict[str, Schema] = {"token": STRING, "logprob": NUMBER, "bytes": or_null(listed(COUNT))}
 _CHAT_LOGPROBS = or_null(
     shape("Log probabilities of the tokens.", {"content": or_null(listed(ref("TokenLogprob")))})
@@ -108,11 +110,30 @@ REPLIES: dict[str, Schema] = {
         system_fingerprint=or_null(STRING),
         service_tier=or_null(STRING),
     ),
+    "ToolCallReply": shape(
+        "A call of a function.",
+        {
+            "id": STRING,
+            "type": {"type": "string", "const": "function"},
+            "function": shape("The function and the JSON text of its arguments.", _FUNCTION),
+        },
+    ),
+    "ToolCallPiece": shape(
+        "A piece of a call. The first one of a call has id, type and name.",
+        {"index": COUNT, "function": shape("The next piece of the arguments.", _PIECE, name=STRING)},
+        id=STRING,
+        type={"type": "string", "const": "function"},
+    ),
     "ChatChoice": shape(
         "One output.",
         {
             "index": COUNT,
-            "message": shape("The message.", {"role": STRING, "content": or_null(STRING)}),
+            "message": shape(
+                "The message.",
+                {"role": STRING, "content": or_null(STRING), "refusal": or_null(STRING)},
+                reasoning=or_null(STRING),
+                tool_calls=listed(ref("ToolCallReply")),
+            ),
             "logprobs": _CHAT_LOGPROBS,
             "finish_reason": FINISH_REASON,
         },
@@ -132,7 +153,14 @@ REPLIES: dict[str, Schema] = {
         "A piece of one output.",
         {
             "index": COUNT,
-            "delta": {"type": "object", "properties": {"role": STRING, "content": or_null(STRING)}},
+            "delta": shape(
+                "What the event adds to the message.",
+                {},
+                role=STRING,
+                content=STRING,
+                reasoning=STRING,
+                tool_calls=listed(ref("ToolCallPiece")),
+            ),
             "finish_reason": FINISH_REASON,
         },
         logprobs=_CHAT_LOGPROBS,

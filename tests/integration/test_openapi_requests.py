@@ -1,6 +1,7 @@
 """Requests made up from /openapi.json: replies are what the document says, and never the server's fault."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import schemathesis
@@ -15,6 +16,7 @@ from .server import Server
 
 SCHEMA = schemathesis.openapi.from_dict(openapi_document("0"))
 OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations() if isinstance(result, Ok)]
+GENERATING = [operation for operation in OPERATIONS if operation.label.endswith("completions")]
 CHECKS = [
     checks.not_a_server_error,
     checks.status_code_conformance,
@@ -31,7 +33,9 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def check(operation: APIOperation, server: Server, examples: int) -> None:
+def check(operation: APIOperation, server: Server, examples: int, **fields: Any) -> None:
+    """Send made-up requests, with ``fields`` in their bodies."""
+
     @seed(1)
     @settings(
         max_examples=examples,
@@ -43,6 +47,8 @@ def check(operation: APIOperation, server: Server, examples: int) -> None:
     )
     @given(case=operation.as_strategy())
     def run(case: schemathesis.Case) -> None:
+        if fields and isinstance(case.body, dict):
+            case.body |= fields
         response = case.call(base_url=server.url, timeout=60)
         case.validate_response(response, checks=CHECKS)
 
@@ -58,3 +64,14 @@ def test_replies_are_those_of_the_document(fast: Server, operation: APIOperation
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
 def test_replies_to_many_requests_are_those_of_the_document(fast: Server, operation: APIOperation) -> None:
     check(operation, fast, 300 if operation.body else 30)
+
+
+@pytest.mark.parametrize("operation", GENERATING, ids=lambda operation: operation.label)
+def test_events_are_those_of_the_document(fast: Server, operation: APIOperation) -> None:
+    check(operation, fast, 10, stream=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", GENERATING, ids=lambda operation: operation.label)
+def test_events_of_many_streams_are_those_of_the_document(fast: Server, operation: APIOperation) -> None:
+    check(operation, fast, 300, stream=True)
