@@ -1,8 +1,10 @@
 """The listening socket: TLS, certificates of clients, and a Unix socket."""
 
 import os
+import socket
 import ssl
 import stat
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -10,7 +12,8 @@ import openai
 import pytest
 from certificates import Certificates
 
-from .server import SYNTHETIC, Server, data_of
+from .server import SYNTHETIC, Server, data_of, wait_until
+from .test_connections import request
 
 
 def test_tls_streams_and_replies_as_without(certificates: Certificates, tmp_path: Path) -> None:
@@ -60,3 +63,34 @@ def test_a_unix_socket_is_served_by_all_and_removed_at_the_end(tmp_path: Path) -
         server.children("api-server")[0].kill()
         assert path.exists()
     assert not os.path.exists(path)
+
+
+def test_clients_over_tls_that_leave_or_do_not_read_are_noticed(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    trust = ssl.create_default_context(cafile=certificates.authority)
+    options = ("--ssl-certfile", certificates.both, "--max-stream-backlog", "4096")
+    with Server(*SYNTHETIC, *options, directory=tmp_path) as server, ExitStack() as stack:
+        client = stack.enter_context(httpx.Client(base_url=server.url, verify=trust, timeout=60))
+        url = httpx.URL(server.url)
+
+        def ask(**options: object) -> ssl.SSLSocket:
+            plain = socket.socket()
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            plain.connect((url.host, url.port))
+            connection = stack.enter_context(trust.wrap_socket(plain, server_hostname=url.host))
+            body = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True, "temperature": 1}
+            connection.sendall(request(body | options))
+            return connection
+
+        def ended(reason: str) -> bool:
+            return f'finished_reason="{reason}",model_name="m"}} 1.0' in client.get("/metrics").text
+
+        leaving = ask()
+        assert leaving.recv(10)
+        leaving.close()  # without TLS's goodbye
+        wait_until(lambda: ended("abort"), 60, "the end of the stream whose client left")
+        ask(n=64)
+        wait_until(lambda: ended("cut"), 60, "cutting the client that does not read")
+        assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+    assert "ERROR" not in server.log
