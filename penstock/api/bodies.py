@@ -22,20 +22,25 @@ def collected_body(reply: CollectedReply) -> bytes:
         "created": shape.created,
         "model": shape.model,
         "choices": [
-            make(index, choice, return_ids, shape.role) for index, choice in enumerate(reply.choices)
+            make(index, choice, return_ids, shape.role) for index, choice in enumerate(reply.chosen())
         ],
         "service_tier": None,
         "system_fingerprint": SYSTEM_FINGERPRINT,
         "usage": reply.usage(),
     }
+    prompt = reply.choices[0].prompt
+    if shape.chat and prompt.scores is not None:
+        body["prompt_logprobs"] = prompt.scores.field()
     if shape.chat and return_ids:
-        body["prompt_token_ids"] = prompt_token_ids(reply.choices[0].prompt)
+        body["prompt_token_ids"] = prompt_token_ids(prompt)
     return encode_json(body)
 
 
 def _completion_choice(index: int, choice: Choice, return_ids: bool, role: str) -> dict[str, Any]:
     text = choice.prompt.echo + "".join(choice.text)
     made = {"index": index, "text": text} | _ending(choice, return_ids)
+    if choice.prompt.scores is not None:
+        made["prompt_logprobs"] = choice.prompt.scores.field()
     if return_ids:
         made["prompt_token_ids"] = prompt_token_ids(choice.prompt)
     return made

@@ -213,6 +213,29 @@ def check_logprobs(value: int, most: int, field: str = "logprobs") -> None:
         )
 
 
+def check_prompt_logprobs(value: int, most: int, *, stream: bool) -> None:
+    """Raises ApiError unless ``value`` alternatives per prompt token are allowed."""
+    if stream:
+        raise refused("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
+    if value < -1:
+        raise refused("`prompt_logprobs` must be a positive value or -1.", "prompt_logprobs", value)
+    if value > most or value == -1:
+        wanted = "the whole vocabulary" if value == -1 else value
+        raise refused(
+            f"Requested prompt logprobs of {wanted}, which is greater than max allowed: {most}",
+            "prompt_logprobs",
+            value,
+        )
+
+
+def check_best_of(best_of: int, n: int, *, stream: bool) -> None:
+    """Raises ApiError unless the n best of ``best_of`` choices can be sent."""
+    if not n <= best_of <= MAX_CHOICES:
+        raise refused(f"best_of must be at least n={n} and at most {MAX_CHOICES}.", "best_of", best_of)
+    if stream and best_of > n:
+        raise refused("best_of must equal n when `stream=True`.", "best_of", best_of)
+
+
 def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     """The stop strings of a request. Raises ApiError for an empty one."""
     if not stop:

@@ -42,9 +42,20 @@ class CollectedReply(RequestReply):
         choice.tokens.extend(tokens)
         if choice.logprobs is not None:
             choice.logprobs.add(tokens, logprobs)
+        if self.plan.kept is not None and logprobs is not None:
+            choice.likelihood += float(logprobs.values[logprobs.token < len(tokens), 0].sum())
         if all(other.stream is None for other in self.choices):
             self._end(self._outcome())
             self.done.set_result(None)
+
+    def chosen(self) -> list[Choice]:
+        """What is sent: all choices, or of each prompt's the likeliest as whole outputs."""
+        n, kept = self.plan.n, self.plan.kept
+        if kept is None:
+            return self.choices
+        groups = [self.choices[first : first + n] for first in range(0, len(self.choices), n)]
+        ranked = [sorted(group, key=lambda choice: -choice.likelihood)[:kept] for group in groups]
+        return [choice for group in ranked for choice in group]
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         if not self.ended:

@@ -59,6 +59,9 @@ class RequestPlan(msgspec.Struct, gc=False):
     """Sampling of choice 0 with all of max_tokens; see :meth:`sampling`."""
     max_model_len: int
     n: int = 1
+    """Choices to generate per prompt."""
+    kept: int | None = None
+    """The likeliest of them that are sent; None: all."""
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -70,6 +73,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     return_token_ids: bool = False
     logprobs: int = -1
     """Alternatives per token; -1: no logprobs, 0: the sampled token's only."""
+    prompt_logprobs: int = -1
+    """The same per token of the prompt."""
     max_tokens: int | None = None
     """As requested; None: what the context leaves. 0 (with echo): one token is generated, and not shown."""
     pace: Pace = EVERY_TOKEN
@@ -106,7 +111,9 @@ class RequestPlan(msgspec.Struct, gc=False):
         elif base.min_tokens > room:
             checks.check_min_tokens(base.min_tokens, room)
         seed = base.seed + index & checks.SEED_MASK
-        return msgspec.structs.replace(base, max_tokens=room, seed=seed)
+        # One choice is enough to learn of the prompt; a streamed one must know before its own first event.
+        scores = base.prompt_logprobs if index == 0 or self.stream else -1
+        return msgspec.structs.replace(base, max_tokens=room, seed=seed, prompt_logprobs=scores)
 
     def truncate(self, prompt: bytes) -> bytes:
         """What truncate_prompt_tokens keeps of a prompt of int32 token bytes."""
@@ -168,7 +175,6 @@ class Planner:
         """Plan of a body of /v1/completions. ``request_id``: of a header. Raises ApiError."""
         request = self._completions.decode(body)
         self._gate_completion.check(request)
-        unsupported.check_echo(request)
         self._check_model(request.model)
         logprobs = -1
         if request.logprobs is not None:
@@ -179,6 +185,9 @@ class Planner:
         prompts = prompts_of(request.prompt, self._facts.vocab_size)
         plan = self._plan(request, request_id, prompts, max_tokens, logprobs)
         plan.echo = bool(request.echo)
+        if plan.echo and logprobs > plan.prompt_logprobs:
+            plan.prompt_logprobs = logprobs
+            plan.base = msgspec.structs.replace(plan.base, prompt_logprobs=logprobs)
         plan.add_special_tokens = request.add_special_tokens is not False
         return plan
 
@@ -256,6 +265,12 @@ class Planner:
             )
         if request.n is not None:
             plan.n = request.n
+        if request.best_of is not None:
+            self._set_best_of(plan, request.best_of)
+        if request.prompt_logprobs is not None:
+            checks.check_prompt_logprobs(request.prompt_logprobs, self._most_logprobs, stream=plan.stream)
+            plan.prompt_logprobs = request.prompt_logprobs
+            plan.base = msgspec.structs.replace(plan.base, prompt_logprobs=request.prompt_logprobs)
         checks.check_streams(len(prompts), plan.n)
         plan.include_usage = plan.stream and self._force_usage
         if options is not None:
@@ -278,6 +293,12 @@ class Planner:
                 request, self._facts.max_model_len, max_tokens
             )
         return plan
+
+    def _set_best_of(self, plan: RequestPlan, best_of: int) -> None:
+        checks.check_best_of(best_of, plan.n, stream=plan.stream)
+        if best_of > plan.n and plan.base.temperature > 0:  # greedy choices are all the same
+            plan.kept, plan.n = plan.n, best_of
+            plan.base = msgspec.structs.replace(plan.base, logprobs=max(0, plan.base.logprobs))
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name not in self._names:

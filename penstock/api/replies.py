@@ -16,10 +16,10 @@ from ..streaming.assembler import Assembler, Piece
 from ..streaming.stream import Stream, StreamError
 from ..streaming.table import StreamTable
 from ..streaming.token_table import TokenTable
-from ..wire.frames import Finish, Logprobs
+from ..wire.frames import Finish, Logprobs, PromptLogprobs
 from .events import EventShape, usage
 from .fleet import Fleet
-from .logprobs import LogprobFormatter
+from .logprobs import LogprobFormatter, PromptScores
 from .parsers.delta import Delta
 from .parsers.message import MessageParser
 from .plan import RequestPlan
@@ -62,6 +62,8 @@ class Prompt:
     length: int
     echo: str = ""
     """Text to put before the output."""
+    scores: PromptScores | None = None
+    """The logprobs of its tokens, if they are wanted."""
 
 
 @dataclass(slots=True)
@@ -83,6 +85,8 @@ class Choice:
     """Takes tool calls and reasoning out of the text, where they may occur."""
     generated: int = 0
     """Tokens of the output, known at its end."""
+    likelihood: float = 0.0
+    """The log of the output's probability; of candidates of which the likeliest are sent."""
     begun: bool = False
     finish_reason: bytes = b""
     stop_reason: int | str | None = None
@@ -138,9 +142,12 @@ class RequestReply:
         plan, tables = self.plan, self.context.tables
         index = len(self.choices)
         assembler = Assembler(tables.of(plan), plan.stop, include_stop=plan.include_stop_str)
+        if plan.prompt_logprobs >= 0 and prompt.scores is None:
+            prompt.scores = PromptScores(tables.full, prompt_token_ids(prompt), plan.prompt_logprobs)
         choice = Choice(prompt, assembler)
         if plan.logprobs >= 0:
-            choice.logprobs = LogprobFormatter(tables.full, chat=plan.chat, alternatives=plan.logprobs)
+            echo = prompt.scores if plan.echo else None
+            choice.logprobs = LogprobFormatter(tables.full, echo, chat=plan.chat, alternatives=plan.logprobs)
         if plan.format is not None:
             choice.parser = MessageParser(plan.format)
         stream = self._make_stream(index, rank)
@@ -179,6 +186,11 @@ class RequestReply:
         self._settle(choice, stream, piece, tokens, finish)
         counted = tokens[: piece.used] if piece.stop is not None else tokens
         self._extend(choice, stream, piece.text, counted, logprobs)
+
+    def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
+        scores = self.choices[stream.index].prompt.scores
+        assert scores is not None  # its engine was asked
+        scores.add(logprobs)
 
     # -- ends
 

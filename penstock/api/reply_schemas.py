@@ -47,6 +47,19 @@ _TOKEN: dict[str, Schema] = {"token": STRING, "logprob": NUMBER, "bytes": or_nul
 _CHAT_LOGPROBS = or_null(
     shape("Log probabilities of the tokens.", {"content": or_null(listed(ref("TokenLogprob")))})
 )
+_PROMPT_LOGPROBS = or_null(
+    listed(
+        or_null(
+            {
+                "type": "object",
+                "description": "Candidates by token id, the prompt's own first.",
+                "additionalProperties": shape(
+                    "A candidate.", {"logprob": NUMBER, "rank": COUNT, "decoded_token": STRING}
+                ),
+            }
+        )
+    )
+)
 
 
 def _reply(description: str, kind: str, choice: str, **optional: Schema) -> Schema:
@@ -101,6 +114,7 @@ REPLIES: dict[str, Schema] = {
         stop_reason=STOP_REASON,
         token_ids=or_null(TOKENS),
         prompt_token_ids=or_null(TOKENS),
+        prompt_logprobs=_PROMPT_LOGPROBS,
     ),
     "Completion": _reply(
         "A completion; as an event, a piece of one.",
@@ -146,6 +160,7 @@ REPLIES: dict[str, Schema] = {
         "ChatChoice",
         usage=ref("Usage"),
         prompt_token_ids=or_null(TOKENS),
+        prompt_logprobs=_PROMPT_LOGPROBS,
         system_fingerprint=or_null(STRING),
         service_tier=or_null(STRING),
     ),

@@ -182,12 +182,16 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     )
     user: Annotated[str | None, about("Your end user; not used.")] = None
     session_id: Annotated[str | None, about("Your session; not used.")] = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Annotated[
+        int | None, about("Alternatives to report per token of the prompt; not with stream.")
+    ] = None
     response_format: Annotated[ResponseFormat | None, about("What the output must match: JSON.")] = None
     structured_outputs: Annotated[
         StructuredOutputs | None, about("What the output must match; not with response_format.")
     ] = None
-    best_of: int | None = None
+    best_of: Annotated[
+        int | None, about("Generate so many choices per prompt, send the n likeliest; not with stream.")
+    ] = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     watermarking: bool | None = None

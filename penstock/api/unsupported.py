@@ -10,7 +10,6 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from .errors import ApiError
-from .types import CompletionRequest
 
 
 class Row(NamedTuple):
@@ -33,13 +32,11 @@ def _one(value: Any) -> bool:
 _ABSENT = "it must be absent"
 
 COMMON = (
-    Row("best_of", _one, "it must be 1 or absent"),
     Row("ec_transfer_params", _absent, _ABSENT),
     Row("kv_transfer_params", _absent, _ABSENT),
     Row("length_penalty", _one, "it must be 1 or absent"),
     Row("logprob_token_ids", _absent, _ABSENT),
     Row("mm_payload", lambda value: value == "none", "it must be none or absent"),
-    Row("prompt_logprobs", lambda value: False, _ABSENT),
     Row("repetition_detection", _absent, _ABSENT),
     Row("return_mm_kwargs", _absent, "it must be false or absent"),
     Row("return_token_offsets", _absent, "it must be false or absent"),
@@ -101,9 +98,3 @@ class Gate:
 
 def not_served(field: str, allowed: str) -> ApiError:
     return ApiError(400, f"{field} is not supported by this server: {allowed}.", param=field)
-
-
-def check_echo(request: CompletionRequest) -> None:
-    """Raises ApiError for echo with logprobs, which would need those of the prompt."""
-    if request.echo and request.logprobs is not None:
-        raise not_served("echo", "it cannot be combined with logprobs")

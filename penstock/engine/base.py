@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..wire.frames import I8, I32, Logprobs
+from ..wire.frames import I8, I32, Logprobs, PromptLogprobs
 from ..wire.messages import EngineInfo, Submit
 
 
@@ -52,6 +52,7 @@ class StepRows:
     cached: I32 | None = None
     logprobs: Logprobs | None = None
     failed: Sequence[StreamFailure] = field(default=())
+    prompt: PromptLogprobs | None = None
 
 
 class Engine(Protocol):

@@ -57,8 +57,12 @@ class Segments:
 
 
 def _mergeable(earlier: TokenFrame, later: TokenFrame) -> bool:
-    full = len(earlier.tokens) >= SEGMENT_TOKENS_PER_ROW * earlier.rows
-    return not full and 2 * len(later.tokens) >= len(earlier.tokens)
+    full = _weight(earlier) >= SEGMENT_TOKENS_PER_ROW * earlier.rows
+    return not full and 2 * _weight(later) >= _weight(earlier)
+
+
+def _weight(frame: TokenFrame) -> int:
+    return len(frame.tokens) + (0 if frame.prompt is None else len(frame.prompt.row))
 
 
 @dataclass(slots=True)
@@ -132,6 +136,7 @@ class Publisher:
                 load.waiting,
                 load.running,
                 round(load.kv_used * 1000),
+                rows.prompt,
             )
             self._split(rows, frame)
         self._drain_rate.step(0 if rows.finish is None else int(np.count_nonzero(rows.finish)))

@@ -1,11 +1,12 @@
 """Putting the parts of a step's rows together: streams that ran, and streams that were aborted."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
-from ..wire.frames import Finish, Logprobs
+from ..wire.frames import Finish, Logprobs, PromptLogprobs, joined_prompts
 from .base import StepRows, StreamFailure
 
 NumberT = TypeVar("NumberT", bound=np.generic)
@@ -42,6 +43,7 @@ def joined(parts: Sequence[StepRows]) -> StepRows:
         _filled([part.cached for part in parts], parts, np.int32(0)),
         _joined_logprobs(parts),
         failed,
+        _joined_prompts(parts),
     )
 
 
@@ -68,6 +70,15 @@ def _joined_logprobs(parts: Sequence[StepRows]) -> Logprobs | None:
             shifted.append(Logprobs(token, part.logprobs.ids, part.logprobs.values, part.logprobs.rank))
         offset += len(part.tokens)
     return joined_logprobs(shifted)
+
+
+def _joined_prompts(parts: Sequence[StepRows]) -> PromptLogprobs | None:
+    offset, shifted = 0, []
+    for part in parts:
+        if part.prompt is not None:
+            shifted.append(replace(part.prompt, row=part.prompt.row + np.int32(offset)))
+        offset += len(part.stream)
+    return joined_prompts(shifted)
 
 
 def joined_logprobs(parts: Sequence[Logprobs]) -> Logprobs | None:

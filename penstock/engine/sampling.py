@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..wire.frames import I8, I32
 from ..wire.messages import Sampling
 from .base import RequestRejected
+from .prompt_logprobs import PromptColumns
 from .slots import SlotTable
 from .structured import GrammarCompiler, Grammars
 from .token_lists import TokenLists
@@ -77,12 +78,11 @@ class SamplingColumns:
         self._ends = TokenLists(slots, np.int64)
         """EOS and stop ids of slots with min_tokens."""
         self._allowed = TokenMasks(slots, vocab_size)
+        self.prompts = PromptColumns(table)
         self.grammars = Grammars(table, vocab_size, compiler)
 
     def check(self, sampling: Sampling) -> None:
         """Raise RequestRejected for token ids outside the vocabulary and for what this engine lacks."""
-        if sampling.prompt_logprobs >= 0:
-            raise RequestRejected("prompt_logprobs: not supported by this engine")
         self._check_ids("logit_bias", sampling.logit_bias or ())
         if sampling.allowed_token_ids is not None:
             if not sampling.allowed_token_ids:
@@ -110,6 +110,7 @@ class SamplingColumns:
         self.repetition[slot] = sampling.repetition_penalty
         self.presence[slot], self.frequency[slot] = sampling.presence_penalty, sampling.frequency_penalty
         self.counted[slot] = -1
+        self.prompts.set(slot, sampling.prompt_logprobs)
         if sampling.temperature >= GREEDY_BELOW and sampling.top_k != 1:
             needs |= Need.RANDOM
             needs |= Need.TOP_P if sampling.top_p < 1 else Need.NONE
@@ -150,6 +151,7 @@ class SamplingColumns:
             for lists in (self._bias, self._bad_words, self._ends):
                 lists.clear(slot)
         self.grammars.clear(slot)
+        self.prompts.clear(slot)
         self.needs[slot] = Need.NONE
 
     # -- the step

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..wire.frames import Finish, Logprobs
+from ..wire.frames import Finish, Logprobs, PromptLogprobs
 from ..wire.messages import Submit
 
 CHUNK_SIZES = [b"%x\r\n" % size for size in range(16384)]
@@ -42,6 +42,11 @@ class Reply(Protocol):
         logprobs: Logprobs | None,
     ) -> None:
         """A row of one stream: its tokens (none with some aborts) and, at its end, why it ended."""
+        ...
+
+    def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
+        """Logprobs of the next tokens of the stream's prompt; all of them come before its first token. A
+        resumed stream may get some again. ``row`` of the entries says nothing here."""
         ...
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:

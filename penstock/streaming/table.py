@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..metrics.histogram import Histogram
-from ..wire.frames import I32, Finish, Logprobs, TokenFrame
+from ..wire.frames import I32, Finish, Logprobs, PromptLogprobs, TokenFrame, take_rows
 from ..wire.messages import WireError
 from .stream import CHUNK_SIZES, Reply, Stream, StreamError
 from .token_log import TokenLog
@@ -20,6 +21,7 @@ NO_ENGINE = -1
 """Rank of a stream that no engine runs: its engine is gone, and it waits for another."""
 
 _MAX_EVENT = len(CHUNK_SIZES)
+_FAULT = StreamError(500, "internal_error", "The server failed to handle this stream.")
 
 
 class _Discard:
@@ -28,6 +30,9 @@ class _Discard:
     def on_row(
         self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
     ) -> None:
+        pass
+
+    def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
         pass
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:
@@ -145,6 +150,11 @@ class StreamTable:
         if not sound.all():
             self._refuse(handles[~sound], rank)
             raise WireError(f"rows out of order for {int((~sound).sum())} streams of engine {rank}")
+        if frame.prompt is not None:
+            frame = self._without_prompts(frame, frame.prompt)
+            handles, expected = frame.stream, frame.position
+            if not len(handles):
+                return
         self._position[handles] = expected + (1 if frame.count is None else frame.count)
         self._record_latency(frame, now)
         self._record_sizes(frame)
@@ -156,6 +166,23 @@ class StreamTable:
             self._one_token_rows(handles.tolist(), frame.tokens.tolist(), texts)
         else:
             self._any_rows(frame, handles.tolist(), texts)
+
+    def _without_prompts(self, frame: TokenFrame, prompt: PromptLogprobs) -> TokenFrame:
+        """Hand prompt logprobs to their streams. Returns the rows that say anything else."""
+        rows, starts = np.unique(prompt.row, return_index=True)
+        ends = [*starts.tolist()[1:], len(prompt.row)]
+        for row, start, end in zip(rows.tolist(), starts.tolist(), ends, strict=True):
+            stream = self.streams[int(frame.stream[row])]
+            assert stream is not None  # its rank was checked
+            try:
+                stream.reply.on_prompt(stream, prompt.part(start, end))
+            except Exception:
+                log.exception("stream %d failed", stream.handle)
+                self._fail(stream, _FAULT)
+        says_more = frame.counts() > 0
+        if frame.finish is not None:
+            says_more |= frame.finish != 0
+        return take_rows(replace(frame, prompt=None), np.flatnonzero(says_more))
 
     def _one_token_rows(self, handles: list[int], tokens: list[int], texts: list[bytes | None]) -> None:
         """The loop a token's cost is decided in: nothing here allocates a tracked object."""
@@ -207,7 +234,7 @@ class StreamTable:
             stream.reply.on_row(stream, tokens, finish, cached, logprobs)
         except Exception:
             log.exception("stream %d failed", stream.handle)
-            self._fail(stream, StreamError(500, "internal_error", "The server failed to handle this stream."))
+            self._fail(stream, _FAULT)
         if finish:
             self.close(stream)
 

@@ -12,11 +12,15 @@ cached     int32[R]      prompt tokens found in the prefix cache; left out when 
 logprobs   sparse        L tokens with W candidates each, the sampled token first: ``lp_token`` int32[L]
                          (index into tokens, ascending), ``lp_ids`` int32[L*W] (-1: none), ``lp_values``
                          float32[L*W] (natural log), ``lp_rank`` int32[L] (rank of the sampled token, from 1)
+prompt     sparse        P prompt tokens with W candidates each, the prompt's own first: ``pl_row`` int32[P]
+                         (index of a row of their stream, ascending), ``pl_place`` int32[P] (index in the
+                         prompt), ``pl_ids``, ``pl_values`` and ``pl_rank`` as with logprobs. A row without
+                         tokens may carry them while the prompt is computed
 =========  ============  ==========================================================================
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -54,12 +58,18 @@ class Column(IntEnum):
     LP_IDS = 7
     LP_VALUES = 8
     LP_RANK = 9
+    PL_ROW = 10
+    PL_PLACE = 11
+    PL_IDS = 12
+    PL_VALUES = 13
+    PL_RANK = 14
 
 
 _INT32 = np.dtype("<i4")
 _DTYPE: dict[Column, np.dtype[Any]] = dict.fromkeys(Column, _INT32) | {
     Column.FINISH: np.dtype("i1"),
     Column.LP_VALUES: np.dtype("<f4"),
+    Column.PL_VALUES: np.dtype("<f4"),
 }
 
 
@@ -106,6 +116,58 @@ class Logprobs:
 
 
 @dataclass(slots=True)
+class PromptLogprobs:
+    """Sparse logprob columns of prompt tokens; see the module's table."""
+
+    row: I32
+    place: I32
+    ids: I32
+    """int32[P, W]"""
+    values: F32
+    """float32[P, W]"""
+    rank: I32
+
+    def part(self, start: int, end: int) -> "PromptLogprobs":
+        kept = slice(start, end)
+        return PromptLogprobs(
+            self.row[kept], self.place[kept], self.ids[kept], self.values[kept], self.rank[kept]
+        )
+
+    def moved(self, rows: I32) -> "PromptLogprobs | None":
+        """With row r at ``rows[r]``, ascending; entries of rows that go to -1 are left out."""
+        row = rows[self.row]
+        order = np.argsort(row, kind="stable")
+        order = order[np.searchsorted(row[order], 0) :]
+        if not len(order):
+            return None
+        return PromptLogprobs(
+            row[order], self.place[order], self.ids[order], self.values[order], self.rank[order]
+        )
+
+
+def joined_prompts(parts: Sequence[PromptLogprobs]) -> PromptLogprobs | None:
+    """One set of columns, as wide as the widest part."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    width = max(part.ids.shape[1] for part in parts)
+    extra = [((0, 0), (0, width - part.ids.shape[1])) for part in parts]
+    return PromptLogprobs(
+        np.concatenate([part.row for part in parts]),
+        np.concatenate([part.place for part in parts]),
+        np.concatenate(
+            [np.pad(part.ids, wide, constant_values=-1) for part, wide in zip(parts, extra, strict=True)]
+        ),
+        np.concatenate(
+            [
+                np.pad(part.values, wide, constant_values=-np.inf)
+                for part, wide in zip(parts, extra, strict=True)
+            ]
+        ),
+        np.concatenate([part.rank for part in parts]),
+    )
+
+
+@dataclass(slots=True)
 class TokenFrame:
     """Rows of one step (or of several, merged) for one API server."""
 
@@ -122,6 +184,7 @@ class TokenFrame:
     waiting: int = 0
     running: int = 0
     kv_used_permille: int = 0
+    prompt: PromptLogprobs | None = None
 
     @property
     def rows(self) -> int:
@@ -146,6 +209,14 @@ def encode_frame(frame: TokenFrame) -> list[bytes]:
             (Column.LP_IDS, frame.logprobs.ids),
             (Column.LP_VALUES, frame.logprobs.values),
             (Column.LP_RANK, frame.logprobs.rank),
+        ]
+    if frame.prompt is not None:
+        columns += [
+            (Column.PL_ROW, frame.prompt.row),
+            (Column.PL_PLACE, frame.prompt.place),
+            (Column.PL_IDS, frame.prompt.ids),
+            (Column.PL_VALUES, frame.prompt.values),
+            (Column.PL_RANK, frame.prompt.rank),
         ]
     columns.append((Column.FINISH, frame.finish))  # int8 last: the others stay aligned
     layout: list[int] = []
@@ -201,6 +272,7 @@ def decode_frame(header: FrameHeader, body: bytes | memoryview) -> TokenFrame:
         header.waiting,
         header.running,
         header.kv_used_permille,
+        _decode_prompt(columns),
     )
     _check(frame)
     return frame
@@ -208,16 +280,38 @@ def decode_frame(header: FrameHeader, body: bytes | memoryview) -> TokenFrame:
 
 def _decode_logprobs(columns: dict[Column, NDArray[Any]]) -> Logprobs | None:
     group = (Column.LP_TOKEN, Column.LP_IDS, Column.LP_VALUES, Column.LP_RANK)
+    if not _together(columns, group):
+        return None
+    token, ids, values, rank = (columns[column] for column in group)
+    return Logprobs(token, *_candidates(len(token), ids, values), rank)
+
+
+def _decode_prompt(columns: dict[Column, NDArray[Any]]) -> PromptLogprobs | None:
+    group = (Column.PL_ROW, Column.PL_PLACE, Column.PL_IDS, Column.PL_VALUES, Column.PL_RANK)
+    if not _together(columns, group):
+        return None
+    row, place, ids, values, rank = (columns[column] for column in group)
+    return PromptLogprobs(row, place, *_candidates(len(row), ids, values), rank)
+
+
+def _together(columns: dict[Column, NDArray[Any]], group: Sequence[Column]) -> bool:
+    """Whether a group of columns is there, each of them or none, as many of each kind as of the first."""
     present = [column in columns for column in group]
     if not any(present):
-        return None
+        return False
     if not all(present):
         raise WireError("frame: logprob columns come together or not at all")
-    token, ids, values, rank = (columns[column] for column in group)
-    entries = len(token)
-    if not entries or len(ids) % entries or not len(ids) or len(values) != len(ids) or len(rank) != entries:
+    candidates = (Column.LP_IDS, Column.LP_VALUES, Column.PL_IDS, Column.PL_VALUES)
+    entries = {len(columns[column]) for column in group if column not in candidates}
+    if len(entries) != 1 or 0 in entries:
         raise WireError("frame: logprob columns disagree in length")
-    return Logprobs(token, ids.reshape(entries, -1), values.reshape(entries, -1), rank)
+    return True
+
+
+def _candidates(entries: int, ids: NDArray[Any], values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    if len(ids) % entries or not len(ids) or len(values) != len(ids):
+        raise WireError("frame: logprob columns disagree in length")
+    return ids.reshape(entries, -1), values.reshape(entries, -1)
 
 
 def _check(frame: TokenFrame) -> None:
@@ -248,6 +342,12 @@ def _check(frame: TokenFrame) -> None:
             raise WireError("frame: logprobs of a token that is not there")
         if (token[1:] <= token[:-1]).any():
             raise WireError("frame: logprobs are not in ascending order of their tokens")
+    if frame.prompt is not None:
+        row = frame.prompt.row
+        if not 0 <= row.min() <= row.max() < rows or frame.prompt.place.min() < 0:
+            raise WireError("frame: prompt logprobs of a row that is not there")
+        if (row[1:] < row[:-1]).any():
+            raise WireError("frame: prompt logprobs are not in ascending order of their rows")
 
 
 def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
@@ -273,7 +373,15 @@ def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
         frame.waiting,
         frame.running,
         frame.kv_used_permille,
+        None if frame.prompt is None else frame.prompt.moved(_places(rows, frame.rows)),
     )
+
+
+def _places(rows: NDArray[np.intp], count: int) -> I32:
+    """Where each of ``count`` rows is among ``rows``; -1: nowhere."""
+    places = np.full(count, -1, np.int32)
+    places[rows] = np.arange(len(rows))
+    return places
 
 
 def _taken_logprobs(entries: Logprobs, gather: NDArray[np.intp]) -> Logprobs | None:
@@ -312,7 +420,26 @@ def merge(frames: Sequence[TokenFrame]) -> TokenFrame:
         last.waiting,
         last.running,
         last.kv_used_permille,
+        _merge_prompts(frames, order, first),
     )
+
+
+def _merge_prompts(
+    frames: Sequence[TokenFrame], order: NDArray[np.intp], first: NDArray[np.intp]
+) -> PromptLogprobs | None:
+    if all(frame.prompt is None for frame in frames):
+        return None
+    starts = np.zeros(len(order), np.int32)
+    starts[first] = 1
+    rows = np.empty(len(order), np.int32)
+    rows[order] = np.cumsum(starts) - 1
+    offset, shifted = 0, []
+    for frame in frames:
+        if frame.prompt is not None:
+            shifted.append(replace(frame.prompt, row=frame.prompt.row + np.int32(offset)))
+        offset += frame.rows
+    whole = joined_prompts(shifted)
+    return None if whole is None else whole.moved(rows)
 
 
 def _token_order(count: I32, order: NDArray[np.intp]) -> NDArray[np.intp]:

@@ -14,9 +14,6 @@ PLANNER = planner()
 
 REFUSED_HERE = {
     "chat_tools_auto": "tool_choice",
-    "comp_best_of": "best_of",
-    "comp_echo_logprobs": "echo",
-    "comp_prompt_logprobs": "prompt_logprobs",
 }
 """Cases with a field that is not supported, which the error names."""
 

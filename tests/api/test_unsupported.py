@@ -11,7 +11,6 @@ PLANNER = planner()
 
 NOT_SERVED: dict[str, Any] = {
     "audio": {"voice": "x"},
-    "best_of": 2,
     "chat_template": "{{ 1 }}",
     "ec_transfer_params": {"a": 1},
     "function_call": "auto",
@@ -28,7 +27,6 @@ NOT_SERVED: dict[str, Any] = {
     "prompt_cache_options": {"mode": "explicit"},
     "prompt_cache_retention": "24h",
     "prompt_embeds": "AAAA",
-    "prompt_logprobs": 0,
     "repetition_detection": {"a": 1},
     "return_mm_kwargs": True,
     "return_prompt_text": True,
@@ -100,8 +98,3 @@ def test_values_that_ask_for_nothing_pass(field: str) -> None:
 )
 def test_rows_are_fields(table: tuple[Row, ...], type: Any) -> None:
     assert {row.field for row in table} <= set(type.__struct_fields__)
-
-
-def test_echo_goes_without_logprobs_only() -> None:
-    assert PLANNER.completion(body(echo=True)).echo
-    assert error_of(PLANNER.completion, body(echo=True, logprobs=0)).param == "echo"

@@ -13,13 +13,18 @@ from penstock.wire.messages import FrameHeader, Sampling, Submit, decode_from_en
 PROMPT = (40, 41, 42)
 
 
-def byte_level_tokenizer() -> Tokenizer:
-    """Specials 0 and 1, the 256 bytes, "é" as one token, and an added token that is not special."""
+def byte_level_tokenizer(*longer: str) -> Tokenizer:
+    """Specials 0 and 1, the 256 bytes, "é" as one token, and an added token that is not special.
+
+    ``longer``: further tokens, each one character longer than a known one.
+    """
     vocab = {"<s>": 0, "</s>": 1}
     for character in sorted(pre_tokenizers.ByteLevel.alphabet()):
         vocab[character] = len(vocab)
-    vocab["Ã©"] = len(vocab)
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("Ã", "©")]))
+    texts = ("Ã©", *longer)
+    for text in texts:
+        vocab[text] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[(text[:-1], text[-1]) for text in texts]))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<s>", "</s>"])
     tokenizer.add_tokens([AddedToken("<tool>", special=False)])

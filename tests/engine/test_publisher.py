@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from penstock.config.options import ServeConfig
 from penstock.engine.base import Load, StepRows, StreamFailure
 from penstock.engine.publisher import SEGMENT_TOKENS_PER_ROW, Publisher, Segments
+from penstock.engine.rows import joined
 from penstock.engine.synthetic import SyntheticEngine
-from penstock.wire.frames import I8, I32, Finish, Logprobs, TokenFrame, decode_frame
+from penstock.wire.frames import I8, I32, Finish, Logprobs, PromptLogprobs, TokenFrame, decode_frame
 from penstock.wire.messages import (
     CallReply,
     FrameHeader,
@@ -132,6 +133,52 @@ def test_rows_of_several_servers_are_split(publisher: Publisher, outbox: Room) -
     assert one.logprobs is not None
     assert one.logprobs.token.tolist() == [2]
     assert zero.step == one.step == 1
+
+
+def scored(row: list[int], place: list[int]) -> PromptLogprobs:
+    column = i32(*place)
+    return PromptLogprobs(i32(*row), column, column[:, None], -column[:, None].astype(np.float32), column)
+
+
+def test_prompt_logprobs_go_with_their_rows(publisher: Publisher, outbox: Room) -> None:
+    publisher.publish(
+        StepRows(
+            i32(1, 0, 0),
+            i32(7, 8, 9),
+            i32(0, 0, 3),
+            i32(5),
+            i32(0, 0, 1),
+            prompt=scored([0, 0, 1], [1, 2, 6]),
+        ),
+        Load(),
+    )
+    (zero,), (one,) = outbox.frames(b"zero"), outbox.frames(b"one")
+    assert zero.prompt is not None
+    assert (zero.stream.tolist(), zero.prompt.row.tolist(), zero.prompt.place.tolist()) == ([8, 9], [0], [6])
+    assert one.prompt is not None
+    assert (one.prompt.row.tolist(), one.prompt.ids.tolist()) == ([0, 0], [[1], [2]])
+
+
+def test_prompt_logprobs_that_wait_are_merged_in_order_a_bounded_number_of_times(
+    publisher: Publisher, outbox: Room
+) -> None:
+    outbox.room[b"zero"] = 0
+    for step in range(300):
+        rows = joined(
+            [
+                StepRows(i32(0), i32(4), i32(0), i32(), i32(0), prompt=scored([0], [step + 1])),
+                step_rows([0], [5], [step], [9]),
+            ]
+        )
+        publisher.publish(rows, Load())
+    assert len(publisher._peers[0].segments) < 12
+    outbox.room[b"zero"] = 1000
+    publisher.flush()
+    frames = outbox.frames(b"zero")
+    own = [
+        frame.prompt.place[frame.stream[frame.prompt.row] == 4].tolist() for frame in frames if frame.prompt
+    ]
+    assert [place for places in own for place in places] == list(range(1, 301))
 
 
 def test_a_step_without_rows_sends_nothing(publisher: Publisher, outbox: Room) -> None:

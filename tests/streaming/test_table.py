@@ -9,7 +9,7 @@ from penstock.metrics.histogram import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS, Hi
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.table import StreamTable
 from penstock.streaming.token_log import TokenLog
-from penstock.wire.frames import Finish, Logprobs, TokenFrame
+from penstock.wire.frames import Finish, Logprobs, PromptLogprobs, TokenFrame
 from penstock.wire.messages import WireError
 
 TEXTS: list[bytes | None] = [b"a", b"bc", None, b"d"]
@@ -20,11 +20,15 @@ class RecordingReply:
     def __init__(self) -> None:
         self.rows: list[tuple[list[int], Finish, int]] = []
         self.errors: list[str] = []
+        self.prompts: list[list[int]] = []
 
     def on_row(
         self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
     ) -> None:
         self.rows.append((list(tokens), finish, cached))
+
+    def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
+        self.prompts.append(logprobs.place.tolist())
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         self.errors.append(error.code)
@@ -172,6 +176,51 @@ def test_only_the_cached_tokens_of_a_first_row_count() -> None:
         row.cached = np.array([7], np.int32)
         table.deliver(0, row, 1.0)
     assert cached == [7, 0]
+
+
+def scored(row: list[int], place: list[int]) -> PromptLogprobs:
+    count = len(row)
+    return PromptLogprobs(
+        np.array(row, np.int32),
+        np.array(place, np.int32),
+        np.zeros((count, 1), np.int32),
+        np.zeros((count, 1), np.float32),
+        np.ones(count, np.int32),
+    )
+
+
+def test_prompt_logprobs_come_before_tokens_and_are_no_row() -> None:
+    table, written = make_table(), list[bytes]()
+    first, second = RecordingReply(), RecordingReply()
+    one = table.open(make_stream(first, written), 0.0)
+    two = table.open(make_stream(second, written), 0.0)
+    only_prompts = frame((two, 0, []))
+    only_prompts.prompt = scored([0, 0], [1, 2])
+    table.deliver(0, only_prompts, 1.0)
+    assert second.prompts == [[1, 2]]
+    assert (second.rows, written) == ([], [])
+    mixed = frame((one, 0, []), (two, 0, [0]), (one, 0, [CAREFUL]))
+    mixed.prompt = scored([0, 1], [1, 3])
+    table.deliver(0, mixed, 2.0)
+    assert (first.prompts, second.prompts) == ([[1]], [[1, 2], [3]])
+    assert written == [b"3\r\n<a>\r\n"]
+    assert first.rows == [([CAREFUL], Finish.NONE, 0)]
+    assert [table.generated(stream) for stream in table.streams if stream is not None] == [1, 1]
+
+
+def test_a_fault_with_prompt_logprobs_ends_that_stream_alone() -> None:
+    class Broken(RecordingReply):
+        def on_prompt(self, *arguments: object) -> None:
+            raise ValueError("some were lost")
+
+    table, written = make_table(), list[bytes]()
+    broken, sound = Broken(), RecordingReply()
+    handles = [table.open(make_stream(reply, written), 0.0) for reply in (broken, sound)]
+    row = frame(*((handle, 0, [0]) for handle in handles))
+    row.prompt = scored([0, 1], [1, 1])
+    table.deliver(0, row, 1.0)
+    assert broken.errors == ["internal_error"]
+    assert sound.prompts == [[1]]
 
 
 def test_latency_is_recorded_per_row() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from penstock.wire.frames import Finish, Logprobs, TokenFrame
+from penstock.wire.frames import Finish, Logprobs, PromptLogprobs, TokenFrame
 
 I32_MAX = (1 << 31) - 1
 
@@ -21,16 +21,19 @@ class StreamPart:
     cached: int = 0
     logprobs: list[Any] = field(default_factory=list)
     """Per token None, or (ids, values, rank) without the padding of a narrower entry."""
+    prompt: list[Any] = field(default_factory=list)
+    """(place, entry) of prompt tokens."""
 
     def extend(self, other: "StreamPart") -> None:
         assert other.position == self.position + len(self.tokens), "positions are not consecutive"
         assert not self.finish, "a row after the end"
         self.tokens += other.tokens
         self.logprobs += other.logprobs
+        self.prompt += other.prompt
         self.finish, self.cached = max(self.finish, other.finish), max(self.cached, other.cached)
 
 
-def entry_of(logprobs: Logprobs, at: int) -> Any:
+def entry_of(logprobs: Logprobs | PromptLogprobs, at: int) -> Any:
     ids = logprobs.ids[at].tolist()
     width = max(place + 1 for place, token in enumerate(ids) if token >= 0)
     return ids[:width], logprobs.values[at][:width].tolist(), int(logprobs.rank[at])
@@ -50,11 +53,22 @@ def rows_of(frame: TokenFrame) -> list[tuple[int, StreamPart]]:
             0 if frame.finish is None else int(frame.finish[row]),
             0 if frame.cached is None else int(frame.cached[row]),
             [entries.get(token) for token in range(offset, offset + count)],
+            prompt_of(frame, row),
         )
         rows.append((int(frame.stream[row]), part))
         offset += count
     assert offset == len(frame.tokens)
     return rows
+
+
+def prompt_of(frame: TokenFrame, row: int) -> list[Any]:
+    if frame.prompt is None:
+        return []
+    return [
+        (int(frame.prompt.place[at]), entry_of(frame.prompt, at))
+        for at in range(len(frame.prompt.row))
+        if frame.prompt.row[at] == row
+    ]
 
 
 def by_stream(frames: list[TokenFrame]) -> dict[int, StreamPart]:
@@ -77,16 +91,15 @@ def frame_of(step: int, rows: list[tuple[int, StreamPart]], optional: bool) -> T
     given = [(token, entry) for token, entry in enumerate(entries) if entry is not None]
     logprobs = None
     if given:
-        width = max(len(ids) for _, (ids, _, _) in given)
-        ids = np.full((len(given), width), -1, np.int32)
-        values = np.full((len(given), width), -np.inf, np.float32)
-        for at, (_, (row, floats, _)) in enumerate(given):
-            ids[at, : len(row)], values[at, : len(row)] = row, floats
-        logprobs = Logprobs(
-            np.array([token for token, _ in given], np.int32),
-            ids,
-            values,
-            np.array([rank for _, (_, _, rank) in given], np.int32),
+        token = np.array([token for token, _ in given], np.int32)
+        logprobs = Logprobs(token, *columns_of([entry for _, entry in given]))
+    prompt = None
+    scored = [(row, place, entry) for row, part in enumerate(parts) for place, entry in part.prompt]
+    if scored:
+        prompt = PromptLogprobs(
+            np.array([row for row, _, _ in scored], np.int32),
+            np.array([place for _, place, _ in scored], np.int32),
+            *columns_of([entry for _, _, entry in scored]),
         )
     return TokenFrame(
         step,
@@ -104,20 +117,34 @@ def frame_of(step: int, rows: list[tuple[int, StreamPart]], optional: bool) -> T
         waiting=step * 3,
         running=step * 2,
         kv_used_permille=step % 1001,
+        prompt=prompt,
     )
 
 
-LOGPROBS = st.none() | st.tuples(st.lists(st.integers(0, 99), min_size=1, max_size=3), st.integers(1, 9)).map(
+def columns_of(entries: list[Any]) -> tuple[Any, Any, Any]:
+    """Candidate ids, values and ranks, padded to the widest entry."""
+    width = max(len(ids) for ids, _, _ in entries)
+    ids = np.full((len(entries), width), -1, np.int32)
+    values = np.full((len(entries), width), -np.inf, np.float32)
+    for at, (row, floats, _) in enumerate(entries):
+        ids[at, : len(row)], values[at, : len(row)] = row, floats
+    return ids, values, np.array([rank for _, _, rank in entries], np.int32)
+
+
+ENTRIES = st.tuples(st.lists(st.integers(0, 99), min_size=1, max_size=3), st.integers(1, 9)).map(
     lambda drawn: (drawn[0], [-0.5 * place for place in range(len(drawn[0]))], drawn[1])
 )
+LOGPROBS = st.none() | ENTRIES
 
 
 @st.composite
 def consecutive_frames(draw: st.DrawFn, min_size: int = 1) -> list[TokenFrame]:
-    """Steps of a few streams that start, skip steps, give several tokens at once, and end."""
+    """Steps of a few streams that start, skip steps, give several tokens at once, and end; some have rows for
+    their prompts first."""
     position = dict(
         zip(draw(st.sets(st.integers(0, 40) | st.just(I32_MAX), max_size=6)), [0] * 6, strict=False)
     )
+    scored = dict.fromkeys(position, 1)
     ended: set[int] = set()
     frames = []
     for step in range(draw(st.integers(min_size, 6))):
@@ -126,11 +153,15 @@ def consecutive_frames(draw: st.DrawFn, min_size: int = 1) -> list[TokenFrame]:
             if stream in ended or draw(st.booleans()):
                 continue
             finish = draw(st.sampled_from([0, 0, 0, *(reason.value for reason in Finish)]))
-            tokens = draw(st.lists(st.integers(0, I32_MAX), min_size=0 if finish else 1, max_size=3))
+            prompt = draw(st.lists(ENTRIES, max_size=3)) if position[stream] == 0 else []
+            least = 0 if finish or prompt else 1
+            tokens = draw(st.lists(st.integers(0, I32_MAX), min_size=least, max_size=3))
             cached = draw(st.sampled_from([0, 16])) if position[stream] == 0 else 0
             logprobs = [draw(LOGPROBS) for _ in tokens]
-            rows.append((stream, StreamPart(position[stream], tokens, finish, cached, logprobs)))
+            places = [(scored[stream] + place, entry) for place, entry in enumerate(prompt)]
+            rows.append((stream, StreamPart(position[stream], tokens, finish, cached, logprobs, places)))
             position[stream] += len(tokens)
+            scored[stream] += len(prompt)
             if finish:
                 ended.add(stream)
         frames.append(frame_of(step, rows, optional=draw(st.booleans())))

@@ -108,9 +108,9 @@ class TorchEngine:
         if not len(batch):
             self._sampling.grammars.wait(GRAMMAR_NAP_S)
             return aborted
-        tokens, logprobs = self._runner.run(batch)
+        tokens, logprobs, prompts = self._runner.run(batch)
         rows = self._scheduler.settle(batch, tokens, logprobs)
-        return joined([aborted, rows])
+        return joined([aborted, rows] if prompts is None else [aborted, prompts, rows])
 
     # -- what it reports
 

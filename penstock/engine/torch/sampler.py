@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...wire.frames import I32, Logprobs
+from ...wire.frames import F32, I32, Logprobs
 from ..sampling import PENALTIES, Edits, Need, SamplingColumns
 from .penalties import Occurrences, penalize
 
@@ -139,17 +139,26 @@ class Sampler:
     def _logprobs(self, raw: Tensor, slots: Slots, needs: Needs, sampled: I32) -> Logprobs:
         rows = np.flatnonzero(needs & Need.LOGPROBS)
         wanted = self._columns.logprobs[slots[rows]]
-        most = int(wanted.max())
-        chosen = torch.from_numpy(sampled[rows].astype(np.int64)).to(raw.device)[:, None]
-        own = raw.gather(-1, chosen)
-        rank = (raw > own).sum(-1) + 1
-        values, ids = raw.topk(most, -1) if most else (raw[:, :0], chosen[:, :0])
-        all_ids = torch.cat((chosen, ids), -1).cpu().numpy().astype(np.int32)
-        all_values = torch.cat((own, values), -1).cpu().numpy().astype(np.float32)
-        beyond = np.arange(most + 1) > wanted[:, None]
-        all_ids[beyond] = -1
-        all_values[beyond] = -np.inf
-        return Logprobs(rows.astype(np.int32), all_ids, all_values, rank.cpu().numpy().astype(np.int32))
+        return Logprobs(rows.astype(np.int32), *candidates(raw, sampled[rows], wanted))
+
+
+def candidates(raw: Tensor, chosen: I32, wanted: I32) -> tuple[I32, F32, I32]:
+    """Ids int32[n, W] and values float32[n, W] of each row's chosen token and of its ``wanted`` best, padded
+    with -1 and -inf to the widest row, and the chosen token's rank int32[n], from 1.
+
+    ``raw``: logprobs float32[n, V].
+    """
+    most = int(wanted.max())
+    own_id = torch.from_numpy(chosen.astype(np.int64)).to(raw.device)[:, None]
+    own = raw.gather(-1, own_id)
+    rank = (raw > own).sum(-1) + 1
+    values, ids = raw.topk(most, -1) if most else (raw[:, :0], own_id[:, :0])
+    all_ids = torch.cat((own_id, ids), -1).cpu().numpy().astype(np.int32)
+    all_values = torch.cat((own, values), -1).cpu().numpy().astype(np.float32)
+    beyond = np.arange(most + 1) > wanted[:, None]
+    all_ids[beyond] = -1
+    all_values[beyond] = -np.inf
+    return all_ids, all_values, rank.cpu().numpy().astype(np.int32)
 
 
 def least_kept(

@@ -118,6 +118,8 @@ class Outcome:
     """Tokens per row."""
     finish: Finish = Finish.NONE
     logprobs: list[tuple[list[int], list[float], int]] = field(default_factory=list)
+    prompt: dict[int, tuple[list[int], list[float], int]] = field(default_factory=dict)
+    """Logprobs of prompt tokens by their places."""
 
 
 class Driver:
@@ -145,6 +147,13 @@ class Driver:
             outcome.finish = Finish(int(finishes[row]))
             if rows.logprobs is not None:
                 outcome.logprobs += entries(rows.logprobs, int(ends[row] - counts[row]), int(ends[row]))
+            if rows.prompt is not None:
+                assert not (outcome.tokens and row in rows.prompt.row), "prompt logprobs after a token"
+                for at in np.flatnonzero(rows.prompt.row == row):
+                    ids, values = rows.prompt.ids[at].tolist(), rows.prompt.values[at].tolist()
+                    place = int(rows.prompt.place[at])
+                    assert place not in outcome.prompt, "a prompt token twice"
+                    outcome.prompt[place] = (ids, values, int(rows.prompt.rank[at]))
 
     def run(self, most: int = 5000) -> dict[int, Outcome]:
         for _ in range(most):

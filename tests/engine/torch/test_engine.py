@@ -145,7 +145,6 @@ def test_aborts_end_streams_once_and_free_everything(
         ({"prompt": [5] * 1024}, "leave no room"),
         ({"prompt": [5] * 900, "max_tokens": 100}, "do not fit the KV cache"),
         ({"logit_bias": {VOCAB: 1.0}}, "logit_bias"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )
 def test_what_can_never_run_is_refused(
