@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 from urllib.parse import unquote
 
 from .. import __version__
 from ..config.options import ServeConfig
-from ..metrics.server import CONTENT_TYPE, EngineGauges, ServerMetrics
+from ..metrics.server import ServerMetrics
 from ..streaming.table import StreamTable
 from . import admin
 from .access import OPEN_PATHS, Keys
@@ -28,6 +27,7 @@ from .facts import ModelFacts
 from .fleet import Fleet
 from .generate import Generator
 from .http import read_body, request_header, send_empty, send_error, send_json
+from .observe import Observer
 from .openapi import docs_page, openapi_document
 from .plan import Planner
 from .sink import Receive, Scope, Send
@@ -55,7 +55,7 @@ class App:
         fleet: Fleet,
         streams: StreamTable,
         metrics: ServerMetrics,
-        connections: Callable[[], int],
+        observer: Observer,
         garbage: GarbageRoute,
         engines: admin.EngineRoutes,
     ) -> None:
@@ -67,7 +67,6 @@ class App:
         self._fleet = fleet
         self._streams = streams
         self._metrics = metrics
-        self._connections = connections
         self._engines = engines
         self._keys = Keys(config.api_key or ())
         self._cors = Cors(config)
@@ -89,7 +88,7 @@ class App:
             "/ping": {"GET": self._health, "POST": self._health, "HEAD": self._health},
             "/load": {"GET": self._load},
             "/version": {"GET": self._version},
-            "/metrics": {"GET": self._exposition},
+            "/metrics": {"GET": observer.metrics},
             admin.LIST: {"GET": engines.list},
             "/debug/gc": {"GET": garbage},
             "/openapi.json": {"GET": self._document},
@@ -213,23 +212,3 @@ class App:
 
     async def _docs_page(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send_json(send, self._docs, kind=b"text/html; charset=utf-8")
-
-    async def _exposition(self, scope: Scope, receive: Receive, send: Send) -> None:
-        engines = [
-            EngineGauges(
-                engine.rank,
-                engine.up,
-                engine.draining,
-                engine.waiting,
-                engine.running,
-                engine.kv_used_permille / 1000,
-            )
-            for engine in self._fleet.engines
-        ]
-        metrics = self._metrics
-        metrics.generation_tokens = self._streams.generated_tokens
-        metrics.frames = self._fleet.frames_received
-        metrics.unknown_fields = Counter(self._planner.unknown_fields())
-        metrics.frames_merged = self._fleet.frames_merged
-        body = metrics.exposition(self._facts.names[0], engines, self._connections(), len(self._streams))
-        await send_json(send, body, kind=CONTENT_TYPE.encode())

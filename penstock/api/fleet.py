@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import zmq
 
+from ..metrics.snapshot import Snapshot, decode_snapshot, merge_views, view_of
 from ..streaming.stream import Stream, StreamError
 from ..streaming.table import NO_ENGINE, StreamTable
 from ..wire.frames import TokenFrame, decode_frame, merge
@@ -21,6 +22,7 @@ from ..wire.messages import (
     Call,
     CallReply,
     EngineInfo,
+    EngineMetrics,
     Failed,
     FrameHeader,
     Goodbye,
@@ -92,6 +94,8 @@ class Fleet:
         self.streams: StreamTable | None = None
         """Set by :meth:`open`."""
         self.calls = Calls(self._send_call)
+        self.snapshots: dict[tuple[str, int], Snapshot] = {}
+        """The latest metrics of every engine and epoch."""
         self.frames_received = 0
         self.frames_merged = 0
         self._resumption: Resumption | None = None
@@ -220,15 +224,18 @@ class Fleet:
         else:
             self._schedule_flush()
 
-    def abort(self, stream: Stream) -> None:
-        """Tell the stream's engine to stop it; its handle is free once the engine has confirmed."""
+    def abort(self, stream: Stream, *, stopped: bool = False) -> None:
+        """Tell the stream's engine to stop it; its handle is free once the engine has confirmed.
+
+        ``stopped``: it ends well, as its text has reached a stop string.
+        """
         if stream.rank == NO_ENGINE:
             assert self.streams is not None  # it was opened there
             self.streams.close(stream)
             return
         engine = self.engines[stream.rank]
         if engine.link is not None:
-            engine.outbox.append(encode(Abort([stream.handle])))
+            engine.outbox.append(encode(Abort([stream.handle], stopped)))
             self._schedule_flush()
 
     def _send_call(self, rank: int, call: Call) -> bool:
@@ -320,6 +327,8 @@ class Fleet:
             case Failed():
                 engine.in_flight -= 1
                 self._on_failed(engine, message)
+            case EngineMetrics():
+                self._on_metrics(engine, message)
             case CallReply():
                 self.calls.replied(engine.rank, message)
             case Goodbye():
@@ -352,6 +361,15 @@ class Fleet:
         self.streams.adopt(stream, following.rank)
         self._submit(following, stream.request)
         return True
+
+    def _on_metrics(self, engine: EngineState, message: EngineMetrics) -> None:
+        engine.waiting, engine.running = message.waiting, message.running
+        engine.kv_used_permille = message.kv_used_permille
+        try:
+            snapshot = decode_snapshot(message.snapshot)
+        except ValueError as error:
+            raise WireError(str(error)) from None
+        self.snapshots = merge_views(self.snapshots, view_of(snapshot))
 
 
 def _load(engine: EngineState) -> tuple[int, int]:

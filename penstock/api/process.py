@@ -29,6 +29,7 @@ from .facts import ModelFacts, SamplingDefaults, sampling_defaults
 from .fleet import Fleet
 from .generate import Generator
 from .keepalive import KeepAlive
+from .observe import FleetLog, Observer
 from .plan import Planner
 from .replies import RequestContext, RequestReply, TextTables
 from .server import HttpServer, Limits
@@ -61,6 +62,7 @@ class _Server:
         self._fleet: Fleet
         self._generator: Generator
         self._http: HttpServer
+        self._observer: Observer
         self._ended: asyncio.Future[None]
         self._draining: asyncio.Task[None] | None = None
 
@@ -119,6 +121,17 @@ class _Server:
             self._config.compat_done_after_error,
         )
         self._generator = Generator(self._config, planner, tokenizer, self._fleet, streams, context)
+        self._observer = Observer(
+            launch.index,
+            launch.epoch,
+            facts.names[0],
+            metrics,
+            self._fleet,
+            streams,
+            planner,
+            self._collector,
+            self._clients,
+        )
         return App(
             self._config,
             facts,
@@ -129,7 +142,7 @@ class _Server:
             self._fleet,
             streams,
             self._metrics,
-            self._connection_count,
+            self._observer,
             GarbageRoute(f"api-server {launch.index}", self._collector, self._fleet),
             EngineRoutes(self._fleet, self._control.drain_engine),
         )
@@ -146,7 +159,9 @@ class _Server:
         assert self._launch.listen_fd is not None
         listener = socket.socket(fileno=self._launch.listen_fd)
         self._http = HttpServer(app, listener, limits, server_context(config), self._control.ready)
-        gardener = asyncio.ensure_future(self._collect_garbage())
+        helpers = [asyncio.ensure_future(self._collect_garbage())]
+        if self._launch.index == 0 and self._config.log_interval:
+            helpers.append(asyncio.ensure_future(self._log_fleet()))
         self._collector.start()
         assert self._fleet.streams is not None
         silence = self._config.sse_keep_alive
@@ -154,32 +169,39 @@ class _Server:
         try:
             await self._http.run_to_the_end()
         finally:
-            gardener.cancel()
+            for helper in helpers:
+                helper.cancel()
             if keep_alive is not None:
                 keep_alive.cancel()
 
     # -- while it runs
 
-    def _connection_count(self) -> int:
-        return self._http.connection_count
+    def _clients(self) -> tuple[int, int]:
+        """Open connections, and bytes that wait for them."""
+        return self._http.connection_count, self._http.bytes_queued
 
     async def _collect_garbage(self) -> None:
         """In idle gaps: while no stream is open."""
         while True:
+            due = time.monotonic() + COLLECT_INTERVAL_S
             await asyncio.sleep(COLLECT_INTERVAL_S)
+            self._metrics.loop_lag.add(max(0.0, time.monotonic() - due))
             if self._fleet.streams:
                 self._collector.on_busy()
             else:
                 self._collector.on_idle()
 
+    async def _log_fleet(self) -> None:
+        """One API server speaks for all."""
+        fleet_log = FleetLog(self._observer, time.monotonic())
+        while True:
+            await asyncio.sleep(self._config.log_interval)
+            fleet_log.write(time.monotonic())
+
     def _on_reply_end(self, reply: RequestReply, outcome: str) -> None:
         metrics = self._metrics
         metrics.requests[outcome] += 1
         metrics.e2e.add(time.monotonic() - reply.arrival)
-        usage = reply.usage()
-        metrics.prompt_tokens += usage["prompt_tokens"]
-        metrics.request_prompt_tokens.add(usage["prompt_tokens"])
-        metrics.request_generation_tokens.add(usage["completion_tokens"])
 
     def _on_order(self) -> None:
         try:

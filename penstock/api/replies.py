@@ -209,8 +209,8 @@ class RequestReply:
                 if stream is not failed:
                     self._drop(stream)
 
-    def _drop(self, stream: Stream) -> None:
-        self.context.fleet.abort(stream)
+    def _drop(self, stream: Stream, *, stopped: bool = False) -> None:
+        self.context.fleet.abort(stream, stopped=stopped)
         self.context.streams.discard(stream)
 
     def _settle(
@@ -222,7 +222,7 @@ class RequestReply:
             choice.generated = self.context.streams.generated(stream) - (len(tokens) - piece.used)
             choice.stream = None
             if not finish:
-                self._drop(stream)
+                self._drop(stream, stopped=True)
         elif finish:
             choice.finish_reason = _REASON[finish]
             choice.stop_reason = tokens[-1] if finish is Finish.STOP_TOKEN else None

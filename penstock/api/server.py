@@ -76,6 +76,15 @@ class HttpServer(uvicorn.Server):
     def connection_count(self) -> int:
         return len(self.server_state.connections)
 
+    @property
+    def bytes_queued(self) -> int:
+        """Bytes of replies that wait for clients to read them; looks at every connection."""
+        return sum(
+            connection.transport.get_write_buffer_size()
+            for connection in self.server_state.connections
+            if isinstance(connection, ServerProtocol)
+        )
+
     async def run_to_the_end(self) -> None:
         """Until :meth:`drain` and the last reply, or :meth:`stop`."""
         sweeper = asyncio.ensure_future(self._sweep())

@@ -17,6 +17,7 @@ from penstock.bench.errors import BenchError
 from penstock.wire.frames import decode_frame
 from penstock.wire.messages import (
     PROTOCOL_VERSION,
+    EngineMetrics,
     FrameHeader,
     Hello,
     Sampling,
@@ -87,7 +88,7 @@ class Reader:
                     told += self._plan.every
                     sys.stdout.write("\n")
                     sys.stdout.flush()
-            elif not isinstance(message, Welcome):
+            elif not isinstance(message, Welcome | EngineMetrics):
                 raise BenchError(f"the engine sent {message!r}")
 
 

@@ -54,6 +54,9 @@ class NoOpEngine:
     def drop_server(self, server: int) -> None:
         self._scheduler.drop_server(server)
 
+    def take_admitted(self) -> Sequence[tuple[int, int]]:
+        return self._scheduler.table.take_admitted()
+
     def fail_all(self, code: str, message: str) -> StepRows:
         return self._scheduler.fail_all(code, message)
 

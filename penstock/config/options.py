@@ -360,6 +360,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     drain_timeout: Annotated[
         float, option("Seconds running streams have to finish after SIGTERM or SIGINT.", "Processes", ge=0)
     ] = 5.0
+    log_interval: Annotated[
+        float,
+        option(
+            "Seconds between lines on what the fleet does, while it does anything; 0: none.",
+            "Processes",
+            ge=0,
+        ),
+    ] = 10.0
     gc_policy: Annotated[
         Literal["idle", "default", "off"],
         option(

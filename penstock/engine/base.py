@@ -85,6 +85,10 @@ class Engine(Protocol):
         """One iteration: schedule, run, settle. An exception means the engine is broken and ends it."""
         ...
 
+    def take_admitted(self) -> Sequence[tuple[int, int]]:
+        """Streams, as (API server, handle), that have got a slot since the last call."""
+        ...
+
     def fail_all(self, code: str, message: str) -> StepRows:
         """End every stream, running or waiting, by an error: rows of tokens that were held back (an
         interval not yet full), then a StreamFailure each. Also called after step() raised."""

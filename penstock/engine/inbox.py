@@ -5,6 +5,7 @@ understood. Whatever ends it, its streams end with it.
 """
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,9 +26,14 @@ from ..wire.messages import (
 from ..wire.sockets import server_identity
 from .base import Engine, RequestRejected, StreamFailure
 from .publisher import Publisher
+from .stats import EngineStats
 
 log = logging.getLogger(__name__)
 
+MOST_SERVERS = 1024
+"""As ``--api-server-count`` allows."""
+MOST_HANDLES = 1 << 22
+"""API servers number their streams from 0 and use numbers again, so these are streams at the same time."""
 REFUSALS_KEPT = 1024
 """Refused peers remembered, so that each is told and logged once."""
 
@@ -42,10 +48,14 @@ class Inbox:
         rank: int,
         epoch: int,
         operations: Mapping[str, Callable[[], Any]],
+        stats: EngineStats,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``operations`` are the calls that the process itself answers, by name; others are the engine's."""
         self._engine = engine
         self._operations = operations
+        self._stats = stats
+        self._clock = clock
         self._publisher = publisher
         self._rank = rank
         self._epoch = epoch
@@ -69,6 +79,7 @@ class Inbox:
                 del self._servers[identity]
         self._publisher.detach(server)
         self._engine.drop_server(server)
+        self._stats.drop_server(server)
 
     def _refuse(self, identity: bytes, reason: str) -> None:
         known = self._servers.get(identity)
@@ -93,6 +104,8 @@ class Inbox:
             case Submit():
                 self._on_submit(server, message)
             case Abort():
+                if message.stopped:
+                    self._stats.stop(server, message.streams)
                 self._engine.abort(server, message.streams)
             case Call():
                 self._publisher.send(server, self._reply(message))
@@ -105,6 +118,8 @@ class Inbox:
             raise WireError(f"Hello.protocol is {hello.protocol}, this engine speaks {PROTOCOL_VERSION}")
         if identity != server_identity(hello.server, hello.epoch):
             raise WireError(f"Hello.server {hello.server}, Hello.epoch {hello.epoch} are not this peer's")
+        if hello.server >= MOST_SERVERS:
+            raise WireError(f"Hello.server is {hello.server}, at most {MOST_SERVERS - 1} is taken")
         latest = max((epoch for server, epoch in self._servers.values() if server == hello.server), default=0)
         if hello.epoch < latest:
             raise WireError(f"Hello.epoch is {hello.epoch}, but this API server was restarted as {latest}")
@@ -117,11 +132,15 @@ class Inbox:
         )
 
     def _on_submit(self, server: int, request: Submit) -> None:
+        if request.stream >= MOST_HANDLES:
+            raise WireError(f"Submit.stream is {request.stream}, at most {MOST_HANDLES - 1} is taken")
         try:
             self._engine.submit(server, request)
         except RequestRejected as error:
             failure = StreamFailure(server, request.stream, request.resumed, error.code, str(error))
             self._publisher.fail(failure, self._engine.load())
+        else:
+            self._stats.arrive(server, request, self._clock())
 
     def _reply(self, call: Call) -> CallReply:
         try:

@@ -19,6 +19,8 @@ from ..wire.sockets import RouterSocket, engine_address
 from .base import Engine
 from .inbox import Inbox
 from .publisher import Publisher
+from .reporter import Reporter
+from .stats import EngineStats
 from .waiting import own_share
 
 log = logging.getLogger(__name__)
@@ -27,8 +29,8 @@ CONTROL_INTERVAL_S = 0.05
 """How often a busy engine looks at the control channel."""
 RETRY_INTERVAL_S = 0.01
 """How often an idle engine tries again to send what a peer had no room for."""
-IDLE_COLLECT_S = 0.05
-"""How long nothing must come before garbage is collected."""
+PAUSE_S = 0.05
+"""How long nothing must come before garbage is collected and metrics are reported."""
 FAREWELL_S = 2.0
 """Time for peers to make room for the last messages; the supervisor waits 5 s after Stop."""
 MESSAGES_PER_STEP = 256
@@ -55,7 +57,8 @@ def run(control: ControlChannel) -> int:
         try:
             config = launch.config
             collector = Collector(config.gc_policy, config.gc_pause_budget_ms / 1000)
-            loop = EngineLoop(engine, socket, launch.index, launch.epoch, collector)
+            model = launch.served_model_names[0]
+            loop = EngineLoop(engine, socket, launch.index, launch.epoch, collector, model=model)
             collector.start()
             control.ready(ready_info(engine.info))
             loop.run(control)
@@ -101,15 +104,18 @@ class EngineLoop:
         epoch: int,
         collector: Collector | None = None,
         clock: Callable[[], float] = time.monotonic,
+        model: str = "",
     ) -> None:
-        """``collector`` None: Python's own garbage collection stays as it is."""
+        """``collector`` None: Python's own garbage collection stays as it is. ``model`` labels metrics."""
         self._engine = engine
         self._socket = socket
         self._publisher = Publisher(socket, clock)
         operations: dict[str, Callable[[], Any]] = {"metrics": engine.metrics}
         if collector is not None:
             operations["gc"] = collector.report
-        self._inbox = Inbox(engine, self._publisher, rank, epoch, operations)
+        self._stats = EngineStats()
+        self._inbox = Inbox(engine, self._publisher, rank, epoch, operations, self._stats, clock)
+        self._reporter = Reporter(engine, self._stats, collector, self._publisher, rank, epoch, model)
         self._collector = collector
         self._clock = clock
         self._next_control = self._next_beat = 0.0
@@ -132,9 +138,13 @@ class EngineLoop:
         """One step with what leads to it and follows from it, or one wait for something to do."""
         self._drain()
         if self._engine.has_work():
+            began = self._clock()
             rows = self._engine.step()
+            now = self._clock()
+            self._stats.admit(self._engine.take_admitted(), began)
+            self._stats.on_rows(rows, now)
             self._publisher.publish(rows, self._engine.load())
-            self._look_at(orders)
+            self._look_at(orders, now)
         else:
             self._wait(orders)
         for server in self._publisher.take_gone():
@@ -150,14 +160,14 @@ class EngineLoop:
 
     # -- the supervisor's orders
 
-    def _look_at(self, orders: Orders) -> None:
+    def _look_at(self, orders: Orders, now: float) -> None:
         """While busy, at a bounded rate."""
-        now = self._clock()
         if now >= self._next_control:
             self._next_control = now + CONTROL_INTERVAL_S
             self._obey(orders)
             if self._collector is not None:
                 self._collector.on_busy()
+            self._reporter.report_in_time(now)
 
     def _obey(self, orders: Orders) -> None:
         """Follow the supervisor's orders, and let it know from time to time that the loop turns."""
@@ -173,16 +183,19 @@ class EngineLoop:
     # -- nothing to do
 
     def _wait(self, orders: Orders) -> None:
-        """Until a message, an order or the next beat, with one garbage collection in the first pause."""
+        """Until a message, an order or the next beat. The first pause is for garbage and metrics."""
         self._publisher.flush()
         collector = self._collector
         timeout = BEAT_INTERVAL_S
         if self._publisher.behind:
             timeout = RETRY_INTERVAL_S
-        elif collector is not None and collector.due:
-            timeout = IDLE_COLLECT_S
-        if not self._socket.wait(timeout, orders.fileno()) and collector is not None:
-            collector.on_idle()
+        elif self._reporter.pending or (collector is not None and collector.due):
+            timeout = PAUSE_S
+        if not self._socket.wait(timeout, orders.fileno()):
+            if collector is not None:
+                collector.on_idle()
+            if self._reporter.pending:
+                self._reporter.report(self._clock())
         self._obey(orders)
 
     # -- the end
@@ -192,6 +205,7 @@ class EngineLoop:
         rows = self._engine.fail_all("engine_error", reason)
         rows.failed = ()
         self._publisher.publish(rows, self._engine.load())
+        self._reporter.report(self._clock())
         self._publisher.send_to_all(Goodbye(reason))
         deadline = self._clock() + FAREWELL_S
         while self._publisher.behind and self._clock() < deadline:

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from ..wire.frames import TokenFrame, encode_frame, merge, take_rows
-from ..wire.messages import OVERLOADED, CallReply, Failed, Goodbye, Welcome, encode
+from ..wire.messages import OVERLOADED, CallReply, EngineMetrics, Failed, Goodbye, Welcome, encode
 from ..wire.sockets import PeerGone
 from .base import Load, StepRows, StreamFailure
 from .drain_rate import DrainRate
@@ -89,12 +89,15 @@ class Publisher:
         self._drain_rate = DrainRate(clock)
         self._peers: dict[int, _Peer] = {}
         self._gone: list[int] = []
+        self.attachments = 0
+        """API servers that ever came."""
         self._step = 0
 
     # -- API servers come and go
 
     def attach(self, server: int, identity: bytes) -> None:
         """From here on ``server`` is the peer ``identity``; what waited for another one is discarded."""
+        self.attachments += 1
         self._peers[server] = _Peer(identity)
         if server in self._gone:
             self._gone.remove(server)  # that was its predecessor
@@ -182,6 +185,13 @@ class Publisher:
     def send_to_all(self, message: Message) -> None:
         for server in list(self._peers):
             self.send(server, message)
+
+    def offer_to_all(self, message: EngineMetrics) -> None:
+        """Send a message that may be lost: peers that are behind do not get it."""
+        encoded = encode(message)
+        for server, peer in list(self._peers.items()):
+            if not peer.behind:
+                self._try(server, peer, [encoded])
 
     def dismiss(self, identity: bytes, reason: str) -> None:
         """Tell a peer that is not, or no longer, attached; when there is no room it is not told."""

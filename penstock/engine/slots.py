@@ -74,6 +74,7 @@ class SlotTable:
 
         self._free = list(range(slots - 1, -1, -1))
         self._by_stream: dict[tuple[int, int], int] = {}
+        self._admitted: list[tuple[int, int]] = []
 
     # -- streams come and go
 
@@ -106,7 +107,15 @@ class SlotTable:
         self.history[slot, :length] = prompt
         self._set_stop_ids(slot, sampling.stop_token_ids)
         self._by_stream[server, request.stream] = slot
+        self._admitted.append((server, request.stream))
         return slot
+
+    def take_admitted(self) -> Sequence[tuple[int, int]]:
+        """Streams, as (API server, handle), that have got a slot since the last call."""
+        if not self._admitted:
+            return ()
+        admitted, self._admitted = self._admitted, []
+        return admitted
 
     def _set_stop_ids(self, slot: int, stop_ids: Sequence[int]) -> None:
         if not stop_ids:

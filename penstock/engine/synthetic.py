@@ -194,6 +194,9 @@ class SyntheticEngine:
         for slot in dropped:
             self._release(slot)
 
+    def take_admitted(self) -> Sequence[tuple[int, int]]:
+        return self._table.take_admitted()
+
     def fail_all(self, code: str, message: str) -> StepRows:
         rows = self._table.fail_all(code, message)
         rows.failed = [*rows.failed, *self._waiting.fail_all(code, message)]

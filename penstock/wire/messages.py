@@ -87,6 +87,8 @@ class Abort(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
     """Stop streams; each still gets its end: a row with Finish.ABORT, unless it had already ended."""
 
     streams: list[Handle]
+    stopped: bool = False
+    """Their text has reached a stop string: they end well, and need no more tokens."""
 
 
 class Bye(msgspec.Struct, array_like=True, frozen=True, tag=4, gc=False):
@@ -162,8 +164,18 @@ class Goodbye(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=False):
     reason: str
 
 
+class EngineMetrics(msgspec.Struct, array_like=True, frozen=True, tag=21, gc=False):
+    """What the engine has counted since its start, and its load; sent once a second while it changes."""
+
+    snapshot: bytes
+    """Encoded, see :mod:`penstock.metrics.snapshot`."""
+    waiting: Count = 0
+    running: Count = 0
+    kv_used_permille: Annotated[int, Meta(ge=0, le=1000)] = 0
+
+
 FromServer: TypeAlias = Hello | Submit | Abort | Bye | Call
-FromEngine: TypeAlias = Welcome | FrameHeader | Failed | CallReply | Goodbye
+FromEngine: TypeAlias = Welcome | FrameHeader | Failed | CallReply | Goodbye | EngineMetrics
 
 encode = msgspec.msgpack.Encoder().encode
 _from_server: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)

@@ -88,9 +88,12 @@ class FakeFleet:
 
     def __init__(self) -> None:
         self.aborted: list[Stream] = []
+        self.stopped = 0
+        """How many of them ended well, by a stop string."""
 
-    def abort(self, stream: Stream) -> None:
+    def abort(self, stream: Stream, *, stopped: bool = False) -> None:
         self.aborted.append(stream)
+        self.stopped += stopped
 
 
 @dataclass

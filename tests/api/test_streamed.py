@@ -99,6 +99,7 @@ def test_a_stop_string_ends_the_stream_at_once_and_the_surplus_is_not_billed() -
     place = next(at for at in range(len(tokens)) if "stop" in decoded(tokens[:at]))
     desk.deliver(desk.rows(handle, [tokens[:1], tokens[1:]]))
     assert [stream.handle for stream in desk.fleet.aborted] == [handle]
+    assert desk.fleet.stopped == 1
     assert sink.ended == "finish"
     reading = read_stream(sink)
     assert (reading.text, reading.finish_reason, reading.stop_reason) == ("one two ", "stop", "stop")
@@ -173,7 +174,7 @@ def test_a_client_is_cut_when_its_backlog_is_full(fields: dict[str, Any], most_t
             given += 1
             assert given <= most_tokens
         assert (sink.ended, desk.outcomes) == ("cut", ["cut"])
-        assert len(desk.fleet.aborted) == 1
+        assert (len(desk.fleet.aborted), desk.fleet.stopped) == (1, 0)
         assert reply.done.result() is None
 
     in_loop(run)

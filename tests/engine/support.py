@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from penstock.engine.base import StepRows
 from penstock.wire.frames import TokenFrame, decode_frame
-from penstock.wire.messages import FrameHeader, Sampling, Submit, decode_from_engine
+from penstock.wire.messages import EngineMetrics, FrameHeader, Sampling, Submit, decode_from_engine
 
 PROMPT = (40, 41, 42)
 
@@ -63,7 +63,8 @@ class Received:
         self.finish: dict[int, int] = {}
         self.failed: dict[int, Any] = {}
         self.others: list[Any] = []
-        """Messages that are neither a frame nor a stream's failure."""
+        """Messages that are neither a frame, nor a stream's failure, nor metrics."""
+        self.metrics: list[EngineMetrics] = []
         self.frames = 0
         self.rows = 0
 
@@ -77,6 +78,8 @@ class Received:
         assert len(parts) == 1
         if type(message).__name__ == "Failed":
             self.fail(message)
+        elif isinstance(message, EngineMetrics):
+            self.metrics.append(message)
         else:
             self.others.append(message)
 

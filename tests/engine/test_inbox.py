@@ -8,9 +8,10 @@ import pytest
 
 from penstock.engine.base import Engine, Load, RequestRejected, StepRows
 from penstock.engine.drain_rate import LEAST_MS
-from penstock.engine.inbox import REFUSALS_KEPT, Inbox
+from penstock.engine.inbox import MOST_HANDLES, MOST_SERVERS, REFUSALS_KEPT, Inbox
 from penstock.engine.publisher import Publisher
-from penstock.engine.rows import no_rows
+from penstock.engine.rows import aborted_rows, no_rows
+from penstock.engine.stats import EngineStats
 from penstock.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -63,6 +64,9 @@ class FakeEngine:
     def step(self) -> StepRows:
         return no_rows()
 
+    def take_admitted(self) -> Sequence[tuple[int, int]]:
+        return ()
+
     def fail_all(self, code: str, message: str) -> StepRows:
         return no_rows()
 
@@ -93,7 +97,15 @@ class Desk:
         self.engine = FakeEngine()
         engine: Engine = self.engine
         self.sent: list[tuple[bytes, Any]] = []
-        self.inbox = Inbox(engine, Publisher(self), rank=2, epoch=5, operations={"metrics": engine.metrics})
+        self.stats = EngineStats()
+        self.inbox = Inbox(
+            engine,
+            Publisher(self),
+            rank=2,
+            epoch=5,
+            operations={"metrics": engine.metrics},
+            stats=self.stats,
+        )
 
     def send(self, identity: bytes, parts: list[bytes]) -> bool:
         self.sent.append((identity, decode_from_engine(parts[0])))
@@ -134,6 +146,30 @@ def test_parts_are_taken_in_order(desk: Desk, zero: bytes) -> None:
     desk.take(zero, submit(2), submit(4), Abort([2]))
     assert desk.engine.asked == [("submit", 0, submit(2)), ("submit", 0, submit(4)), ("abort", 0, [2])]
     assert desk.sent == []
+
+
+def test_what_was_stopped_counts_as_stopped(desk: Desk, zero: bytes) -> None:
+    desk.take(zero, submit(2), submit(4), Abort([2], stopped=True), Abort([4]))
+    assert desk.engine.asked[2:] == [("abort", 0, [2]), ("abort", 0, [4])]
+    desk.stats.on_rows(aborted_rows([(0, 2, 0), (0, 4, 0)]), 1.0)
+    assert desk.stats.ended == {"stop": 1, "length": 0, "abort": 1, "error": 0}
+
+
+def test_what_was_rejected_does_not_count(desk: Desk, zero: bytes) -> None:
+    desk.take(zero, submit(2), submit(3))
+    desk.take(zero, Bye())
+    assert desk.stats.ended["abort"] == 1
+
+
+def test_numbers_without_measure_are_refused(desk: Desk, zero: bytes) -> None:
+    desk.hello(MOST_SERVERS)
+    desk.take(zero, submit(MOST_HANDLES))
+    reasons = [message.reason for _, message in desk.sent]
+    assert reasons == [
+        "Hello.server is 1024, at most 1023 is taken",
+        "Submit.stream is 4194304, at most 4194303 is taken",
+    ]
+    assert ("drop", 0) in desk.engine.asked
 
 
 def test_rejected(desk: Desk, zero: bytes) -> None:

@@ -17,6 +17,9 @@ from penstock.config.errors import ConfigError
 from penstock.config.options import ServeConfig
 from penstock.engine.process import EngineLoop, ready_info, run
 from penstock.engine.synthetic import EXIT_CODE_OF_FAULT, InjectedFault, SyntheticEngine
+from penstock.metrics import families
+from penstock.metrics.families import Family
+from penstock.metrics.snapshot import Distribution, Labels, Value, decode_snapshot, totals, view_of
 from penstock.wire.control import (
     Beat,
     ChildChannel,
@@ -193,6 +196,66 @@ def test_calls(host: Callable[..., Host], connect: Callable[..., ApiServer]) -> 
     peer = connect()
     assert peer.call("metrics").result["steps_total"] == 0
     assert "no operation 'fly'" in (peer.call("fly", high=True).error or "")
+
+
+# -- metrics
+
+
+def counted(peer: ApiServer, family: Family) -> dict[Labels, Value]:
+    """What the engine's latest snapshot says."""
+    snapshots = [decode_snapshot(message.snapshot) for message in peer.received.metrics]
+    return totals(view_of(*snapshots)).get(family.name, {})
+
+
+def test_metrics_come_by_themselves(host: Callable[..., Host], connect: Callable[..., ApiServer]) -> None:
+    host()
+    peer = connect()
+    peer.send(*(submit(stream, 20) for stream in range(10)))
+    peer.read_ends(*range(10))
+    peer.read(lambda: counted(peer, families.GENERATION_TOKENS) == {("", "0"): 200})
+    assert counted(peer, families.PROMPT_TOKENS) == {("", "0"): 30}
+    assert counted(peer, families.SUCCESS)["", "0", "length"] == 10
+    queue_time = counted(peer, families.QUEUE_TIME)["", "0"]
+    assert isinstance(queue_time, Distribution)
+    assert sum(queue_time.counts) == 10
+    latest = peer.received.metrics[-1]
+    assert (latest.waiting, latest.running) == (0, 0)
+
+
+def test_an_api_server_that_comes_later_is_told_as_well(
+    host: Callable[..., Host], connect: Callable[..., ApiServer]
+) -> None:
+    host()
+    first = connect(0)
+    first.send(submit(1, 7))
+    first.read_ends(1)
+    second = connect(1)
+    second.read(lambda: counted(second, families.GENERATION_TOKENS) == {("", "0"): 7})
+
+
+def test_a_running_engine_reports_again_and_again(
+    host: Callable[..., Host], connect: Callable[..., ApiServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.engine.reporter.REPORT_INTERVAL_S", 0.05)
+    host()
+    peer = connect()
+    peer.send(submit(1, ENDLESS))
+    peer.read(lambda: len(peer.received.metrics) >= 5)
+    assert peer.received.metrics[-1].running == 1
+    sequences = [decode_snapshot(message.snapshot).sequence for message in peer.received.metrics]
+    assert sequences == sorted(set(sequences))
+
+
+def test_the_last_metrics_come_before_the_goodbye(
+    host: Callable[..., Host], connect: Callable[..., ApiServer]
+) -> None:
+    served = host()
+    peer = connect()
+    peer.send(submit(1, ENDLESS))
+    peer.read(lambda: len(peer.received.tokens.get(1, [])) >= 10)
+    served.supervisor.send(Stop())
+    received = peer.read(lambda: bool(peer.received.others))
+    assert counted(peer, families.GENERATION_TOKENS) == {("", "0"): len(received.tokens[1])}
 
 
 # -- peers that misbehave, leave, or do not read

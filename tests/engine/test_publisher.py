@@ -18,6 +18,7 @@ from penstock.engine.synthetic import SyntheticEngine
 from penstock.wire.frames import I8, I32, Finish, Logprobs, PromptLogprobs, TokenFrame, decode_frame
 from penstock.wire.messages import (
     CallReply,
+    EngineMetrics,
     FrameHeader,
     Goodbye,
     decode_from_engine,
@@ -94,6 +95,21 @@ def publisher(outbox: Room) -> Publisher:
     publisher.attach(0, b"zero")
     publisher.attach(1, b"one")
     return publisher
+
+
+def test_an_offer_reaches_those_that_keep_up(publisher: Publisher, outbox: Room) -> None:
+    outbox.room[b"zero"] = 0
+    publisher.publish(step_rows([0], [1], [0], [5]), Load())
+    publisher.offer_to_all(EngineMetrics(b"1"))
+    assert [decode_from_engine(parts[0]) for parts in outbox.sent[b"one"]] == [EngineMetrics(b"1")]
+    outbox.room[b"zero"] = 5
+    publisher.flush()
+    assert outbox.received(b"zero").metrics == []
+    publisher.offer_to_all(EngineMetrics(b"2"))
+    assert outbox.received(b"zero").metrics == [EngineMetrics(b"2")]
+    outbox.room[b"zero"] = GONE
+    publisher.offer_to_all(EngineMetrics(b"3"))
+    assert publisher.take_gone() == [0]
 
 
 # -- one frame per API server

@@ -262,3 +262,13 @@ def test_no_slot_is_left() -> None:
     assert table.free_count() == 0
     with pytest.raises(IndexError):
         table.allocate(0, submit(2))
+
+
+def test_what_got_a_slot_is_told_once() -> None:
+    table = SlotTable(4, MAX_MODEL_LEN, EOS)
+    prompt = np.array([3], "<i4").tobytes()
+    assert list(table.take_admitted()) == []
+    for server, stream in [(0, 7), (2, 7)]:
+        table.allocate(server, Submit(stream, prompt, Sampling(5, 0)))
+    assert list(table.take_admitted()) == [(0, 7), (2, 7)]
+    assert list(table.take_admitted()) == []

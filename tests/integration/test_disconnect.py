@@ -52,13 +52,19 @@ def test_streams_of_clients_that_left_are_freed_within_a_second(paced: Server, c
 
 
 def test_requests_that_are_not_streamed_are_freed_as_well(paced: Server) -> None:
-    aborted = paced.metric("vllm:request_success_total")
+    aborted = paced.metric("penstock:requests_total", outcome="abort")
+    streams = paced.metric("vllm:request_success_total", finished_reason="abort")
     connections = open_streams(paced, 20, stream=False)
     wait_until(lambda: paced.metric("penstock:streams") == 20, 30, "starting the streams")
     for connection in connections:
         connection.close()
     wait_until(lambda: paced.metric("penstock:streams") == 0, FREE_WITHIN_S, "freeing the handles")
-    assert paced.metric("vllm:request_success_total") == aborted + 20
+    assert paced.metric("penstock:requests_total", outcome="abort") == aborted + 20
+    wait_until(
+        lambda: paced.metric("vllm:request_success_total", finished_reason="abort") >= streams + 20,
+        30,
+        "hearing of it from the engine",
+    )
     assert "ERROR" not in paced.log
 
 
@@ -78,12 +84,11 @@ def test_a_slow_reader_is_cut_and_others_go_on(tmp_path: Path) -> None:
             "temperature": 1,
         }
         slow.sendall(request(body))
-        cut = 'vllm:request_success_total{finished_reason="cut",model_name="m"}'
-
-        def is_cut() -> bool:
-            return cut in httpx.get(f"{server.url}/metrics").text
-
-        wait_until(is_cut, 30, "cutting the slow reader")
+        wait_until(
+            lambda: server.metric("penstock:requests_total", outcome="cut") == 1,
+            30,
+            "cutting the slow reader",
+        )
         *events, done = server.stream(max_tokens=50, ignore_eos=True, return_token_ids=True)
         # a busy server may put two tokens into an event: tokens are counted, not events
         tokens = [token for event in events for token in json.loads(event)["choices"][0]["token_ids"]]

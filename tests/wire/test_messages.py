@@ -13,6 +13,7 @@ from penstock.wire.messages import (
     Call,
     CallReply,
     EngineInfo,
+    EngineMetrics,
     Failed,
     FrameHeader,
     FromEngine,
@@ -66,7 +67,8 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
         Submit(5, PROMPT, EVERYTHING, 10, -1, "s", 2, 250),
         "990205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfa",
     ),
-    (Abort([1, 70000]), "92039201ce00011170"),
+    (Abort([1, 70000]), "93039201ce00011170c2"),
+    (Abort([1], stopped=True), "93039101c3"),
     (Bye(), "9104"),
     (Call(9, "profile", {"on": True}), "940509a770726f66696c6581a26f6ec3"),
 ]
@@ -84,6 +86,7 @@ FROM_ENGINE: list[tuple[FromEngine, str]] = [
     (CallReply(9, None, {"a": 1.0}), "941309c081a161cb3ff0000000000000"),
     (CallReply(9, "no such method"), "941309ae6e6f2073756368206d6574686f64c0"),
     (Goodbye("stopping"), "9214a873746f7070696e67"),
+    (EngineMetrics(b"\x01\x02", 4, 5, 600), "9515c40201020405cd0258"),
 ]
 
 
@@ -118,6 +121,8 @@ def _required(message: Any) -> int:
         (Call(9, "profile", {"on": True}), Call(9, "profile")),
         (FrameHeader(12, [], 4, 5, 600), FrameHeader(12, [])),
         (CallReply(9, "error", 1), CallReply(9)),
+        (Abort([1], stopped=True), Abort([1])),
+        (EngineMetrics(b"\x01", 4, 5, 600), EngineMetrics(b"\x01")),
     ],
 )
 def test_a_peer_that_knows_fewer_fields_is_understood(message: Any, defaults: Any) -> None:

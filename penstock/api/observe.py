@@ -1,0 +1,136 @@
+"""What an API server tells of itself and of the fleet: ``/metrics``, and a line in the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from ..metrics import families as f
+from ..metrics.exposition import CONTENT_TYPE, exposition
+from ..metrics.garbage import Collector
+from ..metrics.server import ServerMetrics
+from ..metrics.snapshot import Series, Snapshot, Totals, Value, merge_views, process_series, totals, view_of
+from ..streaming.table import StreamTable
+from .fleet import Fleet
+from .http import send_json
+from .plan import Planner
+from .sink import Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+
+
+class Observer:
+    """One API server's view of the fleet: its own figures, and the latest of every engine.
+
+    ``clients`` gives the number of open connections and the bytes that wait for them.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        epoch: int,
+        model: str,
+        metrics: ServerMetrics,
+        fleet: Fleet,
+        streams: StreamTable,
+        planner: Planner,
+        collector: Collector,
+        clients: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._server = str(index)
+        self._process = f"api-server {index}"
+        self._epoch = epoch
+        self._model = model
+        self._metrics = metrics
+        self._fleet = fleet
+        self._streams = streams
+        self._planner = planner
+        self._collector = collector
+        self._clients = clients
+        self._sequence = 0
+
+    def snapshot(self) -> Snapshot:
+        """This API server's own families."""
+        self._sequence += 1
+        return Snapshot(self._process, self._epoch, self._sequence, list(self._series()))
+
+    def totals(self) -> Totals:
+        """Of all processes that this one knows of; gauges of engines are as fresh as their last frame."""
+        found = totals(merge_views(self._fleet.snapshots, view_of(self.snapshot())))
+        for engine in self._fleet.engines:
+            labels = self._model, str(engine.rank)
+            for family, value in (
+                (f.RUNNING, engine.running),
+                (f.WAITING, engine.waiting),
+                (f.KV_USAGE, engine.kv_used_permille / 1000),
+                (f.UP, engine.up),
+                (f.DRAINING, engine.draining),
+            ):
+                found.setdefault(family.name, {})[labels] = float(value)
+        return found
+
+    async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``GET /metrics``."""
+        await send_json(send, exposition(self.totals()), kind=CONTENT_TYPE.encode())
+
+    def _series(self) -> Iterator[Series]:
+        server = self._server
+        yield from self._metrics.series(server)
+        for field, count in self._planner.unknown_fields().items():
+            yield Series(f.UNKNOWN_FIELDS.name, (server, field), count)
+        connections, queued = self._clients()
+        for family, value in (
+            (f.CONNECTIONS, connections),
+            (f.BYTES_QUEUED, queued),
+            (f.STREAMS, len(self._streams)),
+            (f.DELIVERED, self._streams.generated_tokens),
+            (f.FRAMES, self._fleet.frames_received),
+            (f.FRAMES_MERGED, self._fleet.frames_merged),
+        ):
+            yield Series(family.name, (server,), value)
+        yield from process_series(self._process, self._epoch, self._collector.pauses)
+
+
+class Figures(Protocol):
+    """What an Observer is to the log."""
+
+    def totals(self) -> Totals: ...
+
+
+class FleetLog:
+    """A line on what the fleet did since the last one, while it does anything."""
+
+    def __init__(self, figures: Figures, now: float) -> None:
+        self._figures = figures
+        self._at = now
+        self._prompt = self._generated = 0.0
+        self._idle = True
+
+    def write(self, now: float) -> None:
+        """Write the line, unless the fleet was idle already when the last one was written."""
+        found = self._figures.totals()
+        prompt, generated = _sum(found, f.PROMPT_TOKENS), _sum(found, f.GENERATION_TOKENS)
+        running, waiting = _sum(found, f.RUNNING), _sum(found, f.WAITING)
+        kv_used = max(map(_number, found[f.KV_USAGE.name].values()), default=0.0)
+        took = max(now - self._at, 1e-9)
+        idle = not running and not waiting and (prompt, generated) == (self._prompt, self._generated)
+        if not (idle and self._idle):
+            log.info(
+                "running %d, waiting %d, KV cache %.1f %%, prompts %.0f tokens/s, generated %.0f tokens/s",
+                running,
+                waiting,
+                100 * kv_used,
+                (prompt - self._prompt) / took,
+                (generated - self._generated) / took,
+            )
+        self._at, self._prompt, self._generated, self._idle = now, prompt, generated, idle
+
+
+def _sum(found: Totals, family: f.Family) -> float:
+    return sum(map(_number, found.get(family.name, {}).values()))
+
+
+def _number(value: Value) -> float:
+    assert isinstance(value, int | float)
+    return value

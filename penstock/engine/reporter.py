@@ -1,0 +1,63 @@
+"""An engine's snapshots for its API servers: once a second while something changes."""
+
+from collections.abc import Iterator
+
+from ..metrics.garbage import Collector
+from ..metrics.snapshot import Series, Snapshot, encode_snapshot, process_series
+from ..wire.messages import EngineMetrics
+from .base import Engine
+from .publisher import Publisher
+from .stats import EngineStats
+
+REPORT_INTERVAL_S = 1.0
+
+
+class Reporter:
+    """Knows what has been told. ``model`` is the value of the label ``model_name``."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        stats: EngineStats,
+        collector: Collector | None,
+        publisher: Publisher,
+        rank: int,
+        epoch: int,
+        model: str,
+    ) -> None:
+        self._engine = engine
+        self._stats = stats
+        self._collector = collector
+        self._publisher = publisher
+        self._process = f"engine {rank}"
+        self._epoch = epoch
+        self._labels = model, str(rank)
+        self._sequence = 0
+        self._told = 0, 0
+        self._next = 0.0
+
+    @property
+    def pending(self) -> bool:
+        """Whether something changed since the last report, or somebody came who has not heard it."""
+        return self._told != (self._stats.changes, self._publisher.attachments)
+
+    def report_in_time(self, now: float) -> None:
+        """While busy: when the last report is REPORT_INTERVAL_S old."""
+        if now >= self._next and self.pending:
+            self.report(now)
+
+    def report(self, now: float) -> None:
+        """Tell every API server that keeps up; the next report makes good for what the others miss."""
+        self._next = now + REPORT_INTERVAL_S
+        self._told = self._stats.changes, self._publisher.attachments
+        self._sequence += 1
+        snapshot = Snapshot(self._process, self._epoch, self._sequence, list(self._series()))
+        load = self._engine.load()
+        self._publisher.offer_to_all(
+            EngineMetrics(encode_snapshot(snapshot), load.waiting, load.running, round(load.kv_used * 1000))
+        )
+
+    def _series(self) -> Iterator[Series]:
+        yield from self._stats.series(self._engine.metrics(), *self._labels)
+        pauses = None if self._collector is None else self._collector.pauses
+        yield from process_series(self._process, self._epoch, pauses)

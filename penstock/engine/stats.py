@@ -1,0 +1,208 @@
+"""What an engine counts and times: a few array operations per step, nothing per token or row.
+
+Streams are known by API server and handle, as in the rows that end up here, so this serves every engine.
+Names, labels and meaning are vLLM's, see :mod:`penstock.metrics.families`.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..metrics import families as f
+from ..metrics.histogram import Histogram
+from ..metrics.snapshot import Series, observed
+from ..wire.frames import I8, I32, Finish
+from ..wire.messages import OVERLOADED, Submit
+from .base import StepRows
+
+FIRST_HANDLES = 1024
+REASONS = ("stop", "length", "abort", "error")
+_REASON = {Finish.EOS: "stop", Finish.STOP_TOKEN: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort"}
+
+_STREAM = np.dtype(
+    [
+        # times are seconds of the loop's clock, 0: not yet
+        ("arrived", np.float64),  # 0: there is no such stream
+        ("admitted", np.float64),
+        ("first", np.float64),  # its first token; of a resumed stream, its arrival
+        ("last", np.float64),  # its latest tokens, before them its arrival
+        ("prompt", np.int32),  # tokens, without output that it is resumed with
+        ("stopped", np.bool_),  # aborted because its text held a stop string
+    ],
+    align=True,
+)
+
+
+class EngineStats:
+    """Fed by the engine process's loop. ``now`` is monotonic seconds throughout."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        """Grows with everything that is counted."""
+        self.steps = self.prompt_tokens = self.generation_tokens = 0
+        self.ended = dict.fromkeys(REASONS, 0)
+        """Streams by reason."""
+        self._iteration_tokens = Histogram(f.ITERATION_TOKENS.bounds)
+        self._prompt_length = Histogram(f.PROMPT_LENGTH.bounds)
+        self._generation_length = Histogram(f.GENERATION_LENGTH.bounds)
+        self._ttft = Histogram(f.TTFT.bounds)
+        self._itl = Histogram(f.ITL.bounds)
+        self._tpot = Histogram(f.TPOT.bounds)
+        self._e2e = Histogram(f.E2E.bounds)
+        self._queue_time = Histogram(f.QUEUE_TIME.bounds)
+        self._inference_time = Histogram(f.INFERENCE_TIME.bounds)
+        self._prefill_time = Histogram(f.PREFILL_TIME.bounds)
+        self._decode_time = Histogram(f.DECODE_TIME.bounds)
+
+        # -- per stream
+        self._set_table(np.zeros((1, FIRST_HANDLES), _STREAM))
+
+    def _set_table(self, table: NDArray[np.void]) -> None:
+        """``table`` is [API server, handle]; the columns below are views of it, indexed by :meth:`_at`."""
+        self._table = table
+        flat = table.reshape(-1)
+        self._handles = table.shape[1]
+        self._arrived: NDArray[np.float64] = flat["arrived"]
+        self._admitted: NDArray[np.float64] = flat["admitted"]
+        self._first: NDArray[np.float64] = flat["first"]
+        self._last: NDArray[np.float64] = flat["last"]
+        self._prompt: I32 = flat["prompt"]
+        self._stopped: NDArray[np.bool_] = flat["stopped"]
+
+    def _at(self, server: I32, stream: I32) -> NDArray[np.intp]:
+        at = server.astype(np.intp)
+        at *= self._handles
+        at += stream
+        return at
+
+    # -- streams come and go
+
+    def arrive(self, server: int, request: Submit, now: float) -> None:
+        """The engine has taken a stream."""
+        self.changes += 1
+        servers, handles = self._table.shape
+        if server >= servers or request.stream >= handles:
+            wider = np.zeros((max(servers, _power(server)), max(handles, _power(request.stream))), _STREAM)
+            wider[:servers, :handles] = self._table
+            self._set_table(wider)
+        first = now if request.resumed else 0.0
+        prompt = len(request.prompt) // 4 - request.resumed
+        self._table[server, request.stream] = (now, 0.0, first, now, prompt, False)
+
+    def admit(self, streams: Iterable[tuple[int, int]], now: float) -> None:
+        """Streams, as (API server, handle), have got their slots."""
+        for server, stream in streams:
+            self._admitted[server * self._handles + stream] = now
+
+    def stop(self, server: int, streams: Iterable[int]) -> None:
+        """Streams that are aborted because they have reached a stop string: they count as stopped."""
+        for stream in streams:
+            if server < len(self._table) and stream < self._handles:
+                self._stopped[server * self._handles + stream] = True
+
+    def drop_server(self, server: int) -> None:
+        """The streams of an API server that is gone count as aborted."""
+        self.changes += 1
+        if server < len(self._table):
+            arrived = self._table[server]["arrived"]
+            self.ended["abort"] += int(np.count_nonzero(arrived))
+            arrived[:] = 0.0
+
+    # -- the step
+
+    def on_rows(self, rows: StepRows, now: float) -> None:
+        """A step's rows of streams that arrived here."""
+        self.changes += 1
+        self.steps += 1
+        tokens, prompts = len(rows.tokens), self.prompt_tokens
+        if len(rows.stream):
+            at = self._at(rows.server, rows.stream)
+            self._on_tokens(at, rows, now)
+            if rows.finish is not None:
+                ended = np.flatnonzero(rows.finish)
+                counts = 1 if rows.count is None else rows.count[ended]
+                self._on_ends(at[ended], rows.finish[ended], rows.position[ended] + counts, now)
+        self.generation_tokens += tokens
+        if tokens:
+            self._iteration_tokens.add(tokens + self.prompt_tokens - prompts)
+        for failure in rows.failed:
+            if failure.code != OVERLOADED:  # otherwise it was never more than a guest of the queue
+                self.ended["error"] += 1
+            self._arrived[failure.server * self._handles + failure.stream] = 0.0
+
+    def _on_tokens(self, at: NDArray[np.intp], rows: StepRows, now: float) -> None:
+        since = now - self._last[at]
+        self._last[at] = now
+        begins = rows.position == 0
+        if rows.count is not None:
+            begins &= rows.count > 0
+        if begins.any():
+            self._on_first_tokens(at[begins], now)
+            since = since[~begins]
+            count = None if rows.count is None else rows.count[~begins]
+        else:
+            count = rows.count
+        if count is None:
+            self._itl.observe(since)
+        else:
+            self._itl.observe_times(since / np.maximum(count, 1), count)
+
+    def _on_first_tokens(self, at: NDArray[np.intp], now: float) -> None:
+        self._first[at] = now
+        self.prompt_tokens += int(self._prompt[at].sum())
+        self._ttft.observe(now - self._arrived[at])
+
+    def _on_ends(self, at: NDArray[np.intp], finish: I8, generated: I32, now: float) -> None:
+        stopped = int(np.count_nonzero((finish == Finish.ABORT) & self._stopped[at]))
+        self.ended["stop"] += stopped
+        self.ended["abort"] -= stopped
+        counts = np.bincount(finish, minlength=len(Finish)).tolist()
+        for reason, name in _REASON.items():
+            self.ended[name] += counts[reason]
+        arrived, admitted, first = self._arrived[at], self._admitted[at], self._first[at]
+        self._arrived[at] = 0.0
+        self._e2e.observe(now - arrived)
+        self._prompt_length.observe(self._prompt[at])
+        self._generation_length.observe(generated)
+        ran = admitted > 0
+        self._queue_time.observe((admitted - arrived)[ran])
+        self._inference_time.observe(now - admitted[ran])
+        decoded = ran & (first > 0)
+        self._prefill_time.observe(np.maximum(first - admitted, 0.0)[decoded])
+        self._decode_time.observe(now - first[decoded])
+        several = decoded & (generated > 1)
+        self._tpot.observe((now - first[several]) / (generated[several] - 1))
+
+    # -- what is reported
+
+    def series(self, engine: Mapping[str, float], *labels: str) -> Iterable[Series]:
+        """All engine families but gauges. ``engine`` holds the engine's own counters, ``labels`` the values
+        of ``model_name`` and ``engine``."""
+        yield Series(f.STEPS.name, labels, self.steps)
+        yield Series(f.PROMPT_TOKENS.name, labels, self.prompt_tokens)
+        yield Series(f.GENERATION_TOKENS.name, labels, self.generation_tokens)
+        yield Series(f.PREEMPTIONS.name, labels, engine.get("preemptions_total", 0))
+        yield Series(f.PREFIX_QUERIES.name, labels, engine.get("prefix_cache_queries_total", 0))
+        yield Series(f.PREFIX_HITS.name, labels, engine.get("prefix_cache_hits_total", 0))
+        for reason, count in self.ended.items():
+            yield Series(f.SUCCESS.name, (*labels, reason), count)
+        for family, histogram in (
+            (f.ITERATION_TOKENS, self._iteration_tokens),
+            (f.PROMPT_LENGTH, self._prompt_length),
+            (f.GENERATION_LENGTH, self._generation_length),
+            (f.TTFT, self._ttft),
+            (f.ITL, self._itl),
+            (f.TPOT, self._tpot),
+            (f.E2E, self._e2e),
+            (f.QUEUE_TIME, self._queue_time),
+            (f.INFERENCE_TIME, self._inference_time),
+            (f.PREFILL_TIME, self._prefill_time),
+            (f.DECODE_TIME, self._decode_time),
+        ):
+            yield observed(family, labels, histogram)
+
+
+def _power(index: int) -> int:
+    """The least power of 2 above ``index``."""
+    return 1 << index.bit_length()

@@ -1,0 +1,229 @@
+"""Every metric family once: its name, kind, unit, labels and meaning.
+
+``/metrics`` and the check of ``docs/metrics.md`` are derived from this table. Names that begin with
+``vllm:`` are vLLM's, with its labels and buckets, so that dashboards and gateways made for it read them.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .garbage import PAUSE_BOUNDS
+from .histogram import E2E_BOUNDS, EVENT_BOUNDS, ITL_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS
+
+
+class Kind(Enum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """``name`` as Prometheus has it, without the ``_total`` of a counter's samples."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...]
+    unit: str
+    bounds: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets, inclusive, ascending."""
+
+
+ITERATION_BOUNDS = tuple(float(bound) for bound in (1, *(1 << power for power in range(3, 15))))
+"""vLLM's."""
+
+_ENGINE = ("model_name", "engine")
+_SERVER = ("server",)
+
+
+def _counter(name: str, unit: str, labels: tuple[str, ...], text: str) -> Family:
+    return Family(name, Kind.COUNTER, text, labels, unit)
+
+
+def _gauge(name: str, unit: str, labels: tuple[str, ...], text: str) -> Family:
+    return Family(name, Kind.GAUGE, text, labels, unit)
+
+
+def _histogram(name: str, unit: str, bounds: tuple[float, ...], labels: tuple[str, ...], text: str) -> Family:
+    return Family(name, Kind.HISTOGRAM, text, labels, unit, bounds)
+
+
+# -- engines
+
+RUNNING = _gauge("vllm:num_requests_running", "streams", _ENGINE, "Streams that run in the engine.")
+WAITING = _gauge("vllm:num_requests_waiting", "streams", _ENGINE, "Streams that wait for a slot.")
+KV_USAGE = _gauge("vllm:kv_cache_usage_perc", "share, 0 to 1", _ENGINE, "Share of the KV cache in use.")
+UP = _gauge("penstock:engine_up", "0 or 1", _ENGINE, "1 while the engine takes requests.")
+DRAINING = _gauge(
+    "penstock:engine_draining", "0 or 1", _ENGINE, "1 while the engine gets no new streams by order."
+)
+STEPS = _counter("penstock:engine_steps", "steps", _ENGINE, "Steps that gave tokens.")
+PREFIX_QUERIES = _counter(
+    "vllm:prefix_cache_queries", "tokens", _ENGINE, "Prompt tokens looked up in the prefix cache."
+)
+PREFIX_HITS = _counter("vllm:prefix_cache_hits", "tokens", _ENGINE, "Prompt tokens found there.")
+PREEMPTIONS = _counter(
+    "vllm:num_preemptions",
+    "streams",
+    _ENGINE,
+    "Streams that had to give their KV blocks back.",
+)
+PROMPT_TOKENS = _counter(
+    "vllm:prompt_tokens", "tokens", _ENGINE, "Prompt tokens of streams that got their first token."
+)
+GENERATION_TOKENS = _counter("vllm:generation_tokens", "tokens", _ENGINE, "Tokens generated.")
+SUCCESS = _counter(
+    "vllm:request_success",
+    "streams",
+    (*_ENGINE, "finished_reason"),
+    "Streams that ended, by reason: stop, length, abort or error.",
+)
+ITERATION_TOKENS = _histogram(
+    "vllm:iteration_tokens_total",
+    "tokens",
+    ITERATION_BOUNDS,
+    _ENGINE,
+    "Per step: prompt tokens of streams that got their first token, and tokens generated.",
+)
+PROMPT_LENGTH = _histogram(
+    "vllm:request_prompt_tokens", "tokens", TOKEN_BOUNDS, _ENGINE, "Prompt tokens of streams that ended."
+)
+GENERATION_LENGTH = _histogram(
+    "vllm:request_generation_tokens", "tokens", TOKEN_BOUNDS, _ENGINE, "Tokens of streams that ended."
+)
+TTFT = _histogram(
+    "vllm:time_to_first_token_seconds",
+    "seconds",
+    TTFT_BOUNDS,
+    _ENGINE,
+    "From a stream's arrival at the engine to its first token.",
+)
+ITL = _histogram(
+    "vllm:inter_token_latency_seconds", "seconds", ITL_BOUNDS, _ENGINE, "Between a stream's tokens."
+)
+TPOT = _histogram(
+    "vllm:request_time_per_output_token_seconds",
+    "seconds",
+    ITL_BOUNDS,
+    _ENGINE,
+    "A stream's mean time per token after its first one.",
+)
+E2E = _histogram(
+    "vllm:e2e_request_latency_seconds",
+    "seconds",
+    E2E_BOUNDS,
+    _ENGINE,
+    "From a stream's arrival at the engine to its end.",
+)
+QUEUE_TIME = _histogram(
+    "vllm:request_queue_time_seconds", "seconds", E2E_BOUNDS, _ENGINE, "From arrival to a slot."
+)
+INFERENCE_TIME = _histogram(
+    "vllm:request_inference_time_seconds", "seconds", E2E_BOUNDS, _ENGINE, "From the slot to the end."
+)
+PREFILL_TIME = _histogram(
+    "vllm:request_prefill_time_seconds",
+    "seconds",
+    E2E_BOUNDS,
+    _ENGINE,
+    "From the slot to the first token.",
+)
+DECODE_TIME = _histogram(
+    "vllm:request_decode_time_seconds",
+    "seconds",
+    E2E_BOUNDS,
+    _ENGINE,
+    "From the first token to the end.",
+)
+
+# -- API servers
+
+CONNECTIONS = _gauge("penstock:connections", "connections", _SERVER, "Open client connections.")
+STREAMS = _gauge("penstock:streams", "streams", _SERVER, "Streams with a handle, ending ones included.")
+BYTES_QUEUED = _gauge(
+    "penstock:bytes_queued", "bytes", _SERVER, "Bytes that wait for clients that read slowly."
+)
+REQUESTS = _counter(
+    "penstock:requests",
+    "requests",
+    (*_SERVER, "outcome"),
+    "Requests that ended, by outcome: stop, length, abort (the client left), cut (it did not read), error.",
+)
+REJECTED = _counter(
+    "penstock:requests_rejected", "requests", (*_SERVER, "status"), "Requests answered with an error status."
+)
+REFUSED = _counter(
+    "penstock:requests_refused",
+    "requests",
+    (*_SERVER, "reason"),
+    "Requests that found no room or no engine: draining, no_engine or overloaded.",
+)
+INTERRUPTED = _counter(
+    "penstock:streams_interrupted",
+    "streams",
+    (*_SERVER, "outcome"),
+    "Streams that lost their engine, by what became of them: resumed, expired, given_up or ended.",
+)
+UNKNOWN_FIELDS = _counter(
+    "penstock:unknown_request_fields", "fields", (*_SERVER, "field"), "Request fields ignored as unknown."
+)
+DELIVERED = _counter("penstock:tokens_delivered", "tokens", _SERVER, "Tokens given to replies.")
+FRAMES = _counter("penstock:token_frames", "frames", _SERVER, "Token frames received.")
+FRAMES_MERGED = _counter(
+    "penstock:token_frames_merged", "frames", _SERVER, "Token frames merged into an earlier one."
+)
+CLIENT_TTFT = _histogram(
+    "penstock:client_time_to_first_token_seconds",
+    "seconds",
+    TTFT_BOUNDS,
+    _SERVER,
+    "From a request's arrival to the write of its first token.",
+)
+CLIENT_ITL = _histogram(
+    "penstock:client_inter_token_latency_seconds",
+    "seconds",
+    ITL_BOUNDS,
+    _SERVER,
+    "Between the writes of a stream's events.",
+)
+CLIENT_E2E = _histogram(
+    "penstock:client_request_latency_seconds",
+    "seconds",
+    E2E_BOUNDS,
+    _SERVER,
+    "From a request's arrival to the end of its reply.",
+)
+EVENT_TOKENS = _histogram(
+    "penstock:stream_event_tokens",
+    "tokens",
+    EVENT_BOUNDS,
+    _SERVER,
+    "Tokens per event of streamed replies: the interval in effect.",
+)
+LOOP_LAG = _histogram(
+    "penstock:event_loop_lag_seconds",
+    "seconds",
+    PAUSE_BOUNDS,
+    _SERVER,
+    "How late the event loop ran a timer, 20 times a second.",
+)
+
+# -- every process
+
+RESTARTS = _gauge("penstock:process_restarts", "restarts", ("process",), "Restarts of the process.")
+GC_PAUSE = _histogram(
+    "penstock:gc_pause_seconds",
+    "seconds",
+    PAUSE_BOUNDS,
+    ("process", "generation"),
+    "Pauses for garbage collection, by generation: 0 young, 2 full.",
+)
+GC_FREED = _counter(
+    "penstock:gc_freed_objects", "objects", ("process", "generation"), "Objects freed by garbage collection."
+)
+
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in tuple(globals().values()) if isinstance(family, Family)
+}
+"""By name, in the order of this file."""

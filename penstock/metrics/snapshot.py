@@ -1,0 +1,140 @@
+"""What a process has counted so far, as it crosses to other processes, and how a fleet's add up.
+
+A snapshot is cumulative since the start of its process. Of every process and epoch (its count of restarts)
+the latest one is kept, of dead epochs, too: so counters and histograms of the fleet never go backwards, and
+it does not matter in which order, by which way or how often snapshots arrive.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from .families import FAMILIES, GC_FREED, GC_PAUSE, RESTARTS, Family, Kind
+from .garbage import Pauses
+from .histogram import Histogram
+
+Labels: TypeAlias = tuple[str, ...]
+"""Values of a family's labels, in the order of the family."""
+
+
+class Distribution(msgspec.Struct, array_like=True, frozen=True):
+    """A histogram: observations per bucket of its family's bounds, the last one above all, and their sum."""
+
+    counts: tuple[int, ...]
+    total: float
+
+    def __add__(self, other: "Distribution") -> "Distribution":
+        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
+        return Distribution(counts, self.total + other.total)
+
+
+Value: TypeAlias = float | Distribution
+
+
+class Series(msgspec.Struct, array_like=True, frozen=True):
+    """One value of a family."""
+
+    family: str
+    labels: Labels
+    value: Value
+
+
+class Snapshot(msgspec.Struct, array_like=True, frozen=True):
+    """All series of one process. ``sequence`` grows from snapshot to snapshot of the same epoch."""
+
+    process: str
+    epoch: Annotated[int, Meta(ge=0)]
+    sequence: Annotated[int, Meta(ge=0)]
+    series: list[Series]
+
+
+View: TypeAlias = Mapping[tuple[str, int], Snapshot]
+"""The latest snapshot of every known process and epoch."""
+
+Totals: TypeAlias = dict[str, dict[Labels, Value]]
+"""Values by family and labels."""
+
+encode_snapshot = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Snapshot)
+
+
+def observed(family: Family, labels: Labels, histogram: Histogram) -> Series:
+    """What a histogram has seen, as a series of ``family``."""
+    return Series(family.name, labels, Distribution(tuple(histogram.counts.tolist()), histogram.total))
+
+
+def process_series(process: str, epoch: int, pauses: Pauses | None) -> Iterator[Series]:
+    """The families that every process has; ``process`` is their label."""
+    yield Series(RESTARTS.name, (process,), epoch)
+    if pauses is not None:
+        for generation, counts in enumerate(pauses.counts):
+            labels = process, str(generation)
+            yield Series(GC_PAUSE.name, labels, Distribution(tuple(counts), pauses.total_s[generation]))
+            yield Series(GC_FREED.name, labels, pauses.freed[generation])
+
+
+def decode_snapshot(data: bytes) -> Snapshot:
+    """Raises ValueError for what is no snapshot. Series of families that are unknown here, or known in
+    another shape, are left out: their process is of another version."""
+    try:
+        snapshot = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(f"not a snapshot: {error}") from None
+    known = [each for each in snapshot.series if _fits(each)]
+    return msgspec.structs.replace(snapshot, series=known)
+
+
+def _fits(each: Series) -> bool:
+    family = FAMILIES.get(each.family)
+    if family is None or len(each.labels) != len(family.labels):
+        return False
+    if family.kind is Kind.HISTOGRAM:
+        return isinstance(each.value, Distribution) and len(each.value.counts) == len(family.bounds) + 1
+    return not isinstance(each.value, Distribution)
+
+
+def merge_views(*views: View) -> dict[tuple[str, int], Snapshot]:
+    """What all views together know: of each process and epoch the latest snapshot.
+
+    Commutative, associative and idempotent; no total of a counter is less than in any of the views.
+    """
+    merged: dict[tuple[str, int], Snapshot] = {}
+    for view in views:
+        for key, snapshot in view.items():
+            known = merged.get(key)
+            if known is None or known.sequence < snapshot.sequence:
+                merged[key] = snapshot
+    return merged
+
+
+def view_of(*snapshots: Snapshot) -> dict[tuple[str, int], Snapshot]:
+    """The view of somebody who knows just these."""
+    return merge_views(*({(snapshot.process, snapshot.epoch): snapshot} for snapshot in snapshots))
+
+
+def totals(view: View) -> Totals:
+    """Sums of counters and histograms over all processes and epochs; gauges of each process's last epoch,
+    summed where labels are the same."""
+    last: dict[str, int] = {}
+    for process, epoch in view:
+        last[process] = max(epoch, last.get(process, 0))
+    found: Totals = {}
+    for (process, epoch), snapshot in sorted(view.items()):
+        alive = epoch == last[process]
+        for each in snapshot.series:
+            if alive or FAMILIES[each.family].kind is not Kind.GAUGE:
+                values = found.setdefault(each.family, {})
+                before = values.get(each.labels)
+                values[each.labels] = each.value if before is None else _sum(before, each.value)
+    return found
+
+
+def _sum(a: Value, b: Value) -> Value:
+    """Of two values of one family."""
+    if isinstance(a, Distribution):
+        assert isinstance(b, Distribution)
+        return a + b
+    assert not isinstance(b, Distribution)
+    return a + b

@@ -1,0 +1,51 @@
+"""The line that the log gets on the fleet."""
+
+import logging
+
+import pytest
+
+from penstock.api.observe import FleetLog
+from penstock.metrics import families as f
+from penstock.metrics.snapshot import Totals
+
+
+class Figures:
+    """An observer that sees what the test says, of two engines."""
+
+    def __init__(self) -> None:
+        self.running = self.waiting = 0
+        self.kv_used = 0.0
+        self.prompt = self.generated = 0
+
+    def totals(self) -> Totals:
+        both = ("m", "0"), ("m", "1")
+        return {
+            f.RUNNING.name: dict.fromkeys(both, float(self.running)),
+            f.WAITING.name: dict.fromkeys(both, float(self.waiting)),
+            f.KV_USAGE.name: {both[0]: self.kv_used, both[1]: 0.0},
+            f.PROMPT_TOKENS.name: dict.fromkeys(both, self.prompt),
+            f.GENERATION_TOKENS.name: dict.fromkeys(both, self.generated),
+        }
+
+
+def test_a_line_while_something_happens_and_one_when_it_has_ceased(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    figures = Figures()
+    fleet_log = FleetLog(figures, 100.0)
+    fleet_log.write(110.0)
+    assert caplog.messages == []
+    figures.running, figures.waiting, figures.kv_used = 3, 1, 0.256
+    figures.prompt, figures.generated = 50, 200
+    fleet_log.write(120.0)
+    figures.running, figures.waiting, figures.kv_used = 0, 0, 0.0
+    figures.generated = 201
+    fleet_log.write(121.0)
+    fleet_log.write(131.0)
+    fleet_log.write(141.0)
+    assert caplog.messages == [
+        "running 6, waiting 2, KV cache 25.6 %, prompts 10 tokens/s, generated 40 tokens/s",
+        "running 0, waiting 0, KV cache 0.0 %, prompts 0 tokens/s, generated 2 tokens/s",
+        "running 0, waiting 0, KV cache 0.0 %, prompts 0 tokens/s, generated 0 tokens/s",
+    ]

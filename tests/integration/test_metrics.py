@@ -1,0 +1,108 @@
+"""/metrics of a running server: the documented families, exact counts, and the line in the log."""
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.metrics.families import FAMILIES, Kind
+from penstock.metrics.histogram import E2E_BOUNDS
+
+from .server import SYNTHETIC, Server, wait_until
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+ROW = re.compile(r"^\| `((?:vllm|penstock):\w+)` \| (\w+) \| ([^|]+) \| ([^|]*) \| (.+) \|$", re.MULTILINE)
+
+
+def test_the_page_has_every_family_of_a_running_server(server: Server) -> None:
+    server.complete(max_tokens=3)
+    text = httpx.get(f"{server.url}/metrics").text
+    served = {family.name: family for family in text_string_to_metric_families(text)}
+    documented = {name: rest for name, *rest in ROW.findall(PAGE.read_text())}
+    assert list(documented) == list(served)
+    for name, (kind, unit, labels, meaning) in documented.items():
+        assert (kind, meaning) == (served[name].type, served[name].documentation)
+        assert unit == FAMILIES[name].unit
+        found = {label for sample in served[name].samples for label in sample.labels} - {"le"}
+        assert found <= set(labels.split(", "))
+        assert not served[name].samples or found == set(labels.split(", "))
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two API servers, two engines, a line in the log ten times a second."""
+    options = ("--api-server-count", "2", "--data-parallel-size", "2", "--log-interval", "0.1")
+    with Server(*SYNTHETIC, *options, directory=tmp_path_factory.mktemp("fleet")) as running:
+        wait_until(lambda: running.metric("penstock:engine_up") == 2, 60, "connecting to both engines")
+        yield running
+
+
+def test_any_api_server_knows_what_all_engines_did(fleet: Server) -> None:
+    requests, tokens = 20, 100
+    before = {
+        name: fleet.metric(name)
+        for family in FAMILIES.values()
+        if "engine" in family.labels and family.kind is not Kind.GAUGE
+        for name in [f"{family.name}_{'count' if family.kind is Kind.HISTOGRAM else 'total'}"]
+    }
+    with ThreadPoolExecutor(requests) as pool:
+        list(pool.map(lambda _: fleet.complete(max_tokens=tokens, ignore_eos=True), range(requests)))
+
+    def more(name: str) -> float:
+        return fleet.metric(name) - before[name]
+
+    def told() -> bool:  # new connections go to any API server
+        return all(more("vllm:generation_tokens_total") == requests * tokens for _ in range(4))
+
+    wait_until(told, 30, "counting the tokens")
+    assert fleet.metric("vllm:generation_tokens_total", engine="0") > 0
+    assert fleet.metric("vllm:generation_tokens_total", engine="1") > 0
+    for family in FAMILIES.values():
+        if family.name.startswith("vllm:") and family.bounds == E2E_BOUNDS:
+            assert more(f"{family.name}_count") == requests
+    assert more("vllm:request_success_total") == requests
+    assert more("vllm:time_to_first_token_seconds_count") == requests
+    assert more("vllm:inter_token_latency_seconds_count") == requests * (tokens - 1)
+    assert fleet.metric("vllm:iteration_tokens_total_sum") == fleet.metric(
+        "vllm:prompt_tokens_total"
+    ) + fleet.metric("vllm:generation_tokens_total")
+    assert fleet.metric("penstock:gc_pause_seconds_count", process="engine 0") >= 1
+
+
+def test_a_stop_string_is_a_stop(fleet: Server) -> None:
+    stopped = fleet.metric("vllm:request_success_total", finished_reason="stop")
+    text = fleet.complete("hello", max_tokens=50, seed=1, temperature=1)["choices"][0]["text"]
+    reply = fleet.complete("hello", max_tokens=50, seed=1, temperature=1, stop=[text[10:14]])
+    assert reply["choices"][0]["finish_reason"] == "stop"
+    wait_until(
+        lambda: fleet.metric("vllm:request_success_total", finished_reason="stop") == stopped + 1,
+        30,
+        "counting it as stopped",
+    )
+
+
+def test_one_process_writes_a_line(fleet: Server) -> None:
+    fleet.complete("hello", max_tokens=500, ignore_eos=True)
+    pattern = r"running \d+, waiting 0, KV cache 0\.0 %, prompts \d+ tokens/s, generated [1-9]\d* tokens/s"
+    wait_until(lambda: re.search(pattern, fleet.log), 30, "writing the line")
+    writers = {line.partition("running ")[0] for line in fleet.log.splitlines() if re.search(pattern, line)}
+    assert all("api-server 0" in writer for writer in writers)
+
+
+def test_counters_of_a_killed_engine_are_kept(fleet: Server) -> None:
+    wait_until(
+        lambda: fleet.metric("vllm:num_requests_running") == 0, 30, "being idle, with everything reported"
+    )
+    before = fleet.metric("vllm:generation_tokens_total")
+    fleet.complete("hello", max_tokens=7, ignore_eos=True)
+    wait_until(lambda: fleet.metric("vllm:generation_tokens_total") >= before + 7, 30, "counting the tokens")
+    counted = fleet.metric("vllm:generation_tokens_total")
+    engine = fleet.children("engine")[0]
+    engine.kill()
+    wait_until(lambda: not engine.is_running(), 30, "killing it")
+    wait_until(lambda: fleet.metric("penstock:process_restarts") >= 1, 60, "starting it again")
+    assert fleet.metric("vllm:generation_tokens_total") >= counted

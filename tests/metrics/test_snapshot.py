@@ -1,0 +1,122 @@
+"""Views of a fleet: whatever way snapshots travel, their sums are the same and never go backwards."""
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.metrics import families as f
+from penstock.metrics.snapshot import (
+    Distribution,
+    Series,
+    Snapshot,
+    decode_snapshot,
+    encode_snapshot,
+    merge_views,
+    totals,
+    view_of,
+)
+
+BUCKETS = len(f.ITL.bounds) + 1
+
+
+def snapshot(process: int, epoch: int, sequence: int) -> Snapshot:
+    """What process ``process`` has counted in ``epoch`` by ``sequence``: more and more."""
+    labels = "m", str(process)
+    counts = tuple(sequence * (bucket % 3) for bucket in range(BUCKETS))
+    return Snapshot(
+        f"engine {process}",
+        epoch,
+        sequence,
+        [
+            Series(f.GENERATION_TOKENS.name, labels, 10 * sequence + epoch),
+            Series(f.SUCCESS.name, (*labels, "stop"), sequence // 2),
+            Series(f.ITL.name, labels, Distribution(counts, 0.25 * sequence)),
+            Series(f.RESTARTS.name, (f"engine {process}",), epoch),
+            Series(f.GC_FREED.name, ("shared", "2"), sequence),
+        ],
+    )
+
+
+snapshots = st.builds(snapshot, st.integers(0, 2), st.integers(0, 2), st.integers(0, 20))
+views = st.lists(snapshots, max_size=8).map(lambda some: view_of(*some))
+
+
+@given(views, views)
+def test_merging_is_commutative(
+    a: dict[tuple[str, int], Snapshot], b: dict[tuple[str, int], Snapshot]
+) -> None:
+    assert merge_views(a, b) == merge_views(b, a)
+
+
+@given(views, views, views)
+def test_merging_is_associative(
+    a: dict[tuple[str, int], Snapshot],
+    b: dict[tuple[str, int], Snapshot],
+    c: dict[tuple[str, int], Snapshot],
+) -> None:
+    assert merge_views(merge_views(a, b), c) == merge_views(a, merge_views(b, c)) == merge_views(a, b, c)
+
+
+@given(views)
+def test_merging_twice_changes_nothing(a: dict[tuple[str, int], Snapshot]) -> None:
+    assert merge_views(a, a) == merge_views(a) == a
+
+
+@given(views, views)
+def test_totals_never_go_backwards(
+    known: dict[tuple[str, int], Snapshot], news: dict[tuple[str, int], Snapshot]
+) -> None:
+    before, after = totals(known), totals(merge_views(known, news))
+    for name, values in before.items():
+        for labels, value in values.items():
+            later = after[name][labels]
+            if isinstance(value, Distribution):
+                assert isinstance(later, Distribution)
+                assert all(a <= b for a, b in zip(value.counts, later.counts, strict=True))
+                assert value.total <= later.total
+            else:
+                assert not isinstance(later, Distribution)
+                assert value <= later  # the gauge is the number of restarts, which only grows as well
+
+
+@given(st.lists(snapshots, max_size=12).flatmap(lambda some: st.tuples(st.just(some), st.permutations(some))))
+def test_the_order_of_arrival_does_not_matter(orders: tuple[list[Snapshot], list[Snapshot]]) -> None:
+    assert totals(view_of(*orders[0])) == totals(view_of(*orders[1]))
+
+
+def test_counters_add_up_over_restarts_and_gauges_are_the_living_ones() -> None:
+    found = totals(view_of(snapshot(0, 0, 5), snapshot(0, 1, 2), snapshot(0, 1, 1), snapshot(1, 0, 3)))
+    assert found[f.GENERATION_TOKENS.name] == {("m", "0"): 50 + 21, ("m", "1"): 30}
+    assert found[f.RESTARTS.name] == {("engine 0",): 1, ("engine 1",): 0}
+    assert found[f.GC_FREED.name] == {("shared", "2"): 5 + 2 + 3}
+    distribution = found[f.ITL.name]["m", "0"]
+    assert isinstance(distribution, Distribution)
+    assert distribution.counts[:3] == (0, 7, 14)
+    assert math.isclose(distribution.total, 0.25 * 7)
+
+
+@given(snapshots)
+def test_a_snapshot_travels(sent: Snapshot) -> None:
+    assert decode_snapshot(encode_snapshot(sent)) == sent
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90", msgspec.msgpack.encode(["e", -1, 0, []])])
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="not a snapshot"):
+        decode_snapshot(data)
+
+
+def test_families_of_another_version_are_left_out() -> None:
+    kept = Series(f.STEPS.name, ("m", "0"), 3)
+    others = [
+        Series("penstock:of_tomorrow", ("m",), 1.0),
+        Series(f.STEPS.name, ("m", "0", "more"), 3),
+        Series(f.STEPS.name, ("m", "0"), Distribution((1,), 1.0)),
+        Series(f.ITL.name, ("m", "0"), 3.0),
+        Series(f.ITL.name, ("m", "0"), Distribution((1, 2), 1.0)),
+    ]
+    data = encode_snapshot(Snapshot("engine 0", 0, 1, [*others, kept]))
+    assert decode_snapshot(data).series == [kept]
