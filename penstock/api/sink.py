@@ -68,7 +68,7 @@ EVENT_STREAM_HEADERS = [
 ]
 
 
-HIGH_WATER_BYTES = 64 * 1024
+HIGH_WATER_BYTES = 16 * 1024
 """Written and not yet taken by the server: from here on the client counts as one that does not read."""
 
 

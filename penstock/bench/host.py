@@ -12,13 +12,17 @@ from penstock.bench import report
 from penstock.bench.driver import LoadProcess
 from penstock.bench.errors import BenchError
 from penstock.bench.floor import Floor
-from penstock.bench.load import Plan
+from penstock.bench.load import Plan, Round
 from penstock.bench.processes import Processes, cpu_time, named, resident_bytes
 from penstock.bench.prompts import Facts, Requests
-from penstock.bench.report import MeasuredRound, Report
+from penstock.bench.report import MeasuredRound, Report, SlowReading
 from penstock.bench.server import ServerProcess
+from penstock.bench.slow import SlowReaders
 from penstock.config.bench import OF_STARTED_SERVER, BenchHostConfig
 
+LEAD_BYTES = 160 * 1024
+"""What a slow reader is sent before the others are measured beside it: more than the kernel holds for a
+connection to this host (64 KiB unsent, as API servers ask for, and what is on its way)."""
 FLOOR_RUNS = 5
 """Measurements of the floor before the rounds, and again after them."""
 DEFAULT_PORT = 80
@@ -53,7 +57,7 @@ def measure(config: BenchHostConfig, say: Say) -> Report:
     deadline = Deadline(config.timeout)
     with contextlib.ExitStack() as stack:
         url, processes = _server(config, deadline, stack, say)
-        facts, plan = _prepare(config, url, deadline)
+        facts, plan, endless = _prepare(config, url, deadline)
         floor = stack.enter_context(Floor())
         load = stack.enter_context(LoadProcess(plan, deadline.left("the connections")))
         chunk = 1
@@ -69,6 +73,11 @@ def measure(config: BenchHostConfig, say: Say) -> Report:
                 f"round {number} of {config.rounds}: {rounds[-1].tokens_per_cpu_s:,.0f} tokens per CPU-second"
             )
         resident = resident_bytes(processes.api_servers)
+        slow = None
+        if config.slow_readers:
+            say(f"{config.slow_readers:,} slow readers start")
+            readers = stack.enter_context(SlowReaders(plan, endless, config.slow_readers))
+            slow = _measure_beside(readers, config, load, processes, [one.load for one in rounds], deadline)
         floors += _measure_floor(floor, config, chunk, deadline, say)
     subject = report.Subject(
         model=facts.model,
@@ -79,7 +88,7 @@ def measure(config: BenchHostConfig, say: Say) -> Report:
         api_server_resident_bytes=resident,
         options=_options(config),
     )
-    return report.build(rounds, floors, subject, report.this_machine())
+    return report.build(rounds, floors, subject, report.this_machine(), slow)
 
 
 def _server(
@@ -94,8 +103,8 @@ def _server(
     return server.url, server.processes
 
 
-def _prepare(config: BenchHostConfig, url: str, deadline: Deadline) -> tuple[Facts, Plan]:
-    """Tries one request, and plans the others."""
+def _prepare(config: BenchHostConfig, url: str, deadline: Deadline) -> tuple[Facts, Plan, str]:
+    """Tries one request, plans the others; the last is the body of a slow reader's."""
     headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     parts = urlsplit(url)
     with httpx.Client(
@@ -108,12 +117,35 @@ def _prepare(config: BenchHostConfig, url: str, deadline: Deadline) -> tuple[Fac
             port=parts.port or DEFAULT_PORT,
             path=parts.path + requests.path,
             bodies=requests.bodies(),
-            connections=config.streams,
+            connections=config.connections,
             in_flight=config.in_flight,
             requests=config.requests_per_round,
             api_key=config.api_key,
         )
-    return facts, plan
+        endless = requests.endless() if config.slow_readers else ""
+    return facts, plan, endless
+
+
+def _measure_beside(
+    readers: SlowReaders,
+    config: BenchHostConfig,
+    load: LoadProcess,
+    processes: Processes,
+    without: list[Round],
+    deadline: Deadline,
+) -> SlowReading:
+    """The same rounds again, once the server has more for the slow readers than the kernel takes."""
+    resident = resident_bytes(processes.api_servers)
+    sent_per_s = sum(one.bytes for one in without) / sum(one.wall_s for one in without) / config.in_flight
+    lead = time.monotonic() + LEAD_BYTES / max(sent_per_s, 1.0)
+    while time.monotonic() < lead:
+        load.run(keep=False, seconds=deadline.left("the slow readers' lead"))
+    beside = [
+        load.run(keep=False, seconds=deadline.left("a round beside slow readers"))
+        for _ in range(config.rounds)
+    ]
+    grown = resident_bytes(processes.api_servers) - resident
+    return report.slow_reading(config.slow_readers, readers.cut, without, beside, grown)
 
 
 def _measure_round(

@@ -94,7 +94,7 @@ class LoadClient:
 
     def __init__(self, plan: Plan, *, poll: bool = False) -> None:
         self._plan = plan
-        self._requests = [_request(plan, body.encode()) for body in plan.bodies]
+        self._requests = [request_bytes(plan, body.encode()) for body in plan.bodies]
         self._poller, self._wait = _poller(poll)
         self._buffer = bytearray(READ_BYTES)
         self._kept: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
@@ -296,7 +296,8 @@ class LoadClient:
             left -= len(ready)
 
 
-def _request(plan: Plan, body: bytes) -> bytes:
+def request_bytes(plan: Plan, body: bytes) -> bytes:
+    """One HTTP request of the plan."""
     key = f"Authorization: Bearer {plan.api_key}\r\n" if plan.api_key else ""
     head = (
         f"POST {plan.path} HTTP/1.1\r\nHost: {plan.host}:{plan.port}\r\n{key}"

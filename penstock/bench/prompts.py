@@ -14,6 +14,7 @@ PROMPTS = 64
 """Different prompts, taken in turn, so that no cache of whole prompts can answer."""
 CORRECTIONS = 2
 """Times the length of a text is corrected, after it has been estimated; each takes one call of /tokenize."""
+SLOW_TOKENS = 16384
 _SEED = 20261121
 
 
@@ -43,6 +44,10 @@ class Requests:
         """JSON texts of streamed requests. Raises BenchError when the server cannot tokenize."""
         return [self._body(prompt, stream=True) for prompt in self._prompts()]
 
+    def endless(self) -> str:
+        """JSON text of a streamed request for as many tokens as a slow reader's server allows."""
+        return self._body(self._prompts(1)[0], stream=True, tokens=SLOW_TOKENS)
+
     def probe(self) -> Facts:
         """Sends one request and checks what no later one is checked for: that all tokens come.
 
@@ -58,10 +63,10 @@ class Requests:
             )
         return facts
 
-    def _body(self, prompt: str | list[int], *, stream: bool) -> str:
+    def _body(self, prompt: str | list[int], *, stream: bool, tokens: int | None = None) -> str:
         body: dict[str, Any] = {
             "model": self.model,
-            "max_tokens": self._config.tokens,
+            "max_tokens": self._config.tokens if tokens is None else tokens,
             "ignore_eos": True,
             "stream": stream,
         }

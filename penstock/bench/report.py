@@ -39,6 +39,22 @@ class MeasuredRound(msgspec.Struct, frozen=True):
     tokens_per_cpu_s: float
 
 
+class SlowReading(msgspec.Struct, frozen=True):
+    """What slow readers did to the others, and to the memory of the API servers.
+
+    ``itl_p99_ms`` and ``itl_p99_without_ms``: medians over the rounds with and without them, None where no
+    request had two events. ``cut``: connections that the server ended. ``resident_growth_bytes``: of all API
+    servers, from before the slow readers came to the last round.
+    """
+
+    readers: int
+    cut: int
+    itl_p99_without_ms: float | None
+    itl_p99_ms: float | None
+    itl_p99_ratio: float | None
+    resident_growth_bytes: int
+
+
 class Subject(msgspec.Struct, frozen=True):
     """What was measured. Resident memory is that of all API servers, after the last round."""
 
@@ -78,6 +94,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     client_us_per_event: float
     floor_measurements: list[float]
     rounds: list[MeasuredRound]
+    slow_readers: SlowReading | None
     subject: Subject
     machine: Machine
 
@@ -86,8 +103,26 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
+def slow_reading(
+    readers: int, cut: int, without: Sequence[Round], others: Sequence[Round], resident_growth_bytes: int
+) -> SlowReading:
+    """Compares rounds without slow readers to rounds of the ``others`` beside them."""
+    before, beside = _median_p99(without), _median_p99(others)
+    ratio = beside / before if before and beside is not None else None
+    return SlowReading(readers, cut, before, beside, ratio, resident_growth_bytes)
+
+
+def _median_p99(rounds: Sequence[Round]) -> float | None:
+    values = [load.itl_ms.p99 for load in rounds if load.itl_ms.p99 is not None]
+    return statistics.median(values) if values else None
+
+
 def build(
-    rounds: Sequence[MeasuredRound], floor: Sequence[float], subject: Subject, machine: Machine
+    rounds: Sequence[MeasuredRound],
+    floor: Sequence[float],
+    subject: Subject,
+    machine: Machine,
+    slow_readers: SlowReading | None = None,
 ) -> Report:
     """The report over ``rounds`` (at least one) and measurements of the floor (none without a compiler)."""
     loads = [each.load for each in rounds]
@@ -117,6 +152,7 @@ def build(
         client_us_per_event=_ratio(client_cpu * 1e6, events),
         floor_measurements=list(floor),
         rounds=list(rounds),
+        slow_readers=slow_readers,
         subject=subject,
         machine=machine,
     )
@@ -186,6 +222,8 @@ def render(report: Report) -> str:
             ]
         ),
     ]
+    if report.slow_readers is not None:
+        lines += ["", *_aligned(_slow_rows(report.slow_readers))]
     remarks = notes(report)
     return "\n".join(lines + ([""] + [f"note: {remark}" for remark in remarks] if remarks else []))
 
@@ -204,6 +242,19 @@ def notes(report: Report) -> list[str]:
     elif max(report.floor_measurements) > UNSTEADY_FLOOR * min(report.floor_measurements):
         remarks.append("the C floor varied, so the machine was not quiet")
     return remarks
+
+
+def _slow_rows(slow: SlowReading) -> list[tuple[str, ...]]:
+    ratio = "-" if slow.itl_p99_ratio is None else f"{slow.itl_p99_ratio:.2f}"
+    figures = [
+        "-" if value is None else f"{value:,.1f}" for value in (slow.itl_p99_ms, slow.itl_p99_without_ms)
+    ]
+    grown = slow.resident_growth_bytes / slow.readers / 1024
+    return [
+        ("slow readers", f"{slow.readers:,}", f"{slow.cut:,} cut by the server"),
+        ("others' p99 between events, ratio", ratio, f"{figures[0]} ms beside {figures[1]} ms without them"),
+        ("API-server memory per slow reader, KiB", f"{grown:,.0f}", "growth of resident memory"),
+    ]
 
 
 def _latency_row(name: str, latency: Latency) -> tuple[str, ...]:

@@ -24,6 +24,8 @@ SHOWN_LINES = 20
 END_SECONDS = 10.0
 """Time the server has to end itself before it is killed."""
 BASE_MODEL_LEN = 2048
+SLOW_MODEL_LEN = 32768
+"""With slow readers, whose streams are to outlast the measurement."""
 BASE_SLOTS = 1024
 
 _URL = re.compile(r"^\s*URL\s+(http://\S+?)/v1\b")
@@ -120,8 +122,8 @@ def serve_arguments(config: BenchHostConfig) -> list[str]:
         "--stream-interval": config.stream_interval,
         "--api-server-count": config.api_server_count,
         "--data-parallel-size": config.engines,
-        "--max-num-seqs": max(BASE_SLOTS, config.in_flight),
-        "--max-model-len": max(BASE_MODEL_LEN, longest),
+        "--max-num-seqs": max(BASE_SLOTS, config.in_flight + config.slow_readers),
+        "--max-model-len": max(SLOW_MODEL_LEN if config.slow_readers else BASE_MODEL_LEN, longest),
         "--drain-timeout": 1,
     }
     return [

@@ -32,6 +32,15 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Annotated[int, Meta(ge=1)] | None,
         option("Requests in flight at a time, at most --streams; default: --streams.", "Load"),
     ] = None
+    slow_readers: Annotated[
+        int,
+        option(
+            "How many of --streams are hardly read; the latencies of the others are compared to rounds "
+            "without them.",
+            "Load",
+            ge=0,
+        ),
+    ] = 0
     rounds: Annotated[int, option("Measured rounds.", "Load", ge=1, le=1000)] = 3
     warmup_rounds: Annotated[int, option("Rounds before the measured ones.", "Load", ge=1, le=1000)] = 1
     timeout: Annotated[
@@ -79,10 +88,14 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def __post_init__(self) -> None:
         """Raises ValueError for options that contradict each other."""
-        if self.concurrency is not None and self.concurrency > self.streams:
+        if self.slow_readers >= self.streams:
             raise ValueError(
-                f"--concurrency: {self.concurrency} requests cannot be in flight on {self.streams} "
-                "connections, it takes at most --streams"
+                f"--slow-readers: {self.slow_readers} leave none of {self.streams} streams to compare"
+            )
+        if self.concurrency is not None and self.concurrency > self.connections:
+            raise ValueError(
+                f"--concurrency: {self.concurrency} requests cannot be in flight on {self.connections} "
+                "connections, it takes at most --streams without --slow-readers"
             )
         if self.prompt_kind == "ids" and self.endpoint == "chat":
             raise ValueError("--prompt-kind: chat takes text only, use --endpoint completions for ids")
@@ -96,14 +109,19 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError(f"--server-args: {error}") from None
 
     @property
+    def connections(self) -> int:
+        """Connections that are read."""
+        return self.streams - self.slow_readers
+
+    @property
     def requests_per_round(self) -> int:
         """Requests of one round."""
-        return self.requests or self.streams
+        return self.requests or self.connections
 
     @property
     def in_flight(self) -> int:
         """Requests in flight at a time."""
-        return self.concurrency or self.streams
+        return self.concurrency or self.connections
 
 
 class BenchEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,5 +141,12 @@ class BenchEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     )
 
 
-OF_STARTED_SERVER = ("step_ms", "stream_interval", "api_server_count", "engines", "server_args")
+OF_STARTED_SERVER = (
+    "step_ms",
+    "stream_interval",
+    "api_server_count",
+    "engines",
+    "server_args",
+    "slow_readers",
+)
 """Fields that have no meaning with ``--url``."""

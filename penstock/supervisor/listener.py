@@ -18,6 +18,9 @@ from penstock.config.origins import Origins
 from penstock.supervisor.exits import StartError
 from penstock.supervisor.unix_socket import unix_socket
 
+UNSENT_BYTES = 64 * 1024
+"""What the kernel takes for a connection beyond what is on its way; more waits in the API server, where
+``--max-stream-backlog`` bounds it."""
 BACKLOG = 4096
 """Connections that may wait to be accepted; Linux lowers it to net.core.somaxconn, 4096 by default."""
 _COMMAND_LENGTH = 120
@@ -64,6 +67,8 @@ def listen(host: str, port: int) -> Listener:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address[0] == "::" else 1)
+        # Connections inherit it. Else the kernel takes megabytes for a client that does not read.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         sock.bind(address)
         sock.listen(BACKLOG)
         sock.setblocking(False)

@@ -44,6 +44,19 @@ def test_it_measures_a_server_that_it_starts(tmp_path: Path, capsys: pytest.Capt
     assert "round 2 of 2" in err
 
 
+def test_slow_readers_are_compared_to_rounds_without_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = run(["--slow-readers", "2", "--step-ms", "1", "--tokens", "50"], tmp_path / "report.json")
+    slow = report["slow_readers"]
+    assert slow["readers"] == 2  # type: ignore[index, call-overload]
+    assert slow["itl_p99_ratio"] > 0  # type: ignore[index, call-overload]
+    assert report["requests"] == 4  # two rounds of the two that are read
+    out, err = capsys.readouterr()
+    assert "others' p99 between events, ratio" in out
+    assert "2 slow readers start" in err
+
+
 @pytest.mark.parametrize(
     "arguments", [["--endpoint", "chat"], ["--prompt-kind", "ids", "--prompt-tokens", "100"]]
 )
@@ -83,6 +96,8 @@ def test_time_that_is_over_is_an_error(capsys: pytest.CaptureFixture[str]) -> No
     ("arguments", "reason"),
     [
         (["--concurrency", "5"], "--concurrency: 5 requests cannot be in flight on 4 connections"),
+        (["--slow-readers", "4"], "--slow-readers: 4 leave none of 4 streams to compare"),
+        (["--url", "http://x", "--pid", "1", "--slow-readers", "1"], "--slow-readers is for a server"),
         (["--prompt-kind", "ids", "--endpoint", "chat"], "--prompt-kind: chat takes text only"),
         (["--url", "http://x"], "--url: CPU time can be read only of known processes"),
         (["--pid", "1"], "--pid: names processes of a running server"),

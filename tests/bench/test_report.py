@@ -132,3 +132,20 @@ def test_this_machine_is_known() -> None:
     here = report.this_machine()
     assert here.cores >= 1
     assert here.cpu
+
+
+def test_slow_readers_are_told_by_their_effect_on_the_others() -> None:
+    def with_p99(*values: float) -> list[Round]:
+        return [measured(itl_ms=Latency(1.0, 1.0, value, 1.0, value)).load for value in values]
+
+    slow = report.slow_reading(200, 3, with_p99(10.0, 30.0, 20.0), with_p99(25.0, 24.0, 90.0), 200 * 2048)
+    assert (slow.itl_p99_without_ms, slow.itl_p99_ms, slow.itl_p99_ratio) == (20.0, 25.0, 1.25)
+    text = report.render(msgspec.structs.replace(built(measured()), slow_readers=slow))
+    assert "1.25" in text
+    assert "3 cut by the server" in text
+
+
+def test_slow_readers_beside_requests_of_one_event_have_no_ratio() -> None:
+    slow = report.slow_reading(1, 0, [measured().load], [measured().load], 0)
+    assert slow.itl_p99_ratio is None
+    assert "ratio" in report.render(msgspec.structs.replace(built(measured()), slow_readers=slow))
