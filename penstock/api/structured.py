@@ -113,16 +113,20 @@ def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
 def json_constraint(
     field: str, schema: dict[str, Any], wanted: StructuredOutputs | None = None
 ) -> Constraint:
-    """JSON that matches ``schema``; ``wanted`` has options of its form."""
+    """JSON that matches ``schema``; ``wanted`` has options of its form. Raises ApiError for a schema that is
+    nested too deeply."""
     options: JsonCompileOptions = {"whitespace_pattern": WHITESPACE}
-    if wanted is not None:
-        if wanted.disable_any_whitespace:
-            options = {"whitespace_flexible": False}
-        elif wanted.whitespace_pattern is not None:
-            options = {"whitespace_pattern": wanted.whitespace_pattern}
-        if wanted.disable_additional_properties:
-            schema = _closed(schema)
-    return Constraint(field, LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options))
+    try:
+        if wanted is not None:
+            if wanted.disable_any_whitespace:
+                options = {"whitespace_flexible": False}
+            elif wanted.whitespace_pattern is not None:
+                options = {"whitespace_pattern": wanted.whitespace_pattern}
+            if wanted.disable_additional_properties:
+                schema = _closed(schema)
+        return Constraint(field, LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options))
+    except (RecursionError, ValueError) as error:
+        raise _invalid(field, str(error)) from None
 
 
 def _closed(value: Any) -> Any:

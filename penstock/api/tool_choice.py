@@ -77,9 +77,7 @@ def _required(request: ChatCompletionRequest, tools: list[Tool]) -> ToolChoice:
             "type": "object",
             "properties": {
                 "name": {"const": tool.function.name},
-                "parameters": _rebased(
-                    _arguments(tool.function), f"#/items/anyOf/{number}/properties/parameters"
-                ),
+                "parameters": _moved(_arguments(tool.function), number),
             },
             "required": ["name", "parameters"],
             "additionalProperties": False,
@@ -100,11 +98,20 @@ def _constraint(request: ChatCompletionRequest, schema: dict[str, Any]) -> Const
             "Only one constraint on the output is possible, got structured_outputs and tool_choice.",
             param="structured_outputs",
         )
-    return json_constraint("tool_choice", schema)
+    return json_constraint("tools", schema)
 
 
 def _arguments(function: Function) -> dict[str, Any]:
     return ANY_OBJECT if function.parameters is None else function.parameters
+
+
+def _moved(parameters: dict[str, Any], number: int) -> Any:
+    """The parameters of tool ``number`` as they stand in the schema of a list of calls."""
+    try:
+        return _rebased(parameters, f"#/items/anyOf/{number}/properties/parameters")
+    except RecursionError:
+        param = f"tools[{number}].function.parameters"
+        raise ApiError(400, f"{param} is nested too deeply.", param=param) from None
 
 
 def _rebased(schema: Any, root: str) -> Any:

@@ -152,3 +152,14 @@ def test_no_model_library_is_loaded() -> None:
     code = "import penstock.api.structured, sys; print(*{'torch', 'transformers'} & sys.modules.keys())"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("depth", [300, 900])
+@pytest.mark.parametrize("closed", [False, True])
+def test_schemas_nested_too_deeply_are_refused(depth: int, closed: bool) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    wanted = {"json": schema, "disable_additional_properties": closed}
+    error = error_of(PLANNER.completion, body(structured_outputs=wanted))
+    assert (error.status, error.param) == (400, "structured_outputs.json")

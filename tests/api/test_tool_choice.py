@@ -78,6 +78,18 @@ def test_required_calls_are_a_list_of_any_of_the_tools() -> None:
     assert not grammar_accepts(one, f"[{call}, {call}]")
 
 
+@pytest.mark.parametrize("depth", [300, 600, 900])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_parameters_nested_too_deeply_are_refused(depth: int, choice: Any) -> None:
+    parameters: dict[str, Any] = {}
+    for _ in range(depth):
+        parameters = {"items": parameters}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    error = error_of(PLAIN.chat, chat_body(tools=[tool], tool_choice=choice))
+    assert error.status == 400
+    assert str(error.param).startswith("tools")
+
+
 def test_an_output_under_a_constraint_has_no_reasoning() -> None:
     thinking = planner(template=ChatTemplate({"default": "<think></think><tool_call>"}, {}))
     free = thinking.chat(chat_body(tools=[TOOL])).format
