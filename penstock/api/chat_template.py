@@ -78,8 +78,8 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """Text of the template used with tools."""
-        return self._sources[self._name(tools=True)]
+        """Text of all templates."""
+        return "\n".join(self._sources.values())
 
     def wants_parts(self, *, tools: bool) -> bool:
         """Whether the template used with or without tools reads content as a list of parts."""

@@ -27,7 +27,7 @@ from .parsers.registry import output_format
 from .prompts import check_vocabulary, prompts_of, truncation
 from .structured import Constraint, constraint_of
 from .tokenizer import Tokenizer
-from .tool_choice import tool_choice_of
+from .tool_choice import ToolChoice, tool_choice_of
 from .types import (
     MAX_REQUEST_ID,
     ChatCompletionRequest,
@@ -221,18 +221,27 @@ class Planner:
             plan.echo_text = _text_to_echo(request.messages[-1], plan.role)
         if choice.constraint is not None:
             _constrain(plan, choice.constraint)
-        tools = self._format.tools if choice.may_call else choice.parser
-        reasoning = self._format.reasoning if plan.constraint is None else None
-        if tools is not None or reasoning is not None:
-            plan.format = MessageFormat(
-                partial(reasoning, text) if reasoning else None,
-                tools,
-                request.include_reasoning is not False,
-                request.parallel_tool_calls is False,
-                choice.named,
-            )
-            plan.skip_special_tokens &= not self._special_markers
+        plan.format = self._message_format(request, choice, text, constrained=plan.constraint is not None)
+        if plan.format is not None and self._special_markers:
+            plan.skip_special_tokens = False
         return plan
+
+    def _message_format(
+        self, request: ChatCompletionRequest, choice: ToolChoice, prompt: str, *, constrained: bool
+    ) -> MessageFormat | None:
+        """None where the output is all content. A constraint holds from the first token on: it leaves no room
+        for reasoning."""
+        tools = self._format.tools if choice.may_call else choice.parser
+        reasoning = None if constrained else self._format.reasoning
+        if tools is None and reasoning is None:
+            return None
+        return MessageFormat(
+            reasoning=partial(reasoning, prompt) if reasoning else None,
+            tools=tools,
+            show_reasoning=request.include_reasoning is not False,
+            one_call=request.parallel_tool_calls is False,
+            named=choice.named,
+        )
 
     def _plan(
         self,
@@ -252,9 +261,9 @@ class Planner:
         )
         plan = RequestPlan(False, self._model, prompts, True, base, self._facts.max_model_len)
         if request.response_format is not None or request.structured_outputs is not None:
-            plan.constraint = constraint_of(request)
-            if plan.constraint is not None:
-                plan.base = msgspec.structs.replace(base, grammar=plan.constraint.grammar)
+            constraint = constraint_of(request)
+            if constraint is not None:
+                _constrain(plan, constraint)
         plan.stream = bool(request.stream)
         plan.max_tokens = max_tokens
         plan.logprobs = logprobs
