@@ -267,6 +267,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_num_batched_tokens: Annotated[
         int, option("Tokens an engine computes in one step, prefill and decode together.", "Engine", ge=1)
     ] = 2048
+    max_prefill_delay: Annotated[
+        float,
+        option(
+            "How many times as long as a step that only decodes a step with prompts may take, by estimate; "
+            "0: no limit.",
+            "Engine",
+            ge=0,
+        ),
+    ] = 3.0
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"],
         option(

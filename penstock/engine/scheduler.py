@@ -1,4 +1,4 @@
-"""Which tokens of which streams a step computes: columns over slots, no tensors, no clock.
+"""Which tokens of which streams a step computes: columns over slots, no tensors.
 
 Streams are admitted in the order of the waiting queue, when a slot is free and the KV cache holds their
 whole prompt. A step computes one token of every stream that decodes, and with what is left of
@@ -8,7 +8,8 @@ keeps its slot and its history, and is computed again, as if its history were a 
 What another stream has computed is not computed again (:mod:`penstock.engine.prefix_cache`).
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import chain, islice
@@ -26,6 +27,7 @@ from .prefix_cache import Chain, PrefixCache
 from .rows import joined, no_rows
 from .sampling import SamplingColumns
 from .slots import SlotTable
+from .step_cost import StepCost
 from .waiting import Waiting, WaitingQueue
 
 Slots = NDArray[np.intp]
@@ -48,6 +50,7 @@ class Batch:
     singles: int
     samples: NDArray[np.intp]
     """Indexes of the parts that reach the end of their history: these get a next token."""
+    scheduled_at: float
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -57,13 +60,19 @@ class Scheduler:
     """Decides what runs; owns the waiting queue, and the slots' and blocks' assignment to streams."""
 
     def __init__(
-        self, table: SlotTable, sampling: SamplingColumns, blocks: BlockTables, config: ServeConfig
+        self,
+        table: SlotTable,
+        sampling: SamplingColumns,
+        blocks: BlockTables,
+        config: ServeConfig,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.table = table
         self.sampling = sampling
         self.blocks = blocks
         self.held = HeldLogprobs(table)
         self.prefix = PrefixCache(table, blocks, enabled=config.enable_prefix_caching)
+        self.cost = StepCost(config.max_prefill_delay, blocks.block_size)
         self.max_batched_tokens = config.max_num_batched_tokens
         self.computed = np.zeros(table.size, np.int32)
         """Tokens of each slot's history whose keys and values are in the cache after the last step."""
@@ -74,6 +83,8 @@ class Scheduler:
         self._queue = WaitingQueue(config)
         self._aborted: dict[int, None] = {}
         """Slots of aborted streams."""
+        self._clock = clock
+        self._settled_at = 0.0
 
         # -- counters
         self.steps = 0
@@ -188,8 +199,12 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Choose a step's tokens and give them blocks. The chosen tokens count as computed at once."""
         self.steps += 1
+        scheduled_at = self._clock()
         decodes = self._decodes()
-        chunks, counts = self._prefills(self.max_batched_tokens - len(decodes))
+        budget = self.max_batched_tokens - len(decodes)
+        if len(decodes):
+            budget = self.cost.allowed(budget)
+        chunks, counts = self._prefills(budget)
         slots = np.concatenate((decodes, chunks))
         count = np.concatenate((np.ones(len(decodes), np.int32), counts))
         order = np.lexsort((self.computed[slots], count > 1))
@@ -200,7 +215,8 @@ class Scheduler:
             self.prefix.computed(slot, int(self.computed[slot]))
         self._last_step[slots] = self.steps
         samples = np.flatnonzero(start + count == self.table.length[slots])
-        return Batch(slots, start, count, int(np.count_nonzero(count == 1)), samples)
+        singles = int(np.count_nonzero(count == 1))
+        return Batch(slots, start, count, singles, samples, scheduled_at)
 
     def _decodes(self) -> Slots:
         """Streams with one token to compute; blocks for these tokens are taken."""
@@ -334,6 +350,7 @@ class Scheduler:
 
         ``tokens`` int32[len(batch.samples)]; the ``token`` of ``logprobs`` indexes them.
         """
+        self._learn_from(batch)
         slots = batch.slots[batch.samples]
         if not len(slots):
             return no_rows()
@@ -352,3 +369,10 @@ class Scheduler:
         if ended.any():
             self._free(slots[ended])
         return rows
+
+    def _learn_from(self, batch: Batch) -> None:
+        """A step began when it was scheduled, or, if it was scheduled ahead, when the one before it ended."""
+        now = self._clock()
+        seconds = now - max(batch.scheduled_at, self._settled_at)
+        self._settled_at = now
+        self.cost.observe(seconds, int(batch.count[batch.singles :].sum()), batch.singles)

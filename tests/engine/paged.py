@@ -24,11 +24,18 @@ _PRIME = (1 << 61) - 1
 
 
 def make_scheduler(
-    slots: int = 4, blocks: int = 40, *, block_size: int = 4, model_len: int = 64, **options: Any
+    slots: int = 4,
+    blocks: int = 40,
+    *,
+    block_size: int = 4,
+    model_len: int = 64,
+    clock: Callable[[], float] = lambda: 0.0,
+    **options: Any,
 ) -> Scheduler:
+    """By default no step takes any time."""
     table = SlotTable(slots, model_len, [])
     tables = BlockTables(slots, blocks, block_size, model_len)
-    return Scheduler(table, SamplingColumns(table, VOCAB), tables, ServeConfig(**options))
+    return Scheduler(table, SamplingColumns(table, VOCAB), tables, ServeConfig(**options), clock)
 
 
 class Driver:

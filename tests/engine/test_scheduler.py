@@ -23,7 +23,7 @@ def make(slots: int = 4, blocks: int = 40, budget: int = 16, **options: Any) -> 
     table = SlotTable(slots, MODEL_LEN, [])
     tables = BlockTables(slots, blocks, BLOCK, MODEL_LEN)
     config = ServeConfig(max_num_batched_tokens=budget, **options)
-    return Scheduler(table, SamplingColumns(table, VOCAB), tables, config)
+    return Scheduler(table, SamplingColumns(table, VOCAB), tables, config, lambda: 0.0)
 
 
 def request(stream: int, prompt: int, output: int, priority: int = 0) -> Submit:

@@ -1,0 +1,52 @@
+"""What steps cost, learned from their durations, and how much prefill a step may carry beside decodes."""
+
+WEIGHT = 0.2
+"""Of the latest duration in an estimate: a few steps decide, one slow step does not."""
+MIXED_IN_A_ROW = 31
+"""Steps with decodes and prompts, after which one only decodes: the cost of decodes stays known, for 3 % of
+the prefill."""
+
+
+class StepCost:
+    """Estimates of a step that only decodes, and of a prompt token.
+
+    The cost of a prompt token is what a step took longer than its decodes would have, by token; it includes
+    a share of what every chunk costs, so the estimate settles where chunks of the size it allows take the
+    time that is allowed.
+    """
+
+    def __init__(self, max_delay: float, least: int) -> None:
+        """``max_delay``: how many times as long as a step that only decodes a step with prompts may take;
+        0: no limit. ``least``: tokens that are always allowed, so that prompts advance."""
+        self._max_delay = max_delay
+        self._least = least
+        self._decode_s: float | None = None
+        self._token_s: float | None = None
+        self._mixed = 0
+        """Steps in a row that had both."""
+
+    def observe(self, seconds: float, tokens: int, decodes: int) -> None:
+        """A step with ``tokens`` prompt tokens and ``decodes`` decodes took ``seconds``."""
+        if not tokens:
+            self._mixed = 0
+            if decodes:
+                self._decode_s = _moved(self._decode_s, seconds)
+        elif not decodes:
+            self._token_s = _moved(self._token_s, seconds / tokens)
+        else:
+            self._mixed += 1
+            if self._decode_s is not None:
+                self._token_s = _moved(self._token_s, max(seconds - self._decode_s, 0.0) / tokens)
+
+    def allowed(self, most: int) -> int:
+        """Prompt tokens that a step with decodes may compute, at most ``most``."""
+        if not self._max_delay or not self._token_s:  # nothing is known yet
+            return most
+        if self._decode_s is None or self._mixed >= MIXED_IN_A_ROW:
+            return 0
+        tokens = (self._max_delay - 1) * self._decode_s / self._token_s
+        return min(most, max(self._least, int(tokens)))
+
+
+def _moved(estimate: float | None, value: float) -> float:
+    return value if estimate is None else estimate + WEIGHT * (value - estimate)
