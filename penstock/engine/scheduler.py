@@ -50,7 +50,8 @@ class Batch:
     singles: int
     samples: NDArray[np.intp]
     """Indexes of the parts that reach the end of their history: these get a next token."""
-    scheduled_at: float
+    scheduled_at: float = 0.0
+    """Seconds on the scheduler's clock."""
 
     def __len__(self) -> int:
         return len(self.slots)
