@@ -1,7 +1,5 @@
 """Logprobs of tokens that wait in a slot until their row is due."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,24 +8,18 @@ from .rows import joined_logprobs
 from .slots import SlotTable
 
 
-@dataclass(slots=True, frozen=True)
-class _Held:
-    index: int
-    """Index of the token in its slot's history."""
-    ids: I32
-    values: F32
-    rank: int
-
-
 class HeldLogprobs:
-    """Sampled tokens' logprobs, given out with the row that carries the token."""
+    """Sampled tokens' logprobs, given out with the row that carries the token.
+
+    A stream that wants logprobs has them for every token, so the n-th token that a slot holds has its entry
+    at n: columns [slots, tokens, candidates], which grow by doubling. Memory is committed where it is used.
+    """
 
     def __init__(self, table: SlotTable) -> None:
-        self.table = table
-        self._held: dict[int, list[_Held]] = {}
-
-    def clear(self, slot: int) -> None:
-        self._held.pop(slot, None)
+        self._table = table
+        self._ids: I32 = np.zeros((table.size, 0, 0), np.int32)
+        self._values: F32 = np.zeros((table.size, 0, 0), np.float32)
+        self._rank: I32 = np.zeros((table.size, 0), np.int32)
 
     def place(
         self, slots: NDArray[np.intp], due: NDArray[np.bool_], sampled: Logprobs | None
@@ -37,52 +29,60 @@ class HeldLogprobs:
         ``sampled`` has indexes into ``slots`` as ``token``: the token each slot got in this step. Called
         after the tokens are in the history and before the rows are made.
         """
-        if sampled is None and not self._held:
+        if sampled is None:
             return None
-        count = self.table.length[slots] - self.table.sent[slots]
-        given = np.where(due, count, 0)
+        held = self._table.length[slots] - self._table.sent[slots]
+        given = np.where(due, held, 0)
         first = np.cumsum(given) - given
-        parts = []
-        if sampled is not None:
-            row = sampled.token
-            at_once = due[row] & (count[row] == 1)
-            if at_once.any():
-                kept = np.flatnonzero(at_once)
-                parts.append(
-                    Logprobs(
-                        first[row[kept]].astype(np.int32),
-                        sampled.ids[kept],
-                        sampled.values[kept],
-                        sampled.rank[kept],
-                    )
-                )
-            self._hold(slots, sampled, np.flatnonzero(~at_once))
-        parts += self._released(slots, due, first)
+        row = sampled.token
+        at_once = np.flatnonzero(due[row] & (held[row] == 1))
+        parts = [_taken(sampled, at_once, first[row[at_once]])] if len(at_once) else []
+        if len(at_once) < len(row):
+            later = np.flatnonzero(~due[row] | (held[row] > 1))
+            self._hold(slots[row[later]], held[row[later]] - 1, sampled, later)
+            released = row[later][due[row[later]]]
+            if len(released):
+                parts.append(self._release(slots[released], held[released], first[released]))
         return joined_logprobs(parts)
 
-    def _hold(self, slots: NDArray[np.intp], sampled: Logprobs, entries: NDArray[np.intp]) -> None:
-        for entry in entries.tolist():
-            slot = int(slots[sampled.token[entry]])
-            index = int(self.table.length[slot]) - 1
-            held = _Held(index, sampled.ids[entry], sampled.values[entry], int(sampled.rank[entry]))
-            self._held.setdefault(slot, []).append(held)
+    def _hold(
+        self, slots: NDArray[np.intp], place: I32, sampled: Logprobs, entries: NDArray[np.intp]
+    ) -> None:
+        width = sampled.width
+        self._make_room(int(place.max()) + 1, width)
+        self._ids[slots, place, :width] = sampled.ids[entries]
+        self._ids[slots, place, width:] = -1
+        self._values[slots, place, :width] = sampled.values[entries]
+        self._values[slots, place, width:] = -np.inf
+        self._rank[slots, place] = sampled.rank[entries]
 
-    def _released(self, slots: NDArray[np.intp], due: NDArray[np.bool_], first: I32) -> list[Logprobs]:
-        if not self._held:
-            return []
-        parts = []
-        for row in np.flatnonzero(due).tolist():
-            slot = int(slots[row])
-            held = self._held.pop(slot, None)
-            if held is None:
-                continue
-            offset = int(first[row]) - int(self.table.sent[slot])
-            parts.append(
-                Logprobs(
-                    np.array([entry.index + offset for entry in held], np.int32),
-                    np.stack([entry.ids for entry in held]),
-                    np.stack([entry.values for entry in held]),
-                    np.array([entry.rank for entry in held], np.int32),
-                )
-            )
-        return parts
+    def _release(self, slots: NDArray[np.intp], held: I32, first: NDArray[np.intp]) -> Logprobs:
+        """All that the slots hold; ``first``: index of each slot's first token."""
+        ends = np.cumsum(held)
+        place = np.arange(int(ends[-1])) - np.repeat(ends - held, held)
+        owner = np.repeat(slots, held)
+        return Logprobs(
+            (np.repeat(first, held) + place).astype(np.int32),
+            self._ids[owner, place],
+            self._values[owner, place],
+            self._rank[owner, place],
+        )
+
+    def _make_room(self, tokens: int, width: int) -> None:
+        slots, most, wide = self._ids.shape
+        if tokens <= most and width <= wide:
+            return
+        shape = (slots, most if tokens <= most else max(2 * most, tokens), max(wide, width))
+        ids, values = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        rank = np.zeros(shape[:2], np.int32)
+        used = np.flatnonzero(self._table.length > self._table.sent)
+        ids[used, :most, :wide], ids[used, :most, wide:] = self._ids[used], -1
+        values[used, :most, :wide], values[used, :most, wide:] = self._values[used], -np.inf
+        rank[used, :most] = self._rank[used]
+        self._ids, self._values, self._rank = ids, values, rank
+
+
+def _taken(sampled: Logprobs, entries: NDArray[np.intp], token: NDArray[np.intp]) -> Logprobs:
+    return Logprobs(
+        token.astype(np.int32), sampled.ids[entries], sampled.values[entries], sampled.rank[entries]
+    )

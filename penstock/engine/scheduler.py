@@ -182,7 +182,6 @@ class Scheduler:
     def _clear(self, slot: int) -> None:
         self.prefix.leave(slot, int(self.computed[slot]), forever=True)
         self.sampling.clear(slot)
-        self.held.clear(slot)
 
     # -- state
 
