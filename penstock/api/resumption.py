@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 
@@ -21,8 +22,12 @@ from ..wire.messages import Submit
 log = logging.getLogger(__name__)
 
 MOST_SETBACKS = 2
-"""A stream is given up when this many engines in a row that resumed it were lost before they gave it a token:
-it may be what ends them. Any token in between clears it, so engines may be lost under a long stream."""
+"""A stream has a setback when the engine that resumed it is lost before it gave it a token: it may be what
+ends engines. With a setback it goes on only while no other such stream does, so that the next loss tells which
+one it is; with so many it is given up. Any token clears it."""
+
+Entry: TypeAlias = tuple[float, Stream]
+"""A stream that no engine runs, and when it has waited too long."""
 
 
 class Resumption:
@@ -45,8 +50,12 @@ class Resumption:
         self._submit = submit
         self._outcomes = outcomes
         self._closed = False
-        self._waiting: deque[tuple[float, Stream]] = deque()
-        """With the time at which each has waited too long, in that order. Those that left are skipped."""
+        self._waiting: deque[Entry] = deque()
+        """In order of their time; streams that have left are skipped."""
+        self._suspects: deque[Entry] = deque()
+        """Streams with a setback, which go on one by one."""
+        self._trial: Stream | None = None
+        """The suspect that goes on."""
 
     # -- events
 
@@ -63,7 +72,8 @@ class Resumption:
                 self._judge(stream, message)
         self._resume([(now + self._timeout_s, stream) for stream in orphans])
         if not self._closed:
-            became = {**(self._outcomes - before), "waiting": len(self._waiting)}
+            waiting = len(self._waiting) + len(self._suspects)
+            became = {**(self._outcomes - before), "waiting": waiting}
             told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(became.items()))
             log.warning("engine %d lost with %d streams: %s", rank, len(orphans), told)
 
@@ -73,22 +83,18 @@ class Resumption:
         self._resume(list(waiting))
 
     def tick(self, now: float) -> None:
-        """End the streams that have waited too long."""
-        while self._waiting and self._waiting[0][0] <= now:
-            _, stream = self._waiting.popleft()
-            self._end(
-                stream,
-                "expired",
-                f"The engine that ran this request is gone, and no other was ready within "
-                f"{self._timeout_s:g} s (--resume-timeout).",
-            )
+        """Go on with the next suspect; end the streams that have waited too long for an engine."""
+        self._try_suspect()
+        self._expire(self._waiting, now)
+        if self._trial is None:  # none goes on, for want of an engine
+            self._expire(self._suspects, now)
 
     def close(self, message: str) -> None:
         """The server stops: what waits ends, and so do streams whose engine is left from here on."""
         self._closed = True
-        while self._waiting:
-            _, stream = self._waiting.popleft()
-            self._end(stream, "ended", message)
+        for entries in (self._waiting, self._suspects):
+            while entries:
+                self._end(entries.popleft()[1], "ended", message)
 
     # -- streams
 
@@ -106,17 +112,53 @@ class Resumption:
                 f"next token, so it may be the cause. The last one: {message}",
             )
 
-    def _resume(self, streams: list[tuple[float, Stream]]) -> None:
-        """Streams that ended meanwhile, as other choices of a request that failed, are skipped."""
-        streams = [entry for entry in streams if self._streams.waits(entry[1])]
-        delivered = self._streams.delivered([stream for _, stream in streams])
-        for entry, tokens in zip(streams, delivered, strict=True):
+    def _resume(self, entries: list[Entry]) -> None:
+        self._suspects += [entry for entry in entries if entry[1].setbacks]
+        self._waiting += self._go_on([entry for entry in entries if not entry[1].setbacks])
+        self._try_suspect()
+
+    def _go_on(self, entries: list[Entry]) -> list[Entry]:
+        """Have engines go on with streams; returns those for which there is none.
+
+        Streams that ended meanwhile, as other choices of a request that failed, are skipped.
+        """
+        entries = [entry for entry in entries if self._streams.waits(entry[1])]
+        delivered = self._streams.delivered([stream for _, stream in entries])
+        left = []
+        for entry, tokens in zip(entries, delivered, strict=True):
             stream = entry[1]
             if self._submit(stream, _continuation(stream, tokens)):
                 stream.resumed_at = len(tokens)
                 self._outcomes["resumed"] += 1
             else:
-                self._waiting.append(entry)
+                left.append(entry)
+        return left
+
+    def _try_suspect(self) -> None:
+        """Go on with the next suspect when the one before it has had a token, has ended or has left."""
+        if self._trial is not None and self._awaits_token(self._trial):
+            return
+        self._trial = None
+        while self._suspects and self._trial is None:
+            entry = self._suspects.popleft()
+            if self._go_on([entry]):
+                self._suspects.appendleft(entry)
+                return
+            if self._awaits_token(entry[1]):
+                self._trial = entry[1]
+
+    def _awaits_token(self, stream: Stream) -> bool:
+        """Whether an engine that resumed the stream has not given it a token yet."""
+        return self._streams.runs(stream) and self._streams.generated(stream) == stream.resumed_at
+
+    def _expire(self, entries: deque[Entry], now: float) -> None:
+        while entries and entries[0][0] <= now:
+            self._end(
+                entries.popleft()[1],
+                "expired",
+                f"The engine that ran this request is gone, and no other was ready within "
+                f"{self._timeout_s:g} s (--resume-timeout).",
+            )
 
     def _end(self, stream: Stream, outcome: str, message: str) -> None:
         if self._streams.waits(stream):

@@ -294,6 +294,10 @@ class StreamTable:
         """Whether the stream is open and no engine runs it."""
         return stream.rank == NO_ENGINE and self.streams[stream.handle] is stream
 
+    def runs(self, stream: Stream) -> bool:
+        """Whether the stream is open and an engine runs it."""
+        return stream.rank != NO_ENGINE and self.streams[stream.handle] is stream
+
     def delivered(self, streams: Sequence[Stream]) -> list[I32]:
         """The tokens of each stream that have been delivered, int32[n]; needs a log."""
         assert self._log is not None

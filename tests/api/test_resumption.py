@@ -187,6 +187,61 @@ def test_a_token_in_between_clears_a_stream() -> None:
     assert reply.errors == []
 
 
+def test_suspects_go_on_one_by_one() -> None:
+    host = Host()
+    streams = [host.open() for _ in range(3)]
+    host.lose(0)
+    host.up = [0]
+    host.lose(1)
+    assert len(host.submitted) == 3 + 1
+    host.resumption.tick(2 * TIMEOUT_S)  # the time to wait for an engine does not count with one there
+    assert len(host.submitted) == 3 + 1
+    host.deliver(streams[0], 1)
+    host.resumption.tick(0.0)
+    host.table.close(streams[1])
+    host.resumption.tick(0.0)
+    assert [request.stream for request in host.submitted[3:]] == [stream.handle for stream in streams]
+
+
+def test_suspects_wait_for_an_engine_no_longer_than_others() -> None:
+    host, reply = Host(), Reply()
+    stream = host.open(reply)
+    host.lose(0)
+    host.up = []
+    host.lose(1)
+    host.resumption.tick(TIMEOUT_S - 0.1)
+    assert host.table.waits(stream)
+    host.resumption.tick(TIMEOUT_S)
+    assert host.outcomes == {"resumed": 1, "expired": 1}
+    assert len(reply.errors) == 1
+
+
+@pytest.mark.parametrize("others", [1, 40])
+@pytest.mark.parametrize("at", [0, 5])
+def test_a_poisonous_stream_ends_three_engines_and_nobody_else(others: int, at: int) -> None:
+    """Two engines; the one that is to give the poison its token number ``at`` ends instead."""
+    host, replies = Host(), [Reply() for _ in range(others + 1)]
+    host.up = [0, 1]
+    streams = [host.open(reply, rank=number % 2) for number, reply in enumerate(replies)]
+    poison, deaths = streams[0], 0
+    while not all(len(reply.tokens) == 10 for reply in replies[1:]):
+        for rank in (0, 1):
+            mine = [stream for stream in streams if host.table.runs(stream) and stream.rank == rank]
+            if poison in mine and host.table.generated(poison) == at:
+                deaths += 1
+                host.up = [1 - rank]  # back when the other one has taken over
+                host.lose(rank)
+                host.up = [rank, 1 - rank]
+                host.resumption.on_engine()
+                continue
+            for stream in mine:
+                if len(replies[streams.index(stream)].tokens) < 10:
+                    host.deliver(stream, 1)
+        host.resumption.tick(0.0)
+    assert deaths == 3
+    assert [len(reply.errors) for reply in replies] == [1] + [0] * others
+
+
 def test_choices_of_a_request_that_failed_are_not_resumed() -> None:
     host = Host()
 
