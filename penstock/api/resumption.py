@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 MOST_SETBACKS = 2
 """A stream has a setback when the engine that resumed it is lost before it gave it a token: it may be what
-ends engines. With a setback it goes on only while no other such stream does, so that the next loss tells which
-one it is; with so many it is given up. Any token clears it."""
+ends engines. With a setback it goes on only while no other such stream does, so that the next loss tells
+which one it is; with so many it is given up. Any token clears it."""
 
 Entry: TypeAlias = tuple[float, Stream]
 """A stream that no engine runs, and when it has waited too long."""
