@@ -20,6 +20,8 @@ MAX_CHOICES = 1024
 MAX_STREAMS = 4096
 """Most streams of one request, prompts times ``n``, for the same reason."""
 SEED_MASK = (1 << 63) - 1
+MAX_BAD_WORDS = 1024
+"""Most texts in ``bad_words``: each is tokenized, and compared with every output at every step."""
 MAX_BIAS = 100.0
 """Logit biases are held within ± this, as OpenAI documents."""
 
@@ -278,6 +280,10 @@ def _logit_bias(bias: dict[int, float] | None, vocab_size: int) -> dict[int, flo
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Token sequences of ``words``, at the start of a text and after a space, where they differ."""
+    if len(words) > MAX_BAD_WORDS:
+        raise ApiError(
+            400, f"bad_words has {len(words)} texts, at most {MAX_BAD_WORDS} are allowed.", param="bad_words"
+        )
     sequences: dict[tuple[int, ...], None] = {}
     for word in words:
         if not word:

@@ -213,6 +213,7 @@ def test_top_k_of_all_is_zero(given: int, used: int) -> None:
         ({"logit_bias": {"1": "nan"}}, "logit_bias", "nan"),
         ({"allowed_token_ids": []}, "allowed_token_ids", "empty"),
         ({"allowed_token_ids": [99999]}, "allowed_token_ids", "99999"),
+        ({"bad_words": ["x"] * 1025}, "bad_words", "has 1025 texts, at most 1024"),
         ({"bad_words": [""]}, "bad_words", "empty string"),
         ({"logprobs": 21}, "logprobs", "greater than max allowed: 20"),
         ({"logprobs": -1}, "logprobs", "whole vocabulary"),

@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
+from golden_replies import DATA, Case
 
 ROOT = Path(__file__).parent.parent.parent
-DATA = ROOT / "tests" / "data" / "golden"
 WEIGHTS_SHA256 = "427bd5070a04085c33945c0906ae5497dd3e40453ac5a9dbfff14864379397d4"
 """Of model.safetensors, as it was when the replies were recorded."""
 
@@ -39,13 +39,6 @@ ALWAYS_SENT = frozenset(
 TEXTS = frozenset(("content", "text", "reasoning", "arguments"))
 """Fields of events whose values are pieces of one text."""
 ABSENT = object()
-
-Case = dict[str, Any]
-
-
-def load_cases() -> list[Case]:
-    text = gzip.decompress((DATA / "replies.jsonl.gz").read_bytes()).decode()
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def write_model(directory: Path) -> None:

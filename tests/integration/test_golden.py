@@ -2,8 +2,9 @@
 
 import httpx
 import pytest
+from golden_replies import load_cases
 
-from .golden import Allowed, Difference, allowed_differences, differences, load_cases
+from .golden import Allowed, Difference, allowed_differences, differences
 from .server import Server
 
 CASES = load_cases()

@@ -164,6 +164,15 @@ def test_fields_beyond_openais_go_through_extra_body(client: openai.OpenAI) -> N
         client.chat.completions.create(model="m", messages=HELLO, store=True)
 
 
+def test_a_body_that_is_planned_in_a_thread(client: openai.OpenAI) -> None:
+    large = {"text": "x" * 300_000}
+    reply = client.chat.completions.create(model="m", messages=HELLO, max_tokens=3, metadata=large)
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 3
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.chat.completions.create(model="m", messages=HELLO, temperature=-1, metadata=large)
+
+
 @pytest.mark.slow
 def test_a_real_model(tiny_llama: Server) -> None:
     with openai.OpenAI(base_url=f"{tiny_llama.url}/v1", api_key="none", max_retries=0) as client:
