@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from .admission import unavailable
 from .errors import ApiError
-from .sink import EVENT_STREAM_HEADERS, EXTENSION, HIGH_WATER_BYTES, REPLY_HEADERS, Listener
+from .sink import EVENT_STREAM_HEADERS, EXTENSION, HIGH_WATER_BYTES, REPLY_HEADERS, Listener, unframed
 
 _CLOSE = b"connection: close\r\n"
 _END = b"0\r\n\r\n"
@@ -40,6 +40,8 @@ class ServerProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._chunks = True
+        """Whether the client of the request in progress knows chunks: HTTP/1.0 has none."""
         self.write = transport.write
         # Half of the backlog for what was written before a client counts as slow, half for what it is owed.
         transport.set_write_buffer_limits(min(HIGH_WATER_BYTES, self.max_backlog // 2))
@@ -49,6 +51,8 @@ class ServerProtocol(HttpToolsProtocol):
         """Since when there has been no request; such a connection is closed without a word."""
         self._unread = 0
         """Bytes of replies that the client had not read at the last sweep."""
+        self._still_since = 0.0
+        """When that last changed."""
         self._listener: Listener | None = None
         self._active: RequestResponseCycle | None = None
         self._head: int | None = None
@@ -138,15 +142,18 @@ class ServerProtocol(HttpToolsProtocol):
                     408, f"The request did not arrive within {request_timeout_s:g} s.", type="TimeoutError"
                 )
             )
-        elif self.idle_since is not None:
-            self._cut_if_idle(now, self.idle_since, keep_alive_s)
+        else:
+            self._cut_if_still(now, keep_alive_s)
 
-    def _cut_if_idle(self, now: float, since: float, keep_alive_s: float) -> None:
+    def _cut_if_still(self, now: float, keep_alive_s: float) -> None:
+        """Streams are left alone: they may be silent, and bound themselves what waits for their client."""
         unread = self.unread()
         if unread != self._unread:  # it reads
-            self._unread = unread
-            self.idle_since = now
-        elif now - since > keep_alive_s:
+            self._unread, self._still_since = unread, now
+        active = self._active
+        if active is not None and not active.response_complete and (active.chunked_encoding or not unread):
+            return
+        if now - max(self._still_since, self.idle_since or 0.0) > keep_alive_s:
             if unread:
                 self.transport.abort()
             else:
@@ -168,6 +175,8 @@ class ServerProtocol(HttpToolsProtocol):
             self._refusal = self._head_too_large()
             raise self._refusal
         self._head = None
+        self._chunks = self.parser.get_http_version() != "1.0"
+        self.write = self.transport.write if self._chunks else self._write_unframed
         super().on_headers_complete()
 
     def _head_size(self) -> int:
@@ -212,13 +221,18 @@ class ServerProtocol(HttpToolsProtocol):
 
     def send(self, chunks: bytes, *, last: bool) -> None:
         assert self._active is not None
-        if last:
+        if not self._chunks:
+            chunks = unframed(chunks)
+        elif last:
             chunks += _END
         if not self._active.response_started:
-            chunks = self._head_of(200, EVENT_STREAM_HEADERS, chunked=True) + chunks
+            chunks = self._head_of(200, EVENT_STREAM_HEADERS, chunked=self._chunks) + chunks
         self.transport.write(chunks)
         if last:
             self._complete()
+
+    def _write_unframed(self, chunks: bytes) -> None:
+        self.transport.write(unframed(chunks))
 
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, chunked: bool) -> None:
         """Sends the head of a reply; its body is chunked or has the content-length among ``headers``."""

@@ -72,6 +72,17 @@ HIGH_WATER_BYTES = 16 * 1024
 """Written and not yet taken by the server: from here on the client counts as one that does not read."""
 
 
+def unframed(chunks: bytes) -> bytes:
+    """The contents of complete chunks."""
+    contents = []
+    while chunks:
+        header, _, rest = chunks.partition(b"\r\n")
+        size = int(header, 16)
+        contents.append(rest[:size])
+        chunks = rest[size + 2 :]
+    return b"".join(contents)
+
+
 class AsgiSink:
     """A sink over plain ASGI: chunks wait in a buffer that :meth:`run` sends."""
 
@@ -90,11 +101,7 @@ class AsgiSink:
         self._listener = listener
 
     def write(self, chunks: bytes) -> None:
-        while chunks:  # take the framing off again: an ASGI server makes its own
-            header, _, rest = chunks.partition(b"\r\n")
-            size = int(header, 16)
-            self._buffer += rest[:size]
-            chunks = rest[size + 2 :]
+        self._buffer += unframed(chunks)  # an ASGI server makes its own chunks
         self._changed.set()
         if not self._paused and self._listener is not None and self.unread() > HIGH_WATER_BYTES:
             self._paused = True

@@ -6,6 +6,7 @@ import socket
 from typing import Any
 
 import httpx
+import pytest
 
 from .server import Server
 
@@ -99,3 +100,72 @@ def test_connection_close_is_honoured(server: Server) -> None:
             data += more
     assert b"connection: close" in data.lower()
     assert data.endswith(b"0\r\n\r\n")
+
+
+def read_to_the_end(connection: socket.socket) -> bytes:
+    data = b""
+    while more := connection.recv(65536):
+        data += more
+    return data
+
+
+def statuses(data: bytes) -> list[int]:
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", data)]
+
+
+MIXED = [
+    request({"prompt": "a", "max_tokens": 9, "stream": True}),
+    request({"prompt": "a", "max_tokens": 2}),
+    b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n",
+    request({"prompt": "a", "max_tokens": -1}),
+    request({"prompt": "a", "max_tokens": 3, "stream": True}).replace(
+        b"Host: x", b"Host: x\r\nConnection: close"
+    ),
+]
+
+
+@pytest.mark.parametrize("size", [1 << 20, 100, 7])
+def test_pipelined_requests_of_all_kinds_however_they_are_cut(server: Server, size: int) -> None:
+    sent = b"".join(MIXED)
+    with connect(server) as connection:
+        for start in range(0, len(sent), size):
+            connection.sendall(sent[start : start + size])
+        data = read_to_the_end(connection)
+    assert statuses(data) == [200, 200, 404, 400, 200]
+    assert data.count(b"data: [DONE]") == 2
+    assert data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "rest", [b"this is not HTTP\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n"]
+)
+def test_what_is_no_request_does_not_break_into_the_reply_before_it(server: Server, rest: bytes) -> None:
+    with connect(server) as connection:
+        connection.sendall(request({"prompt": "a", "max_tokens": 200, "stream": True}))
+        data = read_until(connection, b"data: {", 1)
+        connection.sendall(rest)
+        data += read_to_the_end(connection)
+    assert statuses(data) == [200]
+    assert data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_a_request_that_breaks_off_gets_its_error_after_the_replies_before_it(server: Server) -> None:
+    broken = b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n"
+    with connect(server) as connection:
+        connection.sendall(request({"prompt": "a", "max_tokens": 2}))
+        assert statuses(read_until(connection, b"}}", 1)) == [200]
+        connection.sendall(broken)
+        assert statuses(read_to_the_end(connection)) == [400]
+
+
+def test_http_1_0_knows_no_chunks(server: Server) -> None:
+    body = request({"prompt": "a", "max_tokens": 20, "seed": 3, "stream": True})
+    with connect(server) as connection:
+        connection.sendall(body.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, events = read_to_the_end(connection).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    alone = server.stream("a", max_tokens=20, seed=3)
+    assert events.startswith(b"data: {")
+    assert joined(events.decode()) == joined("".join(alone))
+    assert events.endswith(b"data: [DONE]\n\n")

@@ -117,3 +117,33 @@ def test_a_client_that_leaves_before_its_request_is_whole(paced: Server) -> None
             connection.sendall(whole[:cut_at])
     assert paced.complete(max_tokens=1)["choices"]
     assert "ERROR" not in paced.log
+
+
+def test_clients_that_leave_while_they_wait_for_a_slot(tmp_path: Path) -> None:
+    arguments = (*SYNTHETIC, "--synthetic-step-ms", "15", "--max-num-seqs", "1")
+    with Server(*arguments, directory=tmp_path) as server, ExitStack() as stack:
+        [running] = open_streams(server, 1)
+        stack.enter_context(running)
+        assert running.recv(1)
+        streamed = open_streams(server, 3)
+        whole = open_streams(server, 3, stream=False)
+        wait_until(lambda: server.metric("vllm:num_requests_waiting") == 6, 30, "queueing six streams")
+        for connection in (*streamed, *whole):
+            connection.close()
+        wait_until(lambda: server.metric("penstock:streams") == 1, FREE_WITHIN_S, "freeing the handles")
+        wait_until(
+            lambda: server.metric("vllm:num_requests_waiting") == 0, FREE_WITHIN_S, "emptying the queue"
+        )
+        assert server.metric("vllm:num_requests_running") == 1
+        assert "ERROR" not in server.log
+
+
+def test_clients_that_leave_while_their_prompt_is_tokenized(paced: Server) -> None:
+    text = " ".join(f"word{number}" for number in range(200_000))
+    connections = open_streams(paced, 4, prompt=text, truncate_prompt_tokens=100)
+    for connection in connections:
+        connection.close()
+    wait_until(lambda: paced.complete(max_tokens=1)["choices"], 30, "serving others meanwhile")
+    wait_until(lambda: paced.metric("penstock:streams") == 0, FREE_WITHIN_S, "freeing the handles")
+    wait_until(lambda: paced.metric("vllm:num_requests_running") == 0, FREE_WITHIN_S, "freeing the slots")
+    assert "ERROR" not in paced.log

@@ -1,0 +1,197 @@
+"""One connection without a socket: when it is cut, and what is written to it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvicorn
+
+from penstock.api.http import send_json
+from penstock.api.protocol import ServerProtocol
+from penstock.api.sink import EXTENSION
+from penstock.streaming.stream import chunk
+
+REQUEST = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
+TIMES = (30.0, 75.0)
+"""For a request to arrive, and for an idle connection."""
+
+
+class FakeTransport(asyncio.Transport):
+    """Keeps what is written; ``unread`` of it is said to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.unread = 0
+        self.end = ""
+        self.high_water: int | None = None
+        self.reading = True
+
+    def write(self, data: Any) -> None:
+        assert not self.end
+        self.written += data
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high_water = high
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def is_closing(self) -> bool:
+        return bool(self.end)
+
+    def close(self) -> None:
+        self.end = self.end or "close"
+
+    def abort(self) -> None:
+        self.end = "abort"
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+async def answer(scope: Any, receive: Any, send: Any) -> None:
+    await send_json(send, b"{}")
+
+
+def connection(app: App = answer) -> tuple[ServerProtocol, FakeTransport]:
+    """A connection of a server with ``app``, within a running loop."""
+    config = uvicorn.Config(
+        app, http=ServerProtocol, ws="none", lifespan="off", log_config=None, proxy_headers=False
+    )
+    config.load()
+    protocol = ServerProtocol(config, uvicorn.Server(config).server_state, {})
+    transport = FakeTransport()
+    protocol.connection_made(transport)
+    protocol.idle_since = 0.0
+    return protocol, transport
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_an_idle_connection_is_closed() -> None:
+    async def run() -> None:
+        protocol, transport = connection()
+        protocol.cut_if_slow(75.0, *TIMES)
+        assert transport.end == ""
+        protocol.cut_if_slow(75.1, *TIMES)
+        assert transport.end == "close"
+
+    asyncio.run(run())
+
+
+def test_a_client_that_does_not_read_its_reply_is_cut() -> None:
+    async def run() -> None:
+        protocol, transport = connection()
+        protocol.data_received(REQUEST)
+        await settle()
+        assert transport.written.startswith(b"HTTP/1.1 200")
+        protocol.idle_since = 0.0
+        for now, unread in ((60.0, 300), (120.0, 200), (180.0, 100), (255.0, 100)):
+            transport.unread = unread
+            protocol.cut_if_slow(now, *TIMES)
+            assert transport.end == "", "it reads, if slowly"
+        protocol.cut_if_slow(255.1, *TIMES)
+        assert transport.end == "abort"
+
+    asyncio.run(run())
+
+
+def test_a_reply_that_its_client_does_not_take_is_cut_also_before_its_end() -> None:
+    async def run() -> None:
+        async def large(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+            await asyncio.Event().wait()  # as for room
+
+        protocol, transport = connection(large)
+        protocol.data_received(REQUEST)
+        await settle()
+        transport.unread = 100
+        protocol.cut_if_slow(100.0, *TIMES)
+        protocol.cut_if_slow(175.1, *TIMES)
+        assert transport.end == "abort"
+        await end_tasks()
+
+    asyncio.run(run())
+
+
+async def end_tasks() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+async def stream(scope: Any, receive: Any, send: Any) -> None:
+    sink = scope["extensions"][EXTENSION]
+    sink.send(chunk(b"first"), last=False)
+    await asyncio.Event().wait()
+
+
+def test_a_stream_may_be_silent_and_unread_for_as_long_as_it_likes() -> None:
+    async def run() -> None:
+        protocol, transport = connection(stream)
+        protocol.data_received(REQUEST)
+        await settle()
+        transport.unread = 100
+        for now in (100.0, 1000.0, 10_000.0):
+            protocol.cut_if_slow(now, *TIMES)
+        assert transport.end == ""
+        await end_tasks()
+
+    asyncio.run(run())
+
+
+def test_a_request_is_not_late_while_the_server_does_not_read() -> None:
+    async def run() -> None:
+        protocol, transport = connection(stream)
+        protocol.data_received(REQUEST + REQUEST + REQUEST[:10])
+        await settle()
+        assert not transport.reading
+        assert protocol.waiting_since is not None
+        protocol.cut_if_slow(protocol.waiting_since + 1000, *TIMES)
+        assert b"408" not in transport.written
+        assert transport.end == ""
+        await end_tasks()
+
+    asyncio.run(run())
+
+
+def test_the_head_and_the_first_event_are_one_write_and_http_1_0_has_no_chunks() -> None:
+    async def run() -> None:
+        for version, body in ((b"1.1", chunk(b"first")), (b"1.0", b"first")):
+            protocol, transport = connection(stream)
+            protocol.data_received(REQUEST.replace(b"1.1", version))
+            await settle()
+            head, _, rest = transport.written.partition(b"\r\n\r\n")
+            assert rest == body
+            assert (b"transfer-encoding: chunked" in head) == (version == b"1.1")
+            protocol.write(chunk(b"second"))
+            assert transport.written.endswith(chunk(b"second") if version == b"1.1" else b"second")
+            await end_tasks()
+
+    asyncio.run(run())
+
+
+def test_what_waits_in_the_transport_is_half_of_a_small_backlog_at_most() -> None:
+    async def run() -> None:
+        try:
+            ServerProtocol.max_backlog = 4096
+            assert connection()[1].high_water == 2048
+        finally:
+            ServerProtocol.max_backlog = 4 * 1024 * 1024
+        assert connection()[1].high_water == 16 * 1024
+
+    asyncio.run(run())
