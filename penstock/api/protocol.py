@@ -142,7 +142,7 @@ class ServerProtocol(HttpToolsProtocol):
                     408, f"The request did not arrive within {request_timeout_s:g} s.", type="TimeoutError"
                 )
             )
-        else:
+        elif self.waiting_since is None:
             self._cut_if_still(now, keep_alive_s)
 
     def _cut_if_still(self, now: float, keep_alive_s: float) -> None:

@@ -92,6 +92,20 @@ def test_an_idle_connection_is_closed() -> None:
     asyncio.run(run())
 
 
+def test_a_request_has_its_time_to_arrive() -> None:
+    async def run() -> None:
+        protocol, transport = connection()
+        protocol.data_received(REQUEST[:10])
+        assert protocol.waiting_since is not None
+        protocol.cut_if_slow(protocol.waiting_since + 30.0, *TIMES)
+        assert (transport.end, transport.written) == ("", b"")
+        protocol.cut_if_slow(protocol.waiting_since + 30.1, *TIMES)
+        assert transport.end == "close"
+        assert transport.written.startswith(b"HTTP/1.1 408 ")
+
+    asyncio.run(run())
+
+
 def test_a_client_that_does_not_read_its_reply_is_cut() -> None:
     async def run() -> None:
         protocol, transport = connection()
