@@ -102,9 +102,10 @@ class App:
         try:
             await self._answer(scope, receive, exchange)
         except ApiError as error:
-            self._metrics.rejected[error.status] += 1
-            if error.status in (429, 503) and scope["path"] not in OPEN_PATHS:
-                self._metrics.refused[str(error.code)] += 1
+            if scope["path"] in OPEN_PATHS:
+                self._metrics.rejected[error.status] += 1  # a probe wants nothing that could be refused
+            else:
+                self._metrics.reject(error.status, error.code)
             await send_error(exchange.send, error, close=error.status in (408, 413))
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])

@@ -158,7 +158,14 @@ class _Server:
         )
         assert self._launch.listen_fd is not None
         listener = socket.socket(fileno=self._launch.listen_fd)
-        self._http = HttpServer(app, listener, limits, server_context(config), self._control.ready)
+        self._http = HttpServer(
+            app,
+            listener,
+            limits,
+            server_context(config),
+            self._control.ready,
+            lambda error: self._metrics.reject(error.status, error.code),
+        )
         helpers = [asyncio.ensure_future(self._collect_garbage())]
         if self._launch.index == 0 and self._config.log_interval:
             helpers.append(asyncio.ensure_future(self._log_fleet()))

@@ -30,6 +30,8 @@ class ServerProtocol(HttpToolsProtocol):
     # set once per process from the configuration
     max_connections = 65536
     max_header_bytes = 65536
+    on_refusal: Callable[[ApiError], None] = staticmethod(lambda error: None)
+    """Told of each request that is answered without the application."""
     max_backlog = 4 * 1024 * 1024
     """Bytes that may wait for a client."""
 
@@ -107,6 +109,7 @@ class ServerProtocol(HttpToolsProtocol):
         ):
             self._close_after_replies(active)
             return
+        self.on_refusal(error)
         body = error.body()
         more = b"".join(b"%b: %b\r\n" % header for header in error.headers)
         self.transport.write(

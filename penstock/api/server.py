@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 
+from .errors import ApiError
 from .protocol import ServerProtocol
 
 SWEEP_INTERVAL_S = 1.0
@@ -47,9 +48,12 @@ class HttpServer(uvicorn.Server):
         limits: Limits,
         tls: ssl.SSLContext | None = None,
         on_listening: Callable[[], None] = lambda: None,
+        on_refusal: Callable[[ApiError], None] = lambda error: None,
     ) -> None:
+        """``on_refusal`` is told of each request that is answered without the application."""
         ServerProtocol.max_connections = limits.max_connections
         ServerProtocol.max_header_bytes = limits.max_header_bytes
+        ServerProtocol.on_refusal = staticmethod(on_refusal)
         ServerProtocol.max_backlog = limits.max_backlog
         ServerProtocol.ending = False
         config = uvicorn.Config(

@@ -32,6 +32,12 @@ class ServerMetrics:
     """Tokens per row of streamed replies."""
     loop_lag: Histogram = field(default_factory=lambda: Histogram(f.LOOP_LAG.bounds))
 
+    def reject(self, status: int, code: str | int | None) -> None:
+        """A request was answered with an error; ``code`` is the error's."""
+        self.rejected[status] += 1
+        if status in (429, 503):
+            self.refused[str(code)] += 1
+
     def series(self, server: str) -> Iterator[Series]:
         """The families of this class; ``server`` is the label's value."""
         for outcome in dict.fromkeys((*OUTCOMES, *self.requests)):

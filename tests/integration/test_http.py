@@ -121,6 +121,8 @@ def test_heads_up_to_the_limit(server: Server) -> None:
             refused += more
     assert refused.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
     assert b"--max-header-bytes" in refused
+    shown = httpx.get(f"{server.url}/metrics", headers=KEY).text
+    assert 'penstock:requests_rejected_total{status="431"}' in shown
 
 
 @pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nX: y\r\n"])

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from .server import Server, data_of, wait_until
-from .test_connections import connect, request
+from .test_connections import connect, read_until, request
 
 LONG = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
 SLOTS = 2
@@ -137,3 +137,5 @@ def test_too_many_connections_are_told_to_come_back(tmp_path: Path) -> None:
         assert refused.status_code == 503
         assert refused.headers["retry-after-ms"] == "1000"
         assert refused.json()["error"]["code"] == "too_many_connections"
+        first.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        read_until(first, b'requests_refused_total{reason="too_many_connections"} 1.0\n', 1)
