@@ -33,7 +33,7 @@ from .observe import FleetLog, Observer
 from .plan import Planner
 from .replies import RequestContext, RequestReply, TextTables
 from .server import HttpServer, Limits
-from .tls import server_context
+from .tls import CertificateWatch, server_context
 from .tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -158,17 +158,20 @@ class _Server:
         )
         assert self._launch.listen_fd is not None
         listener = socket.socket(fileno=self._launch.listen_fd)
+        tls = server_context(config)
         self._http = HttpServer(
             app,
             listener,
             limits,
-            server_context(config),
+            tls,
             self._control.ready,
             lambda error: self._metrics.reject(error.status, error.code),
         )
         helpers = [asyncio.ensure_future(self._collect_garbage())]
         if self._launch.index == 0 and self._config.log_interval:
             helpers.append(asyncio.ensure_future(self._log_fleet()))
+        if tls is not None and config.enable_ssl_refresh:
+            helpers.append(asyncio.ensure_future(CertificateWatch(tls, config).run()))
         self._collector.start()
         assert self._fleet.streams is not None
         silence = self._config.sse_keep_alive

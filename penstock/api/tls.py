@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 import ssl
 from typing import NoReturn
 
 from ..config.errors import ConfigError
 from ..config.options import ServeConfig
+
+log = logging.getLogger(__name__)
+
+WATCH_INTERVAL_S = 1.0
 
 
 def server_context(config: ServeConfig) -> ssl.SSLContext | None:
@@ -19,6 +26,7 @@ def server_context(config: ServeConfig) -> ssl.SSLContext | None:
             ("--ssl-keyfile", config.ssl_keyfile),
             ("--ssl-ca-certs", config.ssl_ca_certs),
             ("--ssl-cert-reqs", config.ssl_cert_reqs),
+            ("--enable-ssl-refresh", config.enable_ssl_refresh),
         ):
             if given:
                 raise ConfigError(f"{flag} {given}: TLS needs a certificate, too: --ssl-certfile")
@@ -44,6 +52,52 @@ def server_context(config: ServeConfig) -> ssl.SSLContext | None:
         except OSError as error:
             raise ConfigError(f"--ssl-ca-certs {config.ssl_ca_certs}: {error}") from error
     return context
+
+
+class CertificateWatch:
+    """Notices that the files of a certificate were replaced, and has later connections use the new one."""
+
+    def __init__(self, context: ssl.SSLContext, config: ServeConfig) -> None:
+        assert config.ssl_certfile is not None
+        self._context = context
+        self._certificate = config.ssl_certfile
+        self._key = config.ssl_keyfile
+        self._seen = self._state()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            self.look()
+
+    def look(self) -> None:
+        """Files that do not fit together (one may be replaced before the other) change nothing until they do."""
+        state = self._state()
+        if state == self._seen:
+            return
+        self._seen = state
+        try:
+            for context in (
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+                self._context,
+            ):  # a failure leaves no key
+                context.load_cert_chain(self._certificate, self._key, _no_password)
+        except (OSError, ValueError) as error:
+            log.error("--ssl-certfile %s: the old certificate stays in use: %s", self._certificate, error)
+        else:
+            log.info("--ssl-certfile %s: new connections get the new certificate", self._certificate)
+
+    def _state(self) -> list[tuple[int, int] | None]:
+        return [_version(path) for path in (self._certificate, self._key) if path is not None]
+
+
+def _version(path: str) -> tuple[int, int] | None:
+    """What changes when a file is replaced or written; None when there is no such file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _no_password() -> NoReturn:

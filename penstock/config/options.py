@@ -196,6 +196,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             metavar="FILE",
         ),
     ] = None
+    enable_ssl_refresh: Annotated[
+        bool, option("Use a new certificate when its files are replaced, without a restart.", "TLS")
+    ] = False
     ssl_ca_certs: Annotated[
         str | None,
         option("File with the authorities whose client certificates are taken.", "TLS", metavar="FILE"),

@@ -1,3 +1,4 @@
+import contextlib
 import ssl
 from pathlib import Path
 
@@ -6,7 +7,7 @@ import trustme
 from certificates import Certificates
 from cryptography.hazmat.primitives import serialization
 
-from penstock.api.tls import server_context
+from penstock.api.tls import CertificateWatch, server_context
 from penstock.config.errors import ConfigError
 from penstock.config.options import ServeConfig
 
@@ -41,6 +42,7 @@ def test_certificates_of_clients(certificates: Certificates, reqs: int, mode: ss
         ({"ssl_keyfile": "key.pem"}, "--ssl-keyfile key.pem: .*--ssl-certfile"),
         ({"ssl_ca_certs": "ca.pem"}, "--ssl-ca-certs ca.pem: .*--ssl-certfile"),
         ({"ssl_cert_reqs": 2}, "--ssl-cert-reqs 2: .*--ssl-certfile"),
+        ({"enable_ssl_refresh": True}, "--enable-ssl-refresh True: .*--ssl-certfile"),
         ({"ssl_certfile": "/absent.pem"}, "--ssl-certfile /absent.pem: .*No such file"),
         ({"ssl_certfile": "{chain}"}, "--ssl-certfile .*chain.pem: "),
         ({"ssl_certfile": "{chain}", "ssl_keyfile": "{other}"}, "--ssl-keyfile .*other.*: .*KEY_VALUES_MISM"),
@@ -80,3 +82,44 @@ def test_a_key_with_a_password_is_refused_instead_of_asked_for(
     config = ServeConfig(ssl_certfile=certificates.chain, ssl_keyfile=str(locked))
     with pytest.raises(ConfigError, match=r"locked\.pem: the private key has a password"):
         server_context(config)
+
+
+def served(context: ssl.SSLContext) -> bytes:
+    """The certificate that a client of ``context`` is shown, without a connection."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    client = trusting.wrap_bio(to_client, to_server)
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    for side in (client, server, client):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    shown = client.getpeercert(binary_form=True)
+    assert shown is not None
+    return shown
+
+
+def test_a_new_certificate_is_used_once_its_files_fit_together(
+    certificates: Certificates, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    chain.write_bytes(Path(certificates.chain).read_bytes())
+    key.write_bytes(Path(certificates.key).read_bytes())
+    config = ServeConfig(ssl_certfile=str(chain), ssl_keyfile=str(key), enable_ssl_refresh=True)
+    context = server_context(config)
+    assert context is not None
+    watch = CertificateWatch(context, config)
+    before = served(context)
+    watch.look()
+    new = trustme.CA().issue_cert("127.0.0.1")
+    for number, part in enumerate(new.cert_chain_pems):
+        part.write_to_path(str(chain), append=number > 0)
+    watch.look()
+    assert served(context) == before
+    assert "the old certificate stays in use" in caplog.text
+    key.unlink()
+    watch.look()
+    assert served(context) == before
+    new.private_key_pem.write_to_path(str(key))
+    watch.look()
+    assert ssl.DER_cert_to_PEM_cert(served(context)).encode() == new.cert_chain_pems[0].bytes()
