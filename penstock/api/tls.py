@@ -71,16 +71,14 @@ class CertificateWatch:
             self.look()
 
     def look(self) -> None:
-        """Files that do not fit together (one may be replaced before the other) change nothing until they do."""
+        """Files that do not fit together, as one is replaced before the other, change nothing until then."""
         state = self._state()
         if state == self._seen:
             return
         self._seen = state
         try:
-            for context in (
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
-                self._context,
-            ):  # a failure leaves no key
+            # Tried out first: a context that such files are loaded into is left without a key.
+            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._context):
                 context.load_cert_chain(self._certificate, self._key, _no_password)
         except (OSError, ValueError) as error:
             log.error("--ssl-certfile %s: the old certificate stays in use: %s", self._certificate, error)

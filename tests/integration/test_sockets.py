@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from certificates import Certificates
+from certificates import Certificates, make
 
 from .server import SYNTHETIC, Server, data_of, wait_until
 from .test_connections import request
@@ -36,6 +36,22 @@ def test_tls_streams_and_replies_as_without(certificates: Certificates, tmp_path
             httpx.get(f"{server.url.replace('https', 'http')}/health")  # no TLS
         assert httpx.get(f"{server.url}/health", verify=trust).status_code == 200
     assert "Traceback" not in server.log
+
+
+def test_a_renewed_certificate_is_used_without_a_restart(certificates: Certificates, tmp_path: Path) -> None:
+    used, renewed = tmp_path / "used.pem", make(tmp_path)
+    used.write_bytes(Path(certificates.both).read_bytes())
+    options = ("--ssl-certfile", str(used), "--enable-ssl-refresh")
+    with Server(*SYNTHETIC, *options, directory=tmp_path) as server:
+
+        def check(authority: str) -> None:
+            trust = ssl.create_default_context(cafile=authority)
+            assert httpx.get(f"{server.url}/health", verify=trust).status_code == 200
+
+        check(certificates.authority)
+        used.write_bytes(Path(renewed.both).read_bytes())
+        wait_until(lambda: "new connections get the new certificate" in server.log, 60, "the refresh")
+        check(renewed.authority)
 
 
 def test_certificates_of_clients_are_required(certificates: Certificates, tmp_path: Path) -> None:
