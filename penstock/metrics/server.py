@@ -9,7 +9,7 @@ from .histogram import Histogram
 from .snapshot import Series, observed
 
 OUTCOMES = ("stop", "length", "abort", "cut", "error")
-REFUSALS = ("draining", "no_engine", "overloaded")
+REFUSALS = ("draining", "no_engine", "overloaded", "too_many_connections")
 INTERRUPTIONS = ("resumed", "expired", "given_up", "ended")
 
 

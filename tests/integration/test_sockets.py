@@ -1,6 +1,7 @@
 """The listening socket: TLS, certificates of clients, and a Unix socket."""
 
 import os
+import re
 import socket
 import ssl
 import stat
@@ -99,8 +100,9 @@ def test_clients_over_tls_that_leave_or_do_not_read_are_noticed(
             connection.sendall(request(body | options))
             return connection
 
-        def ended(reason: str) -> bool:
-            return f'finished_reason="{reason}",model_name="m"}} 1.0' in client.get("/metrics").text
+        def ended(outcome: str) -> bool:
+            counted = rf'penstock:requests_total{{.*outcome="{outcome}".*}} [1-9]'
+            return re.search(counted, client.get("/metrics").text) is not None
 
         leaving = ask()
         assert leaving.recv(10)
