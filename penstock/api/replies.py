@@ -141,7 +141,9 @@ class RequestReply:
         """A stream for the next choice; the caller opens and submits it."""
         plan, tables = self.plan, self.context.tables
         index = len(self.choices)
-        assembler = Assembler(tables.of(plan), plan.stop, include_stop=plan.include_stop_str)
+        assembler = Assembler(
+            tables.of(plan), plan.stop, include_stop=plan.include_stop_str, exempt=plan.base.min_tokens
+        )
         if plan.prompt_logprobs >= 0 and prompt.scores is None:
             prompt.scores = PromptScores(tables.full, prompt_token_ids(prompt), plan.prompt_logprobs)
         choice = Choice(prompt, assembler)

@@ -24,9 +24,13 @@ class Piece(NamedTuple):
 class Assembler:
     """Detokenizer and stop strings of one stream whose tokens continue a prompt."""
 
-    __slots__ = ("_detokenizer", "_matcher")
+    __slots__ = ("_detokenizer", "_exempt", "_matcher")
 
-    def __init__(self, table: TokenTable, stops: Sequence[str] = (), *, include_stop: bool = False) -> None:
+    def __init__(
+        self, table: TokenTable, stops: Sequence[str] = (), *, include_stop: bool = False, exempt: int = 0
+    ) -> None:
+        """``exempt``: tokens at the start in whose text no stop string is looked for."""
+        self._exempt = exempt
         self._detokenizer = Detokenizer(table, has_context=True)
         self._matcher = StopMatcher(stops, include=include_stop) if stops else None
 
@@ -40,7 +44,12 @@ class Assembler:
             return Piece(self._detokenizer.push(tokens), len(tokens), None)
         text = ""
         for used, token in enumerate(tokens, 1):
-            certain, stop = self._matcher.push(self._detokenizer.push((token,)))
+            added = self._detokenizer.push((token,))
+            if self._exempt:
+                self._exempt -= 1
+                text += added
+                continue
+            certain, stop = self._matcher.push(added)
             text += certain
             if stop is not None:
                 return Piece(text, used, stop)
