@@ -31,6 +31,7 @@ class Observer:
         index: int,
         epoch: int,
         model: str,
+        block_size: int,
         metrics: ServerMetrics,
         fleet: Fleet,
         streams: StreamTable,
@@ -42,6 +43,7 @@ class Observer:
         self._process = f"api-server {index}"
         self._epoch = epoch
         self._model = model
+        self._block_size = block_size
         self._metrics = metrics
         self._fleet = fleet
         self._streams = streams
@@ -68,6 +70,9 @@ class Observer:
                 (f.DRAINING, engine.draining),
             ):
                 found.setdefault(family.name, {})[labels] = float(value)
+            if engine.info is not None and engine.info.kv_cache_tokens:
+                blocks = str(engine.info.kv_cache_tokens // self._block_size)
+                found.setdefault(f.CACHE_CONFIG.name, {})[*labels, str(self._block_size), blocks] = 1.0
         return found
 
     async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,30 +106,34 @@ class Figures(Protocol):
 class FleetLog:
     """A line on what the fleet did since the last one, while it does anything."""
 
-    def __init__(self, figures: Figures, now: float) -> None:
+    def __init__(self, figures: Figures) -> None:
         self._figures = figures
-        self._at = now
-        self._prompt = self._generated = 0.0
+        self._before: tuple[float, float, float] | None = None
+        """When the last line was due, and prompt and generated tokens by then."""
         self._idle = True
 
     def write(self, now: float) -> None:
-        """Write the line, unless the fleet was idle already when the last one was written."""
+        """Write the line, unless the fleet was idle already at the last one. The first time is only noted:
+        engines may have worked for long before this process was started."""
         found = self._figures.totals()
         prompt, generated = _sum(found, f.PROMPT_TOKENS), _sum(found, f.GENERATION_TOKENS)
         running, waiting = _sum(found, f.RUNNING), _sum(found, f.WAITING)
         kv_used = max(map(_number, found[f.KV_USAGE.name].values()), default=0.0)
-        took = max(now - self._at, 1e-9)
-        idle = not running and not waiting and (prompt, generated) == (self._prompt, self._generated)
+        before, self._before = self._before, (now, prompt, generated)
+        if before is None:
+            return
+        took = max(now - before[0], 1e-9)
+        idle = not running and not waiting and (prompt, generated) == before[1:]
         if not (idle and self._idle):
             log.info(
                 "running %d, waiting %d, KV cache %.1f %%, prompts %.0f tokens/s, generated %.0f tokens/s",
                 running,
                 waiting,
                 100 * kv_used,
-                (prompt - self._prompt) / took,
-                (generated - self._generated) / took,
+                (prompt - before[1]) / took,
+                (generated - before[2]) / took,
             )
-        self._at, self._prompt, self._generated, self._idle = now, prompt, generated, idle
+        self._idle = idle
 
 
 def _sum(found: Totals, family: f.Family) -> float:

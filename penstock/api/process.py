@@ -125,6 +125,7 @@ class _Server:
             launch.index,
             launch.epoch,
             facts.names[0],
+            self._config.block_size,
             metrics,
             self._fleet,
             streams,
@@ -203,7 +204,7 @@ class _Server:
 
     async def _log_fleet(self) -> None:
         """One API server speaks for all."""
-        fleet_log = FleetLog(self._observer, time.monotonic())
+        fleet_log = FleetLog(self._observer)
         while True:
             await asyncio.sleep(self._config.log_interval)
             fleet_log.write(time.monotonic())

@@ -140,7 +140,17 @@ class BenchEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         None
     )
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for more than can be held."""
+        tokens = max(self.rows) * max(self.sequence_length)
+        if tokens > MOST_BENCH_TOKENS:
+            raise ValueError(
+                f"--rows, --sequence-length: {tokens:,} tokens of prompts, at most {MOST_BENCH_TOKENS:,}"
+            )
 
+
+MOST_BENCH_TOKENS = 1 << 28
+"""Prompts of ``penstock bench engine``: two processes hold them at 4 bytes a token."""
 OF_STARTED_SERVER = (
     "step_ms",
     "stream_interval",

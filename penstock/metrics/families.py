@@ -58,7 +58,13 @@ UP = _gauge("penstock:engine_up", "0 or 1", _ENGINE, "1 while the engine takes r
 DRAINING = _gauge(
     "penstock:engine_draining", "0 or 1", _ENGINE, "1 while the engine gets no new streams by order."
 )
-STEPS = _counter("penstock:engine_steps", "steps", _ENGINE, "Steps that gave tokens.")
+CACHE_CONFIG = _gauge(
+    "vllm:cache_config_info",
+    "1",
+    (*_ENGINE, "block_size", "num_gpu_blocks"),
+    "Always 1: tokens per KV cache block, and how many blocks an engine has, as labels.",
+)
+STEPS = _counter("penstock:engine_steps", "steps", _ENGINE, "Steps of the engine.")
 PREFIX_QUERIES = _counter(
     "vllm:prefix_cache_queries", "tokens", _ENGINE, "Prompt tokens looked up in the prefix cache."
 )

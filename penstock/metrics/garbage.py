@@ -26,6 +26,8 @@ OLD_LIMIT = 1_000_000
 of them were garbage, it would take about 100 MB."""
 YOUNG_LIMITS = (1_000, 1_000_000)
 """Bounds of the objects that a young collection waits for, whatever budget and cost say."""
+LEAST_COST_S = 1e-9
+"""To walk over one object; 50 to 100 ns are usual, and a clock may be coarse."""
 TOP_TYPES = 25
 
 
@@ -109,7 +111,7 @@ class Collector:
         self.pauses = Pauses()
         self._policy = policy
         self._budget_s = pause_budget_s
-        self._cost_s = 0.0
+        self._cost_s = LEAST_COST_S
         """CPU time to walk over one object."""
         self._survivors = 0
         """Of young collections since the last full one."""
@@ -122,7 +124,7 @@ class Collector:
         if self._policy == "default":
             return
         gc.collect()
-        self._cost_s = self._timed_collection(2) / len(gc.get_objects())
+        self._cost_s = max(LEAST_COST_S, self._timed_collection(2) / len(gc.get_objects()))
         gc.freeze()
         gc.disable()
 
@@ -161,7 +163,8 @@ class Collector:
 
     def _collect_young(self) -> None:
         walked, freed = gc.get_count()[0], self.pauses.freed[0]
-        self._cost_s += (self._timed_collection(0) / walked - self._cost_s) / 4
+        cost_s = max(LEAST_COST_S, self._timed_collection(0) / walked)
+        self._cost_s += (cost_s - self._cost_s) / 4
         self._survivors += max(0, walked - (self.pauses.freed[0] - freed))
 
     def _collect_all(self) -> None:

@@ -28,12 +28,26 @@ class Figures:
         }
 
 
+def test_what_was_done_before_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    figures = Figures()
+    figures.running, figures.generated = 1, 1_000_000
+    fleet_log = FleetLog(figures)
+    fleet_log.write(100.0)
+    figures.generated += 100
+    fleet_log.write(110.0)
+    assert caplog.messages == [
+        "running 2, waiting 0, KV cache 0.0 %, prompts 0 tokens/s, generated 20 tokens/s"
+    ]
+
+
 def test_a_line_while_something_happens_and_one_when_it_has_ceased(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
     figures = Figures()
-    fleet_log = FleetLog(figures, 100.0)
+    fleet_log = FleetLog(figures)
+    fleet_log.write(100.0)
     fleet_log.write(110.0)
     assert caplog.messages == []
     figures.running, figures.waiting, figures.kv_used = 3, 1, 0.256

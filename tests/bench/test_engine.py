@@ -64,6 +64,11 @@ def test_a_reader_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
         engine.measure(BenchEngineConfig(rows=[2], steps=5), print)
 
 
+def test_more_than_can_be_held_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "engine", "--rows", "1", "65536", "--sequence-length", "8192"]) == 2
+    assert "536,870,912 tokens of prompts, at most 268,435,456" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--rows", "--steps", "--sequence-length"])
 def test_nothing_to_measure_is_an_error(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "engine", option, "0"]) == 2

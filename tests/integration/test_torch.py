@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from penstock.supervisor.model import DEMO_DIR
 
-from .server import Server
+from .server import Server, wait_until
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -62,6 +62,14 @@ def test_streamed_equals_whole_for_mixed_requests_at_once(demo: Server) -> None:
         for whole, streamed in pool.map(both, range(16)):
             assert whole == streamed
     assert demo.metric("vllm:kv_cache_usage_perc") <= 1
+    assert demo.metric("vllm:cache_config_info", block_size="16") == 1
+    wait_until(
+        lambda: (
+            0 < demo.metric("vllm:prefix_cache_hits_total") < demo.metric("vllm:prefix_cache_queries_total")
+        ),
+        30,
+        "hearing of what was found in the cache",
+    )
 
 
 def test_a_request_that_cannot_fit_is_refused_with_figures(
