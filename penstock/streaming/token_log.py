@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..wire.frames import I32
 
 SMALLEST = 1 << 16
 """Entries the log has room for at least; 8 bytes each."""
+_BLOCK = 1 << 15
+"""Entries looked at together when ended streams are dropped."""
 _NO_STREAM = np.iinfo(np.int32).max
 
 
@@ -62,23 +65,37 @@ class TokenLog:
 
     def _compact(self, coming: int) -> None:
         """Drop what no live stream needs, and have room for ``coming`` entries and as many as are kept."""
-        live = np.flatnonzero(self._live())
-        kept, capacity = len(live), self.capacity
+        kept = self._drop()
+        capacity = self.capacity
         if 8 * kept < capacity:
             capacity = max(self._smallest, capacity // 2)
         while capacity < 2 * kept or capacity < kept + coming:
             capacity *= 2
-        handle, token = self._handle[live], self._token[live]
         if capacity != self.capacity:
+            handle, token = self._handle[:kept], self._token[:kept]
             self._handle, self._token = np.empty(capacity, np.int32), np.empty(capacity, np.int32)
-        self._handle[:kept], self._token[:kept] = handle, token
+            self._handle[:kept], self._token[:kept] = handle, token
         self._used = kept
         self._from[self._from != _NO_STREAM] = 0
 
-    def _live(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """bool[used]: entries of streams that are open."""
-        index = np.arange(self._used, dtype=np.int32)
-        live: np.ndarray[tuple[int], np.dtype[np.bool_]] = self._from[self._handle[: self._used]] <= index
+    def _drop(self) -> int:
+        """Move the entries of open streams to the front; returns how many there are.
+
+        Block by block: the fresh pages of large temporary arrays would take longer than the work.
+        """
+        kept = 0
+        for start in range(0, self._used, _BLOCK):
+            part = slice(start, min(start + _BLOCK, self._used))
+            handle, token = self._handle[part], self._token[part]
+            live = self._live(handle, start)
+            end = kept + int(np.count_nonzero(live))
+            self._handle[kept:end], self._token[kept:end] = handle[live], token[live]
+            kept = end
+        return kept
+
+    def _live(self, handle: I32, start: int) -> NDArray[np.bool_]:
+        """bool[n]: which entries, of these handles and from index ``start``, are of open streams."""
+        live: NDArray[np.bool_] = self._from[handle] <= np.arange(start, start + len(handle), dtype=np.int32)
         return live
 
     # -- an engine is lost
@@ -87,8 +104,9 @@ class TokenLog:
         """The delivered tokens of open streams, int32[n] each, in the order of ``handles``."""
         place = np.full(len(self._from), -1, np.int32)
         place[np.array(handles, np.intp)] = np.arange(len(handles))
-        entry_place = place[self._handle[: self._used]]
-        entries = np.flatnonzero((entry_place >= 0) & self._live())
+        handle = self._handle[: self._used]
+        entry_place = place[handle]
+        entries = np.flatnonzero((entry_place >= 0) & self._live(handle, 0))
         entry_place = entry_place[entries]
         tokens = self._token[entries[np.argsort(entry_place, kind="stable")]]
         ends = np.cumsum(np.bincount(entry_place, minlength=len(handles)))

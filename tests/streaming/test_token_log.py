@@ -1,9 +1,12 @@
 """The token log against lists per stream, through compactions, reused handles and merged rows."""
 
+from unittest.mock import patch
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.streaming import token_log
 from penstock.streaming.token_log import TokenLog
 
 SMALLEST = 16
@@ -54,6 +57,7 @@ def test_memory_follows_the_live_streams() -> None:
     assert log.read([1])[0].tolist() == list(range(19_996, 20_000))
 
 
+@patch.object(token_log, "_BLOCK", 8)
 @given(
     st.lists(
         st.one_of(
