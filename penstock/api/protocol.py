@@ -19,6 +19,12 @@ from .admission import unavailable
 from .errors import ApiError
 from .sink import EVENT_STREAM_HEADERS, EXTENSION, HIGH_WATER_BYTES, REPLY_HEADERS, Listener, unframed
 
+
+def _lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+_EVENTS_HEAD = b"HTTP/1.1 200 OK\r\n" + _lines(EVENT_STREAM_HEADERS)
 _CLOSE = b"connection: close\r\n"
 _END = b"0\r\n\r\n"
 
@@ -229,7 +235,7 @@ class ServerProtocol(HttpToolsProtocol):
         elif last:
             chunks += _END
         if not self._active.response_started:
-            chunks = self._head_of(200, EVENT_STREAM_HEADERS, chunked=self._chunks) + chunks
+            chunks = self._head_from(_EVENTS_HEAD, chunked=self._chunks) + chunks
         self.transport.write(chunks)
         if last:
             self._complete()
@@ -239,26 +245,23 @@ class ServerProtocol(HttpToolsProtocol):
 
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, chunked: bool) -> None:
         """Sends the head of a reply; its body is chunked or has the content-length among ``headers``."""
-        self.transport.write(self._head_of(status, headers, chunked=chunked))
+        first = b"HTTP/1.1 %d %b\r\n" % (status, responses.get(status, "").encode())
+        dated = any(name == b"date" for name, _ in headers)
+        self.transport.write(self._head_from(first + _lines(headers), chunked=chunked, dated=dated))
 
-    def _head_of(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, chunked: bool) -> bytes:
+    def _head_from(self, start: bytes, *, chunked: bool, dated: bool = False) -> bytes:
+        """A reply's head that begins with ``start``; ``dated``: it has a date already."""
         cycle = self._active
         assert cycle is not None
         cycle.response_started = True
         cycle.chunked_encoding = chunked
         cycle.waiting_for_100_continue = False
         scope: Any = cycle.scope
-        lines = [b"HTTP/1.1 %d %b\r\n" % (status, responses.get(status, "").encode())]
-        lines += [b"%b: %b\r\n" % header for header in headers]
-        lines += [b"%b: %b\r\n" % header for header in scope.get(REPLY_HEADERS, ())]
-        if not any(name == b"date" for name, _ in headers):
-            lines += [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
-        if chunked:
-            lines.append(b"transfer-encoding: chunked\r\n")
-        if not cycle.keep_alive:
-            lines.append(_CLOSE)
-        lines.append(b"\r\n")
-        return b"".join(lines)
+        extra = _lines(scope.get(REPLY_HEADERS, ()))
+        date = b"" if dated else _lines(self.server_state.default_headers)
+        framing = b"transfer-encoding: chunked\r\n" if chunked else b""
+        close = b"" if cycle.keep_alive else _CLOSE
+        return b"".join((start, extra, date, framing, close, b"\r\n"))
 
     def unread(self) -> int:
         return self.transport.get_write_buffer_size()
