@@ -276,11 +276,11 @@ class Planner:
             plan.n = request.n
         if request.best_of is not None:
             self._set_best_of(plan, request.best_of)
+        checks.check_streams(len(prompts), plan.n)
         if request.prompt_logprobs is not None:
             checks.check_prompt_logprobs(request.prompt_logprobs, self._most_logprobs, stream=plan.stream)
             plan.prompt_logprobs = request.prompt_logprobs
             plan.base = msgspec.structs.replace(plan.base, prompt_logprobs=request.prompt_logprobs)
-        checks.check_streams(len(prompts), plan.n)
         plan.include_usage = plan.stream and self._force_usage
         if options is not None:
             plan.include_usage |= bool(options.include_usage)

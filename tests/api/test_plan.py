@@ -292,6 +292,7 @@ def test_one_request_starts_no_more_streams_than_are_allowed() -> None:
     assert (error.status, error.param) == (400, "prompt")
     assert "4098 outputs, at most 4096" in error.message
     assert error_of(PLANNER.completion, body(prompt=[[5]] * 5000)).param == "prompt"
+    assert error_of(PLANNER.completion, body(prompt=["x"] * 5, best_of=1000)).param == "prompt"
 
 
 def test_the_header_wins_over_the_bodys_request_id() -> None:

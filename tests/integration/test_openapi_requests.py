@@ -15,7 +15,12 @@ from penstock.api.openapi import openapi_document
 from .server import Server
 
 SCHEMA = schemathesis.openapi.from_dict(openapi_document("0"))
-OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations() if isinstance(result, Ok)]
+DRAIN = "POST /admin/engines/{rank}/drain"  # would leave the others without an engine
+OPERATIONS = [
+    result.ok()
+    for result in SCHEMA.get_all_operations()
+    if isinstance(result, Ok) and result.ok().label != DRAIN
+]
 GENERATING = [operation for operation in OPERATIONS if operation.label.endswith("completions")]
 CHECKS = [
     checks.not_a_server_error,

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.api.chat_template import ChatTemplate
+from penstock.api.parsers.message import MessageParser
 from penstock.api.plan import RequestPlan
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import Finish
@@ -70,6 +71,15 @@ def test_arguments_come_while_they_are_written() -> None:
     first = pieces[0]["choices"][0]["delta"]["tool_calls"][0]
     assert (first["index"], first["type"], first["function"]["name"]) == (0, "function", "f")
     assert first["id"].startswith("call_")
+
+
+def test_each_choice_has_calls_of_its_own() -> None:
+    format = with_tools(n=2, temperature=1).format
+    assert format is not None
+    one, two = MessageParser(format), MessageParser(format)
+    one.push("<tool_call>", last=False)
+    assert two.push("text", last=True).content == "text"
+    assert one.push('{"name": "f"}', last=True).calls[0].index == 0
 
 
 def test_an_output_that_is_cut_short_is_not_ended_by_its_call() -> None:
