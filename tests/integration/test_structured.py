@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from .clients import Streams
 from .server import SYNTHETIC, Server
 
 pytest.importorskip("torch")
@@ -24,13 +25,13 @@ SCHEMA = {
 }
 PAGE = Path(__file__).parent.parent.parent / "docs" / "structured-output.md"
 EXAMPLES = re.findall(r"^```(python|bash)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+OPTIONS = ("--dtype", "float32", "--threads", "1", "--max-num-batched-tokens", "256")
 MESSAGES = [{"role": "user", "content": "Which function opens a file?"}]
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    options = ("--dtype", "float32", "--threads", "1", "--max-num-batched-tokens", "256")
-    with Server(*options, directory=tmp_path_factory.mktemp("demo")) as running:
+    with Server(*OPTIONS, directory=tmp_path_factory.mktemp("demo")) as running:
         yield running
 
 
@@ -92,6 +93,29 @@ def test_the_synthetic_engine_says_that_it_cannot(tmp_path_factory: pytest.TempP
         assert reply.status_code == 400
         assert "structured output" in reply.json()["error"]["message"]
         assert reply.json()["error"]["type"] == "BadRequestError"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_streams_of_a_killed_engine_go_on_within_their_grammars(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    pattern = "([a-f][0-9]){100}"
+    bodies = [
+        {"prompt": "x", "seed": seed, "max_tokens": 250, "structured_outputs": {"regex": pattern}}
+        for seed in range(4)
+    ]
+    options = (*OPTIONS, "--data-parallel-size", "2")
+    with (
+        Server(*options, directory=tmp_path_factory.mktemp("pair")) as pair,
+        Streams(pair.url, bodies) as streams,
+    ):
+        streams.until_each_has(3)
+        pair.children("engine")[0].kill()
+        streams.until_all_ended()
+        assert streams.failures == []
+        assert all(re.fullmatch(pattern, text) for text in streams.texts)
+        assert pair.metric("penstock:streams_interrupted_total", outcome="resumed") > 0
 
 
 @pytest.mark.parametrize(("language", "example"), EXAMPLES)
