@@ -26,7 +26,7 @@ from .exchange import EXCHANGE, Exchange
 from .facts import ModelFacts
 from .fleet import Fleet
 from .generate import Generator
-from .http import read_body, request_header, send_empty, send_error, send_json
+from .http import ClientGone, read_body, request_header, send_empty, send_error, send_json
 from .observe import Observer
 from .openapi import docs_page, openapi_document
 from .plan import Planner
@@ -107,6 +107,8 @@ class App:
             else:
                 self._metrics.reject(error.status, error.code)
             await send_error(exchange.send, error, close=error.status in (408, 413))
+        except ClientGone:
+            pass  # the access log tells
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
             self._metrics.rejected[500] += 1

@@ -8,12 +8,9 @@ from collections.abc import Sequence
 from ..streaming.stream import Stream, StreamError
 from ..wire.frames import Logprobs
 from .events import EventShape
+from .http import ClientGone
 from .plan import RequestPlan
 from .replies import Choice, RequestContext, RequestReply
-
-
-class ClientGone(Exception):
-    """The client closed its connection before its reply was complete."""
 
 
 class StreamFailed(Exception):

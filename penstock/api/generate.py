@@ -11,7 +11,7 @@ from ..streaming.table import StreamTable
 from ..wire.messages import Sampling, Submit
 from .admission import stream_failed, unavailable
 from .bodies import collected_body
-from .collected import ClientGone, CollectedReply, StreamFailed
+from .collected import CollectedReply, StreamFailed
 from .events import EventShape
 from .exchange import EXCHANGE, Exchange
 from .fleet import Fleet
@@ -139,8 +139,6 @@ class Generator:
         self._submit(collected, prompts, samplings)
         try:
             await collected.done
-        except ClientGone:
-            return
         except StreamFailed as failure:
             raise stream_failed(failure.error) from None
         await send_json(exchange.send, collected_body(collected))

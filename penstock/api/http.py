@@ -10,6 +10,10 @@ from .sink import Receive, Scope, Send
 JSON = b"application/json"
 
 
+class ClientGone(Exception):
+    """The client closed its connection before its reply was complete: there is nobody to answer."""
+
+
 def request_header(scope: Scope, name: bytes) -> str | None:
     """The first header called ``name`` (lower case), decoded as Latin-1; None when absent."""
     for key, value in scope["headers"]:
@@ -20,7 +24,10 @@ def request_header(scope: Scope, name: bytes) -> str | None:
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """A JSON request's whole body. Raises ApiError for another content type or more than ``limit`` bytes."""
+    """A JSON request's whole body.
+
+    Raises ApiError for another content type or more than ``limit`` bytes, ClientGone when it ends early.
+    """
     for name, value in scope["headers"]:
         if name == b"content-length" and int(value) > limit:
             raise _too_large(limit)
@@ -28,7 +35,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
             kind = value.decode("latin-1")
             raise ApiError(400, f"Content-Type must be application/json, not {kind!r}.", type=MALFORMED)
     message = await receive()
-    if not message.get("more_body", False):
+    if message["type"] == "http.request" and not message.get("more_body", False):
         whole: bytes = message.get("body", b"")
         if len(whole) > limit:
             raise _too_large(limit)
@@ -39,6 +46,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         body += message.get("body", b"")
         if len(body) > limit:
             raise _too_large(limit)
+    if message["type"] == "http.disconnect":
+        raise ClientGone
     return bytes(body)
 
 
@@ -51,7 +60,6 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(
         413,
         f"The request body is larger than the {limit} bytes allowed by --max-request-bytes.",
-        type="RequestTooLarge",
     )
 
 

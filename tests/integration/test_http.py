@@ -94,6 +94,14 @@ def test_a_client_that_leaves_is_told_from_one_that_was_served(server: Server) -
     assert 0 < int(fields["output_tokens"]) < 2000
 
 
+def test_a_client_that_leaves_within_its_request_is_no_error_of_it(server: Server) -> None:
+    body = request({"prompt": "x" * 1000})
+    with connect(server) as connection:
+        keyed = b"Host: x\r\nAuthorization: Bearer k\r\nX-Request-Id: half"
+        connection.sendall(body.replace(b"Host: x", keyed)[:-100])
+    assert logged(server, "half")["status"] == "499"
+
+
 def test_routes_answer_with_and_without_the_root_path(server: Server) -> None:
     assert complete(server, "/llm/v1/completions").status_code == 200
     assert data_of(complete(server, "/llm/v1/completions", stream=True).text)[-1] == "[DONE]"
