@@ -65,12 +65,13 @@ class Resumption:
         if not orphans:
             return
         before = self._outcomes.copy()
-        for stream in orphans:
-            if self._closed or self._timeout_s == 0:
+        if self._closed or self._timeout_s == 0:
+            for stream in orphans:
                 self._end(stream, "ended", message)
-            else:
+        else:
+            for stream in orphans:
                 self._judge(stream, message)
-        self._resume([(now + self._timeout_s, stream) for stream in orphans])
+            self._resume([(now + self._timeout_s, stream) for stream in orphans])
         if not self._closed:
             waiting = len(self._waiting) + len(self._suspects)
             became = {**(self._outcomes - before), "waiting": waiting}
@@ -123,6 +124,8 @@ class Resumption:
         Streams that ended meanwhile, as other choices of a request that failed, are skipped.
         """
         entries = [entry for entry in entries if self._streams.waits(entry[1])]
+        if not entries:
+            return []
         delivered = self._streams.delivered([stream for _, stream in entries])
         left = []
         for entry, tokens in zip(entries, delivered, strict=True):

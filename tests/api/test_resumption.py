@@ -38,7 +38,8 @@ class Host:
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
-        self.table = StreamTable([None] * VOCABULARY, *histograms, TokenLog())
+        log = TokenLog() if timeout_s else None
+        self.table = StreamTable([None] * VOCABULARY, *histograms, log)
         self.outcomes = Counter[str]()
         self.resumption = Resumption(self.table, timeout_s, self.submit, self.outcomes)
         self.up = [1]
@@ -152,6 +153,7 @@ def test_without_resumption_streams_end_with_their_engine() -> None:
     host, reply = Host(timeout_s=0), Reply()
     host.open(reply)
     host.lose(0)
+    host.resumption.on_engine()
     assert [(error.status, error.code, error.message) for error in reply.errors] == [
         (503, "engine_died", "it is gone")
     ]

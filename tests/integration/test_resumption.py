@@ -95,6 +95,18 @@ def test_streams_that_wait_too_long_end_truthfully(server: Server, tmp_path: Pat
         assert interrupted(alone, "expired") == 2
 
 
+def test_without_resumption_streams_end_and_the_engine_comes_back(tmp_path: Path) -> None:
+    with Server(*PACED, "--resume-timeout", "0", directory=tmp_path) as alone:
+        with Streams(alone.url, [LONG]) as streams:
+            streams.until_each_has(1)
+            (engine,) = alone.children("engine")
+            engine.kill()
+            streams.until_all_ended()
+        assert [code for code, _ in streams.failures] == ["engine_died"]
+        engines_up(alone, 1)
+        assert alone.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
+
+
 def test_an_engine_that_breaks_in_order_hands_its_streams_on(server: Server, tmp_path: Path) -> None:
     """Each engine breaks once it has made 60 steps with work; what it held back is delivered, too."""
     arguments = (*PACED, "--synthetic-fault", "error@60", "--data-parallel-size", "2")
