@@ -29,7 +29,7 @@ from .generate import Generator
 from .http import ClientGone, read_body, request_header, send_empty, send_error, send_json
 from .observe import Observer
 from .openapi import docs_page, openapi_document
-from .plan import Planner
+from .planner import Planner
 from .sink import Receive, Scope, Send
 from .tokenizer import Tokenizer
 from .types import MAX_REQUEST_ID

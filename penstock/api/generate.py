@@ -16,7 +16,8 @@ from .events import EventShape
 from .exchange import EXCHANGE, Exchange
 from .fleet import Fleet
 from .http import read_body, request_header, send_json
-from .plan import Planner, RequestPlan
+from .plan import RequestPlan
+from .planner import Planner
 from .replies import Prompt, RequestContext
 from .sink import EXTENSION, AsgiSink, Receive, Scope, Send, Sink
 from .streamed import StreamedReply

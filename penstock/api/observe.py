@@ -14,7 +14,7 @@ from ..metrics.snapshot import Series, Snapshot, Totals, Value, merge_views, pro
 from ..streaming.table import StreamTable
 from .fleet import Fleet
 from .http import send_json
-from .plan import Planner
+from .planner import Planner
 from .sink import Receive, Scope, Send
 
 log = logging.getLogger(__name__)

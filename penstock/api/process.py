@@ -30,7 +30,7 @@ from .fleet import Fleet
 from .generate import Generator
 from .keepalive import KeepAlive
 from .observe import FleetLog, Observer
-from .plan import Planner
+from .planner import Planner
 from .replies import RequestContext, RequestReply, TextTables
 from .server import HttpServer, Limits
 from .tls import CertificateWatch, server_context

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.api.chat_template import ChatTemplate
 from penstock.api.errors import ApiError
 from penstock.api.facts import ModelFacts, SamplingDefaults
-from penstock.api.plan import Planner
+from penstock.api.planner import Planner
 from penstock.api.tokenizer import Tokenizer
 from penstock.config.options import ServeConfig
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.api.chat_template import ChatTemplate
 from penstock.api.facts import ModelFacts, SamplingDefaults
 from penstock.api.pace import Pace
-from penstock.api.plan import Planner
+from penstock.api.planner import Planner
 from penstock.api.types import ChatCompletionRequest, CompletionRequest
 from penstock.config.options import ServeConfig
 from penstock.wire.messages import Sampling
