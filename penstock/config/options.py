@@ -306,6 +306,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: Annotated[Literal["auto", "cpu", "cuda"], option("Where the torch engine runs.", "Engine")] = (
         "auto"
     )
+    async_scheduling: Annotated[
+        Literal["auto", "on", "off"],
+        option(
+            "Launch a step before the tokens of the step before it are read; auto: on a GPU, where the host "
+            "then works while the device does.",
+            "Engine",
+        ),
+    ] = "auto"
     block_size: Annotated[int, option("Tokens per KV cache block.", "Engine", ge=1, le=256)] = 16
     enable_prefix_caching: Annotated[
         bool,

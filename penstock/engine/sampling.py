@@ -40,6 +40,8 @@ class Need(IntFlag):
 
 
 PENALTIES = Need.REPETITION | Need.OCCURRENCE
+READS_HISTORY = PENALTIES | Need.BAD_WORDS | Need.GRAMMAR
+"""What a step needs to know all earlier tokens for."""
 LISTS = Need.BIAS | Need.ALLOWED | Need.BAD_WORDS | Need.MIN_TOKENS
 """Needs with a list of tokens per slot."""
 
@@ -159,13 +161,15 @@ class SamplingColumns:
     def needs_of(self, slots: NDArray[np.intp]) -> NDArray[np.uint16]:
         """The needs of each slot's next token: min_tokens counts only until it is reached."""
         needs = self.needs[slots]
-        reached = (needs & Need.MIN_TOKENS != 0) & (self.table.length[slots] >= self.table.min_end[slots])
+        ahead = self.table.length[slots] + self.table.unread[slots]
+        reached = (needs & Need.MIN_TOKENS != 0) & (ahead >= self.table.min_end[slots])
         needs[reached] &= ~np.uint16(Need.MIN_TOKENS)
         return needs
 
     def uniforms(self, slots: NDArray[np.intp]) -> NDArray[np.float64]:
         """float64[n] in [0, 1): a function of each slot's seed and next position in its stream alone."""
-        position = (self.table.length[slots] - self.table.base[slots]).astype(np.uint64)
+        ahead = self.table.length[slots] + self.table.unread[slots]
+        position = (ahead - self.table.base[slots]).astype(np.uint64)
         return uniform(self.table.seed[slots], position)
 
     def biases(self, slots: NDArray[np.intp]) -> Edits:

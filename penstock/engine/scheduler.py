@@ -25,7 +25,7 @@ from .blocks import BlockTables
 from .logprobs import HeldLogprobs
 from .prefix_cache import Chain, PrefixCache
 from .rows import joined, no_rows
-from .sampling import SamplingColumns
+from .sampling import READS_HISTORY, SamplingColumns
 from .slots import SlotTable
 from .step_cost import StepCost
 from .waiting import Waiting, WaitingQueue
@@ -50,6 +50,8 @@ class Batch:
     singles: int
     samples: NDArray[np.intp]
     """Indexes of the parts that reach the end of their history: these get a next token."""
+    tenants: NDArray[np.int64]
+    """int64[len(samples)]: which of the streams that each of these slots has had."""
     scheduled_at: float = 0.0
     """Seconds on the scheduler's clock."""
 
@@ -180,8 +182,12 @@ class Scheduler:
         self._admitted = self._admitted[~np.isin(self._admitted, slots)]
 
     def _clear(self, slot: int) -> None:
-        self.prefix.leave(slot, int(self.computed[slot]), forever=True)
+        self._leave(slot, forever=True)
         self.sampling.clear(slot)
+
+    def _leave(self, slot: int, *, forever: bool) -> None:
+        read = min(int(self.computed[slot]), int(self.table.length[slot]))
+        self.prefix.leave(slot, read, forever=forever)
 
     # -- state
 
@@ -214,19 +220,34 @@ class Scheduler:
         for slot in chunks.tolist():
             self.prefix.computed(slot, int(self.computed[slot]))
         self._last_step[slots] = self.steps
-        samples = np.flatnonzero(start + count == self.table.length[slots])
+        samples = np.flatnonzero(start + count == self._ahead(slots))
         singles = int(np.count_nonzero(count == 1))
-        return Batch(slots, start, count, singles, samples, scheduled_at)
+        tenants = self.table.tenant[slots[samples]]
+        return Batch(slots, start, count, singles, samples, tenants, scheduled_at)
+
+    def launched(self, batch: Batch) -> None:
+        """The batch's tokens will be read after the next batch is scheduled."""
+        self.table.unread[batch.slots[batch.samples]] += 1
+
+    def must_read(self) -> bool:
+        """Whether the sampling of a stream's next token needs all tokens before it on the host."""
+        return bool((self.sampling.needs[self._admitted] & READS_HISTORY).any())
+
+    def _ahead(self, slots: Slots) -> I32:
+        """int32[n]: the length of each history with the tokens that are not read yet."""
+        ahead: I32 = self.table.length[slots] + self.table.unread[slots]
+        return ahead
 
     def _decodes(self) -> Slots:
         """Streams with one token to compute; blocks for these tokens are taken."""
         slots = self._admitted
-        one = self.table.length[slots] - self.computed[slots] == 1
+        ahead = self._ahead(slots)
+        one = (ahead - self.computed[slots] == 1) & (ahead < self.table.end[slots])
         decodes: Slots = slots[one & (self.blocks.owned[slots] > 0)]
         if len(decodes) > self.max_batched_tokens:  # turn by turn: those that have waited longest
             turn = np.argsort(self._last_step[decodes], kind="stable")
             decodes = decodes[turn[: self.max_batched_tokens]]
-        missing = self.blocks.missing(decodes, self.table.length[decodes])
+        missing = self.blocks.missing(decodes, self._ahead(decodes))
         while int(missing.sum()) > self.blocks.free_count():
             victim = self._preempt()
             kept = decodes != victim
@@ -238,7 +259,7 @@ class Scheduler:
         """Take the blocks of the least important stream, among equals of the one admitted last."""
         holders = self._admitted[self.blocks.owned[self._admitted] > 0]
         victim = int(holders[-1])
-        self.prefix.leave(victim, int(self.computed[victim]), forever=False)
+        self._leave(victim, forever=False)
         self.computed[victim] = 0
         self.preemptions += 1
         return victim
@@ -284,7 +305,9 @@ class Scheduler:
 
     def _candidates(self) -> Iterator[int | Waiting]:
         """Slots of streams that were preempted, and streams that wait for one that is free."""
-        preempted: list[int] = self._admitted[self.blocks.owned[self._admitted] == 0].tolist()
+        slots = self._admitted
+        without_blocks = (self.blocks.owned[slots] == 0) & (self.table.unread[slots] == 0)
+        preempted: list[int] = slots[without_blocks].tolist()
         free = self.table.free_count()
         newcomers = list(islice(self._queue, free + LOOK_AHEAD)) if free else []
         return merge(preempted, newcomers, key=self._priority_of)
@@ -348,12 +371,18 @@ class Scheduler:
     def settle(self, batch: Batch, tokens: I32, logprobs: Logprobs | None) -> StepRows:
         """Append the sampled tokens, make the rows that are due, and free the slots of streams that ended.
 
-        ``tokens`` int32[len(batch.samples)]; the ``token`` of ``logprobs`` indexes them.
+        ``tokens`` int32[len(batch.samples)]; the ``token`` of ``logprobs`` indexes them. Batches are settled
+        in the order of their schedule; tokens of streams that are gone by now are dropped.
         """
         self._learn_from(batch)
         slots = batch.slots[batch.samples]
+        there = self.table.tenant[slots] == batch.tenants
+        if not there.all():
+            slots, tokens = slots[there], tokens[there]
+            logprobs = None if logprobs is None else logprobs.of_tokens(there)
         if not len(slots):
             return no_rows()
+        self.table.unread[slots] = np.maximum(self.table.unread[slots] - 1, 0)
         self.generated_tokens += len(slots)
         finish = self.table.settle(slots, tokens)
         broken = self.sampling.accept(slots, tokens, finish)

@@ -55,6 +55,8 @@ class SlotTable:
         """Least time between rows, likewise; 0: none."""
         self.cached = np.zeros(slots, np.int32)
         self.seed = np.zeros(slots, np.uint64)
+        self.tenant = np.zeros(slots, np.int64)
+        """Streams that have left the slot: tells whether it holds the one that it held before."""
         self._long_stop_ids: dict[int, NDArray[np.int32]] = {}
         self._stop_lists = 0
         """Slots with stop ids."""
@@ -63,6 +65,8 @@ class SlotTable:
 
         # -- per step
         self.length = np.zeros(slots, np.int32)
+        self.unread = np.zeros(slots, np.int32)
+        """Tokens that follow the history and are known to the device alone."""
         self.sent = np.zeros(slots, np.int32)
         """Length of the history up to which rows have been given out."""
         self.history = np.zeros((slots, max_model_len), np.int32)
@@ -138,6 +142,8 @@ class SlotTable:
         if self.interval_s[slot]:
             self.interval_s[slot] = 0
             self._timed -= 1
+        self.unread[slot] = 0
+        self.tenant[slot] += 1
         self._free.append(slot)
 
     def slots_of(self, server: int) -> list[int]:

@@ -94,6 +94,12 @@ class Logprobs:
             return None
         return Logprobs(shifted, self.ids[kept], self.values[kept], self.rank[kept])
 
+    def of_tokens(self, kept: NDArray[np.bool_]) -> "Logprobs | None":
+        """The entries of the tokens that are ``kept``, which are counted anew."""
+        entries = np.flatnonzero(kept[self.token])
+        shifted = np.cumsum(kept)[self.token[entries]] - 1
+        return self.take(entries, shifted.astype(np.int32))
+
     def ascending(self) -> "Logprobs | None":
         """The entries in the order that the wire has them; None when there are none."""
         if not len(self.token):

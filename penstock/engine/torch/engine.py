@@ -1,6 +1,7 @@
 """The embedded engine: any supported Hugging Face causal LM, on a CPU or a CUDA device."""
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ from ..base import Load, StepRows
 from ..blocks import BlockTables
 from ..rows import joined
 from ..sampling import SamplingColumns
-from ..scheduler import Scheduler
+from ..scheduler import Batch, Scheduler
 from ..slots import SlotTable
 from ..structured import GrammarCompiler
 from ..vocabulary import read_eos_token_ids
 from .load import ModelShape, pick_device, pick_dtype, read_shape
 from .memory import cache_blocks, keep_freed_memory
 from .model import PagedModel
-from .runner import Runner
+from .runner import Launched, Runner
 
 GRAMMAR_NAP_S = 0.002
 """How long a step without anything else to do waits for a grammar."""
@@ -65,6 +66,8 @@ class TorchEngine:
         self._blocks = BlockTables(config.max_num_seqs, blocks, config.block_size, max_model_len)
         self._scheduler = Scheduler(self._table, self._sampling, self._blocks, config)
         self._runner = Runner(model, self._blocks, self._sampling, device)
+        self._in_flight: deque[tuple[Batch, Launched]] = deque()
+        self._steps_ahead = _steps_ahead(config, device)
         self._info = EngineInfo(
             engine="torch",
             max_model_len=max_model_len,
@@ -98,22 +101,40 @@ class TorchEngine:
         return self._table.take_admitted()
 
     def fail_all(self, code: str, message: str) -> StepRows:
+        self._in_flight.clear()
         return self._scheduler.fail_all(code, message)
 
     # -- the step
 
     def has_work(self) -> bool:
-        return self._scheduler.has_work()
+        return bool(self._in_flight) or self._scheduler.has_work()
 
     def step(self) -> StepRows:
-        aborted = self._scheduler.take_aborted()
+        """Schedule a batch, launch it, settle the batch before it; on a CPU, where nothing is gained by
+        running ahead, this batch itself."""
+        parts = [self._scheduler.take_aborted()]
+        if self._in_flight and self._scheduler.must_read():
+            parts += self._settle(0)
         batch = self._scheduler.schedule()
-        if not len(batch):
+        if len(batch):
+            self._in_flight.append((batch, self._runner.launch(batch)))
+            self._scheduler.launched(batch)
+        elif not self._in_flight:
             self._sampling.grammars.wait(GRAMMAR_NAP_S)
-            return aborted
-        tokens, logprobs, prompts = self._runner.run(batch)
-        rows = self._scheduler.settle(batch, tokens, logprobs)
-        return joined([aborted, rows] if prompts is None else [aborted, prompts, rows])
+        all_read = not len(batch) or self._in_flight[-1][1].scored is not None
+        parts += self._settle(0 if all_read else self._steps_ahead)
+        return joined(parts)
+
+    def _settle(self, left: int) -> list[StepRows]:
+        """Read and settle all but the last ``left`` of the batches in flight."""
+        rows = []
+        while len(self._in_flight) > left:
+            batch, launched = self._in_flight.popleft()
+            tokens, logprobs = launched.read()
+            if launched.scored is not None:
+                rows.append(launched.scored.read(self._sampling.prompts))
+            rows.append(self._scheduler.settle(batch, tokens, logprobs))
+        return rows
 
     # -- what it reports
 
@@ -148,6 +169,12 @@ def _max_model_len(config: ServeConfig, shape: ModelShape) -> int:
             f"--max-model-len {config.max_model_len}: the model takes at most {shape.max_positions} tokens"
         )
     return config.max_model_len
+
+
+def _steps_ahead(config: ServeConfig, device: torch.device) -> int:
+    """Steps that are launched before the tokens of the first of them are read."""
+    wanted = device.type == "cuda" if config.async_scheduling == "auto" else config.async_scheduling == "on"
+    return int(wanted)
 
 
 def _device_name(device: torch.device) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..blocks import BlockTables
 from ..scheduler import Batch
+from .transfer import to_device
 
 PADDING = 1.25
 """A part ends when the next stream is longer than its shortest one by this factor, and by PADDING_SLACK."""
@@ -152,4 +153,4 @@ class _PartMaker:
 
 
 def _to(array: Any, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(device)
+    return to_device(np.ascontiguousarray(array, np.int64), device)

@@ -1,87 +1,136 @@
 """Runs what the scheduler chose: tokens to the device, the model, sampled tokens back."""
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ...wire.frames import I32, Logprobs
 from ..base import StepRows
 from ..blocks import BlockTables
+from ..prompt_logprobs import PromptColumns
 from ..rows import joined_logprobs
 from ..sampling import SamplingColumns
 from ..scheduler import Batch
 from .layout import lay_out, token_positions
 from .model import PagedModel
+from .sampled import Candidates, Sampled
 from .sampler import Sampler, candidates
+from .transfer import to_device
 
-_NO_TOKENS = np.zeros(0, np.int32)
+
+@dataclass(slots=True, frozen=True)
+class Scored:
+    """Logprobs of prompt tokens."""
+
+    slots: NDArray[np.intp]
+    places: NDArray[np.int64]
+    """Of the tokens in their slots' prompts."""
+    parts: Sequence[Candidates]
+
+    def read(self, columns: PromptColumns) -> StepRows:
+        """Rows that carry them, for the streams that the slots hold: none may have left since the launch."""
+        whole = joined_logprobs([part.read() for part in self.parts])
+        assert whole is not None
+        return columns.rows(self.slots, self.places, whole.ids, whole.values, whole.rank)
+
+
+@dataclass(slots=True, frozen=True)
+class Launched:
+    """A step that was ordered from the device and may not be done."""
+
+    sampled: Sequence[Sampled]
+    """Of consecutive rows, on the host once ``done``."""
+    scored: Scored | None
+    """To be read in the step that launched it."""
+    done: torch.cuda.Event | None
+    """None: it is done."""
+
+    def read(self) -> tuple[I32, Logprobs | None]:
+        """The tokens int32[len(batch.samples)], and logprobs whose ``token`` indexes them. Waits for them."""
+        if self.done is not None:
+            self.done.synchronize()
+        tokens, parts = [np.zeros(0, np.int32)], []
+        for rows in self.sampled:
+            read, logprobs = rows.read()
+            if logprobs is not None:
+                logprobs.token += np.int32(sum(map(len, tokens)))
+                parts.append(logprobs)
+            tokens.append(read)
+        return np.concatenate(tokens), joined_logprobs(parts)
 
 
 class Runner:
-    """One forward pass per step."""
+    """One forward pass per step. Steps are done in the order in which they are launched.
+
+    A step may be launched before the tokens of the one before are read: they are kept on the device for it.
+    """
 
     def __init__(
-        self,
-        model: PagedModel,
-        blocks: BlockTables,
-        sampling: SamplingColumns,
-        device: torch.device,
+        self, model: PagedModel, blocks: BlockTables, sampling: SamplingColumns, device: torch.device
     ) -> None:
         self._model = model
         self._blocks = blocks
+        self._table = sampling.table
         self._sampling = sampling
         self._sampler = Sampler(sampling)
         self._device = device
+        self._last = torch.zeros(self._table.size, dtype=torch.int64, device=device)
+        """Each slot's token that was sampled last."""
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> tuple[I32, Logprobs | None, StepRows | None]:
-        """The forward pass: the sampled tokens, int32[len(batch.samples)], their logprobs, and rows with
-        those of prompts."""
+    def launch(self, batch: Batch) -> Launched:
+        """Order the forward pass and the sampling of a batch."""
         positions = token_positions(batch)
         owners = np.repeat(batch.slots, batch.count)
-        tokens = self._sampling.table.history[owners, positions]
         slots = batch.slots[batch.samples]
         kept = np.cumsum(batch.count)[batch.samples] - 1
-        prompts = self._sampling.prompts
-        scored = prompts.due(owners, positions) if prompts.asking else _NO_TOKENS
+        scored = self._sampling.prompts.due(owners, positions) if self._sampling.prompts.asking else slots[:0]
         self._sampling.prepare(slots)
         hidden = self._model.hidden(
-            self._to_device(tokens),
-            self._to_device(positions),
+            self._tokens(batch, owners, positions),
+            to_device(positions, self._device),
             lay_out(batch, self._blocks, self._model.attention.geometry, self._device),
-            self._to_device(np.concatenate((kept, scored))),
+            to_device(np.concatenate((kept, scored)), self._device),
         )
-        rows = None
+        sampled = [rows.to_host() for rows in self._sample(hidden[: len(kept)], slots)]
+        prompts = None
         if len(scored):
-            rows = self._score(hidden[len(kept) :], owners[scored], positions[scored] + 1)
-        return *self._sample(hidden[: len(kept)], slots), rows
+            prompts = self._score(hidden[len(kept) :], owners[scored], positions[scored] + 1)
+        done = None
+        if self._device.type == "cuda":
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        return Launched(sampled, prompts, done)
 
-    def _sample(self, hidden: torch.Tensor, slots: NDArray[np.intp]) -> tuple[I32, Logprobs | None]:
+    def _tokens(self, batch: Batch, owners: NDArray[np.intp], positions: NDArray[np.int64]) -> Tensor:
+        """int64[T]: from the histories, or from the device what the host has not read yet."""
+        tokens = to_device(self._table.history[owners, positions].astype(np.int64), self._device)
+        if self._table.unread[batch.slots].any():
+            unread = np.flatnonzero(positions >= self._table.length[owners])
+            tokens[to_device(unread, self._device)] = self._last[to_device(owners[unread], self._device)]
+        return tokens
+
+    def _sample(self, hidden: Tensor, slots: NDArray[np.intp]) -> list[Sampled]:
         """A few rows at a time, as logits are large; no row's token depends on other rows."""
-        tokens = np.zeros(len(slots), np.int32)
         parts = []
         for first in range(0, len(slots), self._model.head.rows):
             rows = slice(first, first + self._model.head.rows)
-            tokens[rows], logprobs = self._sampler.sample(self._model.head(hidden[rows]), slots[rows])
-            if logprobs is not None:
-                logprobs.token += np.int32(first)
-                parts.append(logprobs)
-        return tokens, joined_logprobs(parts)
+            parts.append(self._sampler.sample(self._model.head(hidden[rows]), slots[rows]))
+            self._last[to_device(slots[rows], self._device)] = parts[-1].tokens
+        return parts
 
-    def _score(self, hidden: torch.Tensor, slots: NDArray[np.intp], places: NDArray[np.int64]) -> StepRows:
+    def _score(self, hidden: Tensor, slots: NDArray[np.intp], places: NDArray[np.int64]) -> Scored:
         """Logprobs of the prompt tokens at ``places``, a few rows at a time like sampled tokens."""
-        columns = self._sampling.prompts
-        chosen, wanted = self._sampling.table.history[slots, places], columns.alternatives[slots]
+        chosen = self._table.history[slots, places].astype(np.int64)
+        wanted = self._sampling.prompts.alternatives[slots]
         parts = []
         for first in range(0, len(slots), self._model.head.rows):
             rows = slice(first, first + self._model.head.rows)
             raw = torch.log_softmax(self._model.head(hidden[rows]), -1)
-            parts.append(Logprobs(_NO_TOKENS, *candidates(raw, chosen[rows], wanted[rows])))
-        whole = joined_logprobs(parts)
-        assert whole is not None
-        return columns.rows(slots, places, whole.ids, whole.values, whole.rank)
-
-    def _to_device(self, values: Any) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.int64)).to(self._device)
+            own = to_device(chosen[rows], self._device)
+            parts.append(candidates(np.arange(len(raw)), raw, own, wanted[rows]).to_host())
+        return Scored(slots, places, parts)

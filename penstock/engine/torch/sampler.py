@@ -7,9 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...wire.frames import F32, I32, Logprobs
+from ...wire.frames import I32
 from ..sampling import PENALTIES, Edits, Need, SamplingColumns
 from .penalties import Occurrences, penalize
+from .sampled import Candidates, Sampled
 
 Slots = NDArray[np.intp]
 Needs = NDArray[np.uint16]
@@ -35,17 +36,15 @@ class Sampler:
         self._occurrences = Occurrences(columns)
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, slots: Slots) -> tuple[I32, Logprobs | None]:
-        """logits float32[S, V], changed in place. Returns int32[S] and the logprobs that were asked for."""
+    def sample(self, logits: Tensor, slots: Slots) -> Sampled:
+        """A token for each of float32[S, V] ``logits``, which are changed in place."""
         needs = self._columns.needs_of(slots)
         every = Need(int(np.bitwise_or.reduce(needs)))
         raw = self._raw_logprobs(logits, needs, every)
         self._edit(logits, slots, needs, every)
         self._penalize(logits, slots, needs, every)
-        sampled = self._choose(logits, slots, needs).to("cpu", torch.int32).numpy()
-        if raw is None:
-            return sampled, None
-        return sampled, self._logprobs(raw, slots, needs, sampled)
+        tokens = self._choose(logits, slots, needs)
+        return Sampled(tokens, None if raw is None else self._candidates(raw, slots, needs, tokens))
 
     # -- changes to logits
 
@@ -136,29 +135,20 @@ class Sampler:
             return None
         return torch.log_softmax(_rows(logits, np.flatnonzero(needs & Need.LOGPROBS)), -1)
 
-    def _logprobs(self, raw: Tensor, slots: Slots, needs: Needs, sampled: I32) -> Logprobs:
+    def _candidates(self, raw: Tensor, slots: Slots, needs: Needs, tokens: Tensor) -> Candidates:
         rows = np.flatnonzero(needs & Need.LOGPROBS)
         wanted = self._columns.logprobs[slots[rows]]
-        return Logprobs(rows.astype(np.int32), *candidates(raw, sampled[rows], wanted))
+        chosen = _rows(tokens, rows)
+        return candidates(rows, raw, chosen, wanted)
 
 
-def candidates(raw: Tensor, chosen: I32, wanted: I32) -> tuple[I32, F32, I32]:
-    """Ids int32[n, W] and values float32[n, W] of each row's chosen token and of its ``wanted`` best, padded
-    with -1 and -inf to the widest row, and the chosen token's rank int32[n], from 1.
-
-    ``raw``: logprobs float32[n, V].
-    """
+def candidates(row: NDArray[np.intp], raw: Tensor, chosen: Tensor, wanted: I32) -> Candidates:
+    """Of logprobs float32[L, V] ``raw``: each row's ``chosen`` token int64[L], and ``wanted`` best ones."""
     most = int(wanted.max())
-    own_id = torch.from_numpy(chosen.astype(np.int64)).to(raw.device)[:, None]
-    own = raw.gather(-1, own_id)
+    own = raw.gather(-1, chosen[:, None])
     rank = (raw > own).sum(-1) + 1
-    values, ids = raw.topk(most, -1) if most else (raw[:, :0], own_id[:, :0])
-    all_ids = torch.cat((own_id, ids), -1).cpu().numpy().astype(np.int32)
-    all_values = torch.cat((own, values), -1).cpu().numpy().astype(np.float32)
-    beyond = np.arange(most + 1) > wanted[:, None]
-    all_ids[beyond] = -1
-    all_values[beyond] = -np.inf
-    return all_ids, all_values, rank.cpu().numpy().astype(np.int32)
+    values, ids = raw.topk(most, -1) if most else (raw[:, :0], chosen[:, None][:, :0])
+    return Candidates(row, wanted, torch.cat((chosen[:, None], ids), -1), torch.cat((own, values), -1), rank)
 
 
 def least_kept(

@@ -41,7 +41,8 @@ def make_batch(parts: list[tuple[int, int]]) -> Batch:
     slots = np.array([slot for slot, _ in ordered], np.intp)
     start = np.array([start for _, (start, _) in ordered], np.int32)
     count = np.array([count for _, (_, count) in ordered], np.int32)
-    return Batch(slots, start, count, int((count == 1).sum()), np.arange(len(parts)))
+    everyone = np.arange(len(parts))
+    return Batch(slots, start, count, int((count == 1).sum()), everyone, np.zeros(len(parts), np.int64))
 
 
 def make_blocks(batch: Batch, block_size: int) -> BlockTables:

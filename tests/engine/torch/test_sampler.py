@@ -43,7 +43,7 @@ class Bench:
 
     def sample(self, logits: np.ndarray, slots: list[int] | None = None) -> Any:
         chosen = np.array(self.slots if slots is None else slots, np.intp)
-        return self.sampler.sample(torch.from_numpy(logits.copy()), chosen)
+        return self.sampler.sample(torch.from_numpy(logits.copy()), chosen).read()
 
     def settle(self, tokens: np.ndarray) -> None:
         self.table.settle(np.array(self.slots, np.intp), tokens)

@@ -1,0 +1,53 @@
+"""What the sampler gives: tokens on the device, where the next step needs them, and what the host reads."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...wire.frames import I32, Logprobs
+from .transfer import to_host
+
+
+@dataclass(slots=True, frozen=True)
+class Candidates:
+    """Logprobs of L of the rows: W candidates each, the sampled token first."""
+
+    row: NDArray[np.intp]
+    wanted: I32
+    """int32[L]: candidates beside the sampled token that each row asked for, at most W - 1."""
+    ids: Tensor
+    """int64[L, W]"""
+    values: Tensor
+    """float32[L, W]"""
+    rank: Tensor
+    """int64[L]: of the sampled token, from 1."""
+
+    def to_host(self) -> "Candidates":
+        return Candidates(self.row, self.wanted, *map(to_host, (self.ids, self.values, self.rank)))
+
+    def read(self) -> Logprobs:
+        ids, values = self.ids.numpy().astype(np.int32), self.values.numpy().copy()
+        beyond = np.arange(ids.shape[1]) > self.wanted[:, None]
+        ids[beyond] = -1
+        values[beyond] = -np.inf
+        return Logprobs(self.row.astype(np.int32), ids, values, self.rank.numpy().astype(np.int32))
+
+
+@dataclass(slots=True, frozen=True)
+class Sampled:
+    """Tokens of S rows."""
+
+    tokens: Tensor
+    """int64[S]"""
+    candidates: Candidates | None = None
+
+    def to_host(self) -> "Sampled":
+        """The same on the host, to be read when the device is done."""
+        return Sampled(to_host(self.tokens), self.candidates and self.candidates.to_host())
+
+    def read(self) -> tuple[I32, Logprobs | None]:
+        """int32[S] and the logprobs that were asked for; needs everything to be on the host."""
+        logprobs = None if self.candidates is None else self.candidates.read()
+        return self.tokens.numpy().astype(np.int32), logprobs
