@@ -134,6 +134,7 @@ class Inbox:
     def _on_submit(self, server: int, request: Submit) -> None:
         if request.stream >= MOST_HANDLES:
             raise WireError(f"Submit.stream is {request.stream}, at most {MOST_HANDLES - 1} is taken")
+        self._publisher.took_submit(server)
         try:
             self._engine.submit(server, request)
         except RequestRejected as error:

@@ -15,9 +15,16 @@ from typing import Any, Protocol
 from ..metrics.garbage import Collector
 from ..wire.control import BEAT_INTERVAL_S, ControlChannel, Info, Launch, Order, Stop, SupervisorGone
 from ..wire.messages import EngineInfo, Goodbye
-from ..wire.sockets import RouterSocket, engine_address
+from ..wire.sockets import (
+    MemberLink,
+    RouterSocket,
+    coordinator_address,
+    engine_address,
+    engine_identity,
+)
 from .base import Engine
 from .inbox import Inbox
+from .membership import Membership
 from .publisher import Publisher
 from .reporter import Reporter
 from .stats import EngineStats
@@ -58,10 +65,16 @@ def run(control: ControlChannel) -> int:
             config = launch.config
             collector = Collector(config.gc_policy, config.gc_pause_budget_ms / 1000)
             model = launch.served_model_names[0]
-            loop = EngineLoop(engine, socket, launch.index, launch.epoch, collector, model=model)
+            identity = engine_identity(launch.index, launch.epoch)
+            link = MemberLink(coordinator_address(launch.run_dir), identity)
+            membership = Membership(link, launch.index, launch.epoch)
+            loop = EngineLoop(engine, socket, launch.index, launch.epoch, collector, membership, model=model)
             collector.start()
             control.ready(ready_info(engine.info))
-            loop.run(control)
+            try:
+                loop.run(control)
+            finally:
+                link.close()
         finally:
             socket.close()
     finally:
@@ -103,10 +116,12 @@ class EngineLoop:
         rank: int,
         epoch: int,
         collector: Collector | None = None,
+        membership: Membership | None = None,
         clock: Callable[[], float] = time.monotonic,
         model: str = "",
     ) -> None:
-        """``collector`` None: Python's own garbage collection stays as it is. ``model`` labels metrics."""
+        """``collector`` None: Python's own garbage collection stays as it is. ``membership`` None: there is
+        no coordinator. ``model`` labels metrics."""
         self._engine = engine
         self._socket = socket
         self._publisher = Publisher(socket, clock)
@@ -117,6 +132,7 @@ class EngineLoop:
         self._inbox = Inbox(engine, self._publisher, rank, epoch, operations, self._stats, clock)
         self._reporter = Reporter(engine, self._stats, collector, self._publisher, rank, epoch, model)
         self._collector = collector
+        self._membership = membership
         self._clock = clock
         self._next_control = self._next_beat = 0.0
         self._stopped = False
@@ -168,6 +184,13 @@ class EngineLoop:
             if self._collector is not None:
                 self._collector.on_busy()
             self._reporter.report_in_time(now)
+            self._tell_coordinator(now, idle=False)
+
+    def _tell_coordinator(self, now: float, *, idle: bool) -> None:
+        publisher = self._publisher
+        if self._membership is not None:
+            load = self._engine.load()
+            self._membership.turn(now, load, publisher.accepted(), publisher.step, idle=idle)
 
     def _obey(self, orders: Orders) -> None:
         """Follow the supervisor's orders, and let it know from time to time that the loop turns."""
@@ -185,6 +208,7 @@ class EngineLoop:
     def _wait(self, orders: Orders) -> None:
         """Until a message, an order or the next beat. The first pause is for garbage and metrics."""
         self._publisher.flush()
+        self._tell_coordinator(self._clock(), idle=True)
         collector = self._collector
         timeout = BEAT_INTERVAL_S
         if self._publisher.behind:

@@ -74,6 +74,8 @@ class _Peer:
     """A message that found the queue full, encoded once."""
     segments: Segments = field(default_factory=Segments)
     messages: deque[bytes] = field(default_factory=deque)
+    accepted: int = 0
+    """Submits taken from its connection."""
 
     @property
     def behind(self) -> bool:
@@ -115,6 +117,19 @@ class Publisher:
     def behind(self) -> bool:
         """Whether anything waits for room in a peer's queue."""
         return any(peer.behind for peer in self._peers.values())
+
+    def took_submit(self, server: int) -> None:
+        """A Submit of ``server`` was taken, whatever becomes of it: its frames say so from here on."""
+        self._peers[server].accepted += 1
+
+    def accepted(self) -> dict[int, int]:
+        """Submits taken from the present connection of each API server."""
+        return {server: peer.accepted for server, peer in self._peers.items()}
+
+    @property
+    def step(self) -> int:
+        """Steps published."""
+        return self._step
 
     # -- what goes out
 
@@ -161,6 +176,7 @@ class Publisher:
         peer = self._peers.get(server)
         if peer is None:
             return
+        frame.accepted = peer.accepted
         if peer.behind:
             peer.segments.append(frame)
         else:

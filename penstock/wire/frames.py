@@ -191,6 +191,8 @@ class TokenFrame:
     running: int = 0
     kv_used_permille: int = 0
     prompt: PromptLogprobs | None = None
+    accepted: int = 0
+    """Submits that the engine has taken from the API server's connection."""
 
     @property
     def rows(self) -> int:
@@ -231,7 +233,9 @@ def encode_frame(frame: TokenFrame) -> list[bytes]:
         if values is not None:
             layout += (int(column), values.size)
             parts.append(values.astype(_DTYPE[column], copy=False).tobytes())
-    header = FrameHeader(frame.step, layout, frame.waiting, frame.running, frame.kv_used_permille)
+    header = FrameHeader(
+        frame.step, layout, frame.waiting, frame.running, frame.kv_used_permille, frame.accepted
+    )
     return [encode(header), b"".join(parts)]
 
 
@@ -279,6 +283,7 @@ def decode_frame(header: FrameHeader, body: bytes | memoryview) -> TokenFrame:
         header.running,
         header.kv_used_permille,
         _decode_prompt(columns),
+        header.accepted,
     )
     _check(frame)
     return frame
@@ -380,6 +385,7 @@ def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
         frame.running,
         frame.kv_used_permille,
         None if frame.prompt is None else frame.prompt.moved(_places(rows, frame.rows)),
+        frame.accepted,
     )
 
 
@@ -427,6 +433,7 @@ def merge(frames: Sequence[TokenFrame]) -> TokenFrame:
         last.running,
         last.kv_used_permille,
         _merge_prompts(frames, order, first),
+        last.accepted,
     )
 
 

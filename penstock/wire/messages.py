@@ -136,6 +136,8 @@ class FrameHeader(msgspec.Struct, array_like=True, frozen=True, tag=17, gc=False
     waiting: Count = 0
     running: Count = 0
     kv_used_permille: Annotated[int, Meta(ge=0, le=1000)] = 0
+    accepted: Count = 0
+    """Submits the engine had taken from this connection, so that those the load cannot contain are known."""
 
 
 class Failed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=False):

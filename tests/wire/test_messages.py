@@ -78,7 +78,7 @@ FROM_ENGINE: list[tuple[FromEngine, str]] = [
         Welcome(1, 2, 3, INFO),
         "951001020398a5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000",
     ),
-    (FrameHeader(12, [0, 3, 1, 3, 3, 3], 4, 5, 600), "96110c960003010303030405cd0258"),
+    (FrameHeader(12, [0, 3, 1, 3, 3, 3], 4, 5, 600, 70), "97110c960003010303030405cd025846"),
     (
         Failed(5, 17, "engine_error", "it broke"),
         "96120511ac656e67696e655f6572726f72a869742062726f6b6500",
@@ -119,7 +119,7 @@ def _required(message: Any) -> int:
     [
         (Submit(5, PROMPT, GREEDY, 10, -1, "s", 2, 250), Submit(5, PROMPT, GREEDY)),
         (Call(9, "profile", {"on": True}), Call(9, "profile")),
-        (FrameHeader(12, [], 4, 5, 600), FrameHeader(12, [])),
+        (FrameHeader(12, [], 4, 5, 600, 7), FrameHeader(12, [])),
         (CallReply(9, "error", 1), CallReply(9)),
         (Abort([1], stopped=True), Abort([1])),
         (EngineMetrics(b"\x01", 4, 5, 600), EngineMetrics(b"\x01")),

@@ -1,0 +1,77 @@
+"""Which engine a stream goes to: the least loaded one, or the one that knows its beginning already."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+
+BLOCK_BYTES = 1024
+"""Of prompt per block, 256 tokens: shorter beginnings are not worth a detour."""
+MOST_BLOCKS = 32
+MOST_KEYS = 1 << 16
+"""Keys remembered; the least recently used one is forgotten first."""
+AFFINITY_FACTOR, AFFINITY_SLACK = 1.5, 4
+"""Affinity never takes a stream to an engine with more than FACTOR times the streams of the least loaded one,
+plus SLACK."""
+
+
+def affinity_keys(prompt: bytes, cache_salt: str | None, session: str | None) -> list[bytes]:
+    """What a stream may have in common with earlier ones, most telling first: its session, then the
+    beginnings of its prompt (int32 token ids), the longest first."""
+    keys = []
+    digest = blake2b((cache_salt or "").encode(), digest_size=16).digest()
+    for end in range(BLOCK_BYTES, min(len(prompt), MOST_BLOCKS * BLOCK_BYTES) + 1, BLOCK_BYTES):
+        digest = blake2b(digest + prompt[end - BLOCK_BYTES : end], digest_size=16).digest()
+        keys.append(digest)
+    if session is not None:
+        keys.append(b"session " + session.encode())
+    keys.reverse()
+    return keys
+
+
+class Balancer:
+    """One API server's choices among ``ranks`` engines.
+
+    Equal engines take turns; ``first`` is the one to begin with, different for every API server, so that
+    the first requests of many API servers do not meet at one engine.
+    """
+
+    def __init__(self, ranks: int, first: int) -> None:
+        self._ranks = ranks
+        self._next = first % ranks
+        self._known: OrderedDict[bytes, int] = OrderedDict()
+        """Affinity key to the engine that was chosen last."""
+
+    def choose(self, loads: Sequence[int | None], keys: Sequence[bytes] = ()) -> int | None:
+        """An engine's rank, None when there is none. ``loads``: streams of each engine by rank, None for one
+        that takes no streams."""
+        up = [load for load in loads if load is not None]
+        if not up:
+            return None
+        least = min(up)
+        rank = self._familiar(loads, keys, AFFINITY_FACTOR * least + AFFINITY_SLACK)
+        if rank is None:
+            rank = self._least_loaded(loads, least)
+        for key in keys:
+            self._known[key] = rank
+            self._known.move_to_end(key)
+        while len(self._known) > MOST_KEYS:
+            self._known.popitem(last=False)
+        return rank
+
+    def _familiar(self, loads: Sequence[int | None], keys: Sequence[bytes], most: float) -> int | None:
+        for key in keys:
+            rank = self._known.get(key)
+            if rank is not None:
+                load = loads[rank]
+                return rank if load is not None and load <= most else None
+        return None
+
+    def _least_loaded(self, loads: Sequence[int | None], least: int) -> int:
+        for turn in range(self._ranks):
+            rank = (self._next + turn) % self._ranks
+            if loads[rank] == least:
+                self._next = rank + 1
+                return rank
+        raise AssertionError("least is the load of one of them")
