@@ -7,12 +7,21 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import zmq
 
-from ..metrics.snapshot import Snapshot, decode_snapshot, merge_views, view_of
+from ..metrics.snapshot import (
+    Snapshot,
+    decode_snapshot,
+    merge_views,
+    process_name,
+    role_of,
+    view_of,
+)
 from ..streaming.stream import Stream, StreamError
 from ..streaming.table import NO_ENGINE, StreamTable
+from ..wire.coordination import EngineLoad
 from ..wire.frames import TokenFrame, decode_frame, merge
 from ..wire.messages import (
     OVERLOADED,
@@ -34,6 +43,7 @@ from ..wire.messages import (
     encode,
 )
 from ..wire.sockets import EngineLink, engine_address, server_identity
+from .balance import Balancer, affinity_keys
 from .calls import Calls
 from .resumption import Resumption
 
@@ -57,14 +67,35 @@ class EngineState:
         self.link: EngineLink | None = None
         self.info: EngineInfo | None = None
         self.outbox: list[bytes] = []
-        self.in_flight = 0
-        """Streams submitted here that have not ended."""
+        self.epoch = 0
+        """How often it was restarted; known while ``info`` is."""
         self.draining = False
         """It finishes what it runs, and gets no new streams."""
-        # -- from the latest frame
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing is known of its load: the connection is new."""
+        self.submitted = 0
+        """Streams submitted on this connection."""
+        # -- from the latest frame or report
+        self.accepted = 0
+        """Of those submitted, how many are in the figures below."""
         self.waiting = 0
         self.running = 0
         self.kv_used_permille = 0
+        self._step = 0
+
+    def loaded(self, step: int, waiting: int, running: int, kv_used_permille: int, accepted: int) -> None:
+        """What a frame or a report says; older ones than the latest are passed over."""
+        if step >= self._step:
+            self._step = step
+            self.waiting, self.running, self.kv_used_permille = waiting, running, kv_used_permille
+            self.accepted = accepted
+
+    @property
+    def load(self) -> int:
+        """Streams it has, from all API servers, with those of ours that it has not counted yet."""
+        return self.waiting + self.running + max(0, self.submitted - self.accepted)
 
     @property
     def up(self) -> bool:
@@ -73,6 +104,18 @@ class EngineState:
     @property
     def takes_streams(self) -> bool:
         return self.up and not self.draining
+
+
+class Wish(NamedTuple):
+    """What a client says about the engine for its request."""
+
+    session: str | None = None
+    """Requests of one session go to one engine, as long as that is not overloaded."""
+    rank: int | None = None
+    """This engine and no other."""
+
+
+NO_WISH = Wish()
 
 
 class Fleet:
@@ -98,6 +141,7 @@ class Fleet:
         """The latest metrics of every engine and epoch."""
         self.frames_received = 0
         self.frames_merged = 0
+        self._balancer = Balancer(ranks, first=server)
         self._resumption: Resumption | None = None
         self._run_dir = run_dir
         self._server = server
@@ -145,7 +189,7 @@ class Fleet:
             return
         engine.link, engine.info = None, None
         engine.outbox.clear()
-        engine.waiting = engine.running = engine.kv_used_permille = engine.in_flight = 0
+        engine.clear()
         self.calls.gone(engine.rank)
         self._loop.remove_reader(link.fd)
         self._loop.remove_reader(link.monitor_fd)
@@ -193,13 +237,18 @@ class Fleet:
         if self._resumption is not None and self.takes_streams():
             self._resumption.on_engine()
 
-    def pick(self) -> EngineState | None:
-        """The engine with the fewest streams of ours in flight and waiting there, if one takes any."""
-        best = None
-        for engine in self.engines:
-            if engine.takes_streams and (best is None or _load(engine) < _load(best)):
-                best = engine
-        return best
+    def pick(
+        self, wish: Wish = NO_WISH, prompt: bytes = b"", cache_salt: str | None = None
+    ) -> EngineState | None:
+        """The engine for a stream with this prompt, int32 token ids; None when none takes streams, or not the
+        one that is wished for."""
+        if wish.rank is not None:
+            wished = self.engines[wish.rank]
+            return wished if wished.takes_streams else None
+        loads = [engine.load if engine.takes_streams else None for engine in self.engines]
+        keys = affinity_keys(prompt, cache_salt, wish.session) if len(loads) > 1 else ()
+        rank = self._balancer.choose(loads, keys)
+        return None if rank is None else self.engines[rank]
 
     def submit(self, stream: Stream, request: Submit) -> None:
         """Have the stream's engine start it, and remember what was asked for."""
@@ -217,7 +266,7 @@ class Fleet:
         return True
 
     def _submit(self, engine: EngineState, request: Submit) -> None:
-        engine.in_flight += 1
+        engine.submitted += 1
         engine.outbox.append(encode(request))
         if len(engine.outbox) >= SUBMITS_PER_MESSAGE:
             self._flush(engine)
@@ -306,10 +355,7 @@ class Fleet:
         self.frames_received += len(frames)
         self.frames_merged += len(frames) - 1
         frame = merge(frames)
-        engine.waiting, engine.running = frame.waiting, frame.running
-        engine.kv_used_permille = frame.kv_used_permille
-        if frame.finish is not None:
-            engine.in_flight -= int((frame.finish != 0).sum())
+        engine.loaded(frame.step, frame.waiting, frame.running, frame.kv_used_permille, frame.accepted)
         self.streams.deliver(engine.rank, frame, now)
 
     def _on_message(self, engine: EngineState, message: object) -> None:
@@ -320,12 +366,11 @@ class Fleet:
                         f"expected rank {engine.rank} with protocol {PROTOCOL_VERSION}, "
                         f"got rank {message.rank} with protocol {message.protocol}"
                     )
-                engine.info = message.info
+                engine.info, engine.epoch = message.info, message.epoch
                 self._on_up(message.info)
                 if self._resumption is not None and not engine.draining:
                     self._resumption.on_engine()
             case Failed():
-                engine.in_flight -= 1
                 self._on_failed(engine, message)
             case EngineMetrics():
                 self._on_metrics(engine, message)
@@ -371,6 +416,17 @@ class Fleet:
             raise WireError(str(error)) from None
         self.snapshots = merge_views(self.snapshots, view_of(snapshot))
 
+    def ended_snapshots(self) -> list[Snapshot]:
+        """The last ones of engines that are gone."""
+        alive = {(process_name("engine", engine.rank), engine.epoch) for engine in self.engines if engine.up}
+        return [
+            snapshot
+            for key, snapshot in self.snapshots.items()
+            if key not in alive and role_of(snapshot.process) == "engine"
+        ]
 
-def _load(engine: EngineState) -> tuple[int, int]:
-    return (engine.in_flight + engine.waiting, engine.rank)
+    def on_load(self, load: EngineLoad) -> None:
+        """The coordinator's news of one engine."""
+        engine = self.engines[load.rank] if load.rank < len(self.engines) else None
+        if engine is not None and engine.up and engine.epoch == load.epoch:
+            engine.loaded(load.step, load.waiting, load.running, load.kv_used_permille, load.accepted)

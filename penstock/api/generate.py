@@ -12,9 +12,10 @@ from ..wire.messages import Sampling, Submit
 from .admission import stream_failed, unavailable
 from .bodies import collected_body
 from .collected import CollectedReply, StreamFailed
+from .errors import ApiError
 from .events import EventShape
 from .exchange import EXCHANGE, Exchange
-from .fleet import Fleet
+from .fleet import Fleet, Wish
 from .http import read_body, request_header, send_json
 from .plan import RequestPlan
 from .planner import Planner
@@ -97,6 +98,7 @@ class Generator:
         if plan.constraint is not None:
             await self._grammars.check(plan.constraint)
             self._check_open()
+        wish = self._wish(scope)
         prompts = self._tokenize(plan)
         if prompts is None:
             prompts = await asyncio.to_thread(self._tokenize_all, plan)
@@ -107,12 +109,12 @@ class Generator:
         extensions = scope.get("extensions") or {}
         sink: Sink | None = extensions.get(EXTENSION)
         if sink is not None:
-            await self._reply(plan, prompts, samplings, shape, sink, exchange)
+            await self._reply(plan, wish, prompts, samplings, shape, sink, exchange)
             return
         portable = AsgiSink(receive, send)
         runner = asyncio.ensure_future(portable.run())
         try:
-            await self._reply(plan, prompts, samplings, shape, portable, exchange)
+            await self._reply(plan, wish, prompts, samplings, shape, portable, exchange)
         finally:
             portable.cut_unless_finished()
             await runner
@@ -120,6 +122,7 @@ class Generator:
     async def _reply(
         self,
         plan: RequestPlan,
+        wish: Wish,
         prompts: list[Prompt],
         samplings: list[Sampling],
         shape: EventShape,
@@ -129,7 +132,7 @@ class Generator:
         if plan.stream:
             streamed = StreamedReply(self._context, plan, shape, exchange.arrival, sink)
             exchange.reply = streamed
-            self._submit(streamed, prompts, samplings)
+            self._submit(streamed, wish, prompts, samplings)
             error = await streamed.done
             if error is not None:
                 raise stream_failed(error)
@@ -137,7 +140,7 @@ class Generator:
         collected = CollectedReply(self._context, plan, shape, exchange.arrival)
         exchange.reply = collected
         sink.listen(collected)
-        self._submit(collected, prompts, samplings)
+        self._submit(collected, wish, prompts, samplings)
         try:
             await collected.done
         except StreamFailed as failure:
@@ -145,7 +148,11 @@ class Generator:
         await send_json(exchange.send, collected_body(collected))
 
     def _submit(
-        self, reply: StreamedReply | CollectedReply, prompts: list[Prompt], samplings: list[Sampling]
+        self,
+        reply: StreamedReply | CollectedReply,
+        wish: Wish,
+        prompts: list[Prompt],
+        samplings: list[Sampling],
     ) -> None:
         """Start all streams of a reply before any of their rows is delivered."""
         if reply.ended:  # the client left while its prompt was tokenized
@@ -153,11 +160,11 @@ class Generator:
         plan = reply.plan
         pace = plan.pace
         for number, sampling in enumerate(samplings):
-            engine = self._fleet.pick()
+            prompt = prompts[number // plan.n]
+            engine = self._fleet.pick(wish, prompt.ids, plan.cache_salt)
             if engine is None:
                 reply.drop_streams()
                 raise unavailable("No engine takes requests.", "no_engine")
-            prompt = prompts[number // plan.n]
             stream = reply.add(prompt, engine.rank)
             self._streams.open(stream, reply.arrival)
             request = Submit(
@@ -171,6 +178,16 @@ class Generator:
             )
             self._fleet.submit(stream, request)
         self._fleet.breathe()
+
+    def _wish(self, scope: Scope) -> Wish:
+        """Of the headers X-Session-ID and X-data-parallel-rank. Raises ApiError."""
+        pin = request_header(scope, b"x-data-parallel-rank")
+        ranks = len(self._fleet.engines)
+        if pin is not None and not (pin.isdecimal() and int(pin) < ranks):
+            raise ApiError(
+                400, f"X-data-parallel-rank is {pin!r}, there are engines 0 to {ranks - 1}.", param=None
+            )
+        return Wish(request_header(scope, b"x-session-id"), None if pin is None else int(pin))
 
     def _check_open(self) -> None:
         if self.draining:

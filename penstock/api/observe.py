@@ -10,7 +10,17 @@ from ..metrics import families as f
 from ..metrics.exposition import CONTENT_TYPE, exposition
 from ..metrics.garbage import Collector
 from ..metrics.server import ServerMetrics
-from ..metrics.snapshot import Series, Snapshot, Totals, Value, merge_views, process_series, totals, view_of
+from ..metrics.snapshot import (
+    Series,
+    Snapshot,
+    Totals,
+    Value,
+    merge_views,
+    process_name,
+    process_series,
+    totals,
+    view_of,
+)
 from ..streaming.table import StreamTable
 from .fleet import Fleet
 from .http import send_json
@@ -21,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Observer:
-    """One API server's view of the fleet: its own figures, and the latest of every engine.
+    """One API server's view of the fleet: its own figures, and the latest of every other process.
 
     ``clients`` gives the number of open connections and the bytes that wait for them.
     """
@@ -40,7 +50,7 @@ class Observer:
         clients: Callable[[], tuple[int, int]],
     ) -> None:
         self._server = str(index)
-        self._process = f"api-server {index}"
+        self._process = process_name("api-server", index)
         self._epoch = epoch
         self._model = model
         self._block_size = block_size

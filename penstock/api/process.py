@@ -9,6 +9,7 @@ gone. Until it ends, new connections are answered, unless another API server has
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -29,6 +30,7 @@ from .facts import ModelFacts, SamplingDefaults, sampling_defaults
 from .fleet import Fleet
 from .generate import Generator
 from .keepalive import KeepAlive
+from .membership import Membership
 from .observe import FleetLog, Observer
 from .planner import Planner
 from .replies import RequestContext, RequestReply, TextTables
@@ -175,15 +177,18 @@ class _Server:
             helpers.append(asyncio.ensure_future(CertificateWatch(tls, config).run()))
         self._collector.start()
         assert self._fleet.streams is not None
-        silence = self._config.sse_keep_alive
-        keep_alive = KeepAlive(self._fleet.streams, silence) if silence else None
-        try:
-            await self._http.run_to_the_end()
-        finally:
+        with contextlib.ExitStack() as ends:
             for helper in helpers:
-                helper.cancel()
-            if keep_alive is not None:
-                keep_alive.cancel()
+                ends.callback(helper.cancel)
+            if config.sse_keep_alive:
+                ends.callback(KeepAlive(self._fleet.streams, config.sse_keep_alive).cancel)
+            if self._launch.has_coordinator:
+                ends.callback(self._join_fleet().close)
+            await self._http.run_to_the_end()
+
+    def _join_fleet(self) -> Membership:
+        launch = self._launch
+        return Membership(launch.run_dir, launch.index, launch.epoch, self._fleet, self._observer.snapshot)
 
     # -- while it runs
 

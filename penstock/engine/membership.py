@@ -3,6 +3,7 @@
 import logging
 from typing import Protocol
 
+from ..wire.control import Launch
 from ..wire.coordination import (
     PROTOCOL_VERSION,
     EngineJoin,
@@ -12,6 +13,7 @@ from ..wire.coordination import (
     decode_from_coordinator,
 )
 from ..wire.messages import WireError, encode
+from ..wire.sockets import MemberLink, coordinator_address, engine_identity
 from .base import Load
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,8 @@ class Link(Protocol):
 
     def receive(self) -> bytes | None: ...
 
+    def close(self) -> None: ...
+
 
 class Membership:
     """Knows what the coordinator was told. A coordinator that is away costs nothing but the news."""
@@ -38,6 +42,17 @@ class Membership:
         self._next = 0.0
         self._joined = False
         self._refused = False
+
+    @classmethod
+    def of(cls, launch: Launch) -> "Membership | None":
+        """Of the engine that ``launch`` asks for; None when there is no coordinator."""
+        if not launch.has_coordinator:
+            return None
+        identity = engine_identity(launch.index, launch.epoch)
+        return cls(MemberLink(coordinator_address(launch.run_dir), identity), launch.index, launch.epoch)
+
+    def close(self) -> None:
+        self._link.close()
 
     def turn(self, now: float, load: Load, accepted: dict[int, int], step: int, *, idle: bool) -> None:
         """Read what came, and report what changed: at once when ``idle``, otherwise when it is time.

@@ -15,13 +15,7 @@ from typing import Any, Protocol
 from ..metrics.garbage import Collector
 from ..wire.control import BEAT_INTERVAL_S, ControlChannel, Info, Launch, Order, Stop, SupervisorGone
 from ..wire.messages import EngineInfo, Goodbye
-from ..wire.sockets import (
-    MemberLink,
-    RouterSocket,
-    coordinator_address,
-    engine_address,
-    engine_identity,
-)
+from ..wire.sockets import RouterSocket, engine_address
 from .base import Engine
 from .inbox import Inbox
 from .membership import Membership
@@ -65,16 +59,15 @@ def run(control: ControlChannel) -> int:
             config = launch.config
             collector = Collector(config.gc_policy, config.gc_pause_budget_ms / 1000)
             model = launch.served_model_names[0]
-            identity = engine_identity(launch.index, launch.epoch)
-            link = MemberLink(coordinator_address(launch.run_dir), identity)
-            membership = Membership(link, launch.index, launch.epoch)
+            membership = Membership.of(launch)
             loop = EngineLoop(engine, socket, launch.index, launch.epoch, collector, membership, model=model)
             collector.start()
             control.ready(ready_info(engine.info))
             try:
                 loop.run(control)
             finally:
-                link.close()
+                if membership is not None:
+                    membership.close()
         finally:
             socket.close()
     finally:

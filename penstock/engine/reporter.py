@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..metrics.garbage import Collector
-from ..metrics.snapshot import Series, Snapshot, encode_snapshot, process_series
+from ..metrics.snapshot import Series, Snapshot, encode_snapshot, process_name, process_series
 from ..wire.messages import EngineMetrics
 from .base import Engine
 from .publisher import Publisher
@@ -29,7 +29,7 @@ class Reporter:
         self._stats = stats
         self._collector = collector
         self._publisher = publisher
-        self._process = f"engine {rank}"
+        self._process = process_name("engine", rank)
         self._epoch = epoch
         self._labels = model, str(rank)
         self._sequence = 0

@@ -50,6 +50,16 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True):
     series: list[Series]
 
 
+def process_name(role: str, index: int) -> str:
+    """What a process is called in snapshots and labels; ``role`` is api-server or engine."""
+    return f"{role} {index}"
+
+
+def role_of(process: str) -> str:
+    """The role in a :func:`process_name`."""
+    return process.rpartition(" ")[0]
+
+
 View: TypeAlias = Mapping[tuple[str, int], Snapshot]
 """The latest snapshot of every known process and epoch."""
 

@@ -79,7 +79,9 @@ def _text(value: str | int | float | bool) -> str:
 def _processes(supervisor_pid: int, pids: Mapping[Name, int]) -> str:
     """``supervisor 10, 2 api-servers 11 12, 1 engine 13``."""
     parts = [f"supervisor {supervisor_pid}"]
-    for role in ("api-server", "engine"):
+    for role in ("api-server", "engine", "coordinator"):
         own = [str(pid) for name, pid in pids.items() if name.role == role]
+        if not own:
+            continue
         parts.append(f"{len(own)} {role}{'s' if len(own) != 1 else ''} {' '.join(own)}")
     return ", ".join(parts)

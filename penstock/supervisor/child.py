@@ -59,6 +59,8 @@ def import_role_main(role: Role) -> Callable[[ControlChannel], int]:
     """The main function of ``role``."""
     if role == "api-server":
         from penstock.api.process import run
+    elif role == "coordinator":
+        from penstock.coordinator.process import run
     else:
         from penstock.engine.process import run
     return run

@@ -101,9 +101,11 @@ class Fleet:
         startup_timeout: float,
         drain_timeout: float,
         engine_hang_timeout: float,
+        coordinator: bool = False,
     ) -> None:
-        """``engine_hang_timeout`` 0: engines may be silent for any time."""
-        names = [Name("engine", index) for index in range(engines)]
+        """``engine_hang_timeout`` 0: engines may be silent for any time. ``coordinator``: there is one."""
+        names = [Name("coordinator", 0)] if coordinator else []
+        names += [Name("engine", index) for index in range(engines)]
         names += [Name("api-server", index) for index in range(api_servers)]
         self._children = {name: _Child(name) for name in names}
         # Processes started so far in each place: a number that is used again never repeats an epoch.
@@ -131,7 +133,7 @@ class Fleet:
         return self._exit_code if self._phase is Phase.ENDED else None
 
     def names(self) -> list[Name]:
-        """Engines first."""
+        """The coordinator, if there is one, then engines, then API servers."""
         return list(self._children)
 
     def info(self, name: Name) -> Info:
@@ -146,7 +148,7 @@ class Fleet:
     # -- events, each returns what is to be done ---------------------------------------------------
 
     def begin(self, now: float) -> list[Action]:
-        """Starts everybody: engines first, API servers at once after them, as they connect later."""
+        """Starts everybody: API servers at once after the others, as they connect later."""
         for child in self._children.values():
             self._spawn(child, now)
         return self._take()
@@ -369,8 +371,9 @@ class Fleet:
             if other.name.role == child.name.role
             and other.state in (State.WAITING, State.STARTING, State.READY)
         ]
-        if self._phase is Phase.SERVING and others:
-            self._say(logging.ERROR, f"serving goes on without {child.name}, with {', '.join(others)}")
+        if self._phase is Phase.SERVING and (others or child.name.role == "coordinator"):
+            rest = f", with {', '.join(others)}" if others else ""
+            self._say(logging.ERROR, f"serving goes on without {child.name}{rest}")
         else:
             self._wind_down(EXIT_FAILED, now)
 

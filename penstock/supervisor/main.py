@@ -94,10 +94,16 @@ class _Service:
             startup_timeout=self.config.startup_timeout,
             drain_timeout=self.config.drain_timeout,
             engine_hang_timeout=self.config.engine_hang_timeout,
+            coordinator=self._has_coordinator,
         )
         collector = Collector(self.config.gc_policy, self.config.gc_pause_budget_ms / 1000)
         with contextlib.closing(display()) as shown:
             return Supervisor(fleet, self._start, shown, self._announce, collector).run()
+
+    @property
+    def _has_coordinator(self) -> bool:
+        """One API server and one engine have nothing to coordinate."""
+        return self.config.api_server_count > 1 or self.config.data_parallel_size > 1
 
     def _start(self, name: Name, epoch: int) -> Process:
         launch = Launch(
@@ -111,6 +117,7 @@ class _Service:
             served_model_names=self.model.served_names,
             api_server_count=self.config.api_server_count,
             engine_count=self.config.data_parallel_size,
+            has_coordinator=self._has_coordinator,
             supervisor_pid=os.getpid(),
             listen_fd=self.listener.socket.fileno() if name.role == "api-server" else None,
         )

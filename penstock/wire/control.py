@@ -27,7 +27,7 @@ _READ_BYTES = 1 << 16
 BEAT_INTERVAL_S = 1.0
 """Least time between two beats of an engine."""
 
-Role = Literal["api-server", "engine"]
+Role = Literal["api-server", "engine", "coordinator"]
 Info = dict[str, str | int | float | bool]
 
 
@@ -75,6 +75,8 @@ class Launch(_Message, frozen=True, tag="launch"):
     engine_count: int
     # Process id of the supervisor: a child with another parent was orphaned before it could notice.
     supervisor_pid: int
+    # Whether there is a coordinator: a fleet of one API server and one engine has nothing to coordinate.
+    has_coordinator: bool = False
     # The listening socket, TCP or Unix, inherited and shared by all API servers; None for an engine.
     listen_fd: int | None = None
 

@@ -28,8 +28,8 @@ class EngineJoin(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
 
 
 class ServerJoin(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
-    """First message of an API server, answered by FleetLoad. Sent again every second, so that a coordinator
-    that was restarted soon knows whom to tell."""
+    """First message of an API server, answered by Joined and all news. Sent again every second, so that a
+    coordinator that was restarted soon knows whom to tell."""
 
     protocol: int
     server: Count
@@ -52,7 +52,25 @@ class Leave(msgspec.Struct, array_like=True, frozen=True, tag=4, gc=False):
     """The member ends."""
 
 
+class ProcessMetrics(msgspec.Struct, array_like=True, frozen=True, tag=5, gc=False):
+    """What a process has counted, by way of the coordinator from one API server to all others.
+
+    API servers send their own once a second, and the last ones of processes that have ended.
+    """
+
+    process: str
+    epoch: Count
+    sequence: Annotated[int, Meta(ge=0)]
+    snapshot: bytes
+    """Encoded, see :mod:`penstock.metrics.snapshot`."""
+
+
 # -- coordinator → member
+
+
+class Joined(msgspec.Struct, array_like=True, frozen=True, tag=19, gc=False):
+    """The API server is a member from here on. It tells what it knows of processes that have ended: the
+    coordinator may be new."""
 
 
 class EngineLoad(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -84,8 +102,8 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=False):
     reason: str
 
 
-FromMember: TypeAlias = EngineJoin | ServerJoin | EngineReport | Leave
-FromCoordinator: TypeAlias = FleetLoad | Rejoin | Refused
+FromMember: TypeAlias = EngineJoin | ServerJoin | EngineReport | Leave | ProcessMetrics
+FromCoordinator: TypeAlias = FleetLoad | Rejoin | Refused | Joined | ProcessMetrics
 
 _from_member: msgspec.msgpack.Decoder[FromMember] = msgspec.msgpack.Decoder(FromMember)
 _from_coordinator: msgspec.msgpack.Decoder[FromCoordinator] = msgspec.msgpack.Decoder(FromCoordinator)

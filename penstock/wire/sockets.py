@@ -13,6 +13,8 @@ import zmq
 
 MEMBER_QUEUE = 64
 """Messages that a member keeps for a coordinator that is away; later ones are not sent."""
+LAST_WORDS_MS = 100
+"""How long a member that ends waits for the coordinator to take what it said last."""
 FRAMES_IN_FLIGHT = 64
 """High-water mark at both ends of the way from an engine to an API server, in messages; what exceeds it is
 merged by the engine's publisher, so this bounds memory, not throughput."""
@@ -161,7 +163,7 @@ class MemberLink:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, identity)
         self._socket.setsockopt(zmq.SNDHWM, MEMBER_QUEUE)
-        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.LINGER, LAST_WORDS_MS)
         self._socket.connect(address)
 
     @property

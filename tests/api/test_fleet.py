@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api.fleet import Fleet
+from penstock.api.fleet import EngineState, Fleet
 from penstock.metrics.histogram import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS, Histogram
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.table import StreamTable
@@ -135,7 +135,7 @@ def test_a_stream_is_refused_once_every_engine_has_refused_it(run: Run) -> None:
         await bench.until(lambda: bool(bench.reply.errors))
         assert bench.reply.errors == [StreamError(429, OVERLOADED, "engine 2 is full", 2002)]
         assert len(bench.streams) == 0
-        assert [engine.in_flight for engine in bench.fleet.engines] == [0, 0, 0]
+        assert [engine.submitted for engine in bench.fleet.engines] == [1, 1, 1]
 
     run(scenario)
 
@@ -160,3 +160,15 @@ def test_other_failures_are_final(run: Run) -> None:
         assert bench.reply.errors == [StreamError(400, "invalid_request", "too long")]
 
     run(scenario)
+
+
+def test_the_load_of_an_engine_has_what_it_cannot_have_counted() -> None:
+    engine = EngineState(0)
+    engine.submitted = 5
+    assert engine.load == 5
+    engine.loaded(step=7, waiting=2, running=10, kv_used_permille=1, accepted=3)
+    assert engine.load == 14
+    engine.loaded(step=6, waiting=99, running=0, kv_used_permille=0, accepted=0)
+    assert engine.load == 14, "older than what is known"
+    engine.loaded(step=7, waiting=0, running=0, kv_used_permille=0, accepted=5)
+    assert engine.load == 0

@@ -7,7 +7,9 @@ from penstock.wire.coordination import (
     EngineLoad,
     EngineReport,
     FleetLoad,
+    Joined,
     Leave,
+    ProcessMetrics,
     Refused,
     Rejoin,
     ServerJoin,
@@ -20,7 +22,7 @@ BUSY = EngineReport(7, 2, 5, 125, [1, 40, 3, 9])
 def board() -> Board:
     made = Board()
     assert made.receive(b"engine", ENGINE) == []
-    assert made.receive(b"server", SERVER) == [(b"server", FleetLoad([]))]
+    assert made.receive(b"server", SERVER) == [(b"server", Joined())]
     return made
 
 
@@ -66,9 +68,10 @@ def test_an_api_server_that_joins_late_is_told_everything_at_once() -> None:
     known = board()
     known.receive(b"engine", BUSY)
     known.push(0.0)
-    [(identity, news)] = known.receive(b"late", ServerJoin(PROTOCOL_VERSION, 3, 0))
-    assert identity == b"late"
-    assert news == FleetLoad([EngineLoad(0, 0, 7, 2, 5, 125, 9)])
+    assert known.receive(b"late", ServerJoin(PROTOCOL_VERSION, 3, 0)) == [
+        (b"late", Joined()),
+        (b"late", FleetLoad([EngineLoad(0, 0, 7, 2, 5, 125, 9)])),
+    ]
 
 
 def test_what_could_not_be_sent_is_told_again() -> None:
@@ -114,3 +117,34 @@ def test_another_protocol_is_refused_by_its_version() -> None:
     [(_, refusal)] = Board().receive(b"engine", EngineJoin(PROTOCOL_VERSION + 1, 0, 0))
     assert isinstance(refusal, Refused)
     assert str(PROTOCOL_VERSION + 1) in refusal.reason
+
+
+# -- metrics
+
+
+def test_metrics_go_to_all_other_api_servers() -> None:
+    known = board()
+    known.receive(b"other", ServerJoin(PROTOCOL_VERSION, 2, 0))
+    metrics = ProcessMetrics("api-server 1", 0, 5, b"...")
+    known.receive(b"server", metrics)
+    assert known.push(0.0) == [(b"other", metrics)]
+    known.receive(b"server", metrics)
+    assert known.push(1.0) == [], "it is the same"
+    later = ProcessMetrics("api-server 1", 0, 6, b"...")
+    known.receive(b"server", later)
+    assert known.push(2.0) == [(b"other", later)]
+
+
+def test_metrics_of_the_dead_stay() -> None:
+    known = board()
+    metrics = ProcessMetrics("api-server 1", 0, 5, b"...")
+    known.receive(b"server", metrics)
+    known.forget(b"server")
+    assert known.receive(b"server again", ServerJoin(PROTOCOL_VERSION, 1, 1)) == [
+        (b"server again", Joined()),
+        (b"server again", metrics),
+    ]
+
+
+def test_metrics_of_strangers_make_them_join() -> None:
+    assert Board().receive(b"server", ProcessMetrics("api-server 1", 0, 5, b"")) == [(b"server", Rejoin())]

@@ -14,6 +14,7 @@ from penstock.wire.coordination import (
     EngineReport,
     FleetLoad,
     FromCoordinator,
+    Joined,
     Rejoin,
     ServerJoin,
     decode_from_coordinator,
@@ -69,7 +70,7 @@ def fleet() -> Iterator[Fleet]:
 
 def test_reports_reach_api_servers(fleet: Fleet) -> None:
     fleet.server.send(encode(ServerJoin(PROTOCOL_VERSION, 0, 0)))
-    assert fleet.next_for(fleet.server) == FleetLoad([])
+    assert fleet.next_for(fleet.server) == Joined()
     fleet.engine.send(encode(EngineJoin(PROTOCOL_VERSION, 0, 0)))
     fleet.engine.send(encode(EngineReport(1, 2, 3, 4, [0, 5])))
     news = fleet.next_for(fleet.server)
@@ -88,14 +89,14 @@ def test_a_restarted_coordinator_asks_members_to_join_again(fleet: Fleet) -> Non
 def test_nonsense_is_survived(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     fleet.server.send(b"nonsense")
     fleet.server.send(encode(ServerJoin(PROTOCOL_VERSION, 0, 0)))
-    assert fleet.next_for(fleet.server) == FleetLoad([])
+    assert fleet.next_for(fleet.server) == Joined()
     assert "not a message to a coordinator" in caplog.text
 
 
 def test_an_api_server_that_is_gone_is_forgotten(fleet: Fleet) -> None:
     late = MemberLink(fleet.address, server_identity(1, 0))
     late.send(encode(ServerJoin(PROTOCOL_VERSION, 1, 0)))
-    fleet.next_for(late)
+    assert fleet.next_for(late) == Joined()
     late.close()
     fleet.server.send(encode(ServerJoin(PROTOCOL_VERSION, 0, 0)))
     fleet.next_for(fleet.server)

@@ -32,6 +32,9 @@ class FakeLink:
     def receive(self) -> bytes | None:
         return self.incoming.pop(0) if self.incoming else None
 
+    def close(self) -> None:
+        raise AssertionError("it is not to be closed")
+
     def take(self) -> list[FromMember]:
         sent, self.sent = self.sent, []
         return sent

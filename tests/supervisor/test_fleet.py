@@ -51,6 +51,29 @@ def done(actions: list[Action]) -> list[Action]:
     return [action for action in actions if not isinstance(action, Say)]
 
 
+def test_the_coordinator_is_started_first_and_is_not_needed_for_serving() -> None:
+    coordinator = Name("coordinator", 0)
+    fleet = Fleet(
+        engines=1,
+        api_servers=1,
+        startup_timeout=STARTUP_S,
+        drain_timeout=DRAIN_S,
+        engine_hang_timeout=HANG_S,
+        coordinator=True,
+    )
+    assert fleet.begin(0.0) == [Spawn(coordinator, 0), Spawn(ENGINE, 0), Spawn(SERVER, 0)]
+    for name in fleet.names():
+        fleet.report(name, Ready(), 1.0)
+    now = 1.0
+    while not (said_now := errors(fleet.died(coordinator, 1, now)))[-1].startswith("serving goes on"):
+        assert fleet.phase is Phase.SERVING
+        deadline = fleet.next_deadline()
+        assert deadline is not None, said_now
+        now = deadline
+        fleet.tick(now)
+    assert fleet.phase is Phase.SERVING
+
+
 # -- start ---------------------------------------------------------------------------------------------
 
 

@@ -36,7 +36,7 @@ def test_starts_serves_drains_and_leaves_nothing(serve: Serve) -> None:
     running.until_ready()
     assert running.text.count("penstock 0.") == 1
     pids = {int(pid) for pid in re.findall(r"runs as process (\d+)", running.text)}
-    assert len(pids) == 4
+    assert len(pids) == 5
     assert {child.pid for child in running.children()} == pids
     run_dir = running.run_dir()
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
@@ -221,7 +221,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(serve: Serve, engine: str)
     else:
         running.until("engine 0: loading weights")
     children = running.children()
-    assert len(children) == 3
+    assert len(children) == 4
     running.process.kill()
     _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
     assert alive == []

@@ -7,7 +7,9 @@ from penstock.wire.coordination import (
     EngineLoad,
     EngineReport,
     FleetLoad,
+    Joined,
     Leave,
+    ProcessMetrics,
     Refused,
     Rejoin,
     ServerJoin,
@@ -21,11 +23,14 @@ FROM_MEMBERS = [
     (ServerJoin(1, 2, 3), "9402010203"),
     (EngineReport(300, 1, 2, 500, [0, 7]), "9603cd012c0102cd01f4920007"),
     (Leave(), "9104"),
+    (ProcessMetrics("engine 0", 1, 2, b"x"), "9505a8656e67696e6520300102c40178"),
 ]
 FROM_COORDINATOR = [
     (FleetLoad([EngineLoad(0, 1, 2, 3, 4, 5, 6)]), "9210919700010203040506"),
     (Rejoin(), "9111"),
     (Refused("no"), "9212a26e6f"),
+    (Joined(), "9113"),
+    (ProcessMetrics("engine 0", 1, 2, b"x"), "9505a8656e67696e6520300102c40178"),
 ]
 
 

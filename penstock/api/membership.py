@@ -1,0 +1,104 @@
+"""An API server's membership in the fleet: loads of engines and metrics of other processes, by way of the
+coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ..metrics.snapshot import Snapshot, decode_snapshot, encode_snapshot, merge_views, view_of
+from ..wire.coordination import (
+    PROTOCOL_VERSION,
+    FleetLoad,
+    Joined,
+    ProcessMetrics,
+    Refused,
+    Rejoin,
+    ServerJoin,
+    decode_from_coordinator,
+)
+from ..wire.messages import WireError, encode
+from ..wire.sockets import MemberLink, coordinator_address, server_identity
+from .fleet import Fleet
+
+log = logging.getLogger(__name__)
+
+TURN_S = 1.0
+"""How often it joins again, which tells a coordinator that was restarted that it is there, and tells its own
+metrics. Also the safety timer of the link's edge-triggered descriptor."""
+
+
+class Membership:
+    """Lives as long as the API server; the coordinator may come and go meanwhile.
+
+    ``snapshot`` makes one of this process. What others have counted is kept with the fleet's snapshots.
+    """
+
+    def __init__(
+        self, run_dir: str, server: int, epoch: int, fleet: Fleet, snapshot: Callable[[], Snapshot]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._link = MemberLink(coordinator_address(run_dir), server_identity(server, epoch))
+        self._join = encode(ServerJoin(PROTOCOL_VERSION, server, epoch))
+        self._fleet = fleet
+        self._snapshot = snapshot
+        self._timer: asyncio.TimerHandle | None = None
+        self._refused = False
+        self._told: set[tuple[str, int]] = set()
+        """Ended processes that the coordinator was told of."""
+        self._loop.add_reader(self._link.fd, self._receive)
+        self._turn()
+
+    def close(self) -> None:
+        """Tell the last metrics, and leave."""
+        self._tell(self._snapshot())
+        self._loop.remove_reader(self._link.fd)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._link.close()
+
+    def _turn(self) -> None:
+        self._timer = self._loop.call_later(TURN_S, self._turn)
+        if not self._refused:
+            self._link.send(self._join)
+            self._tell(self._snapshot())
+            for snapshot in self._fleet.ended_snapshots():
+                self._tell_last(snapshot)
+        self._receive()
+
+    def _tell_last(self, snapshot: Snapshot) -> None:
+        """Of a process that has ended: once."""
+        key = snapshot.process, snapshot.epoch
+        if key not in self._told:
+            self._told.add(key)
+            self._tell(snapshot)
+
+    def _tell(self, snapshot: Snapshot) -> None:
+        encoded = encode_snapshot(snapshot)
+        self._link.send(encode(ProcessMetrics(snapshot.process, snapshot.epoch, snapshot.sequence, encoded)))
+
+    def _receive(self) -> None:
+        while (part := self._link.receive()) is not None:
+            try:
+                self._on_message(part)
+            except (WireError, ValueError) as error:
+                log.error("coordinator: %s", error)
+
+    def _on_message(self, part: bytes) -> None:
+        message = decode_from_coordinator(part)
+        match message:
+            case FleetLoad():
+                for load in message.engines:
+                    self._fleet.on_load(load)
+            case ProcessMetrics():
+                snapshot = decode_snapshot(message.snapshot)
+                self._fleet.snapshots = merge_views(self._fleet.snapshots, view_of(snapshot))
+            case Joined():
+                for snapshot in self._fleet.snapshots.values():
+                    self._tell(snapshot)
+            case Rejoin():
+                self._link.send(self._join)
+            case Refused():
+                log.error("the coordinator refuses this API server: %s", message.reason)
+                self._refused = True
