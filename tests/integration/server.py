@@ -96,7 +96,7 @@ class Server:
         found = [
             process
             for process in psutil.Process(self.process.pid).children(recursive=True)
-            if process.is_running() and f"penstock: {role}" in " ".join(process.cmdline())
+            if f"penstock: {role}" in _title(process)
         ]
         self._children += [process for process in found if process not in self._children]
         return found
@@ -126,6 +126,14 @@ class Server:
         reply = self.post("/v1/completions", {"prompt": prompt, "stream": True, **options})
         assert reply.status_code == 200, reply.text
         return data_of(reply.text)
+
+
+def _title(process: psutil.Process) -> str:
+    """Nothing for one that has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # a ZombieProcess is one, too
+        return ""
 
 
 def data_of(text: str) -> list[str]:
