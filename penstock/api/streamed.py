@@ -182,11 +182,12 @@ class StreamedReply(RequestReply):
             return
         running = [(choice, choice.stream) for choice in self.choices if choice.stream is not None]
         self.drop_streams(stream)
-        if not self.started:
+        data = b"".join([self._rest(*each) for each in running if each[0].generated])
+        if not self.started and not data:  # an HTTP status can tell it
             self._end("error")
             self._resolve(error)
             return
-        data = b"".join([self._rest(*each) for each in running]) + error_event(error)
+        data += error_event(error)
         self._finish("error", data + DONE if self.context.done_after_error else data)
 
     def _rest(self, choice: Choice, stream: Stream) -> bytes:

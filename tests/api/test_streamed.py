@@ -247,6 +247,24 @@ def test_a_failure_before_anything_was_sent_is_left_to_the_http_status() -> None
 
 
 @within_loop
+def test_what_was_generated_and_not_yet_sent_is_told_also_when_it_is_the_first() -> None:
+    desk = Desk(tables())
+    half, sink, handle = open_stream(desk)
+    desk.deliver(desk.rows(handle, [[ids("é")[0]]]))
+    assert sink.data == b""
+    desk.streams.fail(0, handle, ERROR)
+    *told, error = sink.events()
+    assert [event["choices"][0]["text"] for event in told] == ["\ufffd"]
+    assert "error" in error
+    unread, sink, handle = open_stream(desk)
+    unread.on_pause()
+    desk.deliver(desk.rows(handle, [ids("a")]))
+    desk.streams.fail(0, handle, ERROR)
+    assert [event["choices"][0]["text"] for event in sink.events()[:-1]] == ["a"]
+    assert (half.done.result(), unread.done.result()) == (None, None)
+
+
+@within_loop
 def test_one_failed_choice_ends_all_with_one_error() -> None:
     desk = Desk(tables())
     reply, sink = desk.streamed(PLANNER.completion(body(stream=True, n=3, temperature=1.0, stop="ab!")))
