@@ -1,7 +1,12 @@
 """What steps cost, learned from their durations, and how much prefill a step may carry beside decodes."""
 
-WEIGHT = 0.2
-"""Of the latest duration in an estimate: a few steps decide, one slow step does not."""
+FALL, RISE = 0.3, 0.1
+"""Weights of a duration below and above the estimate. What delays a step comes from outside (other processes,
+a clock rate): short durations say more."""
+MOST_RISE = 2.0
+"""A duration counts as so many times the estimate at most."""
+AIM = 0.75
+"""Part of the allowed time that is planned for: durations differ from their estimates by a quarter and more."""
 MIXED_IN_A_ROW = 31
 """Steps with decodes and prompts, after which one only decodes: the cost of decodes stays known, for 3 % of
 the prefill."""
@@ -44,9 +49,12 @@ class StepCost:
             return most
         if self._decode_s is None or self._mixed >= MIXED_IN_A_ROW:
             return 0
-        tokens = (self._max_delay - 1) * self._decode_s / self._token_s
+        tokens = AIM * (self._max_delay - 1) * self._decode_s / self._token_s
         return min(most, max(self._least, int(tokens)))
 
 
 def _moved(estimate: float | None, value: float) -> float:
-    return value if estimate is None else estimate + WEIGHT * (value - estimate)
+    if estimate is None:
+        return value
+    change = min(value, MOST_RISE * estimate) - estimate
+    return estimate + (RISE if change > 0 else FALL) * change
