@@ -207,10 +207,7 @@ class Scheduler:
         self.steps += 1
         scheduled_at = self._clock()
         decodes = self._decodes()
-        budget = self.max_batched_tokens - len(decodes)
-        if len(decodes):
-            budget = self.cost.allowed(budget)
-        chunks, counts = self._prefills(budget)
+        chunks, counts = self._prefills(self._prefill_budget(len(decodes)))
         slots = np.concatenate((decodes, chunks))
         count = np.concatenate((np.ones(len(decodes), np.int32), counts))
         order = np.lexsort((self.computed[slots], count > 1))
@@ -263,6 +260,13 @@ class Scheduler:
         self.computed[victim] = 0
         self.preemptions += 1
         return victim
+
+    def _prefill_budget(self, decodes: int) -> int:
+        """How many prompt tokens may be computed beside ``decodes`` decodes."""
+        if decodes == len(self._admitted) and not (self._queue and self.table.free_count()):
+            return 0  # no prompt is there
+        budget = self.max_batched_tokens - decodes
+        return self.cost.allowed(budget) if decodes else budget
 
     def _prefills(self, budget: int) -> tuple[Slots, I32]:
         """Prompt chunks of up to ``budget`` tokens together: prompts that were begun, then others."""

@@ -6,7 +6,7 @@ a clock rate): short durations say more."""
 MOST_RISE = 2.0
 """A duration counts as so many times the estimate at most."""
 AIM = 0.75
-"""Part of the allowed time that is planned for: durations differ from their estimates by a quarter and more."""
+"""Part of the allowed time that is planned for: durations miss their estimates by a quarter or more."""
 MIXED_IN_A_ROW = 31
 """Steps with decodes and prompts, after which one only decodes: the cost of decodes stays known, for 3 % of
 the prefill."""
