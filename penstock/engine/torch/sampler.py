@@ -15,10 +15,9 @@ from .sampled import Candidates, Sampled
 Slots = NDArray[np.intp]
 Needs = NDArray[np.uint16]
 
-NARROW = 256
-"""Tokens among which top-p looks for its tail before it sorts the whole vocabulary (10 times the work)."""
-MOST_NARROW = 1024
-"""The largest top_k that is looked for without sorting the whole vocabulary."""
+FEW, SOME = 64, 1024
+"""Tokens among which top-k and top-p look for their tail before they sort the whole vocabulary. Of 16,384
+tokens the 64 best are found in 1/29 of the time that sorting takes, the 1,024 best in 1/6."""
 BLOCK = 128
 """Tokens whose weights are summed before one of the sums is chosen, then a token in it: a third of the
 work of the cumulative sum of all weights."""
@@ -113,19 +112,20 @@ class Sampler:
     def _cut_tail(self, weights: Tensor, slots: Slots, needs: Needs) -> Tensor:
         """Weights of the top_k best tokens, and of those the fewest that reach top_p; 0 for the others.
 
-        Most rows end among a few candidates; the others sort the vocabulary.
+        Most rows end among a few candidates; for the others more are looked at, at last all.
         """
         columns, vocab = self._columns, weights.shape[-1]
         top_k = np.where(needs & Need.TOP_K, columns.top_k[slots], vocab).astype(np.int64)
         top_p = np.where(needs & Need.TOP_P, columns.top_p[slots], 2.0)
-        few = max(NARROW if (top_k > MOST_NARROW).any() else 1, top_k[top_k <= MOST_NARROW].max(initial=1))
-        few = min(vocab, int(few))
-        least, found = least_kept(weights, top_k, top_p, few)
-        rest = np.flatnonzero(~found.cpu().numpy())
-        if len(rest):
-            least[_indexes(rest, weights)] = least_kept(
-                _rows(weights, rest), top_k[rest], top_p[rest], vocab
-            )[0]
+        few = max(FEW if (top_k > SOME).any() else 1, int(top_k[top_k <= SOME].max(initial=1)))
+        least = torch.zeros_like(weights[:, :1])
+        rest = np.arange(len(weights))
+        for width in (few, SOME, vocab):
+            value, found = least_kept(_rows(weights, rest), top_k[rest], top_p[rest], min(width, vocab))
+            least[_indexes(rest, weights)] = value
+            rest = rest[~found.cpu().numpy()]
+            if not len(rest):
+                break
         return weights.masked_fill_(weights < least, 0)
 
     # -- logprobs

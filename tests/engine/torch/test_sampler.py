@@ -8,7 +8,7 @@ import torch
 
 from penstock.engine.sampling import SamplingColumns
 from penstock.engine.slots import SlotTable
-from penstock.engine.torch.sampler import NARROW, Sampler, pick
+from penstock.engine.torch.sampler import FEW, SOME, Sampler, pick
 from penstock.wire.messages import Sampling
 
 from .harness import submit
@@ -131,7 +131,7 @@ def any_sampling(rng: np.random.Generator, vocab: int) -> dict[str, Any]:
     } | chosen
 
 
-@pytest.mark.parametrize("vocab", [5, 40, 3 * NARROW + 5])
+@pytest.mark.parametrize("vocab", [5, 40, 3 * FEW + 5, SOME + 300])
 def test_rows_of_mixed_parameters_are_those_of_a_plain_reference(vocab: int) -> None:
     """Every row of every step: what it may be, what it is alone, and that it is where its draw falls."""
     rng = np.random.default_rng(vocab)
