@@ -67,6 +67,7 @@ class _Server:
         self._observer: Observer
         self._ended: asyncio.Future[None]
         self._draining: asyncio.Task[None] | None = None
+        self._speaking: asyncio.Task[None] | None = None
 
     async def serve(self) -> int:
         loop = asyncio.get_running_loop()
@@ -171,8 +172,9 @@ class _Server:
             lambda error: self._metrics.reject(error.status, error.code),
         )
         helpers = [asyncio.ensure_future(self._collect_garbage())]
-        if self._launch.index == 0 and self._config.log_interval:
-            helpers.append(asyncio.ensure_future(self._log_fleet()))
+        if self._launch.index % self._launch.api_server_count == 0 and config.log_interval:
+            self._speaking = asyncio.ensure_future(self._log_fleet())
+            helpers.append(self._speaking)
         if tls is not None and config.enable_ssl_refresh:
             helpers.append(asyncio.ensure_future(CertificateWatch(tls, config).run()))
         self._collector.start()
@@ -208,7 +210,7 @@ class _Server:
                 self._collector.on_idle()
 
     async def _log_fleet(self) -> None:
-        """One API server speaks for all."""
+        """One API server speaks for all; when it is replaced, its successor does."""
         fleet_log = FleetLog(self._observer)
         while True:
             await asyncio.sleep(self._config.log_interval)
@@ -239,6 +241,8 @@ class _Server:
             self._stop()
         elif order.replaced:
             self._http.retire()
+            if self._speaking is not None:
+                self._speaking.cancel()
         else:
             self._draining = asyncio.ensure_future(self._finish())
 

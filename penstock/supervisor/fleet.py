@@ -5,8 +5,8 @@ It is fed events (a report, a death, a signal, the time) and answers each with t
     STARTING ──all ready──► SERVING ──signal, gave up──► DRAINING ──streams done──► STOPPING ──► ENDED
         └───────────────────signal, gave up────────────────────────────────────────────►┘
 
-While SERVING, API servers may be replaced one by one: a new one takes a free number, and when it is ready
-the old one is RETIRING, serving what it has until that ends.
+While SERVING, API servers may be replaced one by one: a new one takes the next free number of the old one's
+place, and when it is ready the old one is RETIRING, serving what it has until that ends.
 """
 
 import enum
@@ -111,6 +111,8 @@ class Fleet:
         # Processes started so far in each place: a number that is used again never repeats an epoch.
         self._starts: Counter[Name] = Counter()
         self._to_replace: deque[Name] = deque()
+        # An API server's number modulo this is its place, which it keeps when it is replaced.
+        self._places = api_servers
         # Ranks of the engines that get no new streams.
         self._draining: set[int] = set()
         self._startup_timeout = startup_timeout
@@ -387,8 +389,8 @@ class Fleet:
             old = self._to_replace.popleft()
             if self._children[old].state is not State.READY:
                 continue  # it died meanwhile: the one that is started again is new anyway
-            free = next(index for index in count() if Name("api-server", index) not in self._children)
-            child = _Child(Name("api-server", free), replaces=old)
+            numbers = (Name("api-server", index) for index in count(old.index % self._places, self._places))
+            child = _Child(next(name for name in numbers if name not in self._children), replaces=old)
             self._children[child.name] = child
             self._spawn(child, now)
             return

@@ -58,7 +58,8 @@ class Launch(_Message, frozen=True, tag="launch"):
     """What a child runs as. Sent once, before anything else."""
 
     role: Role
-    # Number of this process among those of its role, from 0.
+    # Number of this process among those of its role, from 0. An API server that replaces another has the same
+    # number modulo api_server_count.
     index: int
     # How often this process was restarted: (role, index, epoch) is unique while the supervisor lives.
     epoch: int

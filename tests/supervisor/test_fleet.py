@@ -435,10 +435,10 @@ def test_a_replacement_that_fails_changes_nothing() -> None:
 def test_an_api_server_that_dies_before_its_replacement_is_ready_is_not_started_again() -> None:
     fleet = serving(2)
     fleet.replace(10.0)
-    # Its number is free for the replacement of the other one.
-    assert done(fleet.died(SERVER, 1, 11.0)) == [Spawn(SERVER, 1)]
+    third = Name("api-server", 3)
+    assert done(fleet.died(SERVER, 1, 11.0)) == [Spawn(third, 0)]  # the next replacement, of the other one
     assert done(fleet.report(NEW, Ready(), 12.0)) == []
-    assert done(fleet.report(SERVER, Ready(), 12.0)) == [Send(OTHER, RETIRE)]
+    assert done(fleet.report(third, Ready(), 12.0)) == [Send(OTHER, RETIRE)]
 
 
 def test_only_a_server_that_serves_is_replaced_and_once_at_a_time() -> None:
