@@ -184,8 +184,6 @@ class ServerProtocol(HttpToolsProtocol):
             self._refusal = self._head_too_large()
             raise self._refusal
         self._head = None
-        self._chunks = self.parser.get_http_version() != "1.0"
-        self.write = self.transport.write if self._chunks else self._write_unframed
         super().on_headers_complete()
 
     def _head_size(self) -> int:
@@ -199,6 +197,9 @@ class ServerProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._active = cycle
+        scope: Any = cycle.scope
+        self._chunks = scope["http_version"] != "1.0"
+        self.write = self.transport.write if self._chunks else self._write_unframed
         if self.ending:
             cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)

@@ -76,8 +76,9 @@ def measure(config: BenchHostConfig, say: Say) -> Report:
         slow = None
         if config.slow_readers:
             say(f"{config.slow_readers:,} slow readers start")
-            readers = stack.enter_context(SlowReaders(plan, endless, config.slow_readers))
-            slow = _measure_beside(readers, config, load, processes, [one.load for one in rounds], deadline)
+            with SlowReaders(plan, endless, config.slow_readers) as readers:
+                without = [one.load for one in rounds]
+                slow = _measure_beside(readers, config, load, processes, without, deadline)
         floors += _measure_floor(floor, config, chunk, deadline, say)
     subject = report.Subject(
         model=facts.model,

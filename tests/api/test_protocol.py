@@ -199,6 +199,24 @@ def test_the_head_and_the_first_event_are_one_write_and_http_1_0_has_no_chunks()
     asyncio.run(run())
 
 
+def test_a_reply_is_framed_for_its_own_request_not_for_the_next_one() -> None:
+    async def run() -> None:
+        protocol, transport = connection(stream)
+        protocol.data_received(REQUEST)
+        await settle()
+        protocol.data_received(REQUEST.replace(b"1.1", b"1.0"))
+        protocol.send(chunk(b"second"), last=False)
+        assert transport.written.endswith(chunk(b"second"))
+        protocol.send(chunk(b"third"), last=True)
+        await settle()
+        _, _, reply = transport.written.partition(b"0\r\n\r\n")
+        assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert reply.endswith(b"connection: close\r\n\r\nfirst")
+        await end_tasks()
+
+    asyncio.run(run())
+
+
 def test_what_waits_in_the_transport_is_half_of_a_small_backlog_at_most() -> None:
     async def run() -> None:
         try:
