@@ -71,6 +71,7 @@ class PrefixCache:
         salt = request.cache_salt
         root = _ROOT if salt is None else blake2b(salt.encode(), digest_size=DIGEST_BYTES).digest()
         chain = Chain(root, reads=request.sampling.prompt_logprobs < 0)
+        # not the block that the last token fills: a chunk may end before it, and a promise would stay open
         chain.extend(request.prompt[:-4], self._blocks.block_size)
         return chain
 

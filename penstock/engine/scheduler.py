@@ -294,12 +294,15 @@ class Scheduler:
         """
         passed_over = 0
         for candidate in self._candidates():
+            if passed_over > LOOK_AHEAD:
+                return
+            if not self._may_start(candidate):
+                passed_over += 1
+                continue
             chain, length = self._history_of(candidate)
-            found = self.prefix.find(chain, length) if self._may_start(candidate) else None
+            found = self.prefix.find(chain, length)
             if found is None:
                 passed_over += 1
-                if passed_over > LOOK_AHEAD:
-                    return
                 continue
             if not self._has_room(length, found):
                 return

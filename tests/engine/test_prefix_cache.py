@@ -137,6 +137,17 @@ def test_a_reset_forgets_idle_and_running() -> None:
 # -- prompts that are being computed
 
 
+def test_nobody_waits_for_a_block_that_the_last_token_fills() -> None:
+    driver = make(max_num_batched_tokens=15)
+    driver.submit(0, prompt(16), 30)
+    driver.step()
+    driver.submit(1, prompt(20), 1)
+    for _ in range(4):
+        driver.step()
+    assert driver.received.finish.keys() == {1}
+    assert driver.cached == {1: 12}
+
+
 def test_equal_prompts_are_computed_once() -> None:
     driver = make(slots=8, max_num_batched_tokens=16)
     for stream in range(5):
