@@ -4,6 +4,8 @@ Keys and values of all of a step's tokens are written to the cache, then each pa
 attends to its streams' histories.
 """
 
+import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from .bloom import alibi_slopes
-from .layout import Geometry, Part, StepLayout
+from .layout import Decodes, Geometry, Part, StepLayout
 from .load import ModelShape
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Decodes, int | None, float | None, Tensor | None], Tensor]
 
 CPU_GATHERED = 1 << 20
 """Elements of keys gathered at once: 4 MB in float32, which stay in a core's share of the cache."""
@@ -27,13 +31,21 @@ class PagedAttention:
     """
 
     def __init__(
-        self, shape: ModelShape, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        shape: ModelShape,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernel: Kernel | None = None,
     ) -> None:
+        """``kernel`` computes decodes; without it they are gathered as prefills are."""
         size = (blocks, shape.kv_heads, block_size, shape.head_size)
         self.keys = [_zeros(size, dtype, device) for _ in range(shape.layers)]
         self.values = [_zeros(size, dtype, device) for _ in range(shape.layers)]
         gathered = CPU_GATHERED if device.type == "cpu" else DEVICE_GATHERED
-        self.geometry = Geometry(shape.kv_heads, shape.head_size, gathered)
+        self._kernel = kernel
+        self.geometry = Geometry(shape.kv_heads, shape.head_size, gathered, in_place=kernel is not None)
         self._slopes = _slopes(shape, device) if shape.alibi else None
         self.layout: StepLayout | None = None
         """Set before each forward pass."""
@@ -62,6 +74,12 @@ class PagedAttention:
         flat = query[0].transpose(0, 1)  # [T, H, D]
         flat = flat * (size**-0.5 if scaling is None else scaling)
         output = torch.empty_like(flat, memory_format=torch.contiguous_format)
+        if layout.decodes is not None:
+            assert self._kernel is not None
+            first = flat[: len(layout.decodes.length)]
+            output[: len(first)] = self._kernel(
+                first, keys, values, layout.decodes, sliding_window, softcap, self._slopes
+            )
         for part in layout.parts:
             attended = _attend(flat[part.tokens], keys, values, part, sliding_window, softcap, self._slopes)
             if part.real is None:
@@ -70,6 +88,15 @@ class PagedAttention:
                 assert isinstance(part.tokens, Tensor)
                 output[part.tokens[part.real]] = attended[part.real]
         return output[None], None
+
+
+def find_kernel(device: torch.device) -> Kernel | None:
+    """The one in Triton, which comes with PyTorch for CUDA."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    from .kernels import paged_decode
+
+    return paged_decode
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -30,12 +30,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True, frozen=True)
 class Geometry:
-    """Shape of a layer's cache, and how much of it may be gathered at once."""
+    """Shape of a layer's cache, and how it is read."""
 
     kv_heads: int
     head_size: int
     gathered: int
     """Elements of keys that one part gathers at most, unless a single stream has more."""
+    in_place: bool = False
+    """Whether a kernel reads the histories of decodes where they lie."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,6 +61,18 @@ class StepLayout:
     writes: Tensor
     """int64[T * KV heads]: row of each token's key and value, head by head, in a cache of rows."""
     parts: list[Part]
+    decodes: "Decodes | None" = None
+    """The first tokens of the batch, when they are in no part."""
+
+
+@dataclass(slots=True, frozen=True)
+class Decodes:
+    """N single tokens for a kernel that reads the cache in place."""
+
+    table: Tensor
+    """int64[N, W]: blocks of each history."""
+    length: Tensor
+    """int64[N]: of each history, the single token included."""
 
 
 def lay_out(batch: Batch, blocks: BlockTables, geometry: Geometry, device: torch.device) -> StepLayout:
@@ -68,7 +82,16 @@ def lay_out(batch: Batch, blocks: BlockTables, geometry: Geometry, device: torch
     heads = np.arange(geometry.kv_heads)
     writes = (block[:, None] * geometry.kv_heads + heads) * blocks.block_size + offset[:, None]
     maker = _PartMaker(batch, blocks, geometry, device)
-    return StepLayout(_to(writes.reshape(-1), device), [*maker.decodes(), *maker.prefills()])
+    written = _to(writes.reshape(-1), device)
+    if geometry.in_place and batch.singles:
+        return StepLayout(written, [*maker.prefills()], _decodes(batch, blocks, device))
+    return StepLayout(written, [*maker.decodes(), *maker.prefills()])
+
+
+def _decodes(batch: Batch, blocks: BlockTables, device: torch.device) -> Decodes:
+    length = batch.start[: batch.singles] + 1
+    table = blocks.table[batch.slots[: batch.singles], : blocks.blocks_for(int(length[-1]))]
+    return Decodes(_to(table, device), _to(length, device))
 
 
 def token_positions(batch: Batch) -> Ints:
@@ -90,7 +113,7 @@ class _PartMaker:
         """Of the singles, which stand in order of length."""
         batch = self._batch
         start = batch.start[: batch.singles].astype(np.int64)
-        for first, last in self._ranges(start + 1, start + 1):
+        for first, last in self._ranges(start + 1, np.ones_like(start)):
             yield Part(
                 tokens=slice(first, last),
                 real=None,

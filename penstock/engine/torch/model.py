@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...config.options import ServeConfig
-from .attention import PagedAttention
+from .attention import PagedAttention, find_kernel
 from .bloom import replace_attention
 from .head import Head
 from .layout import StepLayout
@@ -46,7 +46,9 @@ class PagedModel:
 
     def make_cache(self, blocks: int, block_size: int) -> None:
         """The KV cache, once it is known what the weights leave. Needed before the first token."""
-        self._attention = PagedAttention(self._shape, blocks, block_size, self._dtype, self._device)
+        self._attention = PagedAttention(
+            self._shape, blocks, block_size, self._dtype, self._device, find_kernel(self._device)
+        )
 
     @property
     def attention(self) -> PagedAttention:

@@ -13,9 +13,9 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from penstock.engine.blocks import BlockTables
 from penstock.engine.scheduler import Batch
-from penstock.engine.torch.attention import PagedAttention
+from penstock.engine.torch.attention import Kernel, PagedAttention
 from penstock.engine.torch.bloom import alibi_slopes
-from penstock.engine.torch.layout import TILE, Geometry, lay_out, token_positions
+from penstock.engine.torch.layout import TILE, Decodes, Geometry, lay_out, token_positions
 from penstock.engine.torch.load import ModelShape
 
 CPU = torch.device("cpu")
@@ -89,6 +89,40 @@ def test_every_token_is_in_one_part_which_holds_its_history(
     assert sorted(seen) == list(range(len(position)))
 
 
+def test_decodes_of_like_length_are_one_part() -> None:
+    batch = make_batch([(500 + slot, 1) for slot in range(SLOTS)])
+    layout = lay_out(batch, make_blocks(batch, 16), Geometry(KV_HEADS, SIZE, 1 << 20), CPU)
+    assert len(layout.parts) == 1
+
+
+def decoded(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    decodes: Decodes,
+    window: int | None,
+    softcap: float | None,
+    slopes: torch.Tensor | None,
+) -> torch.Tensor:
+    """What a kernel has to compute, a stream at a time."""
+    rows = []
+    for single, table, length in zip(query, decodes.table, decodes.length.tolist(), strict=True):
+        known, given = (
+            cache[table].transpose(1, 2).flatten(0, 1)[:length].repeat_interleave(HEADS // KV_HEADS, 1)
+            for cache in (keys, values)
+        )
+        scores = torch.einsum("hd,lhd->hl", single, known)
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        distance = torch.arange(length - 1, -1, -1)
+        if slopes is not None:
+            scores -= slopes.view(-1, 1) * distance
+        if window is not None:
+            scores = scores.masked_fill(distance >= window, -torch.inf)
+        rows.append(torch.einsum("hl,lhd->hd", torch.softmax(scores, -1), given))
+    return torch.stack(rows)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -102,14 +136,17 @@ def test_every_token_is_in_one_part_which_holds_its_history(
     ids=str,
 )
 @pytest.mark.parametrize("block_size", [7, 16])
-def test_each_token_attends_to_its_own_history(options: dict[str, Any], block_size: int) -> None:
+@pytest.mark.parametrize("kernel", [None, decoded], ids=["gathered", "in-place"])
+def test_each_token_attends_to_its_own_history(
+    options: dict[str, Any], block_size: int, kernel: Kernel | None
+) -> None:
     torch.manual_seed(0)
     first = [(0, 40), (0, 33), (0, 300), (0, 1), (0, 2)]
     second = [(40, 1), (33, 1), (300, TILE + 20), (1, 1), (2, 30)]
     last = make_batch([(start, count) for start, count in second])
     blocks = make_blocks(last, block_size)
     shape = dataclasses.replace(SHAPE, alibi="slopes" in options)
-    attention = PagedAttention(shape, blocks.blocks + 1, block_size, torch.float32, CPU)
+    attention = PagedAttention(shape, blocks.blocks + 1, block_size, torch.float32, CPU, kernel)
     given = {name: value for name, value in options.items() if name != "slopes"}
     history: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for parts in (first, second):
