@@ -13,10 +13,10 @@ from penstock.bench.driver import LoadProcess
 from penstock.bench.errors import BenchError
 from penstock.bench.floor import Floor
 from penstock.bench.load import Plan, Round
-from penstock.bench.processes import Processes, cpu_time, named, resident_bytes
+from penstock.bench.processes import Processes, below_supervisor, cpu_time, named, resident_bytes
 from penstock.bench.prompts import Facts, Requests
 from penstock.bench.report import MeasuredRound, Report, SlowReading
-from penstock.bench.server import ServerProcess
+from penstock.bench.server import ServerProcess, serve_arguments
 from penstock.bench.slow import SlowReaders
 from penstock.config.bench import OF_STARTED_SERVER, BenchHostConfig
 
@@ -100,8 +100,13 @@ def _server(
         base = config.url.rstrip("/").removesuffix("/v1")
         return base, named(config.pid or [])
     say("starting penstock serve --engine synthetic")
-    server = stack.enter_context(ServerProcess(config, deadline.left("the start of the server")))
-    return server.url, server.processes
+    server = stack.enter_context(
+        ServerProcess(serve_arguments(config), deadline.left("the start of the server"))
+    )
+    processes = below_supervisor(server.pid)
+    if not processes.api_servers:
+        raise BenchError("the server has no process titled penstock: api-server")
+    return server.url, processes
 
 
 def _prepare(config: BenchHostConfig, url: str, deadline: Deadline) -> tuple[Facts, Plan, str]:

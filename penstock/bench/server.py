@@ -1,4 +1,4 @@
-"""A server on the synthetic engine, started for one measurement."""
+"""Servers started for one measurement."""
 
 import collections
 import contextlib
@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 import psutil
 
 from penstock.bench.errors import BenchError
-from penstock.bench.processes import Processes, below_supervisor
 from penstock.config.bench import BenchHostConfig
 from penstock.config.introspect import PREFIX
 
@@ -33,19 +33,20 @@ _READY = re.compile(r"^ready in ")
 
 
 class ServerProcess:
-    """``penstock serve --engine synthetic`` with all its processes; use it as a context.
+    """``penstock serve`` or ``penstock gateway`` with all its processes; use it as a context.
 
-    ``url`` and ``processes`` are set once it is ready. Its environment holds no ``PENSTOCK_`` variable: what
-    is measured depends on the options of the measurement alone.
+    ``url`` is set once it is ready. Its environment holds no ``PENSTOCK_`` variable: what is measured depends
+    on the options of the measurement alone.
     """
 
-    def __init__(self, config: BenchHostConfig, seconds: float) -> None:
-        """Starts it and waits until it is ready. Raises BenchError when it is not in so many seconds."""
+    def __init__(self, arguments: Sequence[str], seconds: float) -> None:
+        """Starts ``penstock`` with ``arguments`` and waits until it is ready. Raises BenchError when it is
+        not in so many seconds."""
         self._lines: collections.deque[str] = collections.deque(maxlen=SHOWN_LINES)
         self._ready = threading.Event()
         self.url = ""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.cli.main", "serve", *serve_arguments(config)],
+            [sys.executable, "-m", "penstock.cli.main", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -61,12 +62,13 @@ class ServerProcess:
                 raise BenchError(f"the server was not ready in {seconds:.0f} s:\n{self.output}")
             if not self.url:
                 raise BenchError(f"the server did not start:\n{self.output}")
-            self.processes: Processes = below_supervisor(self._process.pid)
-            if not self.processes.api_servers:
-                raise BenchError("the server has no process titled penstock: api-server")
         except BaseException:
             self.close()
             raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def output(self) -> str:
@@ -113,7 +115,7 @@ class ServerProcess:
 
 
 def serve_arguments(config: BenchHostConfig) -> list[str]:
-    """The command line after ``penstock serve``; ``--server-args`` come last and win."""
+    """The command line of a server on the synthetic engine; ``--server-args`` come last and win."""
     longest = config.prompt_tokens + config.prompt_tokens // 16 + config.tokens + 256  # lengths of texts vary
     options = {
         "--engine": "synthetic",
@@ -127,6 +129,7 @@ def serve_arguments(config: BenchHostConfig) -> list[str]:
         "--drain-timeout": 1,
     }
     return [
+        "serve",
         *(f"{name}={value}" for name, value in options.items()),
         *shlex.split(config.server_args or ""),
     ]

@@ -29,6 +29,7 @@ COMMANDS = (
     Entry(("chat",), "penstock.cli.chat", "Talk to a model that a server runs."),
     Entry(("bench", "host"), "penstock.cli.bench", "Measure what an API server costs the host."),
     Entry(("bench", "engine"), "penstock.cli.bench_engine", "Measure what a decode step costs the host."),
+    Entry(("bench", "gateway"), "penstock.cli.bench_gateway", "Measure what relaying costs the host."),
     Entry(("version",), "penstock.cli.version", "Print the versions of Penstock and what it runs on."),
     Entry(("docs-options",), "penstock.cli.docs_options", ""),
 )

@@ -1,4 +1,4 @@
-"""Options of the measuring commands: ``penstock bench host``, ``penstock bench engine``."""
+"""Options of the measuring commands, ``penstock bench …``."""
 
 import shlex
 from typing import Annotated, Literal
@@ -151,6 +151,33 @@ class BenchEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 MOST_BENCH_TOKENS = 1 << 28
 """Prompts of ``penstock bench engine``: two processes hold them at 4 bytes a token."""
+
+
+class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``penstock bench gateway`` runs with."""
+
+    streams: Annotated[int, option("Streams at a time.", "Load", ge=1, le=65536)] = 256
+    tokens: Annotated[int, option("Tokens that every request asks for and gets.", "Load", ge=1)] = 128
+    endpoint: Annotated[
+        Literal["completions", "chat"], option("API that is asked, always with streaming.", "Load")
+    ] = "completions"
+    rounds: Annotated[int, option("Measured rounds.", "Load", ge=1, le=1000)] = 3
+    step_ms: Annotated[
+        float, option("Duration of one step of the model servers, in milliseconds.", "Load", ge=0)
+    ] = 20.0
+    servers: Annotated[int, option("Model servers behind the gateway.", "Servers", ge=1, le=16)] = 1
+    gateway_args: Annotated[
+        str | None,
+        option("Further options for penstock gateway: --gateway-args='--include-usage off'.", "Servers"),
+    ] = None
+    timeout: Annotated[
+        float, option("Seconds after which the command gives up, everything included.", "Load", gt=0)
+    ] = 300.0
+    json: Annotated[str | None, option("File to write the report to, as JSON.", "Report", metavar="FILE")] = (
+        None
+    )
+
+
 OF_STARTED_SERVER = (
     "step_ms",
     "stream_interval",

@@ -4,10 +4,12 @@ import asyncio
 import logging
 import signal
 import sys
+import time
 
 import uvloop
 from setproctitle import setproctitle
 
+from .. import __version__
 from ..api.server import HttpServer, Limits
 from ..config.errors import ConfigError
 from ..config.gateway import GatewayConfig
@@ -88,6 +90,7 @@ class _Gateway:
         self._weights = weights
         self._listener = listener
         self._signals = 0
+        self._began = time.monotonic()
         self._http: HttpServer
         self._app: App
         self._relay: Relay
@@ -132,7 +135,13 @@ class _Gateway:
         host, port = self._listener.address
         shown = f"[{host}]" if ":" in host else host
         count = len(self._relay.pool.endpoints)
-        sys.stderr.write(f"gateway to {count} model servers at http://{shown}:{port}/v1\n")
+        took = time.monotonic() - self._began
+        sys.stderr.write(
+            f"penstock {__version__}\n"
+            f"  gateway to {count} model server{'s' if count != 1 else ''}\n"
+            f"  URL        http://{shown}:{port}/v1\n"
+            f"ready in {took:.1f} s\n"
+        )
         sys.stderr.flush()
 
     # -- background

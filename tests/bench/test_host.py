@@ -13,7 +13,7 @@ import pytest
 from penstock.bench import floor
 from penstock.bench.errors import BenchError
 from penstock.bench.host import Deadline
-from penstock.bench.server import ServerProcess
+from penstock.bench.server import ServerProcess, serve_arguments
 from penstock.cli.main import main
 from penstock.config.bench import BenchHostConfig
 
@@ -61,7 +61,7 @@ def test_slow_readers_are_compared_to_rounds_without_them(
     "arguments", [["--endpoint", "chat"], ["--prompt-kind", "ids", "--prompt-tokens", "100"]]
 )
 def test_it_measures_a_running_server(tmp_path: Path, arguments: list[str]) -> None:
-    with ServerProcess(BenchHostConfig(step_ms=1.0), 60.0) as server:
+    with ServerProcess(serve_arguments(BenchHostConfig(step_ms=1.0)), 60.0) as server:
         where = ["--url", f"{server.url}/v1", "--pid", str(server._process.pid)]
         report = run([*where, *arguments], tmp_path / "report.json")
         assert server._process.poll() is None

@@ -17,7 +17,7 @@ from penstock.config.sources import resolve
 
 def served(config: BenchHostConfig) -> ServeConfig:
     """What ``penstock serve`` makes of the command line."""
-    arguments, _ = parser.parse(COMMAND, serve_arguments(config))
+    arguments, _ = parser.parse(COMMAND, serve_arguments(config)[1:])
     return resolve(ServeConfig, arguments, {})[0]
 
 
@@ -45,10 +45,9 @@ def test_own_options_of_the_server_win() -> None:
 def test_it_serves_and_ends_with_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_API_KEY", "of the user")  # does not reach it
     config = BenchHostConfig(api_server_count=2, step_ms=1.0)
-    with ServerProcess(config, 60.0) as server:
-        processes = server.processes
+    with ServerProcess(serve_arguments(config), 60.0) as server:
+        processes = below_supervisor(server.pid)
         assert (len(processes.api_servers), len(processes.engines)) == (2, 1)
-        assert below_supervisor(server._process.pid) == processes
         assert httpx.get(f"{server.url}/v1/models", trust_env=False).status_code == 200
     for pid in processes.api_servers + processes.engines:
         with pytest.raises(ProcessLookupError):
@@ -57,9 +56,9 @@ def test_it_serves_and_ends_with_all_its_processes(monkeypatch: pytest.MonkeyPat
 
 def test_a_server_that_does_not_start_is_quoted() -> None:
     with pytest.raises(BenchError, match=r"(?s)the server did not start:.*unknown option --no-such"):
-        ServerProcess(BenchHostConfig(server_args="--no-such 1"), 60.0)
+        ServerProcess(["serve", "--no-such", "1"], 60.0)
 
 
 def test_a_server_that_is_not_ready_in_time_is_ended() -> None:
     with pytest.raises(BenchError, match=r"the server was not ready in 0 s"):
-        ServerProcess(BenchHostConfig(), 0.001)
+        ServerProcess(serve_arguments(BenchHostConfig()), 0.001)

@@ -165,8 +165,9 @@ def gateway(*upstreams: Upstream | str, options: tuple[str, ...] = ()) -> Iterat
     url = ""
     for line in process.stderr:
         lines.append(line)
-        if match := re.match(r"gateway to .* at (http://\S+)/v1", line):
+        if match := re.match(r" +URL +(http://\S+)/v1", line):
             url = match.group(1)
+        if line.startswith("ready in"):
             break
     reader = threading.Thread(target=lambda stream: lines.extend(stream), args=(process.stderr,))
     reader.start()
