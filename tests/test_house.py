@@ -23,8 +23,8 @@ RANK = {
     "supervisor": 5,
     "client": 5,
     "gateway": 6,
-    "bench": 6,
-    "cli": 7,
+    "bench": 7,
+    "cli": 8,
 }
 MOST_LINES = 700
 
