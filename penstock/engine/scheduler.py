@@ -266,7 +266,7 @@ class Scheduler:
         if decodes == len(self._admitted) and not (self._queue and self.table.free_count()):
             return 0  # no prompt is there
         budget = self.max_batched_tokens - decodes
-        return self.cost.allowed(budget) if decodes else budget
+        return self.cost.allowed(budget, decodes) if decodes else budget
 
     def _prefills(self, budget: int) -> tuple[Slots, I32]:
         """Prompt chunks of up to ``budget`` tokens together: prompts that were begun, then others."""

@@ -10,6 +10,8 @@ AIM = 0.75
 MIXED_IN_A_ROW = 31
 """Steps with decodes and prompts, after which one only decodes: the cost of decodes stays known, for 3 % of
 the prefill."""
+ALIKE = 1.5
+"""Numbers of decodes that differ by less than this factor are taken to cost the same."""
 
 
 class StepCost:
@@ -25,7 +27,9 @@ class StepCost:
         0: no limit. ``least``: tokens that are always allowed, so that prompts advance."""
         self._max_delay = max_delay
         self._least = least
-        self._decode_s: float | None = None
+        self._decode_s = 0.0
+        self._decodes = 0
+        """How many the latest step that only decodes had; 0: there was none."""
         self._token_s: float | None = None
         self._mixed = 0
         """Steps in a row that had both."""
@@ -35,22 +39,27 @@ class StepCost:
         if not tokens:
             self._mixed = 0
             if decodes:
-                self._decode_s = _moved(self._decode_s, seconds)
+                known = self._decode_s if self._is_known(decodes) else None
+                self._decode_s, self._decodes = _moved(known, seconds), decodes
         elif not decodes:
             self._token_s = _moved(self._token_s, seconds / tokens)
         else:
             self._mixed += 1
-            if self._decode_s is not None:
+            if self._is_known(decodes):
                 self._token_s = _moved(self._token_s, max(seconds - self._decode_s, 0.0) / tokens)
 
-    def allowed(self, most: int) -> int:
-        """Prompt tokens that a step with decodes may compute, at most ``most``."""
+    def allowed(self, most: int, decodes: int) -> int:
+        """Prompt tokens that a step with ``decodes`` decodes may compute, at most ``most``."""
         if not self._max_delay or not self._token_s:  # nothing is known yet
             return most
-        if self._decode_s is None or self._mixed >= MIXED_IN_A_ROW:
-            return 0
+        if not self._is_known(decodes) or self._mixed >= MIXED_IN_A_ROW:
+            return 0  # a step that only decodes tells
         tokens = AIM * (self._max_delay - 1) * self._decode_s / self._token_s
         return min(most, max(self._least, int(tokens)))
+
+    def _is_known(self, decodes: int) -> bool:
+        """Whether the cost of so many decodes is."""
+        return self._decodes <= ALIKE * decodes and decodes <= ALIKE * self._decodes
 
 
 def _moved(estimate: float | None, value: float) -> float:

@@ -22,62 +22,71 @@ def learned(max_delay: float = 3.0, least: int = 16) -> StepCost:
 
 def test_nothing_is_limited_before_anything_is_known() -> None:
     cost = StepCost(3.0, 16)
-    assert cost.allowed(2048) == 2048
+    assert cost.allowed(2048, 8) == 2048
     cost.observe(0.0, 100, 0)
-    assert cost.allowed(2048) == 2048
+    assert cost.allowed(2048, 8) == 2048
 
 
 def test_a_step_that_only_decodes_comes_before_the_first_mixed_one() -> None:
     cost = StepCost(3.0, 16)
     cost.observe(0.1, 1000, 0)
-    assert cost.allowed(2048) == 0
-    cost.observe(DECODE_S, 0, 1)
-    assert cost.allowed(2048) == 150
+    assert cost.allowed(2048, 8) == 0
+    cost.observe(DECODE_S, 0, 8)
+    assert cost.allowed(2048, 8) == 150
+
+
+@pytest.mark.parametrize("decodes", [1, 5, 13, 100])
+def test_other_numbers_of_decodes_are_measured_anew(decodes: int) -> None:
+    cost = learned()
+    assert cost.allowed(2048, 6) == cost.allowed(2048, 12) == 150
+    assert cost.allowed(2048, decodes) == 0
+    cost.observe(2 * DECODE_S, 0, decodes)
+    assert cost.allowed(2048, decodes) == 300
 
 
 @pytest.mark.parametrize(
     ("max_delay", "allowed"), [(0.0, 2048), (1.0, 16), (1.1, 16), (2.0, 75), (3.0, 150), (50.0, 2048)]
 )
 def test_the_rest_of_the_delay_goes_to_prompts(max_delay: float, allowed: int) -> None:
-    assert learned(max_delay).allowed(2048) == allowed
+    assert learned(max_delay).allowed(2048, 8) == allowed
 
 
 def test_the_least_is_no_more_than_there_is_room_for() -> None:
-    assert learned(1.0).allowed(5) == 5
+    assert learned(1.0).allowed(5, 8) == 5
 
 
 def test_what_a_chunk_costs_by_itself_is_learned() -> None:
     cost = learned()
     for _ in range(MIXED_IN_A_ROW):
-        tokens = cost.allowed(2048)
+        tokens = cost.allowed(2048, 8)
         cost.observe(DECODE_S + CHUNK_S + tokens * TOKEN_S, tokens, 8)
     cost.observe(DECODE_S, 0, 8)
-    assert cost.allowed(2048) == pytest.approx(130, abs=4)  # 15 ms less 2 ms, by 0.1 ms
+    assert cost.allowed(2048, 8) == pytest.approx(130, abs=4)  # 15 ms less 2 ms, by 0.1 ms
 
 
 def test_one_slow_step_changes_little() -> None:
     cost = learned()
     cost.observe(100 * DECODE_S, 0, 8)
-    assert cost.allowed(2048) == 165
+    assert cost.allowed(2048, 8) == 165
     cost = learned()
     cost.observe(DECODE_S + 100 * 200 * TOKEN_S, 200, 8)
-    assert cost.allowed(2048) == 136
+    assert cost.allowed(2048, 8) == 136
 
 
 def test_what_became_cheaper_is_believed_sooner() -> None:
     cost = learned()
     cost.observe(DECODE_S / 2, 0, 8)
-    assert cost.allowed(2048) == 127
+    assert cost.allowed(2048, 8) == 127
 
 
 def test_the_cost_of_decodes_stays_known_under_a_flood_of_prompts() -> None:
     cost = learned()
     for _ in range(MIXED_IN_A_ROW):
-        assert cost.allowed(2048) > 0
+        assert cost.allowed(2048, 8) > 0
         cost.observe(0.03, 200, 8)
-    assert cost.allowed(2048) == 0
+    assert cost.allowed(2048, 8) == 0
     cost.observe(DECODE_S, 0, 8)
-    assert cost.allowed(2048) > 0
+    assert cost.allowed(2048, 8) > 0
 
 
 # -- a scheduler whose steps take a model's time
