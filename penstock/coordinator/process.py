@@ -8,6 +8,7 @@ frames say.
 import logging
 import time
 
+from ..metrics.garbage import Collector
 from ..wire.control import ControlChannel, Stop
 from ..wire.coordination import FromCoordinator, decode_from_member
 from ..wire.messages import WireError, encode
@@ -26,9 +27,15 @@ def run(control: ControlChannel) -> int:
     socket = RouterSocket(coordinator_address(control.launch.run_dir))
     try:
         coordinator = Coordinator(socket)
+        config = control.launch.config
+        collector = Collector(config.gc_policy, config.gc_pause_budget_ms / 1000)
+        collector.start()
         control.ready()
         while not any(isinstance(order, Stop) for order in control.receive()):
-            socket.wait(coordinator.turn(time.monotonic()), control.fileno())
+            if socket.wait(coordinator.turn(time.monotonic()), control.fileno()):
+                collector.on_busy()
+            else:
+                collector.on_idle()
     finally:
         socket.close()
     return 0
