@@ -80,8 +80,18 @@ def test_an_engine_that_there_is_not(fleet: Server, rank: str) -> None:
     assert "there are engines 0 to 3" in reply.json()["error"]["message"]
 
 
+def agreed(fleet: Server) -> float:
+    """Requests that ended, once all API servers say the same: what was asked before is known to each."""
+
+    def total() -> float:
+        return fleet.metric("penstock:requests_total", outcome="length")
+
+    wait_until(lambda: len({total() for _ in range(3 * SERVERS)}) == 1, WAIT_S, "agreement")
+    return total()
+
+
 def test_any_api_server_describes_the_whole_fleet(fleet: Server) -> None:
-    before = fleet.metric("penstock:requests_total", outcome="length")
+    before = agreed(fleet)
     ask(fleet, 60)
 
     def told() -> bool:
@@ -95,12 +105,11 @@ def test_any_api_server_describes_the_whole_fleet(fleet: Server) -> None:
 
 def test_counters_outlive_an_api_server(fleet: Server) -> None:
     ask(fleet, 30)
+    before = agreed(fleet)
 
     def total() -> float:
         return fleet.metric("penstock:requests_total", outcome="length")
 
-    wait_until(lambda: len({total() for _ in range(3 * SERVERS)}) == 1, WAIT_S, "agreement")
-    before = total()
     fleet.children("api-server")[0].kill()
     wait_until(lambda: len(fleet.children("api-server")) == SERVERS, WAIT_S, "the restart")
     wait_until(lambda: all_up(fleet), WAIT_S, "connecting to all engines")
