@@ -146,6 +146,8 @@ class EngineLoop:
     def turn(self, orders: Orders) -> None:
         """One step with what leads to it and follows from it, or one wait for something to do."""
         self._drain()
+        if self._reporter.unheard:
+            self._reporter.report(self._clock())
         if self._engine.has_work():
             began = self._clock()
             rows = self._engine.step()

@@ -38,8 +38,13 @@ class Reporter:
 
     @property
     def pending(self) -> bool:
-        """Whether something changed since the last report, or somebody came who has not heard it."""
-        return self._told != (self._stats.changes, self._publisher.attachments)
+        """Whether something changed since the last report."""
+        return self._told[0] != self._stats.changes
+
+    @property
+    def unheard(self) -> bool:
+        """Whether an API server came after the last report: it knows nothing of this engine yet."""
+        return self._told[1] != self._publisher.attachments
 
     def report_in_time(self, now: float) -> None:
         """While busy: when the last report is REPORT_INTERVAL_S old."""
