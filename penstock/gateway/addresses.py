@@ -25,14 +25,20 @@ class Target:
     """As the operator named it."""
     address: str | None = None
     """The address of the several that its name has; None: the name itself is connected to."""
+    destination: str = ""
+    """IP address and port, as Envoy takes it; empty: the name does not resolve."""
 
     @property
     def label(self) -> str:
         """What it is called in metrics and logs: its own URL."""
         if self.address is None:
             return self.url
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{urlsplit(self.url).scheme}://{host}:{port_of(self.url)}"
+        return f"{urlsplit(self.url).scheme}://{host_and_port(self.address, port_of(self.url))}"
+
+
+def host_and_port(address: str, port: int) -> str:
+    """With brackets around an IPv6 address."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 async def resolve(urls: Iterable[str]) -> list[Target]:
@@ -48,9 +54,10 @@ async def resolve(urls: Iterable[str]) -> list[Target]:
             infos = []
         addresses = sorted({str(info[4][0]) for info in infos})
         if len(addresses) > 1 and host != "localhost":  # which has one per protocol, for the same server
-            found += [Target(url, address) for address in addresses]
+            found += [Target(url, address, host_and_port(address, port_of(url))) for address in addresses]
         else:
-            found.append(Target(url))
+            destination = host_and_port(addresses[0], port_of(url)) if addresses else ""
+            found.append(Target(url, destination=destination))
     return found
 
 

@@ -3,9 +3,7 @@
 import asyncio
 import json
 import logging
-import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable
 
 from .. import __version__
 from ..api.access import Keys
@@ -15,19 +13,16 @@ from ..api.protocol import ServerProtocol
 from ..api.sink import EXTENSION, Receive, Scope, Send
 from ..config.gateway import GatewayConfig
 from .attempt import Attempt
+from .ledger import Ledger
 from .metrics import GatewayMetrics
 from .outcome import Outcome
 from .relay import Incoming, Record, Relay
-from .request import BodyError, RequestBody, read_request
+from .request import GENERATION_PATHS, BodyError, RequestBody, Rewrites, read_request
 from .upstream import Headers, end_to_end
 
 log = logging.getLogger(__name__)
-access = logging.getLogger("penstock.gateway.access")
 
-GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
-Rewrites = Mapping[str, tuple[Sequence[str], Sequence[float]]]
-"""Model name to models and their weights."""
 
 
 class App:
@@ -38,17 +33,18 @@ class App:
         config: GatewayConfig,
         relay: Relay,
         metrics: GatewayMetrics,
+        ledger: Ledger,
+        rewrites: Rewrites,
         clock: Callable[[], float],
-        rng: random.Random | None = None,
     ) -> None:
         self.draining = False
         self._config = config
         self._relay = relay
         self._metrics = metrics
+        self._ledger = ledger
+        self._rewrites = rewrites
         self._clock = clock
-        self._rng = rng or random.Random()
         self._keys = Keys(config.api_key or ())
-        self._rewrites = read_rewrites(config.model_rewrite or ())
         self._session_header = config.session_header.lower().encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,12 +64,16 @@ class App:
             await send_error(send, error, close=error.status == 413)
 
     def _check_ready(self) -> None:
-        now = self._clock()
         if self.draining:
             raise ApiError(503, "The gateway is shutting down.")
-        scraped = self._config.scrape_interval > 0
-        if not any(endpoint.is_ready(now, scraped=scraped) for endpoint in self._relay.pool.endpoints):
+        if not self.is_ready():
             raise ApiError(503, "No model server is ready.")
+
+    def is_ready(self) -> bool:
+        """Whether a request that comes would be sent to a model server."""
+        now, scraped = self._clock(), self._config.scrape_interval > 0
+        endpoints = self._relay.pool.endpoints
+        return not self.draining and any(each.is_ready(now, scraped=scraped) for each in endpoints)
 
     # -- relaying
 
@@ -92,8 +92,7 @@ class App:
             raise ApiError(500, "The gateway failed to handle this request.") from None
         finally:
             record.ended_at = self._clock()
-            self._metrics.count(record)
-            self._log(record)
+            self._ledger.close(record)
 
     async def _incoming(self, scope: Scope, receive: Receive, record: Record) -> Incoming:
         if self.draining:
@@ -113,13 +112,9 @@ class App:
 
     def _read_body(self, raw: bytes) -> RequestBody:
         try:
-            body = read_request(raw)
+            return self._rewrites.apply(read_request(raw))
         except BodyError as error:
             raise ApiError(400, f"The request body cannot be read: {error}", code="bad_body") from None
-        rewrite = self._rewrites.get(body.model)
-        if rewrite is None:
-            return body
-        return body.with_model(self._rng.choices(*rewrite)[0])
 
     def _headers(self, scope: Scope) -> Headers:
         headers = end_to_end(scope["headers"])
@@ -130,43 +125,6 @@ class App:
 
     def _session(self, scope: Scope) -> str | None:
         return request_header(scope, self._session_header)
-
-    def _log(self, record: Record) -> None:
-        wanted: Literal["none", "errors", "all"] = self._config.access_log
-        good = record.outcome in (Outcome.OK, Outcome.OK_WITHOUT_USAGE)
-        if wanted == "none" or (wanted == "errors" and good):
-            return
-        usage = record.seen.usage
-        line = {
-            "path": record.path,
-            "model": record.model,
-            "outcome": record.outcome,
-            "reason": record.reason,
-            "status": record.status,
-            "endpoint": record.endpoint,
-            "attempts": record.attempts,
-            "seconds": round(record.ended_at - record.began_at, 4),
-            "ttft": _difference(record.seen.first_token_at, record.began_at),
-            "input_tokens": usage and usage.input_tokens,
-            "output_tokens": usage and usage.output_tokens,
-            "bytes_in": record.bytes_in,
-            "bytes_out": record.bytes_out,
-        }
-        access.info("%s", json.dumps({key: value for key, value in line.items() if value is not None}))
-
-
-def _difference(later: float | None, earlier: float) -> float | None:
-    return None if later is None else round(later - earlier, 4)
-
-
-def read_rewrites(texts: Sequence[str]) -> Rewrites:
-    """Of ``--model-rewrite``: ``NAME=MODEL[:WEIGHT],…`` each."""
-    rewrites: dict[str, tuple[list[str], list[float]]] = {}
-    for text in texts:
-        name, _, targets = text.partition("=")
-        pairs = [target.partition(":") for target in targets.split(",")]
-        rewrites[name] = [model for model, _, _ in pairs], [float(weight or 1) for _, _, weight in pairs]
-    return rewrites
 
 
 async def _read(receive: Receive, limit: int) -> bytes:

@@ -9,12 +9,15 @@ import msgspec
 
 from .observer import Observation, ReplyObserver, StreamObserver
 from .outcome import Ending
+from .request import RequestBody
 from .upstream import Connection, Headers, end_to_end
 
 RETRIED_STATUSES = frozenset({429, 502, 503})
 """Replies that another endpoint may better; 500 is the model server's own failure, which a retry repeats."""
 
 EVENT_STREAM = b"text/event-stream"
+Expected = Literal["stream", "json", "anything"]
+"""What a good reply is."""
 
 
 class Client(Protocol):
@@ -57,13 +60,13 @@ class Attempt:
         client: Client,
         connection: Connection,
         *,
-        expects: Literal["stream", "json", "anything"],
+        expects: Expected,
         strip_usage: bool,
         wanted: Callable[[int], bool],
         timeouts: Timeouts,
         clock: Callable[[], float],
     ) -> None:
-        """``expects``: what a good reply is. ``wanted`` tells of a status whether such a reply is
+        """``wanted`` tells of a status whether such a reply is
         relayed; one that is not is thrown away."""
         self.ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self.status: int | None = None
@@ -101,23 +104,7 @@ class Attempt:
             self._end(Ending.COMPLETE)
             return
         self._headers = end_to_end(headers)
-        self._observer = self._observer_of(status, headers)
-
-    def _observer_of(self, status: int, headers: Headers) -> StreamObserver | ReplyObserver:
-        content_type = next((value for name, value in headers if name == b"content-type"), b"")
-        kind, _, parameters = content_type.lower().partition(b";")
-        problem = None
-        if b"charset" in parameters and b"utf-8" not in parameters:
-            problem = f"its content type is {content_type!r}, not UTF-8"
-        elif status == 200 and self._expects == "stream" and kind.strip() != EVENT_STREAM:
-            problem = f"the answer to a streamed request is {content_type!r}"
-        observer: StreamObserver | ReplyObserver
-        if kind.strip() == EVENT_STREAM:
-            observer = StreamObserver(self._strip_usage)
-        else:
-            observer = ReplyObserver(json=status == 200 and self._expects == "json")
-        observer.seen.malformed = problem
-        return observer
+        self._observer = observer_of(status, headers, self._expects, strip_usage=self._strip_usage)
 
     def on_body(self, data: bytes) -> None:
         self._read_at = now = self._clock()
@@ -198,6 +185,39 @@ class Attempt:
     def _end(self, ending: Ending) -> None:
         if not self.ended.done():
             self.ended.set_result(ending)
+
+
+def expected(body: RequestBody | None) -> Expected:
+    """The reply to a request; None: it is not one for generation."""
+    return "anything" if body is None else "stream" if body.stream else "json"
+
+
+def observer_of(
+    status: int, headers: Headers, expects: Expected, *, strip_usage: bool
+) -> StreamObserver | ReplyObserver:
+    """Who watches a reply that begins so."""
+    content_type = next((value for name, value in headers if name == b"content-type"), b"")
+    kind, _, parameters = content_type.lower().partition(b";")
+    problem = None
+    if b"charset" in parameters and b"utf-8" not in parameters:
+        problem = f"its content type is {content_type!r}, not UTF-8"
+    elif status == 200 and expects == "stream" and kind.strip() != EVENT_STREAM:
+        problem = f"the answer to a streamed request is {content_type!r}"
+    observer: StreamObserver | ReplyObserver
+    if kind.strip() == EVENT_STREAM:
+        observer = StreamObserver(strip_usage)
+    else:
+        observer = ReplyObserver(json=status == 200 and expects == "json")
+    observer.seen.malformed = problem
+    return observer
+
+
+def answer_headers(status: int) -> Headers:
+    """Of an answer of the gateway's own, but for its length."""
+    headers = [(b"content-type", b"application/json")]
+    if status in (429, 503):
+        headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]
+    return headers
 
 
 def error_body(code: str, message: str) -> bytes:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from .outcome import BLAMED, Outcome
+
 CONSECUTIVE = 3
 """Failures in a row that open the breaker; a fast failing endpoint makes them within milliseconds."""
 WINDOW_S = 10.0
@@ -44,6 +46,15 @@ class Breaker:
         """A request is sent; while half open it is the probe."""
         if self._open_until is not None:
             self._probe_until = now + LONGEST_PAUSE_S
+
+    def judged(self, outcome: Outcome, now: float) -> None:
+        """A request that was sent has ended so."""
+        if outcome in BLAMED:
+            self.failed(now)
+        elif outcome is Outcome.CLIENT_DISCONNECT:
+            self.released()
+        else:
+            self.succeeded(now)
 
     def released(self) -> None:
         """The request ended without telling anything about the endpoint (its client left)."""

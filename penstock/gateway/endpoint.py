@@ -30,6 +30,8 @@ class Endpoint:
 
     url: str
     """Scheme, host and port; no path."""
+    destination: str = ""
+    """IP address and port, as Envoy takes it; empty: unknown."""
     labels: Mapping[str, str] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
     scraped_at: float | None = None

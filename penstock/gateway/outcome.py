@@ -25,6 +25,10 @@ class Outcome(enum.StrEnum):
     """The gateway answered itself: no endpoint, overload, a bad request, a missing key."""
 
 
+BLAMED = frozenset({Outcome.NETWORK_ERROR, Outcome.MODEL_SERVER_ERROR, Outcome.CONTENT_ERROR})
+"""Outcomes that count as failures of the endpoint."""
+
+
 class Ending(enum.Enum):
     """How the exchange with the model server stopped, as the transport saw it."""
 

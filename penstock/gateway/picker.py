@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .endpoint import Endpoint
-from .prefix import PrefixIndex
+from .prefix import PrefixIndex, prefix_blocks
+from .request import RequestBody
 
 MOST_SESSIONS = 1 << 16
 """Sessions remembered; the least recently used one is forgotten first."""
@@ -30,6 +31,15 @@ class PickRequest:
     """URLs among which the client's gateway allows to choose."""
     tried: set[Endpoint] = field(default_factory=set)
     """Endpoints that failed this request already."""
+
+
+def pick_request(body: RequestBody | None, session: str | None, ttft_slo_s: float | None) -> PickRequest:
+    """What picking looks at in a request; ``body`` is None where it is not one for generation."""
+    request = PickRequest(session=session, ttft_slo_s=ttft_slo_s)
+    if body is not None:
+        request.model, request.priority, request.tokens = body.model, body.priority, body.tokens
+        request.blocks = prefix_blocks(body.model, body.prompt)
+    return request
 
 
 class Refusal(Exception):
@@ -89,14 +99,26 @@ class Picker:
 
     def pick(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> Endpoint:
         """The endpoint to send ``request`` to. Raises Refusal."""
+        return self.ranked(request, endpoints, now, 1)[0]
+
+    def ranked(
+        self, request: PickRequest, endpoints: Sequence[Endpoint], now: float, most: int
+    ) -> list[Endpoint]:
+        """The endpoint to send ``request`` to, and behind it those to try when it fails, the best ones first:
+        at most ``most`` in all. Raises Refusal."""
         candidates = self._candidates(request, endpoints, now)
         if len(candidates) == 1:
-            return self._picked(request, candidates[0])
+            return [self._picked(request, candidates[0])]
         scores = [0.0] * len(candidates)
         for scorer, weight in self._scorers:
             for row, score in enumerate(scorer(request, candidates, now)):
                 scores[row] += weight * score
-        return self._picked(request, candidates[self._choice(scores)])
+        choice = self._choice(scores)
+        picked = self._picked(request, candidates[choice])
+        if most == 1:
+            return [picked]
+        rest = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+        return [picked, *(candidates[row] for row in rest if row != choice)][:most]
 
     def forget(self, endpoint: Endpoint) -> None:
         """The endpoint is no longer in the pool."""

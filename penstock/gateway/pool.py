@@ -40,9 +40,11 @@ class Pool:
         for url, target in wanted.items():
             if url not in known:
                 log.info("endpoint %s is taken in", url)
-                self._connections[Endpoint(url)] = ConnectionPool(
+                known[url] = Endpoint(url)
+                self._connections[known[url]] = ConnectionPool(
                     target.url, address=target.address, connect_timeout_s=self._timeouts.connect
                 )
+            known[url].destination = target.destination
 
     def connections(self, endpoint: Endpoint) -> ConnectionPool:
         """Raises UpstreamError when the endpoint was taken out."""

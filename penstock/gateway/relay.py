@@ -7,21 +7,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from .attempt import RETRIED_STATUSES, Attempt, Client, Timeouts, error_body
+from .attempt import RETRIED_STATUSES, Attempt, Client, Timeouts, answer_headers, error_body, expected
 from .endpoint import Endpoint
 from .observer import Observation
 from .outcome import Ending, Outcome, judge
-from .picker import Picker, PickRequest, Refusal
+from .picker import Picker, PickRequest, Refusal, pick_request
 from .pool import Pool
-from .prefix import prefix_blocks
 from .request import STREAMING_PATHS, RequestBody
 from .retries import RetryBudget
 from .upstream import Connection, Headers, UpstreamError, request_bytes
 
 log = logging.getLogger(__name__)
-
-_BLAMED = frozenset({Outcome.NETWORK_ERROR, Outcome.MODEL_SERVER_ERROR, Outcome.CONTENT_ERROR})
-"""Outcomes that count as failures of the endpoint."""
 
 
 class ClientConnection(Client, Protocol):
@@ -110,11 +106,7 @@ class Relay:
         """Relay one request; ``record`` says afterwards how it ended. Never raises for what others do."""
         now = self.clock()
         self.budget.request(now)
-        body = incoming.body
-        request = PickRequest(session=incoming.session, ttft_slo_s=self.ttft_slo_s)
-        if body is not None:
-            request.model, request.priority, request.tokens = body.model, body.priority, body.tokens
-            request.blocks = prefix_blocks(body.model, body.prompt)
+        request = pick_request(incoming.body, incoming.session, self.ttft_slo_s)
         run = _Run(self, incoming, client, record, request)
         await run.to_the_end()
 
@@ -182,11 +174,8 @@ class _Run:
     def _answer(self, status: int, code: str, message: str) -> None:
         """An answer of the gateway's own."""
         body = error_body(code, message)
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        if status in (429, 503):
-            headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]
         self._record.status = status
-        self._client.start(status, headers)
+        self._client.start(status, [*answer_headers(status), (b"content-length", b"%d" % len(body))])
         self._client.write(body)
         self._client.end()
 
@@ -246,7 +235,7 @@ class _Run:
         attempt = Attempt(
             self._client,
             connection,
-            expects="anything" if body is None else "stream" if body.stream else "json",
+            expects=expected(body),
             strip_usage=with_usage,
             wanted=lambda status: self._is_wanted(status, with_usage),
             timeouts=relay.timeouts,
@@ -292,8 +281,8 @@ class _Run:
             record.status = attempt.status or 0
         status = record.status if attempt is not None else None
         record.outcome = judge(ending, status or None, record.seen, streamed=record.streamed)
-        record.reason = reason or _reason(record)
-        self._tell_breaker(endpoint, record.outcome, now)
+        record.reason = reason or reason_of(record)
+        endpoint.breaker.judged(record.outcome, now)
         if record.seen.first_token_at is not None and record.sent_at is not None:
             endpoint.answered(record.seen.first_token_at - record.sent_at)
         if ending is Ending.CLIENT_GONE or (attempt is not None and attempt.relayed):
@@ -309,16 +298,8 @@ class _Run:
         self._answer(502, "upstream_failed", f"no answer from a model server: {reason}")
         return True
 
-    def _tell_breaker(self, endpoint: Endpoint, outcome: Outcome, now: float) -> None:
-        if outcome in _BLAMED:
-            endpoint.breaker.failed(now)
-        elif outcome is Outcome.CLIENT_DISCONNECT:
-            endpoint.breaker.released()
-        else:
-            endpoint.breaker.succeeded(now)
 
-
-def _reason(record: Record) -> str:
+def reason_of(record: Record) -> str:
     """Why a reply that arrived is not a good one; nothing for one that is."""
     seen = record.seen
     if record.outcome is Outcome.CONTENT_ERROR:

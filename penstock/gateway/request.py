@@ -1,7 +1,11 @@
 """What the gateway looks at in a request's body, and the one thing it may change in it."""
 
+import random
+from collections.abc import Sequence
+
 import msgspec
 
+GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 STREAMING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 """Where ``stream_options.include_usage`` exists."""
 
@@ -76,3 +80,21 @@ def read_request(raw: bytes) -> RequestBody:
         body.priority or 0,
         bytes(body.messages or body.prompt or body.input),
     )
+
+
+class Rewrites:
+    """Of ``--model-rewrite``: which models are asked for instead of a name, by weight."""
+
+    def __init__(self, texts: Sequence[str], rng: random.Random | None = None) -> None:
+        """``texts`` are ``NAME=MODEL[:WEIGHT],…`` each."""
+        self._rng = rng or random.Random()
+        self._targets: dict[str, tuple[list[str], list[float]]] = {}
+        for text in texts:
+            name, _, targets = text.partition("=")
+            pairs = [target.partition(":") for target in targets.split(",")]
+            self._targets[name] = [model for model, _, _ in pairs], [float(w or 1) for _, _, w in pairs]
+
+    def apply(self, body: RequestBody) -> RequestBody:
+        """The request for the model that is drawn, or as it is."""
+        targets = self._targets.get(body.model)
+        return body if targets is None else body.with_model(self._rng.choices(*targets)[0])
