@@ -42,6 +42,14 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     port: Annotated[
         int, option("Port to listen on; 0 takes a free one and prints it.", "HTTP server", ge=0, le=65535)
     ] = 8080
+    ext_proc_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        option(
+            "Port of the external processor for Envoy (gRPC, without TLS); 0 takes a free one and prints it; "
+            "default: none.",
+            "HTTP server",
+        ),
+    ] = None
     api_key: Annotated[
         list[str] | None,
         option("Keys that clients may present; default: none is needed.", "HTTP server", secret=True),

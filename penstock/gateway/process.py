@@ -5,6 +5,7 @@ import logging
 import signal
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import uvloop
 from setproctitle import setproctitle
@@ -16,14 +17,20 @@ from ..config.gateway import GatewayConfig
 from ..supervisor import logs
 from ..supervisor.exits import EXIT_OK
 from ..supervisor.listener import Listener, listen
-from .addresses import EndpointsFile, resolve
+from .addresses import EndpointsFile, host_and_port, resolve
 from .app import App
 from .attempt import Timeouts
+from .ledger import Ledger
 from .metrics import GatewayMetrics
 from .picker import SCORERS, Picker
 from .picker import Limits as PickerLimits
 from .pool import Pool
 from .relay import Relay
+from .request import Rewrites
+
+if TYPE_CHECKING:
+    from .extproc.picks import Picks
+    from .extproc.server import EnvoyServer
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +69,22 @@ def read_weights(text: str) -> dict[str, float]:
     return weights
 
 
+def serve_envoy(
+    config: GatewayConfig, relay: Relay, ledger: Ledger, rewrites: Rewrites, app: App
+) -> "tuple[Picks, EnvoyServer]":
+    """The external processor. Raises ConfigError where its libraries are missing."""
+    try:
+        from .extproc.server import EnvoyServer
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--ext-proc-port needs the package {error.name}: pip install 'penstock[envoy]'"
+        ) from None
+    from .extproc.picks import Picks
+
+    picks = Picks.of(config, relay, ledger, rewrites)
+    return picks, EnvoyServer(picks, app.is_ready)
+
+
 class EndpointNames:
     """What the operator names, from the command line and the file."""
 
@@ -91,6 +114,10 @@ class _Gateway:
         self._listener = listener
         self._signals = 0
         self._began = time.monotonic()
+        self._finished = asyncio.Event()
+        """Set when the drain is over, or when a second signal ends it."""
+        self._picks: Picks | None = None
+        self._envoy: EnvoyServer | None = None
         self._http: HttpServer
         self._app: App
         self._relay: Relay
@@ -111,11 +138,17 @@ class _Gateway:
         self._relay = Relay(
             pool, picker, timeouts, loop.time, config.include_usage, config.max_attempts, config.ttft_slo
         )
-        metrics = GatewayMetrics(lambda: pool.endpoints, lambda: self._relay.in_flight)
-        self._app = App(config, self._relay, metrics, loop.time)
+        metrics = GatewayMetrics(lambda: pool.endpoints, lambda: self._in_flight)
+        ledger = Ledger(metrics, config.access_log)
+        rewrites = Rewrites(config.model_rewrite or ())
+        self._app = App(config, self._relay, metrics, ledger, rewrites, loop.time)
         limits = Limits(HEADER_TIMEOUT_S, KEEP_ALIVE_S, config.max_connections, MAX_HEADER_BYTES, MAX_BACKLOG)
+        if config.ext_proc_port is not None:
+            self._picks, self._envoy = serve_envoy(config, self._relay, ledger, rewrites, self._app)
         self._http = HttpServer(self._app, self._listener.socket, limits, on_listening=self._announce)
         pool.set(await resolve(self._named.urls()))
+        if self._envoy is not None and config.ext_proc_port is not None:
+            await self._envoy.start(config.host, config.ext_proc_port)
         background = [asyncio.ensure_future(self._check()), asyncio.ensure_future(self._watch(pool))]
         if config.scrape_interval:
             background.append(asyncio.ensure_future(pool.scrape_for_ever(config.scrape_interval)))
@@ -123,23 +156,31 @@ class _Gateway:
             loop.add_signal_handler(signum, self._on_signal)
         try:
             await self._http.run_to_the_end()
+            await self._wait_for_envoy()
         finally:
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
+            if self._envoy is not None:
+                await self._envoy.stop()
             pool.close()
         return EXIT_OK
+
+    @property
+    def _in_flight(self) -> int:
+        return self._relay.in_flight + (0 if self._picks is None else self._picks.in_flight)
 
     def _announce(self) -> None:
         assert not isinstance(self._listener.address, str), "it listens on no unix socket"
         host, port = self._listener.address
-        shown = f"[{host}]" if ":" in host else host
         count = len(self._relay.pool.endpoints)
+        envoy = "" if self._envoy is None else f"  Envoy      {host_and_port(host, self._envoy.port)}\n"
         took = time.monotonic() - self._began
         sys.stderr.write(
             f"penstock {__version__}\n"
             f"  gateway to {count} model server{'s' if count != 1 else ''}\n"
-            f"  URL        http://{shown}:{port}/v1\n"
+            f"{envoy}"
+            f"  URL        http://{host_and_port(host, port)}/v1\n"
             f"ready in {took:.1f} s\n"
         )
         sys.stderr.flush()
@@ -150,6 +191,10 @@ class _Gateway:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             self._relay.check()
+            if self._picks is not None:
+                self._picks.check()
+                if self._app.draining and not self._picks.awaits_log:
+                    self._finished.set()
 
     async def _watch(self, pool: Pool) -> None:
         """The endpoints file, and what names resolve to."""
@@ -169,9 +214,18 @@ class _Gateway:
         """The first one drains, the second one ends."""
         self._signals += 1
         if self._signals > 1:
-            self._http.stop()
+            self._stop()
             return
-        log.info("draining: %d requests are being relayed", self._relay.in_flight)
+        log.info("draining: %d requests are in flight", self._in_flight)
         self._app.draining = True
         self._http.drain()
-        asyncio.get_running_loop().call_later(self._config.drain_timeout, self._http.stop)
+        asyncio.get_running_loop().call_later(self._config.drain_timeout, self._stop)
+
+    def _stop(self) -> None:
+        self._finished.set()
+        self._http.stop()
+
+    async def _wait_for_envoy(self) -> None:
+        """Until the access log has told of all requests that were picked for."""
+        if self._picks is not None and self._picks.awaits_log:
+            await self._finished.wait()

@@ -72,6 +72,7 @@ class Upstream:
 
     def __init__(self, behaviour: Behaviour) -> None:
         self.behaviour = behaviour
+        self.metrics = b"vllm:num_requests_waiting 0\n"
         self.calls: list[Call] = []
         owner = self
 
@@ -80,7 +81,7 @@ class Upstream:
                 self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 while (call := _read_call(self.request)) is not None:
                     if call.path == "/metrics":
-                        call.reply(200, b"vllm:num_requests_waiting 0\n", "text/plain")
+                        call.reply(200, owner.metrics, "text/plain")
                         continue
                     owner.calls.append(call)
                     with contextlib.suppress(OSError):
@@ -123,9 +124,22 @@ def _read_call(connection: socket.socket) -> Call | None:
     first, *lines = head.decode().split("\r\n")
     method, path, _ = first.split(" ")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    if headers.get("transfer-encoding") == "chunked":
+        body = _read_chunks(connection, body)
     while len(body) < int(headers.get("content-length", 0)):
         body += connection.recv(65536)
     return Call(method, path, headers, body, connection, threading.Event())
+
+
+def _read_chunks(connection: socket.socket, data: bytes) -> bytes:
+    while not data.endswith(b"\r\n0\r\n\r\n"):
+        data += connection.recv(65536)
+    body = b""
+    while True:
+        size, _, data = data.partition(b"\r\n")
+        if not (count := int(size, 16)):
+            return body
+        body, data = body + data[:count], data[count + 2 :]
 
 
 @dataclass

@@ -1,0 +1,103 @@
+"""What Envoy says about a request and what it is told, without protobuf or gRPC."""
+
+import enum
+from dataclasses import dataclass, field
+
+from ..upstream import Headers
+
+Texts = dict[str, list[str]]
+"""Strings of one metadata namespace; a string with commas is a list as well."""
+
+
+class Part(enum.StrEnum):
+    """Of an HTTP exchange; the values are the fields' names in both messages."""
+
+    REQUEST_HEADERS = "request_headers"
+    REQUEST_BODY = "request_body"
+    REQUEST_TRAILERS = "request_trailers"
+    RESPONSE_HEADERS = "response_headers"
+    RESPONSE_BODY = "response_body"
+    RESPONSE_TRAILERS = "response_trailers"
+
+
+class BodyMode(enum.IntEnum):
+    """How Envoy sends a body; the values are those of ``ProcessingMode.BodySendMode``."""
+
+    NONE = 0
+    STREAMED = 1
+    BUFFERED = 2
+    BUFFERED_PARTIAL = 3
+    FULL_DUPLEX_STREAMED = 4
+    GRPC = 5
+
+
+@dataclass(slots=True)
+class Told:
+    """One ``ProcessingRequest``."""
+
+    part: Part
+    headers: Headers = field(default_factory=list)
+    body: bytes = b""
+    end: bool = False
+    """Nothing follows in this direction."""
+    metadata: dict[str, Texts] = field(default_factory=dict)
+    """By namespace."""
+    attributes: dict[str, str] = field(default_factory=dict)
+    observing: bool = False
+    """Envoy wants no answers (``observability_mode``)."""
+    request_mode: BodyMode | None = None
+    response_mode: BodyMode | None = None
+    """Said with the first message, by Envoys that say it."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """A ``ProcessingResponse`` that lets the exchange go on."""
+
+    part: Part
+    set_headers: Headers = field(default_factory=list)
+    remove_headers: tuple[str, ...] = ()
+    body: bytes | None = None
+    """Instead of the buffered one."""
+    chunk: bytes | None = None
+    """Of a full-duplex body: all that is sent on."""
+    end: bool = False
+    """Of a full-duplex body: it is the last chunk."""
+    metadata: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Dynamic metadata to set, by namespace."""
+
+
+@dataclass(slots=True)
+class Immediate:
+    """A ``ProcessingResponse`` that answers the client."""
+
+    status: int
+    headers: Headers
+    body: bytes
+    details: str
+    """Shows up in Envoy's access log as ``response_code_details``."""
+
+
+Answer = Reply | Immediate
+
+
+@dataclass(slots=True)
+class Entry:
+    """One ``HTTPAccessLogEntry``: how a request ended, in Envoy's words. Durations are in seconds."""
+
+    request_id: str
+    path: str = ""
+    status: int = 0
+    """What the client got; 0: nothing."""
+    details: str = ""
+    flags: frozenset[str] = frozenset()
+    """Names of the ``ResponseFlags`` that are set."""
+    upstream: str = ""
+    """Address and port of the server that was asked last; empty: none was."""
+    attempts: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    duration_s: float = 0.0
+    first_byte_s: float | None = None
+    """Until the first byte from upstream."""
+    metadata: dict[str, Texts] = field(default_factory=dict)

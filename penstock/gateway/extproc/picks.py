@@ -1,0 +1,237 @@
+"""The requests that Envoy was told where to send: picked here, ended by Envoy's access log, counted once."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...api.access import Keys
+from ...config.gateway import GatewayConfig
+from ..attempt import Expected
+from ..endpoint import Endpoint
+from ..ledger import Ledger
+from ..observer import Observation, ReplyObserver, StreamObserver
+from ..outcome import BLAMED, Ending, Outcome, judge
+from ..picker import PickRequest, Refusal
+from ..relay import Record, Relay, reason_of
+from ..request import Rewrites
+from .accesslog import ending_of, is_envoys_own
+from .messages import Entry
+
+log = logging.getLogger(__name__)
+
+LOG_DELAY_S = 60.0
+"""How much later than the longest reply the access log may tell of it."""
+
+
+@dataclass(slots=True, eq=False)
+class Pick:
+    """One request that Envoy was told where to send."""
+
+    record: Record
+    endpoints: list[Endpoint]
+    """The first one was picked, the others are for retries."""
+    tokens: int
+    expects: Expected
+    request_id: str
+    served: str = ""
+    """Address and port of the endpoint that answered, as Envoy says."""
+    observer: StreamObserver | ReplyObserver | None = None
+    """Of the reply, where Envoy sends it."""
+    observing: bool = False
+    """The reply is still being sent here."""
+    seen_status: int = 0
+    entry: Entry | None = None
+    """What the access log says."""
+
+    @property
+    def destinations(self) -> list[str]:
+        return [endpoint.destination for endpoint in self.endpoints]
+
+
+@dataclass(slots=True)
+class Picks:
+    """Of one gateway. ``relay`` lends its pool, picker, clock and limits."""
+
+    relay: Relay
+    ledger: Ledger
+    rewrites: Rewrites
+    keys: Keys
+    session_header: bytes
+    max_request_bytes: int
+    endpoint_api_key: str | None = None
+    in_flight: int = 0
+    logs: int = 0
+    """Access log streams that are open."""
+    _pending: dict[str, list[Pick]] = field(default_factory=dict)
+    """By request id, the oldest first; clients may send an id twice."""
+
+    @classmethod
+    def of(cls, config: GatewayConfig, relay: Relay, ledger: Ledger, rewrites: Rewrites) -> "Picks":
+        """With the options of ``config``."""
+        return cls(
+            relay,
+            ledger,
+            rewrites,
+            Keys(config.api_key or ()),
+            config.session_header.lower().encode(),
+            config.max_request_bytes,
+            config.endpoint_api_key,
+        )
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self.relay.clock
+
+    @property
+    def ttft_slo_s(self) -> float | None:
+        return self.relay.ttft_slo_s
+
+    @property
+    def awaits_log(self) -> bool:
+        """Whether there are requests whose end somebody may still tell."""
+        return self.in_flight > 0 and self.logs > 0
+
+    # -- for exchanges
+
+    def pick(
+        self,
+        request: PickRequest,
+        request_id: str,
+        subset: list[str] | None,
+        record: Record,
+        expects: Expected,
+    ) -> Pick:
+        """Where to send a request; ``subset`` are the addresses that Envoy allows. Raises Refusal."""
+        now = self.clock()
+        endpoints = [endpoint for endpoint in self.relay.pool.endpoints if endpoint.destination]
+        if subset is not None:
+            request.subset = frozenset(each.url for each in endpoints if each.destination in subset)
+        if not endpoints:
+            raise Refusal(503, "none_ready", "No model server has an address.")
+        ranked = self.relay.picker.ranked(request, endpoints, now, self.relay.most_attempts)
+        pick = Pick(record, ranked, request.tokens, expects, request_id)
+        ranked[0].began(request.tokens, now)
+        self._pending.setdefault(request_id, []).append(pick)
+        self.in_flight += 1
+        return pick
+
+    def find(self, request_id: str) -> Pick | None:
+        """The oldest pending pick for the id whose reply nobody observes."""
+        picks = self._pending.get(request_id, ())
+        return next((pick for pick in picks if pick.observer is None), None)
+
+    def observed(self, pick: Pick) -> None:
+        """No more of its reply will come."""
+        pick.observing = False
+        if pick.entry is not None:
+            self._settle(pick)
+        elif not self.logs:  # nobody else will tell: what was seen is all
+            whole = pick.observer is not None and pick.observer.seen.ended
+            self._end(pick, Ending.COMPLETE if whole else Ending.BROKEN, "the reply is not whole")
+
+    def close(self, record: Record) -> None:
+        """The request has ended; count it."""
+        record.ended_at = record.ended_at or self.clock()
+        self.ledger.close(record)
+
+    # -- the access log
+
+    def logged(self, entry: Entry, destinations: tuple[str, ...]) -> None:
+        """Envoy's log says that a request has ended. One that was never picked for is none of ours; one
+        that another process picked for (``destinations`` are the keys of its metadata) is counted."""
+        waiting = [pick for pick in self._pending.get(entry.request_id, ()) if pick.entry is None]
+        if waiting:
+            waiting[0].entry = entry
+            if not waiting[0].observing:
+                self._settle(waiting[0])
+        elif entry.metadata.get("envoy.lb", {}).keys() & set(destinations):
+            record = Record(entry.path, began_at=self.clock() - entry.duration_s)
+            self._conclude(record, entry, Observation())
+
+    def check(self) -> None:
+        """Give up on requests of which the log has not told; called now and then."""
+        patience = self.relay.timeouts.total + LOG_DELAY_S
+        now = self.clock()
+        for picks in list(self._pending.values()):
+            for pick in list(picks):
+                if now - pick.record.began_at > patience:
+                    self._end(pick, Ending.TIMEOUT, "Envoy's access log has not told of its end")
+
+    # -- the end
+
+    def _settle(self, pick: Pick) -> None:
+        """The log has told of its end, and its reply has been seen as far as it came."""
+        entry, record = pick.entry, pick.record
+        assert entry is not None, "a request is settled by the log"
+        seen = Observation()
+        if pick.observer is not None:
+            seen, record.streamed = pick.observer.seen, isinstance(pick.observer, StreamObserver)
+        self._release(pick)
+        self._conclude(record, entry, seen, observed=pick.observer is not None)
+        self._tell_endpoints(pick, entry, record.outcome)
+
+    def _conclude(self, record: Record, entry: Entry, seen: Observation, *, observed: bool = False) -> None:
+        """Name the outcome and count the request."""
+        ending, record.reason = ending_of(entry)
+        if not observed:
+            seen.ended = ending is Ending.COMPLETE
+        record.seen, record.status, record.attempts = seen, entry.status, max(1, entry.attempts)
+        record.bytes_in, record.bytes_out = entry.bytes_in or record.bytes_in, entry.bytes_out
+        record.endpoint = self._url(entry.upstream) or record.endpoint
+        if is_envoys_own(entry) and ending is Ending.COMPLETE:
+            record.outcome, record.reason = Outcome.REJECTED, "envoy"
+        else:
+            record.outcome = judge(ending, entry.status or None, seen, streamed=record.streamed)
+            record.reason = record.reason or reason_of(record)
+        record.ended_at = record.began_at + entry.duration_s
+        self.close(record)
+
+    def _tell_endpoints(self, pick: Pick, entry: Entry, outcome: Outcome) -> None:
+        """Those that were tried in vain have failed; the one that answered last is judged by the outcome.
+
+        Where the reply is not seen, the time to its first byte stands in for that to its first token.
+        """
+        now = self.clock()
+        upstream = pick.served or entry.upstream
+        served = next((row for row, each in enumerate(pick.endpoints) if each.destination == upstream), 0)
+        tried = pick.endpoints[: served + 1] if entry.attempts > 1 else [pick.endpoints[served]]
+        for endpoint in tried[:-1]:
+            endpoint.breaker.failed(now)
+        if outcome is Outcome.REJECTED:
+            tried[-1].breaker.released()
+            return
+        tried[-1].breaker.judged(outcome, now)
+        first = pick.record.seen.first_token_at
+        if first is not None:
+            tried[-1].answered(first - pick.record.began_at)
+        elif entry.first_byte_s is not None and outcome not in BLAMED:
+            tried[-1].answered(entry.first_byte_s)
+
+    def _end(self, pick: Pick, ending: Ending, reason: str) -> None:
+        """Without the log."""
+        record = pick.record
+        self._release(pick)
+        if pick.observer is not None:
+            record.seen, record.status = pick.observer.seen, pick.seen_status
+            record.streamed = isinstance(pick.observer, StreamObserver)
+        record.endpoint = self._url(pick.served) or pick.endpoints[0].url
+        record.attempts = 1
+        record.outcome = judge(ending, record.status or None, record.seen, streamed=record.streamed)
+        record.reason = reason if ending is not Ending.COMPLETE else reason_of(record)
+        if pick.observer is None:
+            pick.endpoints[0].breaker.released()
+        else:
+            pick.endpoints[0].breaker.judged(record.outcome, self.clock())
+        self.close(record)
+
+    def _release(self, pick: Pick) -> None:
+        picks = self._pending[pick.request_id]
+        picks.remove(pick)
+        if not picks:
+            del self._pending[pick.request_id]
+        pick.endpoints[0].ended(pick.tokens)
+        self.in_flight -= 1
+
+    def _url(self, destination: str) -> str:
+        endpoints = self.relay.pool.endpoints
+        return next((each.url for each in endpoints if each.destination == destination), destination)

