@@ -11,9 +11,8 @@ from ..picker import Refusal, pick_request
 from ..relay import Record
 from ..request import GENERATION_PATHS, BodyError, RequestBody, read_request
 from .messages import Answer, BodyMode, Immediate, Part, Reply, Told
-from .picks import Pick, Picks
+from .picks import NAMESPACE, PROCESS_KEY, Pick, Picks
 
-NAMESPACE = "envoy.lb"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 GENERATIONS = ("x-gateway", "x-llm-d")
 """Beginnings of the protocol's names; what is said is said with both."""
@@ -147,7 +146,8 @@ class Exchange:
             headers.append((REQUEST_ID, self._request_id.encode()))
         if self._picks.endpoint_api_key is not None:
             headers.append((b"authorization", b"Bearer " + self._picks.endpoint_api_key.encode()))
-        metadata = {NAMESPACE: dict.fromkeys(DESTINATIONS, destinations)}
+        told = dict.fromkeys(DESTINATIONS, destinations)
+        metadata = {NAMESPACE: {**told, PROCESS_KEY: self._picks.process}}
         rewritten = None if body is None or body.raw == raw else body.raw
         if part is Part.REQUEST_HEADERS or self._request_mode is BodyMode.BUFFERED:
             if rewritten is not None:

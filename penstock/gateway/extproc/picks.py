@@ -1,6 +1,7 @@
 """The requests that Envoy was told where to send: picked here, ended by Envoy's access log, counted once."""
 
 import logging
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,8 +20,12 @@ from .messages import Entry
 
 log = logging.getLogger(__name__)
 
-LOG_DELAY_S = 60.0
-"""How much later than the longest reply the access log may tell of it."""
+LOG_DELAY_S = 10.0
+"""How much later than its end the access log may tell of a request; Envoy holds entries for a second."""
+NAMESPACE = "envoy.lb"
+"""Of the metadata in which picks are told."""
+PROCESS_KEY = "penstock-gateway-process"
+"""Metadata that says which process picked; Envoy's access log has it again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +44,8 @@ class Pick:
     """Of the reply, where Envoy sends it."""
     observing: bool = False
     """The reply is still being sent here."""
+    observed_at: float | None = None
+    """When the last of it was."""
     seen_status: int = 0
     entry: Entry | None = None
     """What the access log says."""
@@ -62,6 +69,8 @@ class Picks:
     in_flight: int = 0
     logs: int = 0
     """Access log streams that are open."""
+    process: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Value of :data:`PROCESS_KEY`."""
     _pending: dict[str, list[Pick]] = field(default_factory=dict)
     """By request id, the oldest first; clients may send an id twice."""
 
@@ -122,12 +131,9 @@ class Picks:
 
     def observed(self, pick: Pick) -> None:
         """No more of its reply will come."""
-        pick.observing = False
+        pick.observing, pick.observed_at = False, self.clock()
         if pick.entry is not None:
             self._settle(pick)
-        elif not self.logs:  # nobody else will tell: what was seen is all
-            whole = pick.observer is not None and pick.observer.seen.ended
-            self._end(pick, Ending.COMPLETE if whole else Ending.BROKEN, "the reply is not whole")
 
     def close(self, record: Record) -> None:
         """The request has ended; count it."""
@@ -136,26 +142,31 @@ class Picks:
 
     # -- the access log
 
-    def logged(self, entry: Entry, destinations: tuple[str, ...]) -> None:
-        """Envoy's log says that a request has ended. One that was never picked for is none of ours; one
-        that another process picked for (``destinations`` are the keys of its metadata) is counted."""
+    def logged(self, entry: Entry) -> None:
+        """Envoy's log says that a request has ended. One that another process picked for is counted as
+        well; one that nobody picked for, or that has been counted without the log, is not."""
         waiting = [pick for pick in self._pending.get(entry.request_id, ()) if pick.entry is None]
         if waiting:
             waiting[0].entry = entry
             if not waiting[0].observing:
                 self._settle(waiting[0])
-        elif entry.metadata.get("envoy.lb", {}).keys() & set(destinations):
+        elif (picked_by := entry.metadata.get(NAMESPACE, {}).get(PROCESS_KEY)) and picked_by != [
+            self.process
+        ]:
             record = Record(entry.path, began_at=self.clock() - entry.duration_s)
             self._conclude(record, entry, Observation())
 
     def check(self) -> None:
-        """Give up on requests of which the log has not told; called now and then."""
-        patience = self.relay.timeouts.total + LOG_DELAY_S
-        now = self.clock()
-        for picks in list(self._pending.values()):
-            for pick in list(picks):
-                if now - pick.record.began_at > patience:
-                    self._end(pick, Ending.TIMEOUT, "Envoy's access log has not told of its end")
+        """Give up on requests of which the log has not told; called now and then. Where the reply was seen,
+        that is all there is to know."""
+        now, longest = self.clock(), self.relay.timeouts.total
+        for pick in [pick for picks in self._pending.values() for pick in picks if not pick.observing]:
+            if pick.observed_at is not None and pick.observer is not None:
+                if now - pick.observed_at > LOG_DELAY_S:
+                    ending = Ending.COMPLETE if pick.observer.seen.ended else Ending.BROKEN
+                    self._end(pick, ending, "the reply is not whole")
+            elif now - pick.record.began_at > longest + LOG_DELAY_S:
+                self._end(pick, Ending.TIMEOUT, "Envoy's access log has not told of its end")
 
     # -- the end
 

@@ -9,7 +9,7 @@ import grpc.aio
 
 from ...supervisor.exits import StartError
 from ..addresses import host_and_port
-from .exchange import DESTINATIONS, Exchange
+from .exchange import Exchange
 from .messages import Answer, Entry, Told
 from .picks import Picks
 from .protobuf import HealthRequest, HealthResponse, read_log, read_request, write_response
@@ -96,7 +96,7 @@ class EnvoyServer:
         try:
             async for entries in batches:
                 for entry in entries:
-                    self._picks.logged(entry, DESTINATIONS)
+                    self._picks.logged(entry)
         finally:
             self._picks.logs -= 1
         return b""

@@ -10,7 +10,7 @@ from penstock.gateway.addresses import Target
 from penstock.gateway.attempt import Timeouts
 from penstock.gateway.extproc.exchange import CONTROL_HEADERS, DESTINATIONS, MOST_CHUNK_BYTES, Exchange
 from penstock.gateway.extproc.messages import BodyMode, Entry, Immediate, Part, Reply, Told
-from penstock.gateway.extproc.picks import LOG_DELAY_S, Picks
+from penstock.gateway.extproc.picks import LOG_DELAY_S, PROCESS_KEY, Picks
 from penstock.gateway.ledger import Ledger
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.picker import Picker
@@ -24,7 +24,7 @@ USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}
 EMPTY_SUBSET: dict[str, dict[str, list[str]]] = {
     "envoy.lb.subset_hint": {"x-llm-d-destination-endpoint-subset": []}
 }
-PICKED = {"envoy.lb": {DESTINATIONS[0]: ["10.0.0.1:8000"]}}
+PICKED = {"envoy.lb": {PROCESS_KEY: ["another"]}}
 
 
 class World:
@@ -54,7 +54,7 @@ class World:
 
     def logged(self, request_id: str = "r", **fields: Any) -> None:
         fields = {"status": 200, "upstream": "10.0.0.1:8000", "attempts": 1, **fields}
-        self.picks.logged(Entry(request_id, "/v1/completions", **fields), DESTINATIONS)
+        self.picks.logged(Entry(request_id, "/v1/completions", **fields))
 
 
 def head(mode: BodyMode | None = BodyMode.BUFFERED, *, end: bool = False, **more: Any) -> Told:
@@ -93,7 +93,8 @@ def test_a_buffered_body_is_waited_for() -> None:
     assert reply.part is Part.REQUEST_BODY
     assert reply.body is None
     assert dict(reply.set_headers) == {name.encode(): b"10.0.0.1:8000,10.0.0.2:8000" for name in DESTINATIONS}
-    assert reply.metadata == {"envoy.lb": dict.fromkeys(DESTINATIONS, "10.0.0.1:8000,10.0.0.2:8000")}
+    told = reply.metadata["envoy.lb"]
+    assert {told[name] for name in DESTINATIONS} == {"10.0.0.1:8000,10.0.0.2:8000"}
 
 
 @pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED_PARTIAL])
@@ -280,7 +281,6 @@ def answered(exchange: Exchange, *pieces: bytes) -> None:
 @pytest.mark.parametrize("log_first", [True, False])
 def test_a_reply_is_observed_to_its_end(log_first: bool) -> None:
     world = World()
-    world.picks.logs = 1
     exchange = picked(world)
     answered(exchange, STREAM[:10], STREAM[10:], USAGE)
     if log_first:
@@ -300,13 +300,18 @@ def test_without_a_log_the_reply_tells(end: bytes, outcome: str) -> None:
     exchange = picked(world)
     answered(exchange, STREAM, end)
     exchange.closed()
+    world.picks.check()
+    assert world.counts() == {}  # the log may be late
+    world.now += LOG_DELAY_S + 1
+    world.picks.check()
+    assert world.counts() == {outcome: 1.0}
+    world.logged(metadata={"envoy.lb": {PROCESS_KEY: [world.picks.process]}})
     assert world.counts() == {outcome: 1.0}
 
 
 def test_another_filter_may_observe() -> None:
     """In observability mode nothing is answered; the request's id comes as an attribute."""
     world = World()
-    world.picks.logs = 1
     picked(world).closed()
     observing = Exchange(world.picks)
     told = Told(Part.RESPONSE_HEADERS, [(b":status", b"200"), (b"content-type", b"text/event-stream")])
@@ -325,4 +330,7 @@ def test_the_server_that_answered_is_the_one_that_is_told() -> None:
     told.metadata = {"envoy.lb": {"x-gateway-destination-endpoint-served": ["10.0.0.2:8000"]}}
     exchange.receive(told)
     exchange.closed()
+    world.logged(status=500, upstream="10.0.0.2:8000")
     assert world.counts() == {"model_server_error": 1.0}
+    assert world.endpoints[1].breaker._row == 1
+    assert world.endpoints[0].breaker._row == 0
