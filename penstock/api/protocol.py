@@ -50,6 +50,8 @@ class ServerProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._chunks = True
         """Whether the client of the request in progress knows chunks: HTTP/1.0 has none."""
+        self._bodyless = False
+        """Whether the reply that :meth:`begin` began has no body."""
         self.write = transport.write
         # Half of the backlog for what was written before a client counts as slow, half for what it is owed.
         transport.set_write_buffer_limits(min(HIGH_WATER_BYTES, self.max_backlog // 2))
@@ -244,8 +246,15 @@ class ServerProtocol(HttpToolsProtocol):
     def _write_unframed(self, chunks: bytes) -> None:
         self.transport.write(unframed(chunks))
 
-    def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, chunked: bool) -> None:
-        """Sends the head of a reply; its body is chunked or has the content-length among ``headers``."""
+    def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Sends the head of a reply whose body follows by :meth:`write_body`. Without a content-length among
+        ``headers`` the body is chunked, or ends with the connection of a client that knows no chunks; a
+        reply to HEAD, 204 and 304 have no body (RFC 9110 §6.4.1), whatever is written."""
+        assert self._active is not None
+        scope: Any = self._active.scope
+        self._bodyless = scope["method"] == "HEAD" or status in (204, 304)
+        sized = any(name == b"content-length" for name, _ in headers)
+        chunked = self._chunks and not sized and not self._bodyless
         first = b"HTTP/1.1 %d %b\r\n" % (status, responses.get(status, "").encode())
         dated = any(name == b"date" for name, _ in headers)
         self.transport.write(self._head_from(first + _lines(headers), chunked=chunked, dated=dated))
@@ -263,6 +272,14 @@ class ServerProtocol(HttpToolsProtocol):
         framing = b"transfer-encoding: chunked\r\n" if chunked else b""
         close = b"" if cycle.keep_alive else _CLOSE
         return b"".join((start, extra, date, framing, close, b"\r\n"))
+
+    def write_body(self, data: bytes) -> None:
+        """A part, not empty, of the body of a reply that :meth:`begin` began."""
+        assert self._active is not None
+        if self._active.chunked_encoding:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        elif not self._bodyless:
+            self.transport.write(data)
 
     def unread(self) -> int:
         return self.transport.get_write_buffer_size()

@@ -127,7 +127,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         float, option("Seconds from sending a request to its first token.", "Relaying", gt=0)
     ] = 300.0
     event_timeout: Annotated[
-        float, option("Seconds that a reply may pause once it has begun.", "Relaying", gt=0)
+        float,
+        option("Seconds that a reply may pause once it has begun, or its client not read.", "Relaying", gt=0),
     ] = 60.0
     request_timeout: Annotated[float, option("Seconds that a reply may take in all.", "Relaying", gt=0)] = (
         3600.0

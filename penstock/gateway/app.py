@@ -146,7 +146,7 @@ class ClientOfSink:
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._protocol = protocol
         self._attempt: Attempt | None = None
-        self._chunked = True
+        self._paused = False
         protocol.listen(self)
 
     # -- of the relay
@@ -155,13 +155,14 @@ class ClientOfSink:
         self._attempt = attempt
         if self.gone.done():
             attempt.on_disconnect()
+        elif self._paused:
+            attempt.on_pause()
 
     def start(self, status: int, headers: Headers) -> None:
-        self._chunked = not any(name == b"content-length" for name, _ in headers)
-        self._protocol.begin(status, headers, chunked=self._chunked)
+        self._protocol.begin(status, headers)
 
     def write(self, data: bytes) -> None:
-        self._protocol.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        self._protocol.write_body(data)
 
     def end(self) -> None:
         self._protocol.finish()
@@ -178,9 +179,11 @@ class ClientOfSink:
             self._attempt.on_disconnect()
 
     def on_pause(self) -> None:
+        self._paused = True
         if self._attempt is not None:
             self._attempt.on_pause()
 
     def on_resume(self) -> None:
+        self._paused = False
         if self._attempt is not None:
             self._attempt.on_resume()

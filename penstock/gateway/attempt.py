@@ -83,6 +83,8 @@ class Attempt:
         self._timeouts = timeouts
         self._clock = clock
         self._sent_at = self._read_at = clock()
+        self._paused_at: float | None = None
+        """Since when the client has been behind."""
         self._headers: Headers = []
         self._observer: StreamObserver | ReplyObserver = ReplyObserver(json=False)
 
@@ -140,18 +142,25 @@ class Attempt:
             self._end(Ending.CLIENT_GONE)
 
     def on_pause(self) -> None:
-        self._connection.pause()
+        self._paused_at = self._clock()
+        self._connection.pause(self)
 
     def on_resume(self) -> None:
-        self._connection.resume()
+        self._paused_at = None
+        self._read_at = self._clock()  # the server could not be heard until here
+        self._connection.resume(self)
 
     # -- the clock
 
     def check(self, now: float) -> None:
-        """End what takes too long."""
+        """End what takes too long. A client that does not read is no fault of the server's."""
         if self.ended.done():
             return
         timeouts = self._timeouts
+        if self._paused_at is not None:
+            if now - self._paused_at > timeouts.event:
+                self._give_up(f"the client read nothing for {timeouts.event:g} s")
+            return
         begun = self.seen.first_token_at is not None or (self.relayed and not self.streamed)
         if now - self._sent_at > timeouts.total:
             reason = f"the reply took more than {timeouts.total:g} s"
@@ -165,6 +174,12 @@ class Attempt:
         self._break(Ending.TIMEOUT, reason)
 
     # -- the end
+
+    def _give_up(self, reason: str) -> None:
+        self.reason = reason
+        self._connection.abort()
+        self._end(Ending.CLIENT_GONE)
+        self._client.cut()
 
     def _break(self, ending: Ending, reason: str) -> None:
         """A reply that has begun cannot be replaced: its client is told within the stream, or cut off."""

@@ -205,7 +205,7 @@ class _Run:
             if connection is None:
                 return self._settle(endpoint, Ending.CLIENT_GONE, None, "")
             was_used = connection.was_used
-            attempt = await self._attempt(endpoint, connection, with_usage)
+            attempt = await self._attempt(connection, with_usage)
             ending = attempt.ended.result()
             if with_usage and attempt.status == 400 and not attempt.relayed:
                 with_usage, fresh = False, False  # perhaps because of what the gateway added
@@ -229,7 +229,7 @@ class _Run:
             (await connecting).abort()
         return None
 
-    async def _attempt(self, endpoint: Endpoint, connection: Connection, with_usage: bool) -> Attempt:
+    async def _attempt(self, connection: Connection, with_usage: bool) -> Attempt:
         relay, incoming, body = self._relay, self._incoming, self._incoming.body
         self._record.sent_at = relay.clock()
         attempt = Attempt(
@@ -242,12 +242,13 @@ class _Run:
             clock=relay.clock,
         )
         raw = body.with_usage() if with_usage and body is not None else incoming.raw
-        authority = relay.pool.connections(endpoint).authority
-        sent = request_bytes(incoming.method.encode(), incoming.target, authority, incoming.headers, raw)
+        sent = request_bytes(
+            incoming.method.encode(), incoming.target, connection.authority, incoming.headers, raw
+        )
         relay.began(attempt)
         try:
-            self._client.listen(attempt)
             connection.send(sent, attempt)
+            self._client.listen(attempt)
             await asyncio.wait((attempt.ended,))
         finally:
             relay.ended(attempt)
@@ -290,11 +291,11 @@ class _Run:
         if ending is Ending.COMPLETE:
             record.reason = f"the model server answered with status {status}"
             return False  # thrown away for another attempt
+        if self._may_retry():
+            return False
         if ending is Ending.TIMEOUT:
             self._answer(504, "upstream_timeout", reason)
             return True
-        if self._may_retry():
-            return False
         self._answer(502, "upstream_failed", f"no answer from a model server: {reason}")
         return True
 

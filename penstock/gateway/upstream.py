@@ -51,12 +51,19 @@ class Connection(asyncio.Protocol):
         self._headers: Headers = []
         self._body: list[bytes] = []
         self._complete = False
+        self._bodyless = False
+        """The reply to HEAD says how long a body would be, and has none."""
         self._reusable = True
         self.idle_since = 0.0
         self.answered = False
         """Something of the reply to the latest request has come."""
         self.was_used = False
         """It has carried a reply, so that the server may have closed it meanwhile."""
+
+    @property
+    def authority(self) -> bytes:
+        """What the host header of its requests says."""
+        return self._pool.authority
 
     # -- asyncio
 
@@ -109,6 +116,8 @@ class Connection(asyncio.Protocol):
             return
         self._reusable = self._parser.should_keep_alive()
         self._receiver.on_head(status, self._headers)
+        if self._bodyless:
+            self._complete, self._reusable = True, False  # the parser still waits for a body
 
     def on_body(self, body: bytes) -> None:
         self._body.append(body)
@@ -124,11 +133,16 @@ class Connection(asyncio.Protocol):
         return self._reusable and not self._transport.is_closing()
 
     def send(self, request: bytes, receiver: Receiver) -> None:
-        """Send a whole request; the reply goes to ``receiver``."""
+        """Send a whole request; the reply goes to ``receiver``, as does the news that the connection broke
+        while nobody used it."""
         self._receiver = receiver
+        self._bodyless = request.startswith(b"HEAD ")
         self._parser = httptools.HttpResponseParser(self)
         self._complete = self.answered = False
-        self._transport.write(request)
+        if self.usable:
+            self._transport.write(request)
+        else:  # connection_lost may be over, and comes only once
+            asyncio.get_running_loop().call_soon(self._break, "the connection was closed")
 
     def abort(self) -> None:
         """The reply is not wanted any more: the server is told by the end of the connection."""
@@ -136,13 +150,15 @@ class Connection(asyncio.Protocol):
         self._reusable = False
         self._transport.abort()
 
-    def pause(self) -> None:
-        """Read no further: whoever gets the reply is behind."""
-        if not self._transport.is_closing():
+    def pause(self, receiver: Receiver) -> None:
+        """Read no further: whoever gets the reply is behind. Nothing happens when it is not, or no longer,
+        ``receiver`` that gets it: its client may still be slow while the connection serves another one."""
+        if self._receiver is receiver and not self._transport.is_closing():
             self._transport.pause_reading()
 
-    def resume(self) -> None:
-        if not self._transport.is_closing():
+    def resume(self, receiver: Receiver) -> None:
+        """The opposite of :meth:`pause`."""
+        if self._receiver is receiver and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def close(self) -> None:
@@ -154,7 +170,9 @@ class Connection(asyncio.Protocol):
     def _finish(self) -> None:
         receiver, self._receiver = self._receiver, None
         assert receiver is not None
-        if self.usable:
+        if self._transport.get_write_buffer_size():
+            self._transport.abort()  # the server answered before it had read the request, and may never do
+        elif self.usable:
             self._transport.resume_reading()
             self._pool.release(self)
         else:
@@ -190,6 +208,7 @@ class ConnectionPool:
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[Connection] = []
+        self._closed = False
 
     async def acquire(self, *, fresh: bool = False) -> Connection:
         """A connection that is open, as far as is known; ``fresh``: one that was made for this. Raises
@@ -217,7 +236,7 @@ class ConnectionPool:
 
     def release(self, connection: Connection) -> None:
         """The connection's reply is whole; it can serve another request."""
-        if len(self._idle) >= MOST_IDLE:
+        if self._closed or len(self._idle) >= MOST_IDLE:
             connection.close()
             return
         connection.was_used = True
@@ -230,6 +249,8 @@ class ConnectionPool:
             self._idle.remove(connection)
 
     def close(self) -> None:
+        """Close idle connections at once, the others when their replies are whole."""
+        self._closed = True
         for connection in list(self._idle):
             connection.close()
         self._idle.clear()
@@ -272,10 +293,12 @@ def request_bytes(
     method: bytes, target: bytes, authority: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes
 ) -> bytes:
     """A whole HTTP/1.1 request. ``headers`` are end-to-end ones; host and content-length among them are
-    replaced."""
+    replaced, and expect is left out, as nothing waits for the server to agree."""
     lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target, authority)]
     lines += [
-        b"%b: %b\r\n" % (name, value) for name, value in headers if name not in (b"host", b"content-length")
+        b"%b: %b\r\n" % (name, value)
+        for name, value in headers
+        if name not in (b"host", b"content-length", b"expect")
     ]
     if body or method not in (b"GET", b"HEAD"):
         lines.append(b"content-length: %d\r\n" % len(body))

@@ -179,6 +179,74 @@ def test_other_requests_are_relayed_as_they_are(upstream: Upstream, front: Gatew
     upstream.behaviour = good
 
 
+def raw_exchange(front: Gateway, request: bytes) -> bytes:
+    """What comes until the gateway closes the connection."""
+    host, port = front.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as sock:
+        sock.sendall(request)
+        return b"".join(iter(lambda: sock.recv(65536), b""))
+
+
+NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
+ONLY_HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"
+
+
+@pytest.mark.parametrize(("method", "reply"), [("HEAD", ONLY_HEAD), ("DELETE", NO_CONTENT)])
+def test_replies_without_a_body(upstream: Upstream, front: Gateway, method: str, reply: bytes) -> None:
+    upstream.behaviour = lambda call: call.send(reply)
+    request = f"{method} /v1/files/x HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n"
+    head, _, body = raw_exchange(front, request.encode()).partition(b"\r\n\r\n")
+    assert head.startswith(reply[:12])
+    assert (b"content-length: 5" in head) == (method == "HEAD")
+    assert b"transfer-encoding" not in head
+    assert body == b""
+    upstream.behaviour = good
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_a_client_of_http_1_0_gets_no_chunks(upstream: Upstream, front: Gateway, stream: str) -> None:
+    upstream.behaviour = good
+    asked = b'{"model":"m","prompt":"p","stream":%b}' % stream.encode()
+    request = b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (len(asked), asked)
+    head, _, body = raw_exchange(front, request).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    streamed = f"data: {TEXT}\n\ndata: {TEXT}\n\ndata: {DONE}\n\n".encode()
+    assert body == (streamed if stream == "true" else REPLY)
+
+
+def test_a_client_that_waits_for_100_continue(upstream: Upstream, front: Gateway) -> None:
+    upstream.behaviour = good
+    asked = b'{"model":"m","prompt":"p"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\nconnection: close\r\n"
+    reply = raw_exchange(front, head + b"content-length: %d\r\n\r\n%b" % (len(asked), asked))
+    assert b" 200 OK" in reply
+    assert reply.endswith(REPLY)
+    assert "expect" not in upstream.calls[-1].headers
+
+
+def floods(call: Call) -> None:
+    """Streams until the gateway hangs up."""
+    call.stream(end=False)
+    try:
+        while True:
+            call.chunk(f"data: {TEXT}\n\n".encode() * 1000)
+    except OSError:
+        call.gone.set()
+
+
+def test_a_client_that_does_not_read_is_no_fault_of_the_server() -> None:
+    with Upstream(floods) as server, gateway(server, options=("--event-timeout", "1")) as front:
+        for _ in range(4):  # more than would open the breaker
+            with front.client.stream(
+                "POST", "/v1/completions", json={"model": "m", "prompt": "p", "stream": True}
+            ) as reply:
+                assert reply.status_code == 200
+                seen = len(server.calls)
+                assert server.calls[seen - 1].gone.wait(WAIT_S)
+        eventually(lambda: front.counts() == {"client_disconnect": 4})
+        assert front.client.get("/ready").status_code == 200
+
+
 def test_a_body_that_is_no_json_is_refused(front: Gateway) -> None:
     reply = front.client.post("/v1/completions", content=b"{")
     assert reply.status_code == 400
@@ -222,6 +290,13 @@ def test_what_fails_before_the_first_byte_is_tried_elsewhere(bad: Behaviour) -> 
         assert front.counts() == {"ok": 8}
         # a kept connection that breaks without a word is replaced, which is no retry
         assert 0 < front.counts("retry_total")[""] <= len(first.calls)
+
+
+def test_a_server_that_stalls_is_replaced() -> None:
+    options = ("--first-token-timeout", "1")
+    with Upstream(stalled) as slow, Upstream(good) as other, gateway(slow, other, options=options) as front:
+        eventually(lambda: front.complete().status_code == 200 and bool(slow.calls))
+        assert set(front.counts()) == {"ok"}
 
 
 def test_a_server_that_is_not_there_is_not_noticed() -> None:

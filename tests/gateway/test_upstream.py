@@ -227,3 +227,86 @@ def test_headers_of_one_connection_are_not_passed_on() -> None:
         (b"a", b"b"),
     ]
     assert end_to_end(headers) == [(b"a", b"b")]
+
+
+HEAD_REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
+
+
+async def _lost(connection: Connection) -> None:
+    """Until the loop has said that the connection is closed."""
+    async with asyncio.timeout(WAIT_S):
+        while await open_after_a_turn(connection):
+            pass
+
+
+def test_a_connection_that_breaks_before_it_is_used_says_so() -> None:
+    async def run() -> None:
+        async with pool_to(answering(OK)) as pool:
+            _, connection = await ask(pool)
+            kept = await pool.acquire()
+            assert kept is connection
+            await _lost(kept)
+            await asyncio.sleep(0)
+            collected = Collected()
+            kept.send(REQUEST, collected)
+            assert "closed" in await collected.until_end()
+            assert not kept.answered
+
+    asyncio.run(run())
+
+
+def test_the_reply_to_head_has_no_body() -> None:
+    async def run() -> None:
+        async with pool_to(answering(HEAD_REPLY, close=False)) as pool:
+            connection = await pool.acquire()
+            collected = Collected()
+            connection.send(request_bytes(b"HEAD", b"/x", b"h", [], b""), collected)
+            assert await collected.until_end() == "end"
+            assert (collected.status, collected.body) == (200, b"")
+
+    asyncio.run(run())
+
+
+def test_a_slow_client_of_an_earlier_reply_does_not_stop_the_next_one() -> None:
+    async def run() -> None:
+        async with pool_to(answering(OK, OK, close=False)) as pool:
+            earlier, connection = await ask(pool)
+            again = await pool.acquire()
+            assert again is connection
+            collected = Collected()
+            again.send(REQUEST, collected)
+            again.pause(earlier)
+            assert await collected.until_end() == "end"
+
+    asyncio.run(run())
+
+
+def test_an_early_answer_ends_the_connection() -> None:
+    """What of the request has not been read may never be."""
+
+    async def run() -> None:
+        async with pool_to(answering(OK, close=False)) as pool:
+            connection = await pool.acquire()
+            collected = Collected()
+            connection.send(request_bytes(b"POST", b"/x", b"h", [], bytes(64 << 20)), collected)
+            assert await collected.until_end() == "end"
+            assert not connection.usable
+
+    asyncio.run(run())
+
+
+def test_a_closed_pool_keeps_nothing() -> None:
+    async def run() -> None:
+        async with pool_to(answering(OK, close=False)) as pool:
+            connection = await pool.acquire()
+            collected = Collected()
+            connection.send(REQUEST, collected)
+            pool.close()
+            assert await collected.until_end() == "end"
+            assert not connection.usable
+
+    asyncio.run(run())
+
+
+def test_nobody_waits_for_the_server_to_expect_the_body() -> None:
+    assert b"expect" not in request_bytes(b"POST", b"/", b"h", [(b"expect", b"100-continue")], b"b")
