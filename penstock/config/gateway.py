@@ -45,10 +45,16 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ext_proc_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
         option(
-            "Port of the external processor for Envoy (gRPC, without TLS); 0 takes a free one and prints it; "
-            "default: none.",
-            "HTTP server",
+            "Port of Envoy's external processor (gRPC); 0 takes a free one and prints it; default: none.",
+            "Envoy",
         ),
+    ] = None
+    ext_proc_cert_file: Annotated[
+        str | None,
+        option("Certificate chain of the external processor, PEM; default: it speaks without TLS.", "Envoy"),
+    ] = None
+    ext_proc_key_file: Annotated[
+        str | None, option("Private key of that certificate, PEM.", "Envoy", metavar="FILE")
     ] = None
     api_key: Annotated[
         list[str] | None,

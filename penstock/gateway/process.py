@@ -5,6 +5,7 @@ import logging
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -71,8 +72,11 @@ def read_weights(text: str) -> dict[str, float]:
 
 def serve_envoy(
     config: GatewayConfig, relay: Relay, ledger: Ledger, rewrites: Rewrites, app: App
-) -> "tuple[Picks, EnvoyServer]":
-    """The external processor. Raises ConfigError where its libraries are missing."""
+) -> "tuple[Picks, EnvoyServer] | tuple[None, None]":
+    """The external processor, if there is to be one. Raises ConfigError where its libraries are missing."""
+    certificate = read_certificate(config)
+    if config.ext_proc_port is None:
+        return None, None
     try:
         from .extproc.server import EnvoyServer
     except ModuleNotFoundError as error:
@@ -82,7 +86,25 @@ def serve_envoy(
     from .extproc.picks import Picks
 
     picks = Picks.of(config, relay, ledger, rewrites)
-    return picks, EnvoyServer(picks, app.is_ready)
+    return picks, EnvoyServer(picks, app.is_ready, certificate)
+
+
+def read_certificate(config: GatewayConfig) -> tuple[bytes, bytes] | None:
+    """Private key and certificate chain of the external processor. Raises ConfigError."""
+    files = {"key": config.ext_proc_key_file, "cert": config.ext_proc_cert_file}
+    if files["key"] is None and files["cert"] is None:
+        return None
+    read = []
+    for name, path in files.items():
+        if path is None:
+            raise ConfigError(f"--ext-proc-{name}-file is missing: a certificate and its key come together")
+        if config.ext_proc_port is None:
+            raise ConfigError(f"--ext-proc-{name}-file {path}: there is no --ext-proc-port that it is for")
+        try:
+            read.append(Path(path).read_bytes())
+        except OSError as error:
+            raise ConfigError(f"--ext-proc-{name}-file {path}: {error.strerror}") from None
+    return read[0], read[1]
 
 
 class EndpointNames:
@@ -143,8 +165,7 @@ class _Gateway:
         rewrites = Rewrites(config.model_rewrite or ())
         self._app = App(config, self._relay, metrics, ledger, rewrites, loop.time)
         limits = Limits(HEADER_TIMEOUT_S, KEEP_ALIVE_S, config.max_connections, MAX_HEADER_BYTES, MAX_BACKLOG)
-        if config.ext_proc_port is not None:
-            self._picks, self._envoy = serve_envoy(config, self._relay, ledger, rewrites, self._app)
+        self._picks, self._envoy = serve_envoy(config, self._relay, ledger, rewrites, self._app)
         self._http = HttpServer(self._app, self._listener.socket, limits, on_listening=self._announce)
         pool.set(await resolve(self._named.urls()))
         if self._envoy is not None and config.ext_proc_port is not None:

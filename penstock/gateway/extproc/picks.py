@@ -47,6 +47,8 @@ class Pick:
     observed_at: float | None = None
     """When the last of it was."""
     seen_status: int = 0
+    in_flight: bool = True
+    """The endpoint still works for it, as far as is known."""
     entry: Entry | None = None
     """What the access log says."""
 
@@ -98,7 +100,7 @@ class Picks:
     @property
     def awaits_log(self) -> bool:
         """Whether there are requests whose end somebody may still tell."""
-        return self.in_flight > 0 and self.logs > 0
+        return bool(self._pending) and self.logs > 0
 
     # -- for exchanges
 
@@ -132,6 +134,7 @@ class Picks:
     def observed(self, pick: Pick) -> None:
         """No more of its reply will come."""
         pick.observing, pick.observed_at = False, self.clock()
+        self._leave(pick)
         if pick.entry is not None:
             self._settle(pick)
 
@@ -148,6 +151,7 @@ class Picks:
         waiting = [pick for pick in self._pending.get(entry.request_id, ()) if pick.entry is None]
         if waiting:
             waiting[0].entry = entry
+            self._leave(waiting[0])
             if not waiting[0].observing:
                 self._settle(waiting[0])
         elif (picked_by := entry.metadata.get(NAMESPACE, {}).get(PROCESS_KEY)) and picked_by != [
@@ -240,8 +244,14 @@ class Picks:
         picks.remove(pick)
         if not picks:
             del self._pending[pick.request_id]
-        pick.endpoints[0].ended(pick.tokens)
-        self.in_flight -= 1
+        self._leave(pick)
+
+    def _leave(self, pick: Pick) -> None:
+        """The endpoint is done with it; the log may still have to say how."""
+        if pick.in_flight:
+            pick.in_flight = False
+            pick.endpoints[0].ended(pick.tokens)
+            self.in_flight -= 1
 
     def _url(self, destination: str) -> str:
         endpoints = self.relay.pool.endpoints

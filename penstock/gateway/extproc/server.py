@@ -27,11 +27,15 @@ MESSAGE_OVERHEAD = 1 << 20
 class EnvoyServer:
     """Serves from :meth:`start` to :meth:`stop`."""
 
-    def __init__(self, picks: Picks, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, picks: Picks, is_ready: Callable[[], bool], certificate: tuple[bytes, bytes] | None
+    ) -> None:
+        """``certificate`` is a private key and a certificate chain, PEM; None: without TLS."""
         self.port = 0
         """Where it listens, once it does."""
         self._picks = picks
         self._is_ready = is_ready
+        self._certificate = certificate
         self._server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),  # a second process on the same port is a mistake
@@ -66,7 +70,12 @@ class EnvoyServer:
     async def start(self, host: str, port: int) -> None:
         """Listens. Raises StartError."""
         try:
-            self.port = self._server.add_insecure_port(host_and_port(host, port))
+            address = host_and_port(host, port)
+            if self._certificate is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                credentials = grpc.ssl_server_credentials([self._certificate])
+                self.port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise StartError(f"--ext-proc-port {port}: {error}") from None
         await self._server.start()

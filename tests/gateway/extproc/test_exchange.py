@@ -302,6 +302,7 @@ def test_without_a_log_the_reply_tells(end: bytes, outcome: str) -> None:
     exchange.closed()
     world.picks.check()
     assert world.counts() == {}  # the log may be late
+    assert world.endpoints[0].in_flight == world.picks.in_flight == 0
     world.now += LOG_DELAY_S + 1
     world.picks.check()
     assert world.counts() == {outcome: 1.0}
