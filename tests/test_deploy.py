@@ -1,4 +1,4 @@
-"""Manifests name each other's things rightly, and commands that exist. Envoy's own file is run by its tests."""
+"""Manifests name each other's things rightly, and commands that exist. Envoy's own file is run elsewhere."""
 
 from pathlib import Path
 from typing import Any
