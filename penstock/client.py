@@ -194,6 +194,14 @@ class Client:
             raise ClientError(f"the server at {self.url} lists no model")
         return models[0].id
 
+    def metrics(self) -> str:
+        """The text of ``/metrics``."""
+        with self._failures():
+            response = self._http.get(self.url + "/metrics")
+        if response.status_code != httpx.codes.OK:
+            raise _refused(response.status_code, response.content)
+        return response.text
+
     def complete(self, model: str, prompt: str, sampling: dict[str, Any]) -> Answer:
         """The continuation of ``prompt``; ``sampling`` holds further fields of the request."""
         return Answer(self, "/v1/completions", {"model": model, "prompt": prompt, **sampling, **_STREAMED})
