@@ -65,14 +65,18 @@ class Exchange:
                 answers = [Reply(Part.RESPONSE_TRAILERS)]
         return [] if told.observing else answers
 
+    def failed(self) -> None:
+        """The gateway cannot handle the request."""
+        if self._record is not None:
+            self._refuse(500, "internal", "The gateway failed to handle this request.")
+
     def closed(self) -> None:
         """Envoy has ended the stream, or the connection broke."""
         if self._record is not None:
             self._record.outcome = Outcome.CLIENT_DISCONNECT  # within its body
             self._picks.close(self._record)
             self._record = None
-        if self._observer is not None and self._pick is not None:
-            self._picks.observed(self._pick)
+        self._observed()
 
     # -- the request
 
@@ -192,8 +196,16 @@ class Exchange:
         return [Reply(Part.RESPONSE_BODY)]
 
     def _finish(self) -> None:
+        """The reply is whole. The stream may be kept open for seconds."""
         if self._observer is not None:
             self._observer.finish(self._picks.clock())
+        self._observed()
+
+    def _observed(self) -> None:
+        """No more of the reply will come."""
+        if self._observer is not None and self._pick is not None:
+            self._picks.observed(self._pick)
+        self._observer = None
 
 
 def _said(told: Told, namespace: str, names: tuple[str, ...]) -> list[str] | None:

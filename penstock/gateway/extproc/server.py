@@ -95,6 +95,9 @@ class EnvoyServer:
                 if told is not None:
                     for answer in exchange.receive(told):
                         yield answer
+        except Exception:
+            exchange.failed()
+            raise  # to gRPC, which logs it and ends the stream with an error
         finally:
             exchange.closed()
 

@@ -1,6 +1,7 @@
 """A real Envoy with `deploy/envoy/envoy.yaml`, in front of a test's model servers."""
 
 import contextlib
+import copy
 import re
 import shutil
 import subprocess
@@ -93,6 +94,23 @@ def processing(**modes: str) -> Change:
         manager(config)["http_filters"][0]["typed_config"]["processing_mode"].update(modes)
 
     return change
+
+
+def observed(config: dict[str, Any]) -> None:
+    """A second filter shows replies to the gateway without waiting for it."""
+    filters = manager(config)["http_filters"]
+    observer = copy.deepcopy(filters[0])
+    observer["name"] = "observer"
+    observer["typed_config"].update(
+        observability_mode=True,
+        response_attributes=["request.id"],
+        processing_mode={
+            "request_header_mode": "SKIP",
+            "response_header_mode": "SEND",
+            "response_body_mode": "STREAMED",
+        },
+    )
+    filters.insert(1, observer)
 
 
 def subset_hint(*addresses: str) -> Change:

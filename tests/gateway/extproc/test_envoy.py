@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.gateway.extproc.envoy import Envoy, binary, envoy, ext_proc_port, processing, subset_hint
+from tests.gateway.extproc.envoy import Envoy, binary, envoy, ext_proc_port, observed, processing, subset_hint
 from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, gateway
 from tests.gateway.test_gateway import DONE, TEXT, USAGE, broken_stream, closed_port, eventually, good
 
@@ -167,6 +167,16 @@ def test_who_broke_a_stream(front: Gateway, edge: Envoy, upstream: Upstream) -> 
     finally:
         upstream.behaviour = good
     assert front.counts("requests_in_flight") == {"": 0.0}
+
+
+def test_replies_can_be_shown_without_waiting(upstream: Upstream) -> None:
+    with (
+        gateway(upstream, options=OPTIONS) as front,
+        envoy(upstream.url, gateway_port=ext_proc_port(front), change=observed) as edge,
+    ):
+        assert edge.complete(stream_options={"include_usage": True}).status_code == 200
+        eventually(lambda: front.counts() == {"ok": 1.0})
+        assert front.counts("tokens_total")["output,usage"] == 2
 
 
 @pytest.mark.parametrize("modes", [REPLY_SEEN, FULL_DUPLEX], ids=["reply seen", "full duplex"])

@@ -257,6 +257,15 @@ def test_a_client_that_leaves_within_its_request() -> None:
     assert world.counts() == {"client_disconnect": 1.0}
 
 
+def test_a_failure_of_the_gateway_is_not_the_clients() -> None:
+    world = World()
+    exchange = Exchange(world.picks)
+    exchange.receive(head())
+    exchange.failed()
+    exchange.closed()
+    assert world.counts() == {"rejected": 1.0}
+
+
 def test_a_log_that_never_tells() -> None:
     world = World()
     picked(world)
@@ -320,6 +329,7 @@ def test_another_filter_may_observe() -> None:
     assert observing.receive(told) == []
     assert observing.receive(Told(Part.RESPONSE_BODY, body=STREAM + USAGE, end=True, observing=True)) == []
     world.logged()
+    assert world.counts() == {"ok": 1.0}
     observing.closed()
     assert world.counts() == {"ok": 1.0}
 
