@@ -214,7 +214,7 @@ class _Gateway:
             self._relay.check()
             if self._picks is not None:
                 self._picks.check()
-                if self._app.draining and not self._picks.awaits_log:
+                if self._app.draining and not self._picks.is_busy:
                     self._finished.set()
 
     async def _watch(self, pool: Pool) -> None:
@@ -247,6 +247,6 @@ class _Gateway:
         self._http.stop()
 
     async def _wait_for_envoy(self) -> None:
-        """Until the access log has told of all requests that were picked for."""
-        if self._picks is not None and self._picks.awaits_log:
+        """Until no exchange is open and the access log has told of all requests that were picked for."""
+        if self._picks is not None and self._picks.is_busy:
             await self._finished.wait()

@@ -34,6 +34,7 @@ class Exchange:
     """
 
     def __init__(self, picks: Picks) -> None:
+        picks.exchanges += 1
         self._picks = picks
         self._record: Record | None = None
         """Of a request that has not been picked for or refused."""
@@ -71,7 +72,8 @@ class Exchange:
             self._refuse(500, "internal", "The gateway failed to handle this request.")
 
     def closed(self) -> None:
-        """Envoy has ended the stream, or the connection broke."""
+        """Envoy has ended the stream, or the connection broke. To be called once, at the end."""
+        self._picks.exchanges -= 1
         if self._record is not None:
             self._record.outcome = Outcome.CLIENT_DISCONNECT  # within its body
             self._picks.close(self._record)

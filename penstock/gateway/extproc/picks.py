@@ -69,6 +69,8 @@ class Picks:
     max_request_bytes: int
     endpoint_api_key: str | None = None
     in_flight: int = 0
+    exchanges: int = 0
+    """Those that are open: of requests that are coming in, and of replies where Envoy sends them."""
     logs: int = 0
     """Access log streams that are open."""
     process: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -98,9 +100,9 @@ class Picks:
         return self.relay.ttft_slo_s
 
     @property
-    def awaits_log(self) -> bool:
-        """Whether there are requests whose end somebody may still tell."""
-        return bool(self._pending) and self.logs > 0
+    def is_busy(self) -> bool:
+        """Whether there are exchanges that go on, or requests whose end the log may still tell."""
+        return self.exchanges > 0 or (bool(self._pending) and self.logs > 0)
 
     # -- for exchanges
 
@@ -148,15 +150,14 @@ class Picks:
     def logged(self, entry: Entry) -> None:
         """Envoy's log says that a request has ended. One that another process picked for is counted as
         well; one that nobody picked for, or that has been counted without the log, is not."""
+        picked_by = entry.metadata.get(NAMESPACE, {}).get(PROCESS_KEY)
         waiting = [pick for pick in self._pending.get(entry.request_id, ()) if pick.entry is None]
         if waiting:
             waiting[0].entry = entry
             self._leave(waiting[0])
             if not waiting[0].observing:
                 self._settle(waiting[0])
-        elif (picked_by := entry.metadata.get(NAMESPACE, {}).get(PROCESS_KEY)) and picked_by != [
-            self.process
-        ]:
+        elif picked_by is not None and picked_by != [self.process]:
             record = Record(entry.path, began_at=self.clock() - entry.duration_s)
             self._conclude(record, entry, Observation())
 

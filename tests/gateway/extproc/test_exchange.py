@@ -231,6 +231,18 @@ def test_those_tried_in_vain_have_failed() -> None:
     assert world.counts() == {"ok_without_usage": 3.0}
 
 
+def test_busy_is_who_is_still_told_something() -> None:
+    world = World()
+    exchange = picked(world)
+    assert world.picks.is_busy
+    exchange.closed()
+    assert not world.picks.is_busy  # nobody would tell
+    world.picks.logs = 1
+    assert world.picks.is_busy
+    world.logged()
+    assert not world.picks.is_busy
+
+
 def test_an_id_may_come_twice() -> None:
     world = World()
     picked(world)
