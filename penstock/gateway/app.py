@@ -3,12 +3,13 @@
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import Callable
 
 from .. import __version__
 from ..api.access import Keys
 from ..api.errors import ApiError
-from ..api.http import request_header, send_error, send_json
+from ..api.http import ClientGone, request_header, send_error, send_json
 from ..api.protocol import ServerProtocol
 from ..api.sink import EXTENSION, Receive, Scope, Send
 from ..config.gateway import GatewayConfig
@@ -22,6 +23,7 @@ from .upstream import Headers, end_to_end
 
 log = logging.getLogger(__name__)
 
+REQUEST_ID = b"x-request-id"
 CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
 
 
@@ -78,18 +80,23 @@ class App:
     # -- relaying
 
     async def _relay_request(self, scope: Scope, receive: Receive) -> None:
-        record = Record(scope["path"], began_at=self._clock())
+        request_id = request_header(scope, REQUEST_ID) or secrets.token_hex(8)
+        record = Record(scope["path"], request_id, began_at=self._clock())
+        named = (REQUEST_ID, request_id.encode("latin-1"))
         try:
             incoming = await self._incoming(scope, receive, record)
-            client = ClientOfSink(scope["extensions"][EXTENSION])
+            client = ClientOfSink(scope["extensions"][EXTENSION], named)
             await self._relay.run(incoming, client, record)
+        except ClientGone:
+            record.outcome, record.reason = Outcome.CLIENT_DISCONNECT, "the request did not arrive whole"
         except ApiError as error:
             record.status, record.reason = error.status, str(error.code)
+            error.headers = [*error.headers, named]
             raise
         except Exception:
             log.exception("%s failed in the gateway", record.path)
             record.outcome, record.status, record.reason = Outcome.REJECTED, 500, "internal"
-            raise ApiError(500, "The gateway failed to handle this request.") from None
+            raise ApiError(500, "The gateway failed to handle this request.", headers=[named]) from None
         finally:
             record.ended_at = self._clock()
             self._ledger.close(record)
@@ -106,9 +113,8 @@ class App:
             raw = body.raw
         query = scope["query_string"]
         target = scope["raw_path"] + (b"?" + query if query else b"")
-        return Incoming(
-            scope["method"], target, scope["path"], self._headers(scope), raw, body, self._session(scope)
-        )
+        headers = self._headers(scope, record.request_id)
+        return Incoming(scope["method"], target, scope["path"], headers, raw, body, self._session(scope))
 
     def _read_body(self, raw: bytes) -> RequestBody:
         try:
@@ -116,8 +122,9 @@ class App:
         except BodyError as error:
             raise ApiError(400, f"The request body cannot be read: {error}", code="bad_body") from None
 
-    def _headers(self, scope: Scope) -> Headers:
-        headers = end_to_end(scope["headers"])
+    def _headers(self, scope: Scope, request_id: str) -> Headers:
+        headers = [(name, value) for name, value in end_to_end(scope["headers"]) if name != REQUEST_ID]
+        headers.append((REQUEST_ID, request_id.encode("latin-1")))
         if self._config.endpoint_api_key is not None:
             headers = [(name, value) for name, value in headers if name != b"authorization"]
             headers.append((b"authorization", b"Bearer " + self._config.endpoint_api_key.encode()))
@@ -128,10 +135,12 @@ class App:
 
 
 async def _read(receive: Receive, limit: int) -> bytes:
-    """A request's whole body. Raises ApiError."""
+    """A request's whole body. Raises ApiError, and ClientGone when it ends early."""
     body = bytearray()
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
         body += message.get("body", b"")
         if len(body) > limit:
             raise ApiError(413, f"The request body is larger than the {limit} bytes of --max-request-bytes.")
@@ -142,9 +151,11 @@ async def _read(receive: Receive, limit: int) -> bytes:
 class ClientOfSink:
     """The client's connection, as :class:`penstock.gateway.relay.ClientConnection` wants it."""
 
-    def __init__(self, protocol: ServerProtocol) -> None:
+    def __init__(self, protocol: ServerProtocol, request_id: tuple[bytes, bytes]) -> None:
+        """``request_id``: a header for replies that have none of that name."""
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._protocol = protocol
+        self._request_id = request_id
         self._attempt: Attempt | None = None
         self._paused = False
         protocol.listen(self)
@@ -159,6 +170,8 @@ class ClientOfSink:
             attempt.on_pause()
 
     def start(self, status: int, headers: Headers) -> None:
+        if not any(name == REQUEST_ID for name, _ in headers):
+            headers = [*headers, self._request_id]
         self._protocol.begin(status, headers)
 
     def write(self, data: bytes) -> None:

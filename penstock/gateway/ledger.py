@@ -30,6 +30,7 @@ class Ledger:
 def _log(record: Record) -> None:
     usage = record.seen.usage
     line = {
+        "request_id": record.request_id or None,
         "path": record.path,
         "model": record.model,
         "outcome": record.outcome,

@@ -38,6 +38,8 @@ class Record:
     """What is known about one request when it has ended. Times are seconds of the relay's clock."""
 
     path: str
+    request_id: str = ""
+    """The client's, or one the gateway made; empty where requests pass elsewhere."""
     model: str = ""
     streamed: bool = False
     began_at: float = 0.0

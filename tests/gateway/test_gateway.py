@@ -224,6 +224,46 @@ def test_a_client_that_waits_for_100_continue(upstream: Upstream, front: Gateway
     assert "expect" not in upstream.calls[-1].headers
 
 
+@pytest.mark.parametrize("given", [None, "mine"])
+def test_request_ids(upstream: Upstream, front: Gateway, given: str | None) -> None:
+    """In what is relayed and in the gateway's own errors."""
+    upstream.behaviour = good
+    headers = {"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}
+    headers |= {} if given is None else {"x-request-id": given}
+    reply = front.client.post("/v1/completions", json={"model": "m", "prompt": "p"}, headers=headers)
+    [request_id] = reply.headers.get_list("x-request-id")
+    assert request_id == (given or request_id)
+    assert len(request_id) == (16 if given is None else 4)
+    sent = upstream.calls[-1].headers
+    assert (sent["x-request-id"], sent["traceparent"]) == (request_id, headers["traceparent"])
+    eventually(lambda: any(f'"request_id": "{request_id}"' in line for line in front.lines))
+    refused = front.client.post("/v1/completions", content=b"{", headers=headers)
+    assert refused.status_code == 400
+    assert refused.headers["x-request-id"]
+    assert (refused.headers["x-request-id"] == request_id) == (given is not None)
+
+
+def test_the_id_of_the_server_stays(upstream: Upstream, front: Gateway) -> None:
+    upstream.behaviour = lambda call: call.send(
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-request-id: theirs\r\n\r\n{}"
+    )
+    assert front.client.get("/v1/models").headers.get_list("x-request-id") == ["theirs"]
+    upstream.behaviour = good
+
+
+def test_half_a_request_goes_nowhere(upstream: Upstream, front: Gateway) -> None:
+    upstream.behaviour = good
+    count = len(upstream.calls)
+
+    def leave() -> None:
+        host, port = front.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as sock:
+            sock.sendall(b"POST /v1/files HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\nhalf")
+
+    assert outcome_of(front, leave) == "client_disconnect"
+    assert len(upstream.calls) == count
+
+
 def floods(call: Call) -> None:
     """Streams until the gateway hangs up."""
     call.stream(end=False)
