@@ -196,31 +196,57 @@ def test_replies_can_be_seen(modes: dict[str, str]) -> None:
         assert front.counts("tokens_total")["output,usage"] == 2
 
 
-def test_streams_survive_the_gateway() -> None:
-    """Response mode NONE: the gateway has no part in a reply."""
-    going_on = threading.Event()
+class Waiting:
+    """A model server's behaviour: a first token, and the rest when it is told."""
 
-    def waiting(call: Call) -> None:
+    def __init__(self) -> None:
+        self.going_on = threading.Event()
+
+    def __call__(self, call: Call) -> None:
         call.stream(TEXT, end=False)
-        assert going_on.wait(WAIT_S)
+        assert self.going_on.wait(WAIT_S)
         call.chunk(f"data: {USAGE}\n\ndata: {DONE}\n\n".encode())
         call.send(b"0\r\n\r\n")
 
+
+BODY = {"model": "m", "prompt": "p", "stream": True}
+
+
+def test_streams_survive_the_gateway() -> None:
+    """Response mode NONE: the gateway has no part in a reply."""
+    waiting = Waiting()
     with (
         Upstream(waiting) as upstream,
         gateway(upstream, options=OPTIONS) as front,
         envoy(upstream.url, gateway_port=ext_proc_port(front)) as edge,
     ):
-        body = {"model": "m", "prompt": "p", "stream": True}
-        with edge.client.stream("POST", "/v1/completions", json=body) as reply:
+        with edge.client.stream("POST", "/v1/completions", json=BODY) as reply:
             pieces = reply.iter_bytes()
             first = next(pieces)
             front.process.kill()
             front.process.wait()
             eventually(lambda: not edge.gateway_is_healthy())
-            going_on.set()
+            waiting.going_on.set()
             assert (first + b"".join(pieces)).endswith(b"data: [DONE]\n\n")
         assert edge.complete().status_code == 200  # picked by Envoy itself
+
+
+def test_a_drain_waits_for_replies_that_are_seen() -> None:
+    """Full duplex: every event goes through the gateway."""
+    waiting = Waiting()
+    with (
+        Upstream(waiting) as upstream,
+        gateway(upstream, options=OPTIONS) as front,
+        envoy(upstream.url, gateway_port=ext_proc_port(front), change=processing(**FULL_DUPLEX)) as edge,
+    ):
+        with edge.client.stream("POST", "/v1/completions", json=BODY) as reply:
+            pieces = reply.iter_bytes()
+            first = next(pieces)
+            front.process.terminate()
+            eventually(lambda: "draining" in "".join(front.lines))
+            waiting.going_on.set()
+            assert (first + b"".join(pieces)).endswith(b"data: [DONE]\n\n")
+        assert front.process.wait(WAIT_S) == 0
 
 
 def test_the_port_must_be_free(upstream: Upstream) -> None:
