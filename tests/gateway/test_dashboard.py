@@ -1,0 +1,52 @@
+"""The Grafana dashboard asks for what the gateway exposes."""
+
+import json
+import re
+from pathlib import Path
+
+import penstock
+from penstock.gateway.endpoint import Endpoint
+from penstock.gateway.metrics import GatewayMetrics
+from penstock.gateway.observer import Observation
+from penstock.gateway.outcome import Outcome
+from penstock.gateway.relay import Record
+
+BOARD = Path(penstock.__file__).parents[1] / "deploy" / "grafana" / "gateway.json"
+SELECTOR = re.compile(r"(penstock_gateway_\w+)(?:\{(\w+)=~)?")
+GROUPED = re.compile(r"by \((\w+)\) \(rate\((\w+)")
+LEGEND = re.compile(r"\{\{(\w+)\}\}")
+
+
+def exposed() -> dict[str, set[str]]:
+    """Sample name to labels, of a gateway with an endpoint that has served and refused."""
+    metrics = GatewayMetrics(lambda: [Endpoint("http://a:1")], lambda: 0)
+    seen = Observation(token_events=2, first_token_at=1.0, last_token_at=2.0)
+    metrics.count(Record("/v1/completions", model="m", outcome=Outcome.OK, attempts=2, seen=seen))
+    metrics.count(Record("/v1/completions", model="m", outcome=Outcome.REJECTED, reason="saturated"))
+    found: dict[str, set[str]] = {}
+    for name, labels in re.findall(r"^(\w+)(?:\{(.*)\})? ", metrics.exposition().decode(), re.MULTILINE):
+        found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
+    return found
+
+
+def test_every_name_and_label_of_the_dashboard_exists() -> None:
+    board = json.loads(BOARD.read_text())
+    served = exposed()
+    targets = [target for panel in board["panels"] for target in panel["targets"]]
+    assert len(targets) > 10
+    for target in targets:
+        used = SELECTOR.findall(target["expr"])
+        assert used, target["expr"]
+        for name, label in used:
+            assert name in served
+            assert not label or label in served[name]
+            assert set(LEGEND.findall(target["legendFormat"])) <= served[name]
+        for label, name in GROUPED.findall(target["expr"]):
+            assert label in served[name]
+
+
+def test_panels_do_not_overlap() -> None:
+    board = json.loads(BOARD.read_text())
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
+    assert len(set(places)) == len(places)
+    assert len({panel["id"] for panel in board["panels"]}) == len(places)
