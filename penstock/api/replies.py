@@ -6,6 +6,7 @@ and free its streams when the client has gone.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,7 +124,7 @@ class RequestContext:
     """Whether ``[DONE]`` follows an error event."""
 
 
-class RequestReply:
+class RequestReply(ABC):
     """What streamed and collected replies share: their choices, and how streams end."""
 
     def __init__(self, context: RequestContext, plan: RequestPlan, shape: EventShape, arrival: float) -> None:
@@ -159,17 +160,18 @@ class RequestReply:
 
     # -- what the two kinds do differently
 
-    def _make_stream(self, index: int, rank: int) -> Stream:
-        raise NotImplementedError
+    @abstractmethod
+    def _make_stream(self, index: int, rank: int) -> Stream: ...
 
+    @abstractmethod
     def _extend(
         self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
     ) -> None:
         """A row's text and tokens that count; the choice has ended when its ``stream`` is None."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_failure(self, stream: Stream, error: StreamError) -> None:
-        raise NotImplementedError
+        """The stream ended by an error, after its last row."""
 
     # -- rows
 
