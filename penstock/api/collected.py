@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from ..streaming.stream import Stream, StreamError
-from ..wire.frames import Logprobs
+from ..wire.logprobs import Logprobs
 from .events import EventShape
 from .http import ClientGone
 from .plan import RequestPlan

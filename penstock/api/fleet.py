@@ -22,7 +22,7 @@ from ..metrics.snapshot import (
 from ..streaming.stream import Stream, StreamError
 from ..streaming.table import NO_ENGINE, StreamTable
 from ..wire.coordination import EngineLoad
-from ..wire.frames import TokenFrame, decode_frame, merge
+from ..wire.frames import TokenFrame, decode_frame
 from ..wire.messages import (
     OVERLOADED,
     PROTOCOL_VERSION,
@@ -42,6 +42,7 @@ from ..wire.messages import (
     decode_from_engine,
     encode,
 )
+from ..wire.regroup import merge
 from ..wire.sockets import EngineLink, engine_address, server_identity
 from .balance import Balancer, affinity_keys
 from .calls import Calls

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..streaming.detokenizer import Detokenizer
 from ..streaming.token_table import TokenTable
-from ..wire.frames import Logprobs, PromptLogprobs
+from ..wire.logprobs import Logprobs, PromptLogprobs
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say; OpenAI's and vLLM's figure for it."""

@@ -17,7 +17,8 @@ from ..streaming.assembler import Assembler, Piece
 from ..streaming.stream import Stream, StreamError
 from ..streaming.table import StreamTable
 from ..streaming.token_table import TokenTable
-from ..wire.frames import Finish, Logprobs, PromptLogprobs
+from ..wire.frames import Finish
+from ..wire.logprobs import Logprobs, PromptLogprobs
 from .events import EventShape, usage
 from .fleet import Fleet
 from .logprobs import LogprobFormatter, PromptScores

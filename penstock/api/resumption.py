@@ -16,7 +16,7 @@ import msgspec
 
 from ..streaming.stream import Stream, StreamError
 from ..streaming.table import StreamTable
-from ..wire.frames import I32
+from ..wire.arrays import I32
 from ..wire.messages import Submit
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..streaming.stream import Stream, StreamError, chunk
 from ..streaming.token_table import escape_json
-from ..wire.frames import Logprobs
+from ..wire.logprobs import Logprobs
 from .events import COMMENT, DONE, EventShape, error_event, usage
 from .plan import RequestPlan
 from .replies import Choice, Prompt, RequestContext, RequestReply, prompt_token_ids

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..wire.frames import I8, I32, Logprobs, PromptLogprobs
+from ..wire.arrays import I8, I32
+from ..wire.logprobs import Logprobs, PromptLogprobs
 from ..wire.messages import EngineInfo, Submit
 
 

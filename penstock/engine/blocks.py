@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..wire.frames import I32
+from ..wire.arrays import I32
 
 NULL_BLOCK = 0
 """Never given out: table entries past a slot's blocks point to it, so that padded reads meet finite zeros."""

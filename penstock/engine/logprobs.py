@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ..wire.frames import F32, I32, Logprobs
+from ..wire.arrays import F32, I32
+from ..wire.logprobs import Logprobs
 from .rows import joined_logprobs
 from .slots import SlotTable
 

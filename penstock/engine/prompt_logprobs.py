@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ..wire.frames import F32, I32, PromptLogprobs
+from ..wire.arrays import F32, I32
+from ..wire.logprobs import PromptLogprobs
 from .base import StepRows
 from .slots import SlotTable
 

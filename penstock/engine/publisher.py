@@ -13,8 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from ..wire.frames import TokenFrame, encode_frame, merge, take_rows
+from ..wire.frames import TokenFrame, encode_frame
 from ..wire.messages import OVERLOADED, CallReply, EngineMetrics, Failed, Goodbye, Welcome, encode
+from ..wire.regroup import merge, take_rows
 from ..wire.sockets import PeerGone
 from .base import Load, StepRows, StreamFailure
 from .drain_rate import DrainRate

@@ -6,7 +6,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..wire.frames import Finish, Logprobs, PromptLogprobs, joined_prompts
+from ..wire.frames import Finish
+from ..wire.logprobs import Logprobs, PromptLogprobs, joined_prompts
 from .base import StepRows, StreamFailure
 
 NumberT = TypeVar("NumberT", bound=np.generic)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..wire.frames import I8, I32
+from ..wire.arrays import I8, I32
 from ..wire.messages import Sampling
 from .base import RequestRejected
 from .prompt_logprobs import PromptColumns

@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config.options import ServeConfig
-from ..wire.frames import I32, Finish, Logprobs
+from ..wire.arrays import I32
+from ..wire.frames import Finish
+from ..wire.logprobs import Logprobs
 from ..wire.messages import Submit, WireError
 from .base import RequestRejected, StepRows
 from .blocks import BlockTables

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..wire.frames import I8, I32, Finish
+from ..wire.arrays import I8, I32
+from ..wire.frames import Finish
 from ..wire.messages import Submit
 from .base import StepRows, StreamFailure
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from ..metrics import families as f
 from ..metrics.histogram import Histogram
 from ..metrics.snapshot import Series, observed
-from ..wire.frames import I8, I32, Finish
+from ..wire.arrays import I8, I32
+from ..wire.frames import Finish
 from ..wire.messages import OVERLOADED, Submit
 from .base import StepRows
 

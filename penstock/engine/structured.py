@@ -14,7 +14,8 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
-from ..wire.frames import I8, I32, Finish
+from ..wire.arrays import I8, I32
+from ..wire.frames import Finish
 from .base import RequestRejected
 from .slots import SlotTable
 

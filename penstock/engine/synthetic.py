@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config.options import ServeConfig
-from ..wire.frames import I8, I32, Finish, Logprobs
+from ..wire.arrays import I8, I32
+from ..wire.frames import Finish
+from ..wire.logprobs import Logprobs
 from ..wire.messages import EngineInfo, Submit, WireError
 from .base import Load, RequestRejected, StepRows, StreamFailure
 from .rows import joined

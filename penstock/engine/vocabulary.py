@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ..config.errors import ConfigError
-from ..wire.frames import I32
+from ..wire.arrays import I32
 
 DEFAULT_MAX_MODEL_LEN = 8192
 """For a directory whose config.json states no length, or that has none."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..wire.frames import Finish, Logprobs, PromptLogprobs
+from ..wire.frames import Finish
+from ..wire.logprobs import Logprobs, PromptLogprobs
 from ..wire.messages import Submit
 
 CHUNK_SIZES = [b"%x\r\n" % size for size in range(16384)]

@@ -10,8 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..metrics.histogram import Histogram
-from ..wire.frames import I32, Finish, Logprobs, PromptLogprobs, TokenFrame, take_rows
+from ..wire.arrays import I32
+from ..wire.frames import Finish, TokenFrame
+from ..wire.logprobs import Logprobs, PromptLogprobs
 from ..wire.messages import WireError
+from ..wire.regroup import take_rows
 from .stream import CHUNK_SIZES, Reply, Stream, StreamError
 from .token_log import TokenLog
 

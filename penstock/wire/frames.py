@@ -20,18 +20,16 @@ prompt     sparse        P prompt tokens with W candidates each, the prompt's ow
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .arrays import I8, I32
+from .logprobs import Logprobs, PromptLogprobs
 from .messages import FrameHeader, WireError, encode
-
-I32: TypeAlias = NDArray[np.int32]
-I8: TypeAlias = NDArray[np.int8]
-F32: TypeAlias = NDArray[np.float32]
 
 
 class Finish(IntEnum):
@@ -71,106 +69,6 @@ _DTYPE: dict[Column, np.dtype[Any]] = dict.fromkeys(Column, _INT32) | {
     Column.LP_VALUES: np.dtype("<f4"),
     Column.PL_VALUES: np.dtype("<f4"),
 }
-
-
-@dataclass(slots=True)
-class Logprobs:
-    """Sparse logprob columns of a set of tokens; see the module's table."""
-
-    token: I32
-    ids: I32
-    """int32[L, W]"""
-    values: F32
-    """float32[L, W]"""
-    rank: I32
-
-    @property
-    def width(self) -> int:
-        return int(self.ids.shape[1])
-
-    def take(self, kept: NDArray[np.intp], shifted: I32) -> "Logprobs | None":
-        """The entries at ``kept`` with ``shifted`` as their token indexes."""
-        if not len(kept):
-            return None
-        return Logprobs(shifted, self.ids[kept], self.values[kept], self.rank[kept])
-
-    def of_tokens(self, kept: NDArray[np.bool_]) -> "Logprobs | None":
-        """The entries of the tokens that are ``kept``, which are counted anew."""
-        entries = np.flatnonzero(kept[self.token])
-        shifted = np.cumsum(kept)[self.token[entries]] - 1
-        return self.take(entries, shifted.astype(np.int32))
-
-    def ascending(self) -> "Logprobs | None":
-        """The entries in the order that the wire has them; None when there are none."""
-        if not len(self.token):
-            return None
-        if (self.token[1:] > self.token[:-1]).all():
-            return self
-        order = np.argsort(self.token)
-        return self.take(order, self.token[order])
-
-    def widened(self, width: int) -> "Logprobs":
-        if width == self.width:
-            return self
-        extra = ((0, 0), (0, width - self.width))
-        return Logprobs(
-            self.token,
-            np.pad(self.ids, extra, constant_values=-1),
-            np.pad(self.values, extra, constant_values=-np.inf),
-            self.rank,
-        )
-
-
-@dataclass(slots=True)
-class PromptLogprobs:
-    """Sparse logprob columns of prompt tokens; see the module's table."""
-
-    row: I32
-    place: I32
-    ids: I32
-    """int32[P, W]"""
-    values: F32
-    """float32[P, W]"""
-    rank: I32
-
-    def part(self, start: int, end: int) -> "PromptLogprobs":
-        kept = slice(start, end)
-        return PromptLogprobs(
-            self.row[kept], self.place[kept], self.ids[kept], self.values[kept], self.rank[kept]
-        )
-
-    def moved(self, rows: I32) -> "PromptLogprobs | None":
-        """With row r at ``rows[r]``, ascending; entries of rows that go to -1 are left out."""
-        row = rows[self.row]
-        order = np.argsort(row, kind="stable")
-        order = order[np.searchsorted(row[order], 0) :]
-        if not len(order):
-            return None
-        return PromptLogprobs(
-            row[order], self.place[order], self.ids[order], self.values[order], self.rank[order]
-        )
-
-
-def joined_prompts(parts: Sequence[PromptLogprobs]) -> PromptLogprobs | None:
-    """One set of columns, as wide as the widest part."""
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    width = max(part.ids.shape[1] for part in parts)
-    extra = [((0, 0), (0, width - part.ids.shape[1])) for part in parts]
-    return PromptLogprobs(
-        np.concatenate([part.row for part in parts]),
-        np.concatenate([part.place for part in parts]),
-        np.concatenate(
-            [np.pad(part.ids, wide, constant_values=-1) for part, wide in zip(parts, extra, strict=True)]
-        ),
-        np.concatenate(
-            [
-                np.pad(part.values, wide, constant_values=-np.inf)
-                for part, wide in zip(parts, extra, strict=True)
-            ]
-        ),
-        np.concatenate([part.rank for part in parts]),
-    )
 
 
 @dataclass(slots=True)
@@ -359,146 +257,3 @@ def _check(frame: TokenFrame) -> None:
             raise WireError("frame: prompt logprobs of a row that is not there")
         if (row[1:] < row[:-1]).any():
             raise WireError("frame: prompt logprobs are not in ascending order of their rows")
-
-
-def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
-    """The frame's ``rows`` (indexes, each at most once) in that order, with step and load figures."""
-    finish = None if frame.finish is None else frame.finish[rows]
-    cached = None if frame.cached is None else frame.cached[rows]
-    if frame.count is None and frame.logprobs is None:
-        count, tokens, logprobs = None, frame.tokens[rows], None
-    else:
-        gather = _token_order(frame.counts(), rows)
-        count = None if frame.count is None else frame.count[rows]
-        tokens = frame.tokens[gather]
-        logprobs = None if frame.logprobs is None else _taken_logprobs(frame.logprobs, gather)
-    return TokenFrame(
-        frame.step,
-        frame.stream[rows],
-        frame.position[rows],
-        tokens,
-        count,
-        finish if finish is not None and finish.any() else None,
-        cached if cached is not None and cached.any() else None,
-        logprobs,
-        frame.waiting,
-        frame.running,
-        frame.kv_used_permille,
-        None if frame.prompt is None else frame.prompt.moved(_places(rows, frame.rows)),
-        frame.accepted,
-    )
-
-
-def _places(rows: NDArray[np.intp], count: int) -> I32:
-    """Where each of ``count`` rows is among ``rows``; -1: nowhere."""
-    places = np.full(count, -1, np.int32)
-    places[rows] = np.arange(len(rows))
-    return places
-
-
-def _taken_logprobs(entries: Logprobs, gather: NDArray[np.intp]) -> Logprobs | None:
-    """The entries of the tokens at ``gather``; entries are in ascending order of their tokens."""
-    at = np.searchsorted(entries.token, gather)
-    at[at == len(entries.token)] = 0
-    present = np.flatnonzero(entries.token[at] == gather)
-    return entries.take(at[present], present.astype(np.int32))
-
-
-def merge(frames: Sequence[TokenFrame]) -> TokenFrame:
-    """One frame with one row per stream, in order of first appearance by handle value.
-
-    The frames are consecutive steps of one engine. A stream's rows are joined; its finish and its
-    cached count are kept. Load figures and step are the last frame's.
-    """
-    if len(frames) == 1:
-        return frames[0]
-    stream = np.concatenate([frame.stream for frame in frames])
-    count = np.concatenate([frame.counts() for frame in frames])
-    order = np.argsort(stream, kind="stable")
-    ordered = stream[order]
-    first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))) if len(ordered) else order
-    tokens = np.concatenate([frame.tokens for frame in frames])
-    gather = _token_order(count, order)
-    last = frames[-1]
-    return TokenFrame(
-        last.step,
-        ordered[first],
-        np.concatenate([frame.position for frame in frames])[order][first],
-        tokens[gather],
-        np.add.reduceat(count[order], first) if len(first) else count,
-        _reduce_optional([frame.finish for frame in frames], frames, order, first, np.int8),
-        _reduce_optional([frame.cached for frame in frames], frames, order, first, np.int32),
-        _merge_logprobs(frames, gather),
-        last.waiting,
-        last.running,
-        last.kv_used_permille,
-        _merge_prompts(frames, order, first),
-        last.accepted,
-    )
-
-
-def _merge_prompts(
-    frames: Sequence[TokenFrame], order: NDArray[np.intp], first: NDArray[np.intp]
-) -> PromptLogprobs | None:
-    if all(frame.prompt is None for frame in frames):
-        return None
-    starts = np.zeros(len(order), np.int32)
-    starts[first] = 1
-    rows = np.empty(len(order), np.int32)
-    rows[order] = np.cumsum(starts) - 1
-    offset, shifted = 0, []
-    for frame in frames:
-        if frame.prompt is not None:
-            shifted.append(replace(frame.prompt, row=frame.prompt.row + np.int32(offset)))
-        offset += frame.rows
-    whole = joined_prompts(shifted)
-    return None if whole is None else whole.moved(rows)
-
-
-def _token_order(count: I32, order: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Indexes that bring the tokens of rows with ``count`` tokens each into the row order ``order``."""
-    starts = np.cumsum(count) - count
-    counts = count[order]
-    ends = np.cumsum(counts)
-    within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
-    return np.repeat(starts[order], counts) + within
-
-
-def _reduce_optional(
-    columns: list[Any],
-    frames: Sequence[TokenFrame],
-    order: NDArray[np.intp],
-    first: NDArray[np.intp],
-    dtype: Any,
-) -> Any:
-    """Per stream the largest value of an optional column (at most one of a stream's rows is non-zero)."""
-    if all(column is None for column in columns):
-        return None
-    filled = [
-        np.zeros(frame.rows, dtype) if column is None else column
-        for column, frame in zip(columns, frames, strict=True)
-    ]
-    return np.maximum.reduceat(np.concatenate(filled)[order], first)
-
-
-def _merge_logprobs(frames: Sequence[TokenFrame], gather: NDArray[np.intp]) -> Logprobs | None:
-    present = [frame.logprobs for frame in frames if frame.logprobs is not None]
-    if not present:
-        return None
-    width = max(entries.width for entries in present)
-    placed = np.empty_like(gather)
-    placed[gather] = np.arange(len(gather))
-    token, offset = [], 0
-    for frame in frames:
-        if frame.logprobs is not None:
-            token.append(placed[frame.logprobs.token + offset])
-        offset += len(frame.tokens)
-    indexes = np.concatenate(token).astype(np.int32)
-    by_token = np.argsort(indexes)
-    wide = [entries.widened(width) for entries in present]
-    return Logprobs(
-        indexes[by_token],
-        np.concatenate([entries.ids for entries in wide])[by_token],
-        np.concatenate([entries.values for entries in wide])[by_token],
-        np.concatenate([entries.rank for entries in wide])[by_token],
-    )

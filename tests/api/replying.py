@@ -22,7 +22,9 @@ from penstock.api.streamed import StreamedReply
 from penstock.metrics.histogram import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS, Histogram
 from penstock.streaming.stream import Stream
 from penstock.streaming.table import StreamTable
-from penstock.wire.frames import Finish, Logprobs, TokenFrame, merge
+from penstock.wire.frames import Finish, TokenFrame
+from penstock.wire.logprobs import Logprobs
+from penstock.wire.regroup import merge
 
 VOCABULARY = 16384
 PROMPT = Prompt(b"\1\0\0\0\2\0\0\0", 2)

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.api.logprobs import LEAST_LOGPROB, LogprobFormatter, PromptScores
 from penstock.streaming.token_table import TokenTable
-from penstock.wire.frames import Logprobs, PromptLogprobs
+from penstock.wire.logprobs import Logprobs, PromptLogprobs
 
 from .planning import body, chat_body, error_of, planner, tiny_tokenizer
 

@@ -11,7 +11,8 @@ from penstock.metrics.histogram import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS, Hi
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.table import NO_ENGINE, StreamTable
 from penstock.streaming.token_log import TokenLog
-from penstock.wire.frames import Finish, Logprobs, TokenFrame
+from penstock.wire.frames import Finish, TokenFrame
+from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import Sampling, Submit
 
 PROMPT = np.array([7, 8], "<i4").tobytes()

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.engine.logprobs import HeldLogprobs
 from penstock.engine.slots import SlotTable
-from penstock.wire.frames import Finish, Logprobs
+from penstock.wire.frames import Finish
+from penstock.wire.logprobs import Logprobs
 
 from .support import submit
 

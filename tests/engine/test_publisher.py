@@ -15,7 +15,9 @@ from penstock.engine.base import Load, StepRows, StreamFailure
 from penstock.engine.publisher import SEGMENT_TOKENS_PER_ROW, Publisher, Segments
 from penstock.engine.rows import joined
 from penstock.engine.synthetic import SyntheticEngine
-from penstock.wire.frames import I8, I32, Finish, Logprobs, PromptLogprobs, TokenFrame, decode_frame
+from penstock.wire.arrays import I8, I32
+from penstock.wire.frames import Finish, TokenFrame, decode_frame
+from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import (
     CallReply,
     EngineMetrics,

@@ -9,7 +9,8 @@ from penstock.metrics.histogram import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS, Hi
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.table import StreamTable
 from penstock.streaming.token_log import TokenLog
-from penstock.wire.frames import Finish, Logprobs, PromptLogprobs, TokenFrame
+from penstock.wire.frames import Finish, TokenFrame
+from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import WireError
 
 TEXTS: list[bytes | None] = [b"a", b"bc", None, b"d"]

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from penstock.wire.frames import Finish, Logprobs, PromptLogprobs, TokenFrame
+from penstock.wire.frames import Finish, TokenFrame, decode_frame
+from penstock.wire.logprobs import Logprobs, PromptLogprobs
+from penstock.wire.messages import FrameHeader, decode_from_engine
 
 I32_MAX = (1 << 31) - 1
 
@@ -166,3 +168,20 @@ def consecutive_frames(draw: st.DrawFn, min_size: int = 1) -> list[TokenFrame]:
                 ended.add(stream)
         frames.append(frame_of(step, rows, optional=draw(st.booleans())))
     return frames
+
+
+def decode(parts: list[bytes]) -> TokenFrame:
+    header, body = parts
+    message = decode_from_engine(header)
+    assert isinstance(message, FrameHeader)
+    return decode_frame(message, body)
+
+
+def load_of(frame: TokenFrame) -> tuple[int, int, int, int]:
+    return frame.step, frame.waiting, frame.running, frame.kv_used_permille
+
+
+def tolerant_rows(frame: TokenFrame) -> list[tuple[int, int, list[int], int]]:
+    """Rows without logprobs, whose ids may be anything."""
+    plain = TokenFrame(frame.step, frame.stream, frame.position, frame.tokens, frame.count, frame.finish)
+    return [(stream, part.position, part.tokens, part.finish) for stream, part in rows_of(plain)]

@@ -1,4 +1,4 @@
-"""Token frames: their bytes, what is refused, and merging."""
+"""Token frames: their bytes, and what is refused."""
 
 from typing import Any
 
@@ -7,33 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.frames import (
-    Finish,
-    Logprobs,
-    TokenFrame,
-    decode_frame,
-    encode_frame,
-    merge,
-    take_rows,
-)
+from penstock.wire.frames import Finish, TokenFrame, decode_frame, encode_frame
+from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import FrameHeader, WireError, decode_from_engine, encode
+from penstock.wire.regroup import merge
 
-from .frames_support import by_stream, consecutive_frames, rows_of
+from .frames_support import consecutive_frames, decode, load_of, rows_of, tolerant_rows
 
 
 def i32(*values: int) -> Any:
     return np.array(values, np.int32)
-
-
-def decode(parts: list[bytes]) -> TokenFrame:
-    header, body = parts
-    message = decode_from_engine(header)
-    assert isinstance(message, FrameHeader)
-    return decode_frame(message, body)
-
-
-def load_of(frame: TokenFrame) -> tuple[int, int, int, int]:
-    return frame.step, frame.waiting, frame.running, frame.kv_used_permille
 
 
 FULL = TokenFrame(
@@ -184,48 +167,3 @@ def check_frame_or_error(header: FrameHeader, body: bytes) -> None:
     again = decode([encode(header), body])
     assert tolerant_rows(again) == tolerant_rows(frame)
     assert tolerant_rows(merge([frame, again])) is not None
-
-
-def tolerant_rows(frame: TokenFrame) -> list[tuple[int, int, list[int], int]]:
-    """Rows without logprobs, whose ids may be anything."""
-    plain = TokenFrame(frame.step, frame.stream, frame.position, frame.tokens, frame.count, frame.finish)
-    return [(stream, part.position, part.tokens, part.finish) for stream, part in rows_of(plain)]
-
-
-# -- merging and taking
-
-
-@given(consecutive_frames())
-def test_merge_is_the_streams_joined(frames: list[TokenFrame]) -> None:
-    expected = by_stream(frames)
-    merged = merge(frames)
-    rows = rows_of(merged)
-    assert dict(rows) == expected
-    assert len(rows) == len(expected)
-    if len(frames) > 1:
-        assert [stream for stream, _ in rows] == sorted(expected)
-    assert load_of(merged) == load_of(frames[-1])
-
-
-@given(consecutive_frames(min_size=2))
-def test_merging_in_two_parts_is_merging_once(frames: list[TokenFrame]) -> None:
-    half = len(frames) // 2
-    assert rows_of(merge([merge(frames[:half]), merge(frames[half:])])) == rows_of(merge(frames))
-
-
-@given(consecutive_frames())
-def test_a_merged_frame_can_be_sent(frames: list[TokenFrame]) -> None:
-    merged = merge(frames)
-    assert rows_of(decode(encode_frame(merged))) == rows_of(merged)
-
-
-@given(st.data())
-def test_take_rows(data: st.DataObject) -> None:
-    frame = data.draw(st.sampled_from(data.draw(consecutive_frames())))
-    order = data.draw(st.permutations(range(frame.rows)))
-    kept = np.array(order[: data.draw(st.integers(0, frame.rows))], np.intp)
-    taken = take_rows(frame, kept)
-    rows = rows_of(frame)
-    assert rows_of(taken) == [rows[row] for row in kept]
-    assert load_of(taken) == load_of(frame)
-    assert taken.finish is None or taken.finish.any()

@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...wire.frames import I32, Logprobs
+from ...wire.arrays import I32
+from ...wire.logprobs import Logprobs
 from ..base import StepRows
 from ..blocks import BlockTables
 from ..prompt_logprobs import PromptColumns

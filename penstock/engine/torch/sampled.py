@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...wire.frames import I32, Logprobs
+from ...wire.arrays import I32
+from ...wire.logprobs import Logprobs
 from .transfer import to_host
 
 

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...wire.frames import I32
+from ...wire.arrays import I32
 from ..sampling import PENALTIES, Edits, Need, SamplingColumns
 from .penalties import Occurrences, penalize
 from .sampled import Candidates, Sampled

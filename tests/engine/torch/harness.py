@@ -11,7 +11,8 @@ import transformers
 
 from penstock.config.options import ServeConfig
 from penstock.engine.torch.engine import TorchEngine
-from penstock.wire.frames import Finish, Logprobs
+from penstock.wire.frames import Finish
+from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import Sampling, Submit
 
 VOCAB = 320

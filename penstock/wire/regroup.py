@@ -1,0 +1,155 @@
+"""Other arrangements of token frames' rows: some of them, or the rows of several frames by stream."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .arrays import I32
+from .frames import TokenFrame
+from .logprobs import Logprobs, PromptLogprobs, joined_prompts
+
+
+def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
+    """The frame's ``rows`` (indexes, each at most once) in that order, with step and load figures."""
+    finish = None if frame.finish is None else frame.finish[rows]
+    cached = None if frame.cached is None else frame.cached[rows]
+    if frame.count is None and frame.logprobs is None:
+        count, tokens, logprobs = None, frame.tokens[rows], None
+    else:
+        gather = _token_order(frame.counts(), rows)
+        count = None if frame.count is None else frame.count[rows]
+        tokens = frame.tokens[gather]
+        logprobs = None if frame.logprobs is None else _taken_logprobs(frame.logprobs, gather)
+    return TokenFrame(
+        frame.step,
+        frame.stream[rows],
+        frame.position[rows],
+        tokens,
+        count,
+        finish if finish is not None and finish.any() else None,
+        cached if cached is not None and cached.any() else None,
+        logprobs,
+        frame.waiting,
+        frame.running,
+        frame.kv_used_permille,
+        None if frame.prompt is None else frame.prompt.moved(_places(rows, frame.rows)),
+        frame.accepted,
+    )
+
+
+def _places(rows: NDArray[np.intp], count: int) -> I32:
+    """Where each of ``count`` rows is among ``rows``; -1: nowhere."""
+    places = np.full(count, -1, np.int32)
+    places[rows] = np.arange(len(rows))
+    return places
+
+
+def _taken_logprobs(entries: Logprobs, gather: NDArray[np.intp]) -> Logprobs | None:
+    """The entries of the tokens at ``gather``; entries are in ascending order of their tokens."""
+    at = np.searchsorted(entries.token, gather)
+    at[at == len(entries.token)] = 0
+    present = np.flatnonzero(entries.token[at] == gather)
+    return entries.take(at[present], present.astype(np.int32))
+
+
+def merge(frames: Sequence[TokenFrame]) -> TokenFrame:
+    """One frame with one row per stream, in order of first appearance by handle value.
+
+    The frames are consecutive steps of one engine. A stream's rows are joined; its finish and its
+    cached count are kept. Load figures and step are the last frame's.
+    """
+    if len(frames) == 1:
+        return frames[0]
+    stream = np.concatenate([frame.stream for frame in frames])
+    count = np.concatenate([frame.counts() for frame in frames])
+    order = np.argsort(stream, kind="stable")
+    ordered = stream[order]
+    first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))) if len(ordered) else order
+    tokens = np.concatenate([frame.tokens for frame in frames])
+    gather = _token_order(count, order)
+    last = frames[-1]
+    return TokenFrame(
+        last.step,
+        ordered[first],
+        np.concatenate([frame.position for frame in frames])[order][first],
+        tokens[gather],
+        np.add.reduceat(count[order], first) if len(first) else count,
+        _reduce_optional([frame.finish for frame in frames], frames, order, first, np.int8),
+        _reduce_optional([frame.cached for frame in frames], frames, order, first, np.int32),
+        _merge_logprobs(frames, gather),
+        last.waiting,
+        last.running,
+        last.kv_used_permille,
+        _merge_prompts(frames, order, first),
+        last.accepted,
+    )
+
+
+def _merge_prompts(
+    frames: Sequence[TokenFrame], order: NDArray[np.intp], first: NDArray[np.intp]
+) -> PromptLogprobs | None:
+    if all(frame.prompt is None for frame in frames):
+        return None
+    starts = np.zeros(len(order), np.int32)
+    starts[first] = 1
+    rows = np.empty(len(order), np.int32)
+    rows[order] = np.cumsum(starts) - 1
+    offset, shifted = 0, []
+    for frame in frames:
+        if frame.prompt is not None:
+            shifted.append(replace(frame.prompt, row=frame.prompt.row + np.int32(offset)))
+        offset += frame.rows
+    whole = joined_prompts(shifted)
+    return None if whole is None else whole.moved(rows)
+
+
+def _token_order(count: I32, order: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Indexes that bring the tokens of rows with ``count`` tokens each into the row order ``order``."""
+    starts = np.cumsum(count) - count
+    counts = count[order]
+    ends = np.cumsum(counts)
+    within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
+    return np.repeat(starts[order], counts) + within
+
+
+def _reduce_optional(
+    columns: list[Any],
+    frames: Sequence[TokenFrame],
+    order: NDArray[np.intp],
+    first: NDArray[np.intp],
+    dtype: Any,
+) -> Any:
+    """Per stream the largest value of an optional column (at most one of a stream's rows is non-zero)."""
+    if all(column is None for column in columns):
+        return None
+    filled = [
+        np.zeros(frame.rows, dtype) if column is None else column
+        for column, frame in zip(columns, frames, strict=True)
+    ]
+    return np.maximum.reduceat(np.concatenate(filled)[order], first)
+
+
+def _merge_logprobs(frames: Sequence[TokenFrame], gather: NDArray[np.intp]) -> Logprobs | None:
+    present = [frame.logprobs for frame in frames if frame.logprobs is not None]
+    if not present:
+        return None
+    width = max(entries.width for entries in present)
+    placed = np.empty_like(gather)
+    placed[gather] = np.arange(len(gather))
+    token, offset = [], 0
+    for frame in frames:
+        if frame.logprobs is not None:
+            token.append(placed[frame.logprobs.token + offset])
+        offset += len(frame.tokens)
+    indexes = np.concatenate(token).astype(np.int32)
+    by_token = np.argsort(indexes)
+    wide = [entries.widened(width) for entries in present]
+    return Logprobs(
+        indexes[by_token],
+        np.concatenate([entries.ids for entries in wide])[by_token],
+        np.concatenate([entries.values for entries in wide])[by_token],
+        np.concatenate([entries.rank for entries in wide])[by_token],
+    )
