@@ -18,13 +18,16 @@ MAX_PATH_BYTES = 70
 socket names may take 32."""
 PID_FILE = "penstock.pid"
 """Holds the supervisor's process id, and its lock while it lives."""
+_PREFIX = "penstock-"
+"""Of temporary directories."""
 
 
 class RunDirectory:
     """A directory of mode 0700 that belongs to this process until the ``with`` block ends.
 
-    Without ``path`` it is a temporary one and removed at the end. A given one stays, and only its sockets
-    are removed: what an instance that was killed left there at the start, our own at the end.
+    Without ``path`` it is a temporary one and removed at the end, and those that killed instances left behind
+    are removed at the start. A given one stays, and only its sockets are removed: what an instance that was
+    killed left there at the start, our own at the end.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -64,10 +67,24 @@ class RunDirectory:
 
 def _temporary() -> str:
     for parent in (tempfile.gettempdir(), "/tmp"):
-        short = len(os.fsencode(parent)) + len("/penstock-12345678") <= MAX_PATH_BYTES
+        short = len(os.fsencode(parent)) + len(f"/{_PREFIX}12345678") <= MAX_PATH_BYTES
         if short and os.access(parent, os.W_OK):
-            return tempfile.mkdtemp(prefix="penstock-", dir=parent)
+            _remove_abandoned(Path(parent))
+            return tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
     raise StartError("no temporary directory with a short path can be written to; name one with --run-dir")
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Removes our temporary directories whose supervisor was killed: its lock went with it.
+
+    One without a process id is just being made, or not ours.
+    """
+    for path in parent.glob(f"{_PREFIX}????????"):
+        with contextlib.suppress(OSError):  # another user's, in use (the lock), or removed meanwhile
+            if path.stat().st_uid == os.geteuid() and (path / PID_FILE).read_text():
+                with (path / PID_FILE).open("r") as held:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 def _prepare(given: str) -> str:

@@ -34,6 +34,24 @@ def test_a_long_tmpdir_is_passed_over(tmp_path: Path, monkeypatch: pytest.Monkey
         assert run.path.startswith("/tmp/penstock-")
 
 
+def test_temporary_ones_of_killed_instances_are_removed(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(short_dir))
+    abandoned, new, foreign = (
+        short_dir / f"penstock-{name}" for name in ("killed00", "begins00", "a-file00")
+    )
+    for path in (abandoned, new, foreign):
+        path.mkdir()
+    (abandoned / PID_FILE).write_text("4000000\n")
+    _leave_socket(abandoned / "engine-0")
+    (new / PID_FILE).touch()
+    (foreign / "notes").touch()
+    with RunDirectory(None) as other, RunDirectory(None) as run:
+        assert not abandoned.exists()
+        assert all(path.exists() for path in (new, foreign, Path(other.path), Path(run.path)))
+
+
 def test_a_temporary_one_is_removed_after_an_error() -> None:
     with pytest.raises(KeyError), RunDirectory(None) as run:
         raise KeyError
