@@ -99,7 +99,8 @@ class Observer:
             (f.CONNECTIONS, connections),
             (f.BYTES_QUEUED, queued),
             (f.STREAMS, len(self._streams)),
-            (f.DELIVERED, self._streams.generated_tokens),
+            (f.DELIVERED, self._streams.generated_tokens - self._streams.discarded_tokens),
+            (f.DISCARDED, self._streams.discarded_tokens),
             (f.FRAMES, self._fleet.frames_received),
             (f.FRAMES_MERGED, self._fleet.frames_merged),
         ):

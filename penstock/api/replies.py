@@ -186,6 +186,7 @@ class RequestReply(ABC):
         if stream.index % self.plan.n == 0:  # the other choices found what this one computed
             self.cached += cached
         if self.plan.max_tokens == 0:  # the one token that is generated is not shown
+            self.context.streams.discard_tokens(len(tokens))
             tokens, finish, logprobs = (), Finish.LENGTH, None
         piece = assemble(choice.assembler, self._finished_text(tokens, finish), finish)
         self._settle(choice, stream, piece, tokens, finish)
@@ -224,7 +225,9 @@ class RequestReply(ABC):
         """Note why the choice ended, if this row ended it. ``piece.stop`` outranks the engine's reason."""
         if piece.stop is not None:
             choice.finish_reason, choice.stop_reason = b"stop", piece.stop
-            choice.generated = self.context.streams.generated(stream) - (len(tokens) - piece.used)
+            surplus = len(tokens) - piece.used
+            self.context.streams.discard_tokens(surplus)
+            choice.generated = self.context.streams.generated(stream) - surplus
             choice.stream = None
             if not finish:
                 self._drop(stream, stopped=True)

@@ -175,6 +175,13 @@ UNKNOWN_FIELDS = _counter(
     "penstock:unknown_request_fields", "fields", (*_SERVER, "field"), "Request fields ignored as unknown."
 )
 DELIVERED = _counter("penstock:tokens_delivered", "tokens", _SERVER, "Tokens given to replies.")
+DISCARDED = _counter(
+    "penstock:tokens_discarded",
+    "tokens",
+    _SERVER,
+    "Tokens that came for requests that no longer wanted them: the client had left, or a stop string was "
+    "reached.",
+)
 FRAMES = _counter("penstock:token_frames", "frames", _SERVER, "Token frames received.")
 FRAMES_MERGED = _counter(
     "penstock:token_frames_merged", "frames", _SERVER, "Token frames merged into an earlier one."

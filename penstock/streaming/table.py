@@ -28,21 +28,21 @@ _FAULT = StreamError(500, "internal_error", "The server failed to handle this st
 
 
 class _Discard:
-    """Takes what still arrives for a stream whose client is gone, until the engine says it ended."""
+    """Takes what still arrives for streams that no request wants, until the engine says they ended."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
 
     def on_row(
         self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
     ) -> None:
-        pass
+        self.tokens += len(tokens)
 
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
         pass
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         pass
-
-
-DISCARD: Reply = _Discard()
 
 
 class StreamTable:
@@ -68,6 +68,7 @@ class StreamTable:
         """
         self.streams: list[Stream | None] = [None] * capacity
         self.generated_tokens = 0
+        """All that have arrived."""
         self._free = list(range(capacity - 1, -1, -1))
         self._position = np.zeros(capacity, np.int32)
         self._rank = np.full(capacity, NO_ENGINE, np.int32)
@@ -80,6 +81,7 @@ class StreamTable:
         self._itl = itl
         self._event_tokens = event_tokens
         self._log = log
+        self._discard = _Discard()
 
     def __len__(self) -> int:
         """Open streams, those included that wait for their abort to be confirmed."""
@@ -106,9 +108,18 @@ class StreamTable:
         """Tokens of the stream that have been delivered."""
         return int(self._position[stream.handle])
 
+    @property
+    def discarded_tokens(self) -> int:
+        """Of ``generated_tokens`` those that no request wanted any longer."""
+        return self._discard.tokens
+
+    def discard_tokens(self, count: int) -> None:
+        """So many of the tokens that a reply got are none of its output."""
+        self._discard.tokens += count
+
     def discard(self, stream: Stream) -> None:
         """The stream's request wants no more of it; its handle lives on until the engine ends it."""
-        stream.reply = DISCARD
+        stream.reply = self._discard
         stream.plain = False
 
     def close(self, stream: Stream) -> None:
@@ -260,7 +271,7 @@ class StreamTable:
         self.close(stream)
 
     def _fail(self, stream: Stream, error: StreamError) -> None:
-        reply, stream.reply = stream.reply, DISCARD
+        reply, stream.reply = stream.reply, self._discard
         try:
             reply.on_failure(stream, error)
         except Exception:
@@ -282,7 +293,7 @@ class StreamTable:
         for handle in np.flatnonzero(self._rank == rank).tolist():
             stream = self.streams[handle]
             assert stream is not None  # closed ones have no rank
-            if stream.reply is DISCARD:
+            if stream.reply is self._discard:
                 self.close(stream)
             else:
                 self.adopt(stream, NO_ENGINE)
@@ -291,7 +302,7 @@ class StreamTable:
 
     def wanted(self, stream: Stream) -> bool:
         """Whether the stream's request has not given it up."""
-        return stream.reply is not DISCARD
+        return stream.reply is not self._discard
 
     def waits(self, stream: Stream) -> bool:
         """Whether the stream is open and no engine runs it."""

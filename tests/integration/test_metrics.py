@@ -85,6 +85,28 @@ def test_a_stop_string_is_a_stop(fleet: Server) -> None:
     )
 
 
+def test_every_token_is_delivered_or_discarded(fleet: Server) -> None:
+    """Tokens that an engine made after the stop string are none of the reply's."""
+
+    def figures() -> tuple[float, float, float]:
+        families = "vllm:generation_tokens", "penstock:tokens_delivered", "penstock:tokens_discarded"
+        generated, delivered, discarded = (fleet.metric(f"{name}_total") for name in families)
+        return generated, delivered, discarded
+
+    def balanced() -> bool:
+        generated, delivered, discarded = figures()
+        return generated == delivered + discarded
+
+    wait_until(balanced, 30, "counting what came before")
+    delivered = figures()[1]
+    text = fleet.complete("hello", max_tokens=50, seed=2)["choices"][0]["text"]
+    reply = fleet.complete("hello", max_tokens=50, seed=2, stop=[text[10:14]])
+    used = reply["usage"]["completion_tokens"]
+    assert used < 50
+    wait_until(lambda: figures()[1] == delivered + 50 + used, 30, "counting the tokens of the replies")
+    wait_until(balanced, 30, "counting the others")
+
+
 def test_one_process_writes_a_line(fleet: Server) -> None:
     fleet.complete("hello", max_tokens=500, ignore_eos=True)
     pattern = r"running \d+, waiting 0, KV cache 0\.0 %, prompts \d+ tokens/s, generated [1-9]\d* tokens/s"

@@ -121,6 +121,17 @@ def test_a_handle_is_reused_only_after_its_end() -> None:
     assert table.open(make_stream(RecordingReply(), []), 0.0) == handle
 
 
+def test_tokens_that_nobody_wants_are_told_apart() -> None:
+    table = make_table()
+    wanted = table.open(make_stream(RecordingReply(), []), 0.0)
+    left = make_stream(RecordingReply(), [])
+    table.open(left, 0.0)
+    table.deliver(0, frame((wanted, 0, [0]), (left.handle, 0, [1])), 1.0)
+    table.discard(left)
+    table.deliver(0, frame((wanted, 1, [0, 3]), (left.handle, 1, [0, 1, 3])), 2.0)
+    assert (table.generated_tokens, table.discarded_tokens) == (7, 3)
+
+
 def test_a_fault_in_one_stream_spares_the_others() -> None:
     table, written = make_table(), list[bytes]()
     broken = BrokenReply()
