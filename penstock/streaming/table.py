@@ -15,7 +15,7 @@ from ..wire.frames import Finish, TokenFrame
 from ..wire.logprobs import Logprobs, PromptLogprobs
 from ..wire.messages import WireError
 from ..wire.regroup import take_rows
-from .stream import CHUNK_SIZES, Reply, Stream, StreamError
+from .stream import CHUNK_SIZES, Stream, StreamError
 from .token_log import TokenLog
 
 log = logging.getLogger(__name__)
