@@ -84,7 +84,7 @@ def status_of(earlier: Samples, later: Samples, seconds: float) -> dict[str, Any
             outcomes[labels["outcome"]] = outcomes.get(labels["outcome"], 0) + value
         return {
             "kind": "gateway",
-            "in_flight": later[f"{_GATEWAY}requests_in_flight"][0][1],
+            "in_flight": sum(value for _, value in later[f"{_GATEWAY}requests_in_flight"]),
             "endpoints": _rows(later, "endpoint", _ENDPOINT_GAUGES),
             "requests": outcomes,
         }

@@ -140,6 +140,26 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         3600.0
     )
 
+    metrics_compat: Annotated[
+        Literal["none", "llm-d", "gie"],
+        option(
+            "Names and labels of the metrics beside our own: llm-d: of the llm-d Router's endpoint picker; "
+            "gie: of that of the Gateway API Inference Extension.",
+            "Metrics",
+        ),
+    ] = "none"
+    metrics_max_models: Annotated[
+        int,
+        option(
+            "Models that are told apart in metrics, besides those of --model-rewrite; the rest is 'other'.",
+            "Metrics",
+            ge=0,
+        ),
+    ] = 64
+    metrics_pool_name: Annotated[
+        str, option("What the pool of endpoints is called in metrics of --metrics-compat.", "Metrics")
+    ] = "penstock"
+
     drain_timeout: Annotated[
         float, option("Seconds that running requests have to finish after SIGTERM.", "Process", ge=0)
     ] = 60.0

@@ -82,6 +82,7 @@ class App:
     async def _relay_request(self, scope: Scope, receive: Receive) -> None:
         request_id = request_header(scope, REQUEST_ID) or secrets.token_hex(8)
         record = Record(scope["path"], request_id, began_at=self._clock())
+        self._ledger.open(record)
         named = (REQUEST_ID, request_id.encode("latin-1"))
         try:
             incoming = await self._incoming(scope, receive, record)
@@ -109,7 +110,7 @@ class App:
         body = None
         if scope["method"] == "POST" and scope["path"] in GENERATION_PATHS:
             body = self._read_body(raw)
-            record.model, record.streamed = body.model, body.stream
+            record.asks(body)
             raw = body.raw
         query = scope["query_string"]
         target = scope["raw_path"] + (b"?" + query if query else b"")

@@ -48,6 +48,11 @@ class Endpoint:
     """Running mean of the time to first token."""
     breaker: Breaker = field(default_factory=Breaker)
 
+    @property
+    def is_up(self) -> bool:
+        """Neither failing requests nor unreadable."""
+        return self.breaker.closed and self.scrape_failures < 2
+
     def is_ready(self, now: float, *, scraped: bool) -> bool:
         """Whether requests may be sent. ``scraped``: loads are read, and who cannot be read twice is down."""
         return self.breaker.allows(now) and not (scraped and self.scrape_failures >= 2)

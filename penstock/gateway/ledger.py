@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .metrics import GatewayMetrics
-from .outcome import Outcome
+from .outcome import GOOD
 from .relay import Record
 
 access = logging.getLogger("penstock.gateway.access")
@@ -19,11 +19,18 @@ class Ledger:
     metrics: GatewayMetrics
     wanted: Literal["none", "errors", "all"]
 
+    def open(self, record: Record) -> None:
+        """A request has come."""
+        self.metrics.began(record)
+
+    def leave(self, record: Record) -> None:
+        """The request keeps nobody busy any more; how it ended may be told later."""
+        self.metrics.left(record)
+
     def close(self, record: Record) -> None:
-        """The request has ended."""
+        """The request has ended, and it is known how."""
         self.metrics.count(record)
-        good = record.outcome in (Outcome.OK, Outcome.OK_WITHOUT_USAGE)
-        if self.wanted == "all" or (self.wanted == "errors" and not good):
+        if self.wanted == "all" or (self.wanted == "errors" and record.outcome not in GOOD):
             _log(record)
 
 
@@ -32,7 +39,8 @@ def _log(record: Record) -> None:
     line = {
         "request_id": record.request_id or None,
         "path": record.path,
-        "model": record.model,
+        "model": record.model or None,
+        "target_model": None if record.target_model == record.model else record.target_model,
         "outcome": record.outcome,
         "reason": record.reason,
         "status": record.status,

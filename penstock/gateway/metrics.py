@@ -1,123 +1,272 @@
 """The gateway's metrics: every request counted once, with its outcome."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+import numpy as np
+from numpy.typing import NDArray
 
-from ..metrics.histogram import E2E_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
+from ..metrics.exposition import render
+from ..metrics.families import Family, Kind
+from ..metrics.histogram import Histogram
+from ..metrics.snapshot import Distribution, Labels, Value
+from . import names
 from .endpoint import Endpoint
-from .outcome import Outcome
+from .names import Dialect, Measure
+from .outcome import GOOD, Outcome
 from .relay import Record
 
-MOST_MODELS = 64
-"""Model names with series of their own; clients make names up, and each would cost memory for ever."""
 OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsOptions:
+    """How metrics are told."""
+
+    compat: Literal["none", "llm-d", "gie"] = "none"
+    """The dialect to speak beside our own."""
+    most_models: int = 64
+    """Pairs of a model's name and what is asked for instead that have series of their own. Clients make names
+    up, and each would cost memory for ever: those beyond are :data:`OTHER`."""
+    pool: str = "penstock"
+    """What other dialects call the pool of endpoints."""
+
+
+class Key(NamedTuple):
+    """What requests are told apart by; each combination that occurs costs memory for ever."""
+
+    model: str
+    target_model: str
+    outcome: Outcome
+    status: int
+    priority: int
+    """Sign of the request's priority."""
+
+    def meanings(self) -> dict[str, str]:
+        """Values of our labels, and of those that only other dialects have."""
+        named = {name: str(value) for name, value in self._asdict().items()}
+        return {**named, "error_code": error_code(self)}
+
+
+def error_code(key: Key) -> str:
+    """What endpoint pickers call it."""
+    if key.outcome is Outcome.REJECTED:
+        return _REJECTED_CODES.get(key.status, "Unknown")
+    return "Unknown" if key.outcome is Outcome.CLIENT_DISCONNECT else "ModelServerError"
+
+
+_REJECTED_CODES = {
+    400: "BadRequest",
+    401: "Unauthorized",
+    413: "BadRequest",
+    429: "ResourceExhausted",
+    500: "Internal",
+    503: "ServiceUnavailable",
+}
 
 
 class GatewayMetrics:
     """Latencies are recorded for all requests, whatever became of them, with the outcome as label."""
 
-    def __init__(self, endpoints: Callable[[], list[Endpoint]], in_flight: Callable[[], int]) -> None:
-        self._registry = CollectorRegistry()
-        self._models: set[str] = set()
-        self._requests = self._counter("request", "Requests that ended.", "model", "outcome")
-        self._rejections = self._counter("rejection", "Requests the gateway refused itself.", "reason")
-        self._attempts = self._counter("retry", "Requests sent again to another endpoint.")
-        self._tokens = self._counter(
-            "tokens",
-            "Tokens of ended requests: input, output, cached; source: the server's usage, or counted events.",
-            "model",
-            "kind",
-            "source",
-        )
-        self._duration = self._histogram(
-            "request_duration_seconds", "From the request to its end.", E2E_BOUNDS
-        )
-        self._ttft = self._histogram(
-            "time_to_first_token_seconds", "From the request to its first event with tokens.", TTFT_BOUNDS
-        )
-        self._tpot = self._histogram(
-            "time_per_output_token_seconds", "Mean between a reply's first and last token.", ITL_BOUNDS
-        )
-        self._registry.register(_Gauges(endpoints, in_flight))
+    def __init__(
+        self,
+        endpoints: Callable[[], list[Endpoint]],
+        options: MetricsOptions | None = None,
+        rewritten: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """``rewritten`` are the models that the operator has named, and what is asked for instead: they have
+        series in any case."""
+        self._endpoints = endpoints
+        self._options = options or MetricsOptions()
+        self._dialects: list[Dialect] = ["own"]
+        if self._options.compat != "none":
+            self._dialects.append(self._options.compat)
+        self._models = {(OTHER, OTHER), *rewritten}
+        self._most_models = len(self._models) + self._options.most_models
+        self._running: set[Record] = set()
+        self._requests: Counter[Key] = Counter()
+        self._histograms: dict[Measure, dict[Key, Histogram]] = {
+            measure: {} for measure in names.MEASURES if measure.kind is Kind.HISTOGRAM
+        }
+        self._tokens: Counter[Labels] = Counter()
+        self._rejections: Counter[str] = Counter()
+        self._retries = 0
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"penstock_gateway_{name}", text, labels, registry=self._registry)
+    @property
+    def running(self) -> int:
+        """Requests that have not ended."""
+        return len(self._running)
 
-    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
-        return Histogram(
-            f"penstock_gateway_{name}", text, ("model", "outcome"), registry=self._registry, buckets=bounds
-        )
+    # -- requests
+
+    def began(self, record: Record) -> None:
+        """A request has come."""
+        self._running.add(record)
+
+    def left(self, record: Record) -> None:
+        """The request keeps nobody busy any more; what became of it may be told later."""
+        self._running.discard(record)
 
     def count(self, record: Record) -> None:
-        """A request has ended."""
-        model, outcome, seen = self._model(record), record.outcome.value, record.seen
-        self._requests.labels(model, outcome).inc()
+        """A request has ended, and it is known how."""
+        self._running.discard(record)
+        model, target_model = self._admitted(record)
+        priority = (record.priority > 0) - (record.priority < 0)
+        key = Key(model, target_model, record.outcome, record.status, priority)
+        self._requests[key] += 1
         if record.outcome is Outcome.REJECTED:
-            self._rejections.labels(record.reason).inc()
-        self._attempts.inc(max(0, record.attempts - 1))
-        self._duration.labels(model, outcome).observe(record.ended_at - record.began_at)
-        output = self._count_tokens(record, model)
-        if seen.first_token_at is not None and seen.last_token_at is not None:
-            self._ttft.labels(model, outcome).observe(seen.first_token_at - record.began_at)
-            if output > 1:
-                took = seen.last_token_at - seen.first_token_at
-                self._tpot.labels(model, outcome).observe(took / (output - 1))
+            self._rejections[record.reason] += 1
+        self._retries += max(0, record.attempts - 1)
+        self._observe(names.REQUEST_SIZE, key, record.bytes_in)
+        self._observe(names.RESPONSE_SIZE, key, record.bytes_out)
+        self._observe_times(record, key, self._count_tokens(record, key))
 
-    def _count_tokens(self, record: Record, model: str) -> int:
+    def _observe_times(self, record: Record, key: Key, output: int) -> None:
+        seen, took = record.seen, record.ended_at - record.began_at
+        self._observe(names.DURATION, key, took)
+        if output:
+            self._observe(names.NTPOT, key, took / output)
+        if seen.first_token_at is None or seen.last_token_at is None:
+            return
+        self._observe(names.TTFT, key, seen.first_token_at - record.began_at)
+        streaming = seen.last_token_at - seen.first_token_at
+        if output > 1:
+            self._observe(names.TPOT, key, streaming / (output - 1))
+        if seen.token_events > 1:
+            self._histogram(names.ITL, key).merge(seen.gaps, streaming)
+
+    def _count_tokens(self, record: Record, key: Key) -> int:
         """Returns the output tokens, as well as they are known."""
-        usage, events = record.seen.usage, record.seen.token_events
-        if usage is None or usage.output_tokens is None:
-            if events:
-                self._tokens.labels(model, "output", "events").inc(events)
-            output = events
-        else:
-            self._tokens.labels(model, "output", "usage").inc(usage.output_tokens)
-            output = usage.output_tokens
+        usage, output = record.seen.usage, record.seen.token_events
+        source = "events"
         if usage is not None:
-            for kind, count in (("input", usage.input_tokens), ("cached", usage.cached_tokens)):
-                if count:
-                    self._tokens.labels(model, kind, "usage").inc(count)
+            if usage.output_tokens is not None:
+                output, source = usage.output_tokens, "usage"
+            for kind, measure, count in (
+                ("input", names.INPUT_TOKENS, usage.input_tokens),
+                ("cached", names.CACHED_TOKENS, usage.cached_tokens),
+            ):
+                if count is not None:
+                    self._tokens[key.model, key.target_model, kind, "usage"] += count
+                    self._observe(measure, key, count)
+        if output:
+            self._tokens[key.model, key.target_model, "output", source] += output
+            self._observe(names.OUTPUT_TOKENS, key, output)
         return output
 
-    def _model(self, record: Record) -> str:
-        if record.model in self._models:
-            return record.model
-        answered = record.outcome in (Outcome.OK, Outcome.OK_WITHOUT_USAGE)
-        if not answered or len(self._models) >= MOST_MODELS:
-            return OTHER  # nobody serves it, or there are too many
-        self._models.add(record.model)
-        return record.model
+    def _observe(self, measure: Measure, key: Key, value: float) -> None:
+        self._histogram(measure, key).add(value)
+
+    def _histogram(self, measure: Measure, key: Key) -> Histogram:
+        histograms = self._histograms[measure]
+        if (histogram := histograms.get(key)) is None:
+            histogram = histograms[key] = Histogram(measure.bounds)
+        return histogram
+
+    def _admitted(self, record: Record) -> tuple[str, str]:
+        """Its model and what was asked for instead, or :data:`OTHER` twice."""
+        pair = record.model, record.target_model
+        if pair in self._models:
+            return pair
+        if record.outcome not in GOOD or len(self._models) >= self._most_models:
+            return OTHER, OTHER  # nobody serves it, or there are too many
+        self._models.add(pair)
+        return pair
+
+    # -- telling
 
     def exposition(self) -> bytes:
         """The text of ``/metrics``."""
-        return generate_latest(self._registry)
+        return render(self._families())
 
+    def _families(self) -> Iterator[tuple[Family, Mapping[Labels, Value]]]:
+        values = _Values(self._options.pool)
+        self._tell_requests(values)
+        self._tell_endpoints(values)
+        for dialect in self._dialects:
+            for measure in names.MEASURES:
+                family = measure.family(dialect)
+                if family is None:
+                    continue
+                if measure.kind is Kind.HISTOGRAM:
+                    yield family, _distributions(measure, dialect, self._histograms[measure])
+                else:
+                    yield family, values.of(measure, family)
 
-class _Gauges(Collector):
-    def __init__(self, endpoints: Callable[[], list[Endpoint]], in_flight: Callable[[], int]) -> None:
-        self._endpoints = endpoints
-        self._in_flight = in_flight
-
-    def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(
-            "penstock_gateway_requests_in_flight", "Requests being relayed.", value=self._in_flight()
+    def _tell_requests(self, values: "_Values") -> None:
+        for key, count in self._requests.items():
+            values.add(names.REQUESTS, count, key.meanings())
+            if key.outcome not in GOOD:
+                values.add(names.ERRORS, count, key.meanings())
+        pairs = Counter(
+            (pair if (pair := (each.model, each.target_model)) in self._models else (OTHER, OTHER))
+            for each in self._running
         )
-        in_flight = self._family("endpoint_in_flight", "Requests sent to the endpoint that have not ended.")
-        waiting = self._family("endpoint_waiting", "Requests waiting at the endpoint, as it says.")
-        running = self._family("endpoint_running", "Requests running at the endpoint, as it says.")
-        kv_used = self._family("endpoint_kv_used", "Share of the endpoint's KV cache in use.")
-        closed = self._family("endpoint_up", "1 unless the endpoint fails requests or cannot be read.")
-        for endpoint in self._endpoints():
-            name, load = [endpoint.url], endpoint.load
-            in_flight.add_metric(name, endpoint.in_flight)
-            waiting.add_metric(name, load.waiting)
-            running.add_metric(name, load.running)
-            kv_used.add_metric(name, load.kv_used)
-            closed.add_metric(name, float(endpoint.breaker.closed and endpoint.scrape_failures < 2))
-        yield from (in_flight, waiting, running, kv_used, closed)
+        for model, target_model in sorted(self._models):
+            meanings = {"model": model, "target_model": target_model, "priority": "0"}
+            values.add(names.RUNNING, pairs[model, target_model], meanings)
+        for labels, count in self._tokens.items():
+            label_names = names.TOKENS.names["own"].labels
+            values.add(names.TOKENS, count, dict(zip(label_names, labels, strict=True)))
+        for reason, count in self._rejections.items():
+            values.add(names.REJECTIONS, count, {"reason": reason})
+        values.add(names.RETRIES, self._retries)
 
-    def _family(self, name: str, text: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"penstock_gateway_{name}", text, labels=["endpoint"])
+    def _tell_endpoints(self, values: "_Values") -> None:
+        endpoints = self._endpoints()
+        for endpoint in endpoints:
+            named, load = {"endpoint": endpoint.url}, endpoint.load
+            values.add(names.ENDPOINT_IN_FLIGHT, endpoint.in_flight, named)
+            values.add(names.ENDPOINT_WAITING, load.waiting, named)
+            values.add(names.ENDPOINT_RUNNING, load.running, named)
+            values.add(names.ENDPOINT_KV_USED, load.kv_used, named)
+            values.add(names.ENDPOINT_UP, endpoint.is_up, named)
+        loads = [endpoint.load for endpoint in endpoints if endpoint.is_up]
+        values.add(names.READY, len(loads))
+        values.add(names.AVERAGE_KV_USED, _mean([load.kv_used for load in loads]))
+        values.add(names.AVERAGE_WAITING, _mean([load.waiting for load in loads]))
+        values.add(names.AVERAGE_RUNNING, _mean([load.running for load in loads]))
+
+
+class _Values:
+    """Of counters and gauges at one moment, with the meanings of all labels that a dialect may have."""
+
+    def __init__(self, pool: str) -> None:
+        self._constant = {**names.CONSTANT_LABELS, "pool": pool}
+        self._values: dict[Measure, list[tuple[float, dict[str, str]]]] = defaultdict(list)
+
+    def add(self, measure: Measure, value: float, meanings: dict[str, str] | None = None) -> None:
+        self._values[measure].append((float(value), {**self._constant, **(meanings or {})}))
+
+    def of(self, measure: Measure, family: Family) -> dict[Labels, float]:
+        """By the labels that ``family`` has; values that it does not tell apart are added up."""
+        told: dict[Labels, float] = defaultdict(float)
+        for value, meanings in self._values[measure]:
+            told[_labels(family.labels, meanings)] += value
+        return told
+
+
+def _distributions(
+    measure: Measure, dialect: Dialect, histograms: Mapping[Key, Histogram]
+) -> dict[Labels, Value]:
+    """By the labels and in the buckets that the dialect has."""
+    labels, starts = measure.names[dialect].labels, measure.first_buckets(dialect)
+    sums: dict[Labels, tuple[NDArray[np.int64], float]] = {}
+    for key, histogram in histograms.items():
+        told = _labels(labels, {**names.CONSTANT_LABELS, **key.meanings()})
+        counts, total = np.add.reduceat(histogram.counts, starts), histogram.total
+        if (before := sums.get(told)) is not None:
+            counts, total = before[0] + counts, before[1] + total
+        sums[told] = counts, total
+    return {told: Distribution(tuple(counts.tolist()), total) for told, (counts, total) in sums.items()}
+
+
+def _labels(labels: tuple[str, ...], meanings: Mapping[str, Any]) -> Labels:
+    return tuple(meanings[names.SAME_LABEL.get(label, label)] for label in labels)
+
+
+def _mean(values: list[float]) -> float:
+    """0 of none."""
+    return sum(values) / len(values) if values else 0.0

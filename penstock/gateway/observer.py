@@ -1,9 +1,13 @@
 """Watches one reply go by: first token, tokens, usage, errors, end; and what of it the client is to get."""
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from .dialect import ContentError, Meaning, Usage, read_event, read_reply
+from .names import ITL
 from .sse import Event, SSEError, SSEParser
+
+_GAP_BOUNDS = ITL.bounds
 
 
 @dataclass(slots=True)
@@ -14,6 +18,8 @@ class Observation:
     """When the first event with tokens came: not the first byte, a role, a comment."""
     last_token_at: float | None = None
     token_events: int = 0
+    gaps: list[int] = field(default_factory=lambda: [0] * (len(_GAP_BOUNDS) + 1))
+    """How many of the times between events with tokens are in each bucket of :data:`.names.ITL`."""
     usage: Usage | None = None
     """The last one said; statements before it are not added up."""
     error: bytes | None = None
@@ -92,9 +98,11 @@ class StreamObserver:
             return _NOTHING
         if meaning.tokens:
             seen.token_events += 1
-            seen.last_token_at = now
-            if seen.first_token_at is None:
+            if seen.last_token_at is None:
                 seen.first_token_at = now
+            else:
+                seen.gaps[bisect_left(_GAP_BOUNDS, now - seen.last_token_at)] += 1
+            seen.last_token_at = now
         if meaning.usage is not None:
             seen.usage = meaning.usage if seen.usage is None else seen.usage.updated(meaning.usage)
         if meaning.error is not None and seen.error is None:

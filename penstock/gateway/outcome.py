@@ -25,6 +25,8 @@ class Outcome(enum.StrEnum):
     """The gateway answered itself: no endpoint, overload, a bad request, a missing key."""
 
 
+GOOD = frozenset({Outcome.OK, Outcome.OK_WITHOUT_USAGE})
+
 BLAMED = frozenset({Outcome.NETWORK_ERROR, Outcome.MODEL_SERVER_ERROR, Outcome.CONTENT_ERROR})
 """Outcomes that count as failures of the endpoint."""
 

@@ -22,7 +22,7 @@ from .addresses import EndpointsFile, host_and_port, resolve
 from .app import App
 from .attempt import Timeouts
 from .ledger import Ledger
-from .metrics import GatewayMetrics
+from .metrics import GatewayMetrics, MetricsOptions
 from .picker import SCORERS, Picker
 from .picker import Limits as PickerLimits
 from .pool import Pool
@@ -143,6 +143,7 @@ class _Gateway:
         self._http: HttpServer
         self._app: App
         self._relay: Relay
+        self._metrics: GatewayMetrics
 
     async def run(self) -> int:
         config = self._config
@@ -160,9 +161,10 @@ class _Gateway:
         self._relay = Relay(
             pool, picker, timeouts, loop.time, config.include_usage, config.max_attempts, config.ttft_slo
         )
-        metrics = GatewayMetrics(lambda: pool.endpoints, lambda: self._in_flight)
-        ledger = Ledger(metrics, config.access_log)
         rewrites = Rewrites(config.model_rewrite or ())
+        options = MetricsOptions(config.metrics_compat, config.metrics_max_models, config.metrics_pool_name)
+        self._metrics = metrics = GatewayMetrics(lambda: pool.endpoints, options, rewrites.pairs())
+        ledger = Ledger(metrics, config.access_log)
         self._app = App(config, self._relay, metrics, ledger, rewrites, loop.time)
         limits = Limits(HEADER_TIMEOUT_S, KEEP_ALIVE_S, config.max_connections, MAX_HEADER_BYTES, MAX_BACKLOG)
         self._picks, self._envoy = serve_envoy(config, self._relay, ledger, rewrites, self._app)
@@ -186,10 +188,6 @@ class _Gateway:
                 await self._envoy.stop()
             pool.close()
         return EXIT_OK
-
-    @property
-    def _in_flight(self) -> int:
-        return self._relay.in_flight + (0 if self._picks is None else self._picks.in_flight)
 
     def _announce(self) -> None:
         assert not isinstance(self._listener.address, str), "it listens on no unix socket"
@@ -237,7 +235,7 @@ class _Gateway:
         if self._signals > 1:
             self._stop()
             return
-        log.info("draining: %d requests are in flight", self._in_flight)
+        log.info("draining: %d requests are in flight", self._metrics.running)
         self._app.draining = True
         self._http.drain()
         asyncio.get_running_loop().call_later(self._config.drain_timeout, self._stop)

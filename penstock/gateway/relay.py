@@ -33,14 +33,19 @@ class ClientConnection(Client, Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Record:
-    """What is known about one request when it has ended. Times are seconds of the relay's clock."""
+    """What is known about one request when it has ended. Times are seconds of the relay's clock. Compared by
+    identity."""
 
     path: str
     request_id: str = ""
     """The client's, or one the gateway made; empty where requests pass elsewhere."""
     model: str = ""
+    """What the client asked for."""
+    target_model: str = ""
+    """What the endpoint was asked for."""
+    priority: int = 0
     streamed: bool = False
     began_at: float = 0.0
     ended_at: float = 0.0
@@ -55,6 +60,11 @@ class Record:
     seen: Observation = field(default_factory=Observation)
     bytes_in: int = 0
     bytes_out: int = 0
+
+    def asks(self, body: RequestBody) -> None:
+        """It is a request for generation."""
+        self.model, self.target_model = body.asked_model, body.model
+        self.priority, self.streamed = body.priority, body.stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +98,6 @@ class Relay:
     _running: set[Attempt] = field(default_factory=set)
     _without_usage: set[Endpoint] = field(default_factory=set)
     """Endpoints that refuse include_usage."""
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._running)
 
     def check(self) -> None:
         """End what takes too long; called several times a second."""

@@ -1,7 +1,7 @@
 """What the gateway looks at in a request's body, and the one thing it may change in it."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -44,6 +44,8 @@ class RequestBody(msgspec.Struct, frozen=True):
     priority: int
     prompt: bytes
     """JSON of the prompt, messages or input: what prefix affinity compares."""
+    asked_model: str
+    """What the client calls the model."""
 
     @property
     def tokens(self) -> int:
@@ -79,6 +81,7 @@ def read_request(raw: bytes) -> RequestBody:
         None if options is None else options.include_usage,
         body.priority or 0,
         bytes(body.messages or body.prompt or body.input),
+        body.model,
     )
 
 
@@ -93,6 +96,12 @@ class Rewrites:
             name, _, targets = text.partition("=")
             pairs = [target.partition(":") for target in targets.split(",")]
             self._targets[name] = [model for model, _, _ in pairs], [float(w or 1) for _, _, w in pairs]
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Each name, and each model that is asked for instead of it."""
+        for name, (models, _) in self._targets.items():
+            for model in models:
+                yield name, model
 
     def apply(self, body: RequestBody) -> RequestBody:
         """The request for the model that is drawn, or as it is."""

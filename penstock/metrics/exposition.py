@@ -1,6 +1,6 @@
 """Totals as the text of ``/metrics``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -20,21 +20,25 @@ CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 def exposition(totals: Totals) -> bytes:
     """Every family of :mod:`.families`, those without a value as well."""
+    return render((family, totals.get(family.name, {})) for family in FAMILIES.values())
+
+
+def render(families: Iterable[tuple[Family, Mapping[Labels, Value]]]) -> bytes:
+    """Families and their values."""
     registry = CollectorRegistry()
-    registry.register(_Totals(totals))
+    registry.register(_Metrics([_metric(family, values) for family, values in families]))
     return generate_latest(registry)
 
 
-class _Totals(Collector):
-    def __init__(self, totals: Totals) -> None:
-        self._totals = totals
+class _Metrics(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
 
-    def collect(self) -> Iterator[Metric]:
-        for family in FAMILIES.values():
-            yield _metric(family, self._totals.get(family.name, {}))
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
 
 
-def _metric(family: Family, values: dict[Labels, Value]) -> Metric:
+def _metric(family: Family, values: Mapping[Labels, Value]) -> Metric:
     metric: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
     if family.kind is Kind.HISTOGRAM:
         metric = HistogramMetricFamily(family.name, family.help, labels=family.labels)

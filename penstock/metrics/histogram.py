@@ -56,6 +56,12 @@ class Histogram:
         self.counts += weighed.astype(np.int64)
         self.total += float(values @ times)
 
+    def merge(self, counts: Sequence[int], total: float) -> None:
+        """Adds observations that are in buckets already; ``counts`` are as :attr:`counts`, ``total`` is their
+        sum."""
+        self.counts += np.asarray(counts, np.int64)
+        self.total += total
+
     def add(self, value: float, times: int = 1) -> None:
         """Adds one observation, ``times`` times over."""
         self.counts[bisect_left(self._bound_list, value)] += times

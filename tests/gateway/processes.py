@@ -156,12 +156,12 @@ class Gateway:
         return self.client.post("/v1/completions", json=body)
 
     def counts(self, name: str = "request_total") -> dict[str, float]:
-        """Of one counter: label values, joined by commas, to value; the model is left out."""
+        """Of one counter: label values, joined by commas, to value; models are left out."""
         text = self.client.get("/metrics").text
         found = {}
         for labels, value in re.findall(rf"^penstock_gateway_{name}(?:{{(.*)}})? (\S+)$", text, re.M):
             pairs = re.findall(r'(\w+)="([^"]*)"', labels)
-            key = ",".join(value for label, value in pairs if label != "model")
+            key = ",".join(value for label, value in pairs if "model" not in label)
             found[key] = found.get(key, 0.0) + float(value)
         return found
 

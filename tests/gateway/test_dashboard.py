@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import penstock
+from penstock.gateway.dialect import Usage
 from penstock.gateway.endpoint import Endpoint
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.observer import Observation
@@ -19,8 +20,8 @@ LEGEND = re.compile(r"\{\{(\w+)\}\}")
 
 def exposed() -> dict[str, set[str]]:
     """Sample name to labels, of a gateway with an endpoint that has served and refused."""
-    metrics = GatewayMetrics(lambda: [Endpoint("http://a:1")], lambda: 0)
-    seen = Observation(token_events=2, first_token_at=1.0, last_token_at=2.0)
+    metrics = GatewayMetrics(lambda: [Endpoint("http://a:1")])
+    seen = Observation(token_events=2, first_token_at=1.0, last_token_at=2.0, usage=Usage(1, 2, 1))
     metrics.count(Record("/v1/completions", model="m", outcome=Outcome.OK, attempts=2, seen=seen))
     metrics.count(Record("/v1/completions", model="m", outcome=Outcome.REJECTED, reason="saturated"))
     found: dict[str, set[str]] = {}

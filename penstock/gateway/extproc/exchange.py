@@ -89,6 +89,7 @@ class Exchange:
             return []
         path = self._headers.get(b":path", b"").partition(b"?")[0].decode("latin-1")
         self._record = Record(path, began_at=self._picks.clock())
+        self._picks.ledger.open(self._record)
         self._subset = _said(told, SUBSET_NAMESPACE, SUBSETS)
         try:
             self._picks.keys.check(path, {"headers": told.headers})
@@ -133,7 +134,7 @@ class Exchange:
                 body = self._picks.rewrites.apply(read_request(raw))
             except BodyError as error:
                 return [self._refuse(400, "bad_body", f"The request body cannot be read: {error}")]
-            record.model, record.streamed = body.model, body.stream
+            record.asks(body)
         session = self._headers.get(self._picks.session_header)
         named = None if session is None else session.decode("latin-1")
         request = pick_request(body, named, self._picks.ttft_slo_s)

@@ -68,7 +68,6 @@ class Picks:
     session_header: bytes
     max_request_bytes: int
     endpoint_api_key: str | None = None
-    in_flight: int = 0
     exchanges: int = 0
     """Those that are open: of requests that are coming in, and of replies where Envoy sends them."""
     logs: int = 0
@@ -125,7 +124,6 @@ class Picks:
         pick = Pick(record, ranked, request.tokens, expects, request_id)
         ranked[0].began(request.tokens, now)
         self._pending.setdefault(request_id, []).append(pick)
-        self.in_flight += 1
         return pick
 
     def find(self, request_id: str) -> Pick | None:
@@ -252,7 +250,7 @@ class Picks:
         if pick.in_flight:
             pick.in_flight = False
             pick.endpoints[0].ended(pick.tokens)
-            self.in_flight -= 1
+            self.ledger.leave(pick.record)
 
     def _url(self, destination: str) -> str:
         endpoints = self.relay.pool.endpoints

@@ -38,7 +38,7 @@ class World:
         self.endpoints[1].tokens = 10**6
         picker = Picker({"tokens": 1.0}, scraped=False)
         relay = Relay(pool, picker, Timeouts(), lambda: self.now)
-        self.metrics = GatewayMetrics(list, lambda: 0)
+        self.metrics = GatewayMetrics(list)
         rewrites = Rewrites([] if rewrite is None else [rewrite])
         keys = Keys([] if key is None else [key])
         self.picks = Picks(relay, Ledger(self.metrics, "none"), rewrites, keys, b"x-session-id", limit)
@@ -218,7 +218,7 @@ def test_the_log_names_the_outcome_once(fields: dict[str, Any], outcome: str) ->
     world.logged(**fields)
     world.logged(**fields)
     assert world.counts() == {outcome: 1.0}
-    assert world.endpoints[0].in_flight == world.picks.in_flight == 0
+    assert world.endpoints[0].in_flight == world.metrics.running == 0
 
 
 def test_those_tried_in_vain_have_failed() -> None:
@@ -248,7 +248,7 @@ def test_an_id_may_come_twice() -> None:
     picked(world)
     picked(world)
     world.logged()
-    assert world.picks.in_flight == 1
+    assert world.metrics.running == 1
     world.logged()
     assert world.counts() == {"ok_without_usage": 2.0}
 
@@ -323,7 +323,7 @@ def test_without_a_log_the_reply_tells(end: bytes, outcome: str) -> None:
     exchange.closed()
     world.picks.check()
     assert world.counts() == {}  # the log may be late
-    assert world.endpoints[0].in_flight == world.picks.in_flight == 0
+    assert world.endpoints[0].in_flight == world.metrics.running == 0
     world.now += LOG_DELAY_S + 1
     world.picks.check()
     assert world.counts() == {outcome: 1.0}
