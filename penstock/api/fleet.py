@@ -133,7 +133,10 @@ class Fleet:
         server: int,
         epoch: int,
         on_up: Callable[[EngineInfo], None],
+        *,
+        lockstep: bool = False,
     ) -> None:
+        """``lockstep``: engines stand and fall together."""
         self.engines = [EngineState(rank) for rank in range(ranks)]
         self.streams: StreamTable | None = None
         """Set by :meth:`open`."""
@@ -149,6 +152,7 @@ class Fleet:
         self._epoch = epoch
         self._identity = server_identity(server, epoch)
         self._on_up = on_up
+        self._lockstep = lockstep
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, max(1023, 4 * ranks + 16))
         self._loop = asyncio.get_running_loop()
@@ -182,7 +186,15 @@ class Fleet:
     def _check(self, engine: EngineState) -> None:
         if engine.link is not None and engine.link.lost():
             self._receive(engine)  # what it sent before it went
-            self._disconnect(engine, "The engine that ran this request is gone.")
+            self._gone(engine, "The engine that ran this request is gone.")
+
+    def _gone(self, engine: EngineState, message: str) -> None:
+        """The engine has ended, and with it those that run in lock-step with it."""
+        ended = self.engines if self._lockstep else [engine]
+        for other in ended:
+            other.info = None  # none of them takes a stream of another one
+        for other in ended:
+            self._disconnect(other, message)
 
     def _disconnect(self, engine: EngineState, message: str) -> None:
         link = engine.link
@@ -369,7 +381,8 @@ class Fleet:
                     )
                 engine.info, engine.epoch = message.info, message.epoch
                 self._on_up(message.info)
-                if self._resumption is not None and not engine.draining:
+                whole = not self._lockstep or all(other.up for other in self.engines)
+                if self._resumption is not None and whole and self.takes_streams():
                     self._resumption.on_engine()
             case Failed():
                 self._on_failed(engine, message)
@@ -378,7 +391,7 @@ class Fleet:
             case CallReply():
                 self.calls.replied(engine.rank, message)
             case Goodbye():
-                self._disconnect(engine, f"The engine that ran this request ended: {message.reason}")
+                self._gone(engine, f"The engine that ran this request ended: {message.reason}")
             case _:
                 raise WireError(f"unexpected {type(message).__name__}")
 

@@ -78,7 +78,12 @@ class _Server:
         tokenizer = Tokenizer.load(launch.tokenizer_dir)
         template = ChatTemplate.load(launch.tokenizer_dir, self._config.chat_template)
         self._fleet = Fleet(
-            launch.run_dir, launch.engine_count, launch.index, launch.epoch, self._on_engine_up
+            launch.run_dir,
+            launch.engine_count,
+            launch.index,
+            launch.epoch,
+            self._on_engine_up,
+            lockstep=self._config.enable_expert_parallel,
         )
         loop.add_reader(self._control.fileno(), self._on_order)
         self._fleet.connect()

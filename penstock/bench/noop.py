@@ -63,6 +63,9 @@ class NoOpEngine:
     def has_work(self) -> bool:
         return self._missing <= 0 and self._scheduler.has_work()
 
+    def idle_step(self) -> None:
+        """Nothing."""
+
     def step(self) -> StepRows:
         aborted = self._scheduler.take_aborted()
         batch = self._scheduler.schedule()

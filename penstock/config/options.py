@@ -264,6 +264,23 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         option("torch: the embedded engine; synthetic: tokens on a clock, no model.", "Engine"),
     ] = "torch"
     data_parallel_size: Annotated[int, option("Number of engine processes.", "Engine", ge=1, le=1024)] = 1
+    enable_expert_parallel: Annotated[
+        bool,
+        option(
+            "Split the experts of a mixture-of-experts model over the engines of --data-parallel-size, which "
+            "then run in lock-step.",
+            "Engine",
+        ),
+    ] = False
+    dp_sync_interval: Annotated[
+        int,
+        option(
+            "Steps that engines in lock-step make between two agreements on whether any has work.",
+            "Engine",
+            ge=1,
+            le=1024,
+        ),
+    ] = 32
     max_num_seqs: Annotated[
         int, option("Streams an engine runs at the same time (its slots).", "Engine", ge=1, le=65536)
     ] = 1024
@@ -412,6 +429,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(
                 "--allow-credentials: name the pages in --allowed-origins; without, none could act in its "
                 "visitor's name, with * every one could"
+            )
+        if self.enable_expert_parallel and self.data_parallel_size == 1:
+            raise ValueError(
+                "--enable-expert-parallel: experts are split over the engines of --data-parallel-size, "
+                "which is 1"
             )
         if self.stream_interval_ms is not None and self.stream_interval != "auto":
             raise ValueError(

@@ -86,6 +86,10 @@ class Engine(Protocol):
         """One iteration: schedule, run, settle. An exception means the engine is broken and ends it."""
         ...
 
+    def idle_step(self) -> None:
+        """A dummy step, without work: ranks in lock-step with this one make theirs."""
+        ...
+
     def take_admitted(self) -> Sequence[tuple[int, int]]:
         """Streams, as (API server, handle), that have got a slot since the last call."""
         ...

@@ -10,14 +10,17 @@ are told Goodbye; the exception leaves :func:`run`).
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Protocol
 
+from ..config.errors import ConfigError
 from ..metrics.garbage import Collector
 from ..wire.control import BEAT_INTERVAL_S, ControlChannel, Info, Launch, Order, Stop, SupervisorGone
 from ..wire.messages import EngineInfo, Goodbye
 from ..wire.sockets import RouterSocket, engine_address
 from .base import Engine
 from .inbox import Inbox
+from .lockstep import Lockstep
 from .membership import Membership
 from .publisher import Publisher
 from .reporter import Reporter
@@ -34,6 +37,8 @@ PAUSE_S = 0.05
 """How long nothing must come before garbage is collected and metrics are reported."""
 FAREWELL_S = 2.0
 """Time for peers to make room for the last messages; the supervisor waits 5 s after Stop."""
+LEAVE_S = 2.0
+"""How long an engine in lock-step stays for its peers after that. All are told to stop at the same time."""
 MESSAGES_PER_STEP = 256
 """Messages taken before the next step, so that no flood of requests keeps running streams waiting."""
 
@@ -59,15 +64,17 @@ def run(control: ControlChannel) -> int:
             config = launch.config
             collector = Collector(config.gc_policy, config.gc_pause_budget_ms / 1000)
             model = launch.served_model_names[0]
-            membership = Membership.of(launch)
-            loop = EngineLoop(engine, socket, launch.index, launch.epoch, collector, membership, model=model)
-            collector.start()
-            control.ready(ready_info(engine.info))
-            try:
+            with ExitStack() as links:
+                membership, lockstep = Membership.of(launch), Lockstep.of(launch)
+                for link in (membership, lockstep):
+                    if link is not None:
+                        links.callback(link.close)
+                loop = EngineLoop(
+                    engine, socket, launch.index, launch.epoch, collector, membership, lockstep, model=model
+                )
+                collector.start()
+                control.ready(ready_info(engine.info))
                 loop.run(control)
-            finally:
-                if membership is not None:
-                    membership.close()
         finally:
             socket.close()
     finally:
@@ -82,6 +89,8 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
         from .synthetic import SyntheticEngine
 
         return SyntheticEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir)
+    if config.enable_expert_parallel:
+        raise ConfigError("--enable-expert-parallel: only --engine synthetic runs in lock-step")
     from .torch.engine import TorchEngine
 
     return TorchEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir)
@@ -110,11 +119,12 @@ class EngineLoop:
         epoch: int,
         collector: Collector | None = None,
         membership: Membership | None = None,
+        lockstep: Lockstep | None = None,
         clock: Callable[[], float] = time.monotonic,
         model: str = "",
     ) -> None:
         """``collector`` None: Python's own garbage collection stays as it is. ``membership`` None: there is
-        no coordinator. ``model`` labels metrics."""
+        no coordinator. ``lockstep`` None: the engine steps when it has work. ``model`` labels metrics."""
         self._engine = engine
         self._socket = socket
         self._publisher = Publisher(socket, clock)
@@ -126,6 +136,7 @@ class EngineLoop:
         self._reporter = Reporter(engine, self._stats, collector, self._publisher, rank, epoch, model)
         self._collector = collector
         self._membership = membership
+        self._lockstep = lockstep
         self._clock = clock
         self._next_control = self._next_beat = 0.0
         self._stopped = False
@@ -142,20 +153,17 @@ class EngineLoop:
             self._farewell(f"{type(error).__name__}: {error}")
             raise
         self._farewell("engine is shutting down")
+        if self._lockstep is not None:
+            self._leave(self._lockstep, orders)
 
     def turn(self, orders: Orders) -> None:
         """One step with what leads to it and follows from it, or one wait for something to do."""
         self._drain()
         if self._reporter.unheard:
             self._reporter.report(self._clock())
-        if self._engine.has_work():
-            began = self._clock()
-            rows = self._engine.step()
-            now = self._clock()
-            self._stats.admit(self._engine.take_admitted(), began)
-            self._stats.on_rows(rows, now)
-            self._publisher.publish(rows, self._engine.load())
-            self._look_at(orders, now)
+        has_work = self._engine.has_work()
+        if has_work if self._lockstep is None else self._may_step(self._lockstep, has_work):
+            self._look_at(orders, self._step() if has_work else self._idle_step())
         else:
             self._wait(orders)
         for server in self._publisher.take_gone():
@@ -167,7 +175,32 @@ class EngineLoop:
             message = self._socket.receive()
             if message is None:
                 return
-            self._inbox.take(*message)
+            if self._lockstep is None or not self._lockstep.takes(*message):
+                self._inbox.take(*message)
+
+    # -- the step
+
+    def _step(self) -> float:
+        """Returns when it was made."""
+        began = self._clock()
+        rows = self._engine.step()
+        now = self._clock()
+        self._stats.admit(self._engine.take_admitted(), began)
+        self._stats.on_rows(rows, now)
+        self._publisher.publish(rows, self._engine.load())
+        return now
+
+    def _idle_step(self) -> float:
+        """A step that others need. Returns when it was made."""
+        self._engine.idle_step()
+        self._stats.on_dummy_step()
+        self._publisher.flush()
+        return self._clock()
+
+    def _may_step(self, lockstep: Lockstep, has_work: bool) -> bool:
+        may_step = lockstep.turn(has_work and not self._stopped)
+        self._stats.waves = lockstep.waves
+        return may_step
 
     # -- the supervisor's orders
 
@@ -230,3 +263,13 @@ class EngineLoop:
         while self._publisher.behind and self._clock() < deadline:
             time.sleep(RETRY_INTERVAL_S)
             self._publisher.flush()
+
+    def _leave(self, lockstep: Lockstep, orders: Orders) -> None:
+        """Step along as long as peers need it, which may not have been told to stop yet."""
+        lockstep.leave()
+        deadline = self._clock() + LEAVE_S
+        while self._clock() < deadline:
+            self._drain()
+            if lockstep.may_end:
+                return
+            self.turn(orders)

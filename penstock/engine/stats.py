@@ -42,6 +42,8 @@ class EngineStats:
         self.changes = 0
         """Grows with everything that is counted."""
         self.steps = self.prompt_tokens = self.generation_tokens = 0
+        self.waves = self.dummy_steps = 0
+        """Of an engine in lock-step."""
         self.ended = dict.fromkeys(REASONS, 0)
         """Streams by reason."""
         self._iteration_tokens = Histogram(f.ITERATION_TOKENS.bounds)
@@ -132,6 +134,11 @@ class EngineStats:
                 self.ended["error"] += 1
             self._arrived[failure.server * self._handles + failure.stream] = 0.0
 
+    def on_dummy_step(self) -> None:
+        """A step without work, which others needed."""
+        self.changes += 1
+        self.dummy_steps += 1
+
     def _on_tokens(self, at: NDArray[np.intp], rows: StepRows, now: float) -> None:
         since = now - self._last[at]
         self._last[at] = now
@@ -181,6 +188,8 @@ class EngineStats:
         """All engine families but gauges. ``engine`` holds the engine's own counters, ``labels`` the values
         of ``model_name`` and ``engine``."""
         yield Series(f.STEPS.name, labels, self.steps)
+        yield Series(f.DUMMY_STEPS.name, labels, self.dummy_steps)
+        yield Series(f.WAVES.name, labels, self.waves)
         yield Series(f.PROMPT_TOKENS.name, labels, self.prompt_tokens)
         yield Series(f.GENERATION_TOKENS.name, labels, self.generation_tokens)
         yield Series(f.PREEMPTIONS.name, labels, engine.get("preemptions_total", 0))

@@ -248,6 +248,11 @@ class SyntheticEngine:
         self._sleep_until(began + self._duration())
         return rows
 
+    def idle_step(self) -> None:
+        """A step's time passes."""
+        if self._step_s:
+            self._sleep(self._step_s)
+
     def _admit(self) -> None:
         while self._waiting and self._table.free_count():
             first = self._waiting.pop()

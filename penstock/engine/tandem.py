@@ -4,8 +4,8 @@ A model whose experts are spread over the ranks computes a layer only when every
 rank that has nothing to do must run dummy steps while another one works. A *wave* is a stretch of steps
 that all ranks run. Between waves the ranks sleep.
 
-- A sleeping rank that gets work starts the wave and says :class:`Wake` to its peers, who join at once.
-- After every ``interval`` steps each rank tells its peers whether it has work (:class:`Vote`) and waits for
+- A sleeping rank that gets work starts the wave and says Wake to its peers, who join at once.
+- After every ``interval`` steps each rank tells its peers whether it has work (Vote) and waits for
   theirs. All ranks see the same votes, hence come to the same verdict: go on if anyone has work, sleep
   otherwise.
 
@@ -15,34 +15,21 @@ wave's own count, a late Wake is told from a timely one, and work that comes bet
 verdict is not lost: it starts the next wave. A peer can be one agreement ahead, never two, because it
 needs this rank's vote for the next one.
 
-Messages of one rank to another arrive in order or the connection breaks; with it breaks the group.
+A rank that is to end says Leave, has no work from then on, and stays until the others have said so as well
+and the wave is over: whoever begins a wave finds all ranks there.
+
+Messages (:mod:`penstock.wire.tandem`) of one rank to another arrive in order or the connection breaks; with
+it breaks the group.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+
+from ..wire.tandem import Leave, TandemMessage, Vote, Wake
 
 
 class TandemError(RuntimeError):
     """A peer said what it cannot say in this state: the group is broken."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wake:
-    """A wave begins; its first agreement is number ``agreement``."""
-
-    agreement: int
-
-
-@dataclass(frozen=True, slots=True)
-class Vote:
-    """Whether the sender has work after the steps before agreement number ``agreement``."""
-
-    agreement: int
-    has_work: bool
-
-
-TandemMessage: TypeAlias = Wake | Vote
 
 
 @dataclass(slots=True)
@@ -69,10 +56,17 @@ class Tandem:
     """A peer has begun the wave after this one, whose end is not known here yet."""
     _votes: list[dict[int, bool]] = field(default_factory=lambda: [{}, {}])
     """Votes by rank, for ``agreement`` and for the one after it."""
+    _left: set[int] = field(default_factory=set)
+    """Ranks that have said Leave."""
 
     @property
     def may_step(self) -> bool:
         return self.running and self.steps < self.interval
+
+    @property
+    def may_end(self) -> bool:
+        """Whether no rank needs this one any longer."""
+        return len(self._left) == self.size and not self.running
 
     def before_step(self, has_work: bool) -> Sequence[TandemMessage]:
         """Begin a wave when this rank sleeps and has work."""
@@ -92,8 +86,16 @@ class Tandem:
         self._conclude()
         return (vote,)
 
+    def leave(self) -> Sequence[TandemMessage]:
+        """This rank has no work from here on."""
+        self._left.add(self.rank)
+        return (Leave(),)
+
     def receive(self, peer: int, message: TandemMessage) -> None:
         """A message of rank ``peer``. Raises TandemError."""
+        if isinstance(message, Leave):
+            self._left.add(peer)
+            return
         ahead = message.agreement - self.agreement
         if isinstance(message, Vote):
             if ahead not in (0, 1) or peer in self._votes[ahead] or not (self.running or ahead == 0):

@@ -65,6 +65,18 @@ CACHE_CONFIG = _gauge(
     "Always 1: tokens per KV cache block, and how many blocks an engine has, as labels.",
 )
 STEPS = _counter("penstock:engine_steps", "steps", _ENGINE, "Steps of the engine.")
+DUMMY_STEPS = _counter(
+    "penstock:engine_dummy_steps",
+    "steps",
+    _ENGINE,
+    "Further steps, without work, that engines in lock-step with this one needed.",
+)
+WAVES = _counter(
+    "penstock:engine_waves",
+    "waves",
+    _ENGINE,
+    "Stretches of steps that engines in lock-step made together, between which they sleep.",
+)
 PREFIX_QUERIES = _counter(
     "vllm:prefix_cache_queries", "tokens", _ENGINE, "Prompt tokens looked up in the prefix cache."
 )

@@ -7,6 +7,8 @@ It is fed events (a report, a death, a signal, the time) and answers each with t
 
 While SERVING, API servers may be replaced one by one: a new one takes the next free number of the old one's
 place, and when it is ready the old one is RETIRING, serving what it has until that ends.
+
+Engines in lock-step stand and fall together: when one dies, the others are killed, and all are started again.
 """
 
 import enum
@@ -82,6 +84,8 @@ class _Child:
     # It said that it fails, or closed its channel: its death is due.
     leaving: bool = False
     killed: bool = False
+    # Killed because another engine of its group died.
+    felled: bool = False
     # The child whose work it takes over once it is ready.
     replaces: Name | None = None
 
@@ -102,12 +106,18 @@ class Fleet:
         drain_timeout: float,
         engine_hang_timeout: float,
         coordinator: bool = False,
+        lockstep: bool = False,
     ) -> None:
-        """``engine_hang_timeout`` 0: engines may be silent for any time. ``coordinator``: there is one."""
+        """``engine_hang_timeout`` 0: engines may be silent for any time. ``coordinator``: there is one.
+        ``lockstep``: engines run in lock-step."""
         names = [Name("coordinator", 0)] if coordinator else []
         names += [Name("engine", index) for index in range(engines)]
         names += [Name("api-server", index) for index in range(api_servers)]
         self._children = {name: _Child(name) for name in names}
+        # Engines in lock-step, which share a policy; none otherwise.
+        self._group = [child for child in self._children.values() if lockstep and child.name.role == "engine"]
+        for child in self._group:
+            child.policy = self._group[0].policy
         # Processes started so far in each place: a number that is used again never repeats an epoch.
         self._starts: Counter[Name] = Counter()
         self._to_replace: deque[Name] = deque()
@@ -268,7 +278,8 @@ class Fleet:
         child.epoch = self._starts[child.name]
         self._starts[child.name] += 1
         child.state = State.STARTING
-        child.failure, child.leaving, child.killed, child.last_progress = None, False, False, None
+        child.failure, child.last_progress = None, None
+        child.leaving = child.killed = child.felled = False
         child.deadline = now + self._startup_timeout
         self._actions.append(Spawn(child.name, child.epoch))
 
@@ -277,7 +288,8 @@ class Fleet:
             self._say(logging.DEBUG, f"{child.name} reported ready out of turn")
             return
         child.state, child.deadline, child.info = State.READY, None, report.info
-        child.policy.ready(now)
+        if child not in self._group or all(other.state is State.READY for other in self._group):
+            child.policy.ready(now)
         self._hears(child, now)
         if self._draining and child.name.role == "api-server":
             self._actions.append(Send(child.name, EnginesDraining(ranks=sorted(self._draining))))
@@ -345,7 +357,9 @@ class Fleet:
         retired = child.state is State.RETIRING
         child.state, child.deadline = State.GONE, None
         reason = f": {child.failure.message}" if child.failure else ""
-        if ending:
+        if child in self._group and not ending:
+            self._gone_in_group(child, f"{cause}{reason}", now)
+        elif ending:
             if not orderly:
                 self._say(logging.WARNING, f"{child.name} {cause} while shutting down{reason}")
         elif retired:
@@ -355,27 +369,46 @@ class Fleet:
         else:
             self._say(logging.ERROR, f"{child.name} {cause}{reason}")
             if not self._gone_in_replacement(child, now):
-                self._restart_or_give_up(child, now)
+                self._restart_or_give_up([child], now)
         self._advance(now)
 
-    def _restart_or_give_up(self, child: _Child, now: float) -> None:
-        fatal = child.failure is not None and child.failure.fatal
-        delay = None if fatal else child.policy.died(now)
+    def _gone_in_group(self, child: _Child, cause: str, now: float) -> None:
+        """Ends the engines in lock-step with one that died, then settles what follows for all of them."""
+        left = [other for other in self._group if other.alive]
+        if not child.felled:
+            self._say(logging.ERROR, f"{child.name} {cause}")
+            fellows = [other for other in left if not other.killed]
+            if fellows:
+                self._say(logging.INFO, f"killing what runs in lock-step with it: {_listed(fellows)}")
+            for other in fellows:
+                other.felled = True
+                self._kill(other)
+        if not left:
+            self._restart_or_give_up(self._group, now)
+
+    def _restart_or_give_up(self, gone: list[_Child], now: float) -> None:
+        """Of one child, or of all engines in lock-step."""
+        # what a killed one complained of last was that the others had left
+        fatal = any(child.failure is not None and child.failure.fatal and not child.felled for child in gone)
+        delay = None if fatal else gone[0].policy.died(now)
+        name, role = _listed(gone), gone[0].name.role
+        if len(gone) > 1:
+            name = f"the group of {name}"
         if delay is not None:
-            self._say(logging.INFO, f"{child.name} is started again in {delay:g} s")
-            child.state, child.deadline = State.WAITING, now + delay
+            self._say(logging.INFO, f"{name} is started again in {delay:g} s")
+            for child in gone:
+                child.state, child.deadline = State.WAITING, now + delay
             return
         if not fatal:
-            self._say(logging.ERROR, f"{child.name} keeps failing to start; giving up")
+            self._say(logging.ERROR, f"{name} keeps failing to start; giving up")
         others = [
             str(other.name)
             for other in self._children.values()
-            if other.name.role == child.name.role
-            and other.state in (State.WAITING, State.STARTING, State.READY)
+            if other.name.role == role and other.state in (State.WAITING, State.STARTING, State.READY)
         ]
-        if self._phase is Phase.SERVING and (others or child.name.role == "coordinator"):
+        if self._phase is Phase.SERVING and (others or role == "coordinator"):
             rest = f", with {', '.join(others)}" if others else ""
-            self._say(logging.ERROR, f"serving goes on without {child.name}{rest}")
+            self._say(logging.ERROR, f"serving goes on without {name}{rest}")
         else:
             self._wind_down(EXIT_FAILED, now)
 
@@ -469,3 +502,7 @@ class Fleet:
     def _take(self) -> list[Action]:
         actions, self._actions = self._actions, []
         return actions
+
+
+def _listed(children: list[_Child]) -> str:
+    return ", ".join(str(child.name) for child in children)

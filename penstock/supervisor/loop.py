@@ -140,7 +140,8 @@ class Supervisor:
                 with contextlib.suppress(ChildGone):  # its death is reported on its own
                     self._processes[name].channel.send(order)
             case Kill(name):
-                self._processes[name].kill()
+                if name in self._processes:  # it may have been ordered together with a start that failed
+                    self._processes[name].kill()
             case Show(name, progress):
                 self._display.progress(str(name), progress)
             case Say(level, text):

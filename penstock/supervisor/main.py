@@ -95,6 +95,7 @@ class _Service:
             drain_timeout=self.config.drain_timeout,
             engine_hang_timeout=self.config.engine_hang_timeout,
             coordinator=self._has_coordinator,
+            lockstep=self.config.enable_expert_parallel,
         )
         collector = Collector(self.config.gc_policy, self.config.gc_pause_budget_ms / 1000)
         with contextlib.closing(display()) as shown:

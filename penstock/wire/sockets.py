@@ -1,11 +1,12 @@
 """The ZMQ sockets between processes.
 
 Every engine binds one ROUTER; every API server connects one DEALER to every engine. The coordinator binds
-one ROUTER; engines and API servers connect one DEALER each. Identities carry the peer's index and epoch
-(its count of restarts), so a restarted process is a new peer. Sockets are used synchronously: receive
-until EAGAIN; a send that would block says so.
+one ROUTER; engines and API servers connect one DEALER each. Engines in lock-step connect one DEALER to every
+other engine. Identities carry the peer's index and epoch (its count of restarts), so a restarted process is a
+new peer. Sockets are used synchronously: receive until EAGAIN; a send that would block says so.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
@@ -150,6 +151,35 @@ class EngineLink:
             self._socket.disable_monitor()
             self._monitor.close()
             self._socket.close()
+
+
+class PeerLinks:
+    """A rank's connections to the other ranks of its group, on which it only sends: what they say comes to
+    the socket that it binds.
+
+    Messages to a rank that has not bound its socket yet wait for it.
+    """
+
+    def __init__(self, addresses: Iterable[str], identity: bytes) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets = [self._connected(address, identity) for address in addresses]
+
+    def _connected(self, address: str, identity: bytes) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, identity)
+        socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the protocol; a vote must not be lost
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.connect(address)
+        return socket
+
+    def send_to_all(self, part: bytes) -> None:
+        for socket in self._sockets:
+            socket.send(part, zmq.NOBLOCK)
+
+    def close(self) -> None:
+        for socket in self._sockets:
+            socket.close()
+        self._context.term()
 
 
 class MemberLink:

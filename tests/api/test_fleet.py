@@ -12,12 +12,14 @@ from penstock.api.fleet import EngineState, Fleet
 from penstock.metrics.histogram import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS, Histogram
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.table import StreamTable
+from penstock.streaming.token_log import TokenLog
 from penstock.wire.messages import (
     OVERLOADED,
     PROTOCOL_VERSION,
     Abort,
     EngineInfo,
     Failed,
+    Goodbye,
     Hello,
     Sampling,
     Submit,
@@ -49,7 +51,7 @@ class FakeEngine:
                 elif isinstance(message, Submit | Abort):
                     self.asked.append(message)
 
-    def send(self, message: Welcome | Failed) -> None:
+    def send(self, message: Welcome | Failed | Goodbye) -> None:
         assert self.socket.send(self._peer, [encode(message)])
 
     def refuse(self) -> None:
@@ -75,13 +77,20 @@ class FakeReply:
 class Bench:
     """A fleet of ``ranks`` engines with one stream, given to the first of them."""
 
-    def __init__(self, run_dir: str, engines: list[FakeEngine]) -> None:
+    def __init__(
+        self, run_dir: str, engines: list[FakeEngine], resume_timeout_s: float = 0, lockstep: bool = False
+    ) -> None:
         self.engines = engines
         self.streams = StreamTable(
-            [None] * 100, Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
+            [None] * 100,
+            Histogram(TTFT_BOUNDS),
+            Histogram(ITL_BOUNDS),
+            Histogram(EVENT_BOUNDS),
+            log=TokenLog(),
         )
-        self.fleet = Fleet(run_dir, len(engines), 0, 0, lambda info: None)
-        self.fleet.open(self.streams, 0, Counter())
+        self.outcomes: Counter[str] = Counter()
+        self.fleet = Fleet(run_dir, len(engines), 0, 0, lambda info: None, lockstep=lockstep)
+        self.fleet.open(self.streams, resume_timeout_s, self.outcomes)
         self.fleet.connect()
         self.reply = FakeReply()
         self.stream = Stream(self.reply, 0, 0, lambda data: None)
@@ -100,17 +109,21 @@ class Bench:
                 await asyncio.sleep(0.002)
 
 
+Scenario = Callable[[Bench], Awaitable[None]]
+Run = Callable[..., None]
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[[Callable[[Bench], Awaitable[None]]], None]]:
+def run(tmp_path: Path) -> Iterator[Run]:
     """Runs a scenario with three engines."""
     with ExitStack() as stack:
 
-        def run(scenario: Callable[[Bench], Awaitable[None]]) -> None:
+        def run(scenario: Scenario, resume_timeout_s: float = 0, lockstep: bool = False) -> None:
             async def main() -> None:
                 engines = [FakeEngine(str(tmp_path), rank) for rank in range(3)]
                 for engine in engines:
                     stack.enter_context(closing(engine.socket))
-                bench = Bench(str(tmp_path), engines)
+                bench = Bench(str(tmp_path), engines, resume_timeout_s, lockstep)
                 try:
                     await bench.start()
                     await scenario(bench)
@@ -120,9 +133,6 @@ def run(tmp_path: Path) -> Iterator[Callable[[Callable[[Bench], Awaitable[None]]
             asyncio.run(main())
 
         yield run
-
-
-Run = Callable[[Callable[[Bench], Awaitable[None]]], None]
 
 
 def test_a_stream_is_refused_once_every_engine_has_refused_it(run: Run) -> None:
@@ -160,6 +170,22 @@ def test_other_failures_are_final(run: Run) -> None:
         assert bench.reply.errors == [StreamError(400, "invalid_request", "too long")]
 
     run(scenario)
+
+
+def test_a_stream_of_engines_in_lock_step_goes_to_none_that_is_about_to_end(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.engines[0].asked.clear()
+        bench.engines[0].send(Goodbye("broken"))
+        await bench.until(lambda: not bench.fleet.engines[0].up)
+        assert [engine.up for engine in bench.fleet.engines] == [False] * 3
+        assert bench.outcomes == {}
+        await bench.until(lambda: bench.outcomes["resumed"] == 1)
+        assert all(engine.up for engine in bench.fleet.engines)
+        await bench.until(lambda: any(engine.asked for engine in bench.engines))
+        assert bench.stream.setbacks == 0
+        assert sum(len(engine.asked) for engine in bench.engines) == 1
+
+    run(scenario, resume_timeout_s=PATIENCE_S, lockstep=True)
 
 
 def test_the_load_of_an_engine_has_what_it_cannot_have_counted() -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.engine.tandem import Tandem, TandemError, TandemMessage, Vote, Wake
+from penstock.engine.tandem import Tandem, TandemError
+from penstock.wire.tandem import Leave, TandemMessage, Vote, Wake
 
 
 def test_a_rank_alone_wakes_and_sleeps() -> None:
@@ -107,6 +108,10 @@ class World:
     """Steps of work left on each rank."""
     entered: list[int]
     """Steps entered by each rank since the beginning."""
+    stops: bool = False
+    """Whether ranks are told to stop, once all is submitted, each at any time."""
+    stopped: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
     wires: dict[tuple[str, int, int], deque[object]] = field(default_factory=dict)
     """(kind, from, to) to messages on their way; kind is "server" or "peer"."""
     accepted: int = 0
@@ -120,11 +125,13 @@ class World:
                 rank.steps,
                 rank._woken,
                 tuple(tuple(sorted(votes.items())) for votes in rank._votes),
+                tuple(sorted(rank._left)),
             )
             for rank in self.ranks
         )
         wires = tuple(sorted((at, tuple(queue)) for at, queue in self.wires.items() if queue))
-        return ranks, tuple(self.plans), tuple(self.work), tuple(self.entered), repr(wires)
+        gone = tuple(sorted(self.gone))
+        return ranks, tuple(self.plans), tuple(self.work), tuple(self.entered), gone, repr(wires)
 
     def broadcast(self, sender: int, messages: object) -> None:
         for message in messages:  # type: ignore[attr-defined]
@@ -145,22 +152,44 @@ class World:
                 after.deliver(*at)
                 yield after
         for rank in range(len(self.ranks)):
+            if rank in self.gone:
+                continue
             if self.ranks[rank].may_step and self.entered[rank] == min(self.entered):
                 after = copy.deepcopy(self)
                 after.step(rank)
                 yield after
+            if self.stops and rank not in self.stopped and not any(self.plans):
+                after = copy.deepcopy(self)
+                after.stop(rank)
+                yield after
+            if self.ranks[rank].may_end:
+                after = copy.deepcopy(self)
+                after.gone.add(rank)
+                yield after
+
+    def stop(self, rank: int) -> None:
+        """Its streams end by an error."""
+        self.stopped.add(rank)
+        self.done += self.work[rank]
+        self.work[rank] = 0
+        self.broadcast(rank, self.ranks[rank].leave())
 
     def deliver(self, kind: str, sender: int, rank: int) -> None:
         message = self.wires[kind, sender, rank].popleft()
-        if kind == "peer":
+        if rank in self.gone:
+            assert kind == "server" or isinstance(message, Leave), "a rank was needed that is gone"
+        elif kind == "peer":
             self.ranks[rank].receive(sender, message)  # type: ignore[arg-type]
+        elif rank in self.stopped:
+            pass  # API servers know
         elif message == SUBMIT:
             self.work[rank] += 1
             self.accepted += 1
         elif self.work[rank]:
             self.work[rank] -= 1  # aborted
             self.done += 1
-        self.settle(rank)
+        if rank not in self.gone:
+            self.settle(rank)
 
     def step(self, rank: int) -> None:
         self.entered[rank] += 1
@@ -182,12 +211,17 @@ class World:
 
     def at_rest(self) -> bool:
         asleep = not any(rank.running for rank in self.ranks)
-        return asleep and not any(self.work) and not any(self.plans) and not any(self.wires.values())
+        ended = len(self.gone) == len(self.ranks) or not self.stops
+        still = not any(self.work) and not any(self.plans) and not any(self.wires.values())
+        return asleep and ended and still
 
 
-def explore(ranks: int, interval: int, plans: list[tuple[str, ...]]) -> tuple[int, int]:
+def explore(
+    ranks: int, interval: int, plans: list[tuple[str, ...]], *, stops: bool = False
+) -> tuple[int, int]:
     """Visit every reachable state. Returns how many there are, and how many of them are at rest."""
-    start = World([Tandem(rank, ranks, interval) for rank in range(ranks)], plans, [0] * ranks, [0] * ranks)
+    group = [Tandem(rank, ranks, interval) for rank in range(ranks)]
+    start = World(group, plans, [0] * ranks, [0] * ranks, stops)
     numbers = {start.key(): 0}
     came_from: list[list[int]] = [[]]
     resting = []
@@ -231,6 +265,17 @@ def test_three_ranks_and_two_api_servers_never_lose_work_or_step() -> None:
     assert resting
 
 
+def test_ranks_that_stop_leave_no_other_behind() -> None:
+    states, resting = explore(2, 2, [(SUBMIT,), (SUBMIT,)], stops=True)
+    assert states > 500
+    assert resting
+
+
+@pytest.mark.slow
+def test_three_ranks_that_stop_leave_no_other_behind() -> None:
+    explore(3, 1, [(SUBMIT,)], stops=True)
+
+
 @pytest.mark.slow
 def test_three_ranks_with_aborts_never_lose_work_or_step() -> None:
     explore(3, 1, [(SUBMIT, ABORT), (SUBMIT,)])
@@ -247,3 +292,11 @@ def test_the_model_finds_a_lost_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tandem, "receive", forgetful)
     with pytest.raises(AssertionError, match="stuck"):
         explore(3, 1, [(SUBMIT,), (SUBMIT,)])
+
+
+def test_the_model_finds_a_rank_that_leaves_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A protocol in which a sleeping rank just goes must not pass."""
+    early = property(lambda rank: rank.rank in rank._left and not rank.running)
+    monkeypatch.setattr(Tandem, "may_end", early)
+    with pytest.raises(AssertionError, match="gone"):
+        explore(2, 2, [(SUBMIT,), (SUBMIT,)], stops=True)

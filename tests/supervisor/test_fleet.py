@@ -19,19 +19,21 @@ DRAIN_S = 7.0
 HANG_S = 20.0
 
 
-def make(api_servers: int = 1, hang_timeout: float = 0) -> Fleet:
+def make(api_servers: int = 1, hang_timeout: float = 0, group: int = 0) -> Fleet:
+    """With one engine, or a ``group`` of so many in lock-step."""
     return Fleet(
-        engines=1,
+        engines=group or 1,
         api_servers=api_servers,
         startup_timeout=STARTUP_S,
         drain_timeout=DRAIN_S,
         engine_hang_timeout=hang_timeout,
+        lockstep=group > 0,
     )
 
 
-def serving(api_servers: int = 1, hang_timeout: float = 0) -> Fleet:
+def serving(api_servers: int = 1, hang_timeout: float = 0, group: int = 0) -> Fleet:
     """All ready at time 1."""
-    fleet = make(api_servers, hang_timeout)
+    fleet = make(api_servers, hang_timeout, group)
     fleet.begin(0.0)
     for name in fleet.names():
         fleet.report(name, Ready(), 1.0)
@@ -291,6 +293,101 @@ def test_api_servers_and_starting_engines_need_not_be_heard() -> None:
     assert fleet.tick(STARTUP_S - 0.1) == []
 
 
+# -- engines in lock-step ------------------------------------------------------------------------------
+
+GROUP = [Name("engine", rank) for rank in range(3)]
+
+
+def fall(fleet: Fleet, first: Name, now: float) -> list[Action]:
+    """One dies, and the others are killed; what the last death leads to."""
+    others = [name for name in GROUP if name != first]
+    assert done(fleet.died(first, -signal.SIGSEGV, now)) == [Kill(name) for name in others]
+    assert fleet.died(others[0], -signal.SIGKILL, now) == []
+    return fleet.died(others[1], -signal.SIGKILL, now)
+
+
+def test_engines_in_lock_step_fall_and_are_started_again_together() -> None:
+    fleet = serving(group=3)
+    actions = fleet.died(GROUP[1], -signal.SIGSEGV, 5.0)
+    assert done(actions) == [Kill(GROUP[0]), Kill(GROUP[2])]
+    assert errors(actions) == ["engine 1 was killed by SIGSEGV"]
+    assert fleet.died(GROUP[0], -signal.SIGKILL, 5.1) == []
+    fleet.report(GROUP[2], Failed(message="the others have left", fatal=True), 5.1)
+    actions = fleet.died(GROUP[2], 1, 5.2)
+    assert said(actions) == ["the group of engine 0, engine 1, engine 2 is started again in 0.1 s"]
+    assert fleet.tick(5.2 + FIRST_DELAY_S) == [Spawn(name, 1) for name in GROUP]
+    for name in GROUP:
+        fleet.report(name, Ready(), 6.0)
+    fall(fleet, GROUP[0], 6.5)
+    assert fleet.next_deadline() == 6.5 + 2 * FIRST_DELAY_S
+    assert fleet.phase is Phase.SERVING
+
+
+def test_a_group_of_which_one_never_gets_ready_is_given_up() -> None:
+    fleet = serving(group=3)
+    fall(fleet, GROUP[0], 5.0)
+    now = 5.0
+    for _ in range(3):
+        now += 40.0
+        assert done(fleet.tick(now)) == [Spawn(name, fleet_epoch(now)) for name in GROUP]
+        fleet.report(GROUP[0], Ready(), now)
+        fleet.report(GROUP[1], Ready(), now)
+        actions = fall(fleet, GROUP[2], now)
+    assert "the group of engine 0, engine 1, engine 2 keeps failing to start; giving up" in errors(actions)
+    assert done(actions) == [Send(SERVER, Drain())]
+
+
+def fleet_epoch(now: float) -> int:
+    """Of a group that falls every 40 seconds from 5 on."""
+    return int((now - 5.0) / 40.0)
+
+
+def test_a_rank_that_would_fail_again_ends_the_server_when_its_group_is_gone() -> None:
+    fleet = make(group=3)
+    fleet.begin(0.0)
+    fleet.report(SERVER, Ready(), 0.5)
+    fleet.report(GROUP[2], Failed(message="no config.json", fatal=True), 1.0)
+    assert errors(fleet.died(GROUP[2], EXIT_FATAL, 1.0)) == [
+        "engine 2 ended with exit code 3: no config.json"
+    ]
+    fleet.died(GROUP[0], -signal.SIGKILL, 1.0)
+    assert done(fleet.died(GROUP[1], -signal.SIGKILL, 1.0)) == [Send(SERVER, Stop())]
+    fleet.died(SERVER, 0, 1.0)
+    assert fleet.exit_code == EXIT_FAILED
+
+
+def test_a_rank_that_hangs_takes_its_group_along() -> None:
+    fleet = serving(hang_timeout=HANG_S, group=3)
+    for name in GROUP[:2]:
+        fleet.report(name, Beat(), 15.0)
+    assert done(fleet.tick(1.0 + HANG_S)) == [Kill(GROUP[2])]
+    assert "not heard of for 20 s" in errors(fall_of_killed(fleet, GROUP[2], 22.0))[0]
+
+
+def fall_of_killed(fleet: Fleet, name: Name, now: float) -> list[Action]:
+    actions = fleet.died(name, -signal.SIGKILL, now)
+    assert done(actions) == [Kill(other) for other in GROUP if other != name]
+    return actions
+
+
+def test_ranks_that_die_at_the_same_time_are_each_told_and_killed_once() -> None:
+    fleet = serving(group=3)
+    assert done(fleet.misbehaved(GROUP[0], "nonsense", 5.0)) == [Kill(GROUP[0])]
+    assert done(fleet.died(GROUP[1], -signal.SIGSEGV, 5.0)) == [Kill(GROUP[2])]
+    assert len(errors(fleet.died(GROUP[0], -signal.SIGKILL, 5.0))) == 1
+    assert done(fleet.died(GROUP[2], -signal.SIGKILL, 5.0)) == []
+    assert fleet.tick(6.0) == [Spawn(name, 1) for name in GROUP]
+
+
+def test_a_group_that_the_machine_refuses_in_part_is_tried_again_as_a_whole() -> None:
+    fleet = make(group=3)
+    fleet.begin(0.0)
+    assert done(fleet.could_not_start(GROUP[0], "no memory", 0.0)) == [Kill(GROUP[1]), Kill(GROUP[2])]
+    assert done(fleet.could_not_start(GROUP[1], "no memory", 0.0)) == []
+    fleet.died(GROUP[2], -signal.SIGKILL, 0.1)
+    assert fleet.tick(1.0) == [Spawn(name, 1) for name in GROUP]
+
+
 # -- the end -------------------------------------------------------------------------------------------
 
 
@@ -478,17 +575,18 @@ _EVENTS = st.lists(
         st.sampled_from(
             ["ready", "failed", "fatal", "progress", "beat", "hang up", "die", "signal", "replace", "wait"]
         ),
-        st.integers(0, 2),
+        st.integers(0, 4),
         st.floats(0, 50),
     ),
     max_size=60,
 )
 
 
+@pytest.mark.parametrize("group", [0, 3])
 @given(_EVENTS)
-def test_no_process_is_ever_lost(events: list[tuple[str, int, float]]) -> None:
+def test_no_process_is_ever_lost(group: int, events: list[tuple[str, int, float]]) -> None:
     """Every action is about a process that lives, and the fleet ends when it is asked to, without any."""
-    fleet, alive, now = make(2, HANG_S), dict[Name, int](), 0.0
+    fleet, alive, now = make(2, HANG_S, group), dict[Name, int](), 0.0
     doomed: list[Name] = []
 
     def carry_out(actions: list[Action]) -> None:
@@ -497,6 +595,8 @@ def test_no_process_is_ever_lost(events: list[tuple[str, int, float]]) -> None:
                 case Spawn(name, epoch):
                     assert name not in alive
                     alive[name] = epoch
+                    if group and name.role == "engine":
+                        assert {at for other, at in alive.items() if other.role == "engine"} == {epoch}
                 case Kill(name):
                     assert name in alive
                     doomed.append(name)

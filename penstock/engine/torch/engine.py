@@ -125,6 +125,10 @@ class TorchEngine:
         parts += self._settle(0 if all_read else self._steps_ahead)
         return joined(parts)
 
+    def idle_step(self) -> None:
+        """Runs in lock-step with no other engine."""
+        raise NotImplementedError
+
     def _settle(self, left: int) -> list[StepRows]:
         """Read and settle all but the last ``left`` of the batches in flight."""
         rows = []

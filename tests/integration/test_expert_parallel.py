@@ -1,0 +1,143 @@
+"""Engines in lock-step, as processes: nothing is lost between waves, and they stand and fall together."""
+
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .clients import Streams
+from .server import SYNTHETIC, Server, wait_until
+
+RANKS = 3
+GROUP = (
+    *SYNTHETIC,
+    *("--data-parallel-size", str(RANKS), "--enable-expert-parallel", "--api-server-count", "2"),
+)
+WAIT_S = 90
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("group")
+    with Server(*GROUP, "--dp-sync-interval", "4", directory=directory) as running:
+        yield running
+
+
+def of_ranks(group: Server, name: str) -> list[float]:
+    return [group.metric(name, engine=str(rank)) for rank in range(RANKS)]
+
+
+def steps_of(group: Server) -> list[float]:
+    """All steps of each rank, as last reported."""
+    dummies = of_ranks(group, "penstock:engine_dummy_steps_total")
+    return [sum(pair) for pair in zip(of_ranks(group, "penstock:engine_steps_total"), dummies, strict=True)]
+
+
+def at_rest(group: Server, interval: int = 4) -> bool:
+    """Whether all reports are those of the last agreement."""
+    steps, waves = steps_of(group), of_ranks(group, "penstock:engine_waves_total")
+    return steps[0] > 0 and steps[0] % interval == 0 and len(set(steps)) == len(set(waves)) == 1
+
+
+def storm(group: Server, bursts: int, seed: int) -> None:
+    """Bursts of requests to random ranks, with pauses in which the ranks may or may not fall asleep."""
+    draw = random.Random(seed)
+    pause = threading.Event()
+    with httpx.Client(base_url=group.url, timeout=WAIT_S) as client, ThreadPoolExecutor(16) as pool:
+        for _ in range(bursts):
+            tokens = [draw.randint(1, 12) for _ in range(draw.randint(1, 8))]
+            replies = [
+                pool.submit(
+                    client.post,
+                    "/v1/completions",
+                    json={"prompt": "x", "max_tokens": count, "ignore_eos": True},
+                    headers={"x-data-parallel-rank": str(draw.randrange(RANKS))},
+                )
+                for count in tokens
+            ]
+            for reply, count in zip(replies, tokens, strict=True):
+                assert reply.result(WAIT_S).json()["usage"]["completion_tokens"] == count
+            pause.wait(draw.choice([0, 0, 0.002, 0.01, 0.03]))
+
+
+@pytest.mark.parametrize("bursts", [40, pytest.param(600, marks=pytest.mark.slow)])
+def test_no_request_is_lost_between_waves_and_all_ranks_make_the_same_steps(
+    group: Server, bursts: int
+) -> None:
+    storm(group, bursts, seed=bursts)
+    wait_until(lambda: at_rest(group), WAIT_S, "agreeing on the number of steps")
+    assert of_ranks(group, "penstock:engine_waves_total")[0] > 1
+    assert all(steps > 0 for steps in of_ranks(group, "penstock:engine_dummy_steps_total"))
+
+
+def test_a_drained_rank_takes_part_and_gets_no_streams(group: Server) -> None:
+    assert group.post("/admin/engines/1/drain", {}).status_code == 200
+    wait_until(
+        lambda: group.metric("penstock:engine_draining", engine="1") == 1, WAIT_S, "draining everywhere"
+    )
+    before = of_ranks(group, "penstock:engine_steps_total")
+    for _ in range(6):
+        assert group.complete(max_tokens=5)["usage"]["completion_tokens"] == 5
+    wait_until(lambda: at_rest(group), WAIT_S, "agreeing on the number of steps")
+    after = of_ranks(group, "penstock:engine_steps_total")
+    assert after[1] == before[1]
+    assert sum(after) > sum(before)
+    assert group.post("/admin/engines/1/resume", {}).status_code == 200
+
+
+def bodies_of(streams: int, tokens: int) -> list[dict[str, Any]]:
+    return [
+        {"prompt": "x", "max_tokens": tokens, "ignore_eos": True, "seed": seed} for seed in range(streams)
+    ]
+
+
+def texts_of(server: Server, bodies: list[dict[str, Any]]) -> list[str]:
+    with Streams(server.url, bodies) as streams:
+        streams.until_all_ended()
+    assert streams.failures == []
+    return streams.texts
+
+
+@pytest.mark.parametrize("stopped", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_rank_that_dies_or_hangs_takes_its_group_along_and_all_streams_go_on(
+    server: Server, tmp_path: Path, stopped: bool
+) -> None:
+    bodies = bodies_of(12, 250)
+    undisturbed = texts_of(server, bodies)
+    options = ("--synthetic-step-ms", "5", "--engine-hang-timeout", "3")
+    with Server(*GROUP, *options, directory=tmp_path) as group:
+        engines = group.children("engine")
+        with Streams(group.url, bodies) as streams:
+            streams.until_each_has(3)
+            if stopped:
+                engines[1].suspend()
+            else:
+                engines[1].kill()
+            streams.until_all_ended()
+        assert (streams.failures, streams.texts) == ([], undisturbed)
+        assert group.metric("penstock:streams_interrupted_total", outcome="given_up") == 0
+        assert {engine.pid for engine in group.children("engine")}.isdisjoint(e.pid for e in engines)
+        assert "the group of engine 0, engine 1, engine 2 is started again" in group.log
+        if stopped:
+            assert group.log.count("not heard of for 3 s (--engine-hang-timeout)") == 1
+            assert "engine 1 was killed by SIGKILL" in group.log
+
+
+def test_a_drain_lets_streams_of_one_rank_end_and_ends_all_in_order(server: Server, tmp_path: Path) -> None:
+    bodies = bodies_of(5, 150)
+    undisturbed = texts_of(server, bodies)
+    options = ("--synthetic-step-ms", "5", "--drain-timeout", "300")
+    with Server(*GROUP, *options, directory=tmp_path) as group:
+        with Streams(group.url, bodies) as streams:
+            streams.until_each_has(3)
+            group.process.send_signal(signal.SIGTERM)
+            streams.until_all_ended()
+        assert (streams.failures, streams.texts) == ([], undisturbed)
+        assert group.process.wait(60) == 0
+        assert "while shutting down" not in group.log
