@@ -9,14 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 import psutil
 
 from penstock.bench.errors import BenchError
-from penstock.config.bench import BenchHostConfig
+from penstock.config.bench import BenchHostConfig, BenchSoakConfig
 from penstock.config.introspect import PREFIX
 
 SHOWN_LINES = 20
@@ -27,6 +27,7 @@ BASE_MODEL_LEN = 2048
 SLOW_MODEL_LEN = 32768
 """With slow readers, whose streams are to outlast the measurement."""
 BASE_SLOTS = 1024
+SOAK_BACKLOG = 256 * 1024
 
 _URL = re.compile(r"^\s*URL\s+(http://\S+?)/v1\b")
 _READY = re.compile(r"^ready in ")
@@ -69,6 +70,11 @@ class ServerProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; below 0 when a signal ended it."""
+        return self._process.poll()
 
     @property
     def output(self) -> str:
@@ -128,8 +134,26 @@ def serve_arguments(config: BenchHostConfig) -> list[str]:
         "--max-model-len": max(SLOW_MODEL_LEN if config.slow_readers else BASE_MODEL_LEN, longest),
         "--drain-timeout": 1,
     }
-    return [
-        "serve",
-        *(f"{name}={value}" for name, value in options.items()),
-        *shlex.split(config.server_args or ""),
-    ]
+    return _arguments(options, config.server_args)
+
+
+def soak_arguments(config: BenchSoakConfig, run_dir: str) -> list[str]:
+    """The command line of a server to be soaked, likewise. What it holds for a client that does not read is
+    little, so that such clients are cut soon."""
+    options = {
+        "--engine": "synthetic",
+        "--port": 0,
+        "--synthetic-step-ms": config.step_ms,
+        "--api-server-count": config.api_server_count,
+        "--data-parallel-size": config.engines,
+        "--engine-hang-timeout": config.hang_timeout,
+        "--max-model-len": BASE_MODEL_LEN * 2,
+        "--max-stream-backlog": SOAK_BACKLOG,
+        "--run-dir": run_dir,
+    }
+    return _arguments(options, config.server_args)
+
+
+def _arguments(options: Mapping[str, object], further: str | None) -> list[str]:
+    given = [f"{name}={value}" for name, value in options.items()]
+    return ["serve", *given, *shlex.split(further or "")]

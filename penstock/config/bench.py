@@ -103,10 +103,7 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("--url: CPU time can be read only of known processes, give them with --pid")
         if self.pid is not None and self.url is None:
             raise ValueError("--pid: names processes of a running server, give its address with --url")
-        try:
-            shlex.split(self.server_args or "")
-        except ValueError as error:
-            raise ValueError(f"--server-args: {error}") from None
+        _check_arguments(self.server_args)
 
     @property
     def connections(self) -> int:
@@ -176,6 +173,79 @@ class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     json: Annotated[str | None, option("File to write the report to, as JSON.", "Report", metavar="FILE")] = (
         None
     )
+
+
+class BenchSoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``penstock bench soak`` runs with."""
+
+    # -- load
+    minutes: Annotated[float, option("How long requests are sent.", "Load", gt=0, le=10_000)] = 30.0
+    requests: Annotated[
+        Annotated[int, Meta(ge=1)] | None, option("End after so many requests, if that is earlier.", "Load")
+    ] = None
+    concurrency: Annotated[
+        int, option("Clients, with one request each at a time.", "Load", ge=1, le=4096)
+    ] = 48
+    seed: Annotated[
+        int, option("Seed of requests, of how clients behave and of disturbances.", "Load", ge=0)
+    ] = 0
+    round_s: Annotated[
+        float,
+        option(
+            "Seconds of load between two rests, at which tokens are balanced and memory is looked at.",
+            "Load",
+            gt=0,
+        ),
+    ] = 60.0
+    disturb_every: Annotated[
+        float,
+        option(
+            "Seconds between disturbances (kills, hangs, pauses, replacements), on average; 0: none.",
+            "Load",
+            ge=0,
+        ),
+    ] = 5.0
+
+    # -- server
+    api_server_count: Annotated[int, option("Number of API server processes.", "Server", ge=1, le=64)] = 2
+    engines: Annotated[int, option("Number of engine processes.", "Server", ge=1, le=64)] = 3
+    step_ms: Annotated[
+        float, option("Duration of one step of the synthetic engine, in milliseconds.", "Server", gt=0)
+    ] = 10.0
+    hang_timeout: Annotated[
+        float, option("Seconds an engine may be silent before it is replaced.", "Server", gt=0)
+    ] = 8.0
+    server_args: Annotated[
+        str | None,
+        option("Further options for penstock serve: --server-args='--log-level debug'.", "Server"),
+    ] = None
+
+    # -- bounds
+    most_mib_per_hour: Annotated[
+        float,
+        option("Most that a process may grow by over the second half, in MiB an hour.", "Bounds", gt=0),
+    ] = 12.0
+    most_objects: Annotated[
+        float,
+        option("Most objects that a process may track more after 1,000 requests.", "Bounds", gt=0),
+    ] = 200.0
+
+    # -- report
+    json: Annotated[str | None, option("File to write the report to, as JSON.", "Report", metavar="FILE")] = (
+        None
+    )
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for --server-args that are no command line."""
+        _check_arguments(self.server_args)
+
+
+def _check_arguments(text: str | None) -> None:
+    """Raises ValueError for a --server-args that a shell could not read."""
+    try:
+        shlex.split(text or "")
+    except ValueError as error:
+        raise ValueError(f"--server-args: {error}") from None
 
 
 OF_STARTED_SERVER = (

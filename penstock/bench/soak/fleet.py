@@ -1,0 +1,81 @@
+"""The processes of the server under test, looked at from outside."""
+
+import contextlib
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+TITLE = "penstock: "
+
+
+class Incarnation(NamedTuple):
+    """One process: a restarted one is another."""
+
+    title: str
+    """api-server 0, engine 2, coordinator 0, supervisor."""
+    pid: int
+    created: float
+
+    @property
+    def role(self) -> str:
+        return self.title.partition(" ")[0]
+
+
+class Processes:
+    """The supervisor ``pid`` and its children."""
+
+    def __init__(self, pid: int) -> None:
+        self._supervisor = psutil.Process(pid)
+        self.seen: set[Incarnation] = set()
+
+    @property
+    def supervisor(self) -> psutil.Process:
+        return self._supervisor
+
+    def alive(self) -> list[Incarnation]:
+        """All that run and have told by their title what they are."""
+        found = []
+        for process in [self._supervisor, *self._supervisor.children()]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                title = " ".join(process.cmdline()).strip()
+                if title.startswith(TITLE):
+                    found.append(
+                        Incarnation(title.removeprefix(TITLE).strip(), process.pid, process.create_time())
+                    )
+        self.seen |= set(found)
+        return sorted(found)
+
+    def of(self, role: str) -> list[Incarnation]:
+        return [each for each in self.alive() if each.role == role]
+
+    def left_over(self) -> list[Incarnation]:
+        """Those ever seen that still run."""
+        return [each for each in sorted(self.seen) if is_alive(each)]
+
+
+def process_of(incarnation: Incarnation) -> psutil.Process | None:
+    """None when it is gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(incarnation.pid)
+        if process.create_time() == incarnation.created and process.status() != psutil.STATUS_ZOMBIE:
+            return process
+    return None
+
+
+def is_alive(incarnation: Incarnation) -> bool:
+    return process_of(incarnation) is not None
+
+
+def client_ports(process: psutil.Process, port: int) -> set[int]:
+    """The clients' ports of the connections to ``port`` that a process has."""
+    return {
+        connection.raddr.port
+        for connection in process.net_connections("tcp")
+        if connection.raddr and connection.laddr.port == port
+    }
+
+
+def files_below(directory: Path) -> int:
+    """Files, sockets and directories."""
+    return sum(1 for _ in directory.rglob("*"))

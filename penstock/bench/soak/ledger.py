@@ -1,0 +1,196 @@
+"""Every request has one end, with a name; the ledger gives it, and keeps what must not have happened."""
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.bench.soak.client import Attempt
+from penstock.bench.soak.expected import Oracle, Output
+from penstock.bench.soak.recipes import Manner, Recipe
+from penstock.bench.soak.reply import Seen
+
+MOST_SAMPLES = 20
+"""Findings of one kind that are kept word for word."""
+
+
+class End(enum.StrEnum):
+    """How a request ended."""
+
+    COMPLETE = "complete"
+    REFUSED = "refused as it should be"
+    LEFT = "client left"
+    CUT = "cut, the client did not read"
+    SERVER_KILLED = "its API server was killed"
+    # -- what must not happen
+    WRONG = "wrong reply"
+    FAILED = "failed"
+    BROKEN = "connection broken"
+    STUCK = "no end in time"
+
+
+DEFECTS = frozenset({End.WRONG, End.FAILED, End.BROKEN, End.STUCK})
+
+
+class Tally(msgspec.Struct):
+    """What clients have seen, in requests and tokens."""
+
+    ends: Counter[End] = msgspec.field(default_factory=Counter)
+    streams: int = 0
+    """Choices of complete requests."""
+    complete_tokens: int = 0
+    """Of complete requests: all are exactly known."""
+    partial_tokens: int = 0
+    """Received by requests that ended otherwise."""
+    partial_asked: int = 0
+    """What these might have got at most."""
+    retried: int = 0
+    """Requests that found their kept connection closed, and were sent again."""
+
+    @property
+    def requests(self) -> int:
+        return self.ends.total()
+
+    def of(self, *ends: End) -> int:
+        """Requests with these ends."""
+        return sum(self.ends[end] for end in ends)
+
+    def since(self, before: "Tally") -> "Tally":
+        """What came after ``before``, a copy of this."""
+        return Tally(
+            self.ends - before.ends,
+            self.streams - before.streams,
+            self.complete_tokens - before.complete_tokens,
+            self.partial_tokens - before.partial_tokens,
+            self.partial_asked - before.partial_asked,
+            self.retried - before.retried,
+        )
+
+    def copy(self) -> "Tally":
+        return self.since(Tally())
+
+
+class Ledger:
+    """Judges each request once. ``killed`` says whether a connection's server was killed, by the client's
+    port and the time at which the connection ended."""
+
+    def __init__(self, oracle: Oracle, killed: Callable[[int, float], bool]) -> None:
+        self.tally = Tally()
+        self.findings: dict[str, list[str]] = {}
+        """What must not have happened, by kind; the first MOST_SAMPLES of each."""
+        self._counts: Counter[str] = Counter()
+        self._oracle = oracle
+        self._killed = killed
+
+    @property
+    def defects(self) -> Mapping[str, int]:
+        """How often what must not happen did, by kind."""
+        return self._counts
+
+    def find(self, kind: str, text: str) -> None:
+        """Something that must not happen did."""
+        self._counts[kind] += 1
+        samples = self.findings.setdefault(kind, [])
+        if len(samples) < MOST_SAMPLES:
+            samples.append(text)
+
+    def enter(self, recipe: Recipe, attempt: Attempt) -> End:
+        """The request has ended."""
+        end, reason = self._judge(recipe, attempt)
+        self.tally.ends[end] += 1
+        seen = attempt.seen
+        if end is End.COMPLETE:
+            self.tally.streams += len(recipe.outputs)
+            self.tally.complete_tokens += sum(len(output.tokens) for output in recipe.outputs)
+        elif recipe.status == 200:
+            self.tally.partial_asked += recipe.asked_tokens
+            self.tally.partial_tokens += sum(
+                self._oracle.tokens_in(output.tokens, len(seen.texts[index]))
+                for index, output in enumerate(recipe.outputs)
+                if index in seen.texts
+            )
+        if end in DEFECTS:
+            self.find(end, f"{reason}; {_shown(recipe)}")
+        return end
+
+    def _judge(self, recipe: Recipe, attempt: Attempt) -> tuple[End, str]:
+        seen = attempt.seen
+        killed = self._killed(attempt.port, attempt.ended_at)
+        if attempt.stuck:
+            return End.STUCK, f"status {seen.status}, {seen.events} events"
+        if seen.whole and seen.status != 200:
+            fits = seen.status == recipe.status and bool(seen.error)
+            return (End.REFUSED if fits else End.FAILED), f"HTTP {seen.status}: {seen.error}"
+        if seen.error:
+            return End.FAILED, seen.error
+        if recipe.status != 200:
+            return (End.SERVER_KILLED if killed else End.FAILED), f"not refused with {recipe.status}"
+        wrong = _difference(recipe, seen)
+        if wrong:
+            return End.WRONG, wrong
+        if seen.whole:
+            return End.COMPLETE, ""
+        if attempt.left:
+            return End.LEFT, ""
+        if killed:
+            return End.SERVER_KILLED, ""
+        if recipe.manner is Manner.STALL:
+            return End.CUT, ""
+        return End.BROKEN, f"after {seen.events} events"
+
+
+def _difference(recipe: Recipe, seen: Seen) -> str:
+    """In what a reply, or its beginning, is not what was to come."""
+    for index, output in enumerate(recipe.outputs):
+        wrong = _output_difference(output, recipe, seen, index)
+        if wrong:
+            return f"choice {index}: {wrong}"
+    if not set(seen.texts) <= set(range(len(recipe.outputs))):
+        return f"choices {sorted(seen.texts)} of {len(recipe.outputs)}"
+    if not seen.whole:
+        return ""
+    if recipe.streamed and not seen.done:
+        return "no [DONE]"
+    asked = not recipe.streamed or (isinstance(recipe.content, dict) and "stream_options" in recipe.content)
+    if asked and seen.usage is None:
+        return "no usage"
+    expected = sum(len(output.tokens) for output in recipe.outputs)
+    if seen.usage is not None and seen.usage.completion_tokens != expected:
+        return f"usage of {seen.usage.completion_tokens} tokens instead of {expected}"
+    return ""
+
+
+def _output_difference(output: Output, recipe: Recipe, seen: Seen, index: int) -> str:
+    """The same for one choice."""
+    text = seen.texts.get(index, "")
+    if not output.text.startswith(text):
+        return _first_difference(output.text, text)
+    tokens = seen.tokens.get(index, [])
+    if tokens != output.tokens[: len(tokens)]:
+        return _first_difference(output.tokens, tokens)
+    if not seen.whole:
+        return ""
+    if len(text) < len(output.text):
+        return f"{len(text)} of {len(output.text)} characters"
+    with_ids = isinstance(recipe.content, dict) and "return_token_ids" in recipe.content
+    if with_ids and len(tokens) < len(output.tokens):
+        return f"{len(tokens)} of {len(output.tokens)} token ids"
+    if seen.finish_reasons.get(index) != output.finish_reason:
+        return f"finish reason {seen.finish_reasons.get(index)} instead of {output.finish_reason}"
+    return ""
+
+
+def _first_difference(expected: Any, found: Any) -> str:
+    pairs = zip(expected, found, strict=False)
+    at = next(
+        (place for place, (one, other) in enumerate(pairs) if one != other), min(len(expected), len(found))
+    )
+    return f"at {at}: {found[at : at + 20]!r} instead of {expected[at : at + 20]!r}"
+
+
+def _shown(recipe: Recipe) -> str:
+    content = recipe.content
+    shown = content if isinstance(content, bytes) else msgspec.json.encode(content)
+    return f"{recipe.manner.value}, {recipe.path} {shown[:400]!r}"

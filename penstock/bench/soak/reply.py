@@ -1,0 +1,125 @@
+"""What came of one request, from the bytes of its connection."""
+
+from collections import defaultdict
+from typing import Any
+
+import httptools
+import msgspec
+
+from penstock.client import DONE, SSEReader
+
+EVENTS = b"text/event-stream"
+_SHOWN = 300
+"""Characters of an error that are kept."""
+
+
+class Usage(msgspec.Struct):
+    completion_tokens: int = 0
+
+
+class _Text(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int
+    text: str | None = None
+    delta: _Text | None = None
+    message: _Text | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+    @property
+    def output(self) -> str:
+        part = self.delta or self.message
+        return self.text or (part.content if part else None) or ""
+
+
+class _Reply(msgspec.Struct):
+    """An event, or a whole body."""
+
+    choices: list[_Choice] = []
+    usage: Usage | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Reply).decode
+
+
+class Seen:
+    """Fed with what a connection receives during one request; holds what that says."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        """0 while there is none."""
+        self.texts: defaultdict[int, str] = defaultdict(str)
+        """By choice."""
+        self.tokens: defaultdict[int, list[int]] = defaultdict(list)
+        """By choice, for requests that ask for them."""
+        self.finish_reasons: dict[int, str] = {}
+        self.usage: Usage | None = None
+        self.events = 0
+        self.done = False
+        """``[DONE]`` came."""
+        self.error = ""
+        """Of the server's, as JSON, or what is wrong with what it sent."""
+        self.whole = False
+        """The reply ended as HTTP has it."""
+        self.reusable = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._streamed = False
+        self._sse = SSEReader()
+        self._body = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """More bytes of the connection."""
+        if self.whole:
+            self.error = self.error or f"bytes after the reply: {data[:_SHOWN]!r}"
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.error = self.error or f"not HTTP: {error}"
+
+    # -- httptools calls these
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self._streamed = value.startswith(EVENTS)
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, data: bytes) -> None:
+        if not self._streamed:
+            self._body += data
+            return
+        for event in self._sse.feed(data):
+            self.events += 1
+            if self.done:
+                self.error = self.error or f"an event after [DONE]: {event[:_SHOWN]!r}"
+            elif event == DONE:
+                self.done = True
+            else:
+                self._take(event)
+
+    def on_message_complete(self) -> None:
+        self.whole = True
+        self.reusable = self._parser.should_keep_alive()
+        if not self._streamed:
+            self._take(bytes(self._body))
+
+    def _take(self, data: bytes) -> None:
+        try:
+            reply = _decode(data)
+        except msgspec.MsgspecError as error:
+            self.error = self.error or f"{error}: {data[:_SHOWN]!r}"
+            return
+        if reply.error is not None:
+            self.error = self.error or str(reply.error)[:_SHOWN]
+        for choice in reply.choices:
+            self.texts[choice.index] += choice.output
+            self.tokens[choice.index] += choice.token_ids or ()
+            if choice.finish_reason is not None:
+                self.finish_reasons[choice.index] = choice.finish_reason
+        self.usage = reply.usage or self.usage

@@ -1,0 +1,313 @@
+"""``penstock bench soak``: rounds of load and deaths, after each of which all must add up."""
+
+import asyncio
+import contextlib
+import random
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import uvloop
+
+from penstock.bench import report as machine
+from penstock.bench.errors import BenchError
+from penstock.bench.server import ServerProcess, soak_arguments
+from penstock.bench.soak.accounts import Balance, Figures, balance, figures
+from penstock.bench.soak.client import Attempt, Clients
+from penstock.bench.soak.disturb import Disturber
+from penstock.bench.soak.expected import Oracle
+from penstock.bench.soak.fleet import Incarnation, Processes, files_below, is_alive, process_of
+from penstock.bench.soak.leaks import Growth, Sample, growth, leaks
+from penstock.bench.soak.ledger import End, Ledger, Tally
+from penstock.bench.soak.recipes import Mix, Recipe
+from penstock.bench.soak.report import SoakReport
+from penstock.config.bench import BenchSoakConfig
+from penstock.supervisor.model import DEMO_DIR
+
+START_S = 120.0
+REQUEST_S = 150.0
+"""A request that has not ended after so long is stuck: the longest takes some 20 s, a hung engine or a
+restart in between as many again."""
+SETTLE_S = 120.0
+"""Time for the fleet to be whole and idle after a round."""
+STEADY_S = 2.2
+"""Counts that have not changed for so long are all told: processes tell theirs once a second."""
+POLL_S = 0.4
+CALM_EVERY = 3
+"""Every so many rounds one is without disturbances, the first of all too."""
+LOST_S = 3.0
+"""Seconds of tokens that the counts of a killed process may lack: it tells them once a second, and what was
+on its way to or from it is lost."""
+
+Say = Callable[[str], None]
+
+
+def measure(config: BenchSoakConfig, say: Say) -> SoakReport:
+    """Runs the soak; ``say`` gets a line after every round. Leaves no process behind.
+
+    Raises BenchError when it cannot be made. What must not happen is no reason for that, it is reported.
+    """
+    with tempfile.TemporaryDirectory(prefix="penstock-soak-") as directory:
+        say("starting penstock serve --engine synthetic")
+        server = ServerProcess(soak_arguments(config, directory), START_S)
+        with server:
+            soak = _Soak(config, server, Path(directory), say)
+            uvloop.run(soak.run())
+        return soak.report(server.exit_code)
+
+
+class _Soak:
+    """One run."""
+
+    def __init__(self, config: BenchSoakConfig, server: ServerProcess, directory: Path, say: Say) -> None:
+        rng = random.Random(config.seed)
+        oracle = Oracle(DEMO_DIR)
+        self._config = config
+        self._server = server
+        self._directory = directory
+        self._say = say
+        self._processes = Processes(server.pid)
+        self._http = httpx.AsyncClient(base_url=server.url, timeout=30.0, trust_env=False)
+        self._disturber = Disturber(
+            self._processes,
+            urlsplit(server.url).port or 80,
+            random.Random(rng.random()),
+            config.hang_timeout,
+            self._engines_up,
+            lambda kind, text: self._ledger.find(kind, text),
+        )
+        self._ledger = Ledger(oracle, self._disturber.was_killed)
+        self._mix = Mix(oracle, random.Random(rng.random()))
+        self._clients = Clients(server.url, random.Random(rng.random()))
+        self._samples: dict[Incarnation, list[Sample]] = defaultdict(list)
+        self._balances: list[Balance] = []
+        self._files: list[int] = []
+        self._began = 0.0
+        """time.monotonic() at the start of the first round."""
+        self._halved = False
+        self._dead: set[Incarnation] = set()
+        self._first: Figures
+        self._last: tuple[Figures, Tally]
+
+    # -- the run
+
+    async def run(self) -> None:
+        """All rounds. Raises BenchError when the server is not whole at the beginning."""
+        async with self._http:
+            started = await self._rest()
+            if started is None:
+                raise BenchError(f"the server is not whole and idle:\n{self._server.output}")
+            self._first = started
+            self._last = started, self._ledger.tally.copy()
+            self._files.append(files_below(self._directory))
+            self._began = time.monotonic()
+            number = 0
+            while (left := self._left_s()) > 0 and await self._whole_round(number, left):
+                number += 1
+
+    async def _whole_round(self, number: int, left: float) -> bool:
+        """False when the fleet does not come to rest."""
+        config = self._config
+        calm = number % CALM_EVERY == 0 or not config.disturb_every
+        self._halve()
+        await self._round(min(config.round_s, left), None if calm else config.disturb_every)
+        found = await self._rest()
+        if found is None:
+            self._ledger.find("no rest", f"round {number + 1}: not whole and idle in {SETTLE_S:g} s")
+            return False
+        await self._settle(number, found)
+        return True
+
+    def _left_s(self) -> float:
+        """Seconds of load that are left."""
+        most = self._config.requests
+        if most is not None and self._ledger.tally.requests >= most:
+            return 0.0
+        return self._config.minutes * 60 - (time.monotonic() - self._began)
+
+    def _halve(self) -> None:
+        """Half of the time is over: from here on some processes live to the end, to see whether they grow."""
+        if self._halved or self._left_s() > self._config.minutes * 30:
+            return
+        self._halved = True
+        firsts = {each.role: each.title for each in reversed(self._processes.alive())}
+        self._disturber.spared = frozenset(firsts.values())
+        self._samples.clear()
+
+    async def _round(self, seconds: float, disturb_every: float | None) -> None:
+        end = asyncio.get_running_loop().time() + seconds
+        async with asyncio.TaskGroup() as group:
+            disturbing = None
+            if disturb_every is not None:
+                disturbing = group.create_task(self._disturber.run(disturb_every))
+            clients = [group.create_task(self._client(end)) for _ in range(self._config.concurrency)]
+            await asyncio.sleep(seconds)
+            if disturbing is not None:
+                disturbing.cancel()
+            await asyncio.gather(*clients)
+
+    async def _client(self, end: float) -> None:
+        """One request after the other until ``end``."""
+        while asyncio.get_running_loop().time() < end and self._left_s() > 0:
+            await self._request(self._mix.draw())
+
+    async def _request(self, recipe: Recipe) -> None:
+        try:
+            attempt = await self._clients.send(recipe, REQUEST_S)
+            if attempt.stale:
+                self._ledger.tally.retried += 1
+                attempt = await self._again(recipe, attempt)
+        except (OSError, TimeoutError) as error:
+            self._ledger.find(End.BROKEN, f"cannot connect: {error!r}")
+            return
+        self._ledger.enter(recipe, attempt)
+
+    async def _again(self, recipe: Recipe, stale: Attempt) -> Attempt:
+        """As clients do whose server has closed a connection that they kept."""
+        if not self._disturber.retired and not self._disturber.was_killed(stale.port, stale.ended_at):
+            self._ledger.find("kept connection closed", "no API server was replaced or killed")
+        attempt = stale
+        while attempt.stale:
+            attempt = await self._clients.send(recipe, REQUEST_S)
+        return attempt
+
+    # -- at rest
+
+    async def _engines_up(self) -> int:
+        return int((await figures(self._http)).engines_up)
+
+    async def _rest(self) -> Figures | None:
+        """Waits until the fleet is whole and idle and has told all it has counted; None: it does not."""
+        self._clients.close()
+        end = time.monotonic() + SETTLE_S
+        steady: Figures | None = None
+        since = 0.0
+        while time.monotonic() < end:
+            await asyncio.sleep(POLL_S)
+            try:
+                found = await figures(self._http)
+            except httpx.HTTPError:
+                continue  # its API server may have been killed as well
+            if not self._is_whole(found):
+                steady = None
+            elif steady is None or steady.counters != found.counters:
+                steady, since = found, time.monotonic()
+            elif time.monotonic() - since >= STEADY_S:
+                return found
+        return None
+
+    def _is_whole(self, found: Figures) -> bool:
+        config = self._config
+        several = config.api_server_count > 1 or config.engines > 1
+        processes = config.api_server_count + config.engines + 1 + several
+        alone = found.connections <= 1  # the one that asks
+        up = found.engines_up == config.engines
+        return up and alone and found.idle and len(self._processes.alive()) == processes
+
+    async def _settle(self, number: int, found: Figures) -> None:
+        """After a round: the books are balanced, and every process is looked at."""
+        before, clients = self._last
+        tally = self._ledger.tally.copy()
+        deaths = self._deaths()
+        rate = max(0.0, found.generated - before.generated) / self._config.round_s
+        balanced, errors = balance(
+            before, found, tally.since(clients), deaths=deaths, uncertain=rate * LOST_S
+        )
+        self._balances.append(balanced)
+        for error in errors:
+            self._ledger.find("books", f"round {number + 1}: {error}")
+        self._last = found, tally
+        await self._sample()
+        requests, defects = tally.requests, sum(self._ledger.defects.values())
+        self._say(
+            f"round {number + 1}: {time.monotonic() - self._began:,.0f} s, {requests:,} requests, "
+            f"{balanced.generated:,.0f} tokens, {balanced.unaccounted:+,.0f} unaccounted for, "
+            f"{deaths} deaths, {defects} defects"
+        )
+
+    def _deaths(self) -> int:
+        """Processes with counts that died since the last time. One that nobody killed is a defect."""
+        dead = {each for each in self._processes.seen if not is_alive(each)} - self._dead
+        self._dead |= dead
+        dead -= self._disturber.retired - self._disturber.killed
+        for each in dead - self._disturber.killed:
+            self._ledger.find("death", f"{each.title} (process {each.pid}) died by itself")
+        return sum(each.role != "coordinator" for each in dead)
+
+    async def _sample(self) -> None:
+        objects = await self._tracked_objects()
+        requests = self._ledger.tally.requests
+        now = time.monotonic() - self._began
+        for each in self._processes.alive():
+            process = process_of(each)
+            if process is not None:
+                resident, descriptors = process.memory_info().rss, process.num_fds()
+                sample = Sample(now, requests, resident, descriptors, objects.get(each.title))
+                self._samples[each].append(sample)
+        self._files.append(files_below(self._directory))
+
+    async def _tracked_objects(self) -> dict[str, int]:
+        """By process, of engines and of those API servers that happen to answer."""
+        found: dict[str, int] = {}
+        for _ in range(4 * self._config.api_server_count):
+            with contextlib.suppress(httpx.HTTPError):
+                reply = await self._http.get("/debug/gc", headers={"connection": "close"})
+                processes = reply.raise_for_status().json()["processes"]
+                found |= {name: each["tracked"] for name, each in processes.items()}
+        return found
+
+    # -- the end
+
+    def report(self, exit_code: int | None) -> SoakReport:
+        """Once the server has ended, with ``exit_code``."""
+        ledger, disturber = self._ledger, self._disturber
+        if exit_code != 0:
+            ledger.find("end", f"the server ended with {exit_code}: {self._server.output}")
+        for each in self._processes.left_over():
+            ledger.find("end", f"{each.title} (process {each.pid}) outlived the server")
+        grown = self._growth()
+        for leak in leaks(grown, self._config.most_mib_per_hour, self._config.most_objects):
+            ledger.find("leak", leak)
+        found, tally = self._last
+        most = sum(each.uncertain for each in self._balances)
+        deaths = sum(each.deaths for each in self._balances)
+        whole, errors = balance(self._first, found, tally, deaths=deaths, uncertain=most / max(1, deaths))
+        for error in errors:
+            ledger.find("books", f"whole run: {error}")
+        return SoakReport(
+            passed=not ledger.defects,
+            defects=dict(ledger.defects),
+            findings=ledger.findings,
+            wall_s=time.monotonic() - self._began,
+            requests=ledger.tally.requests,
+            ends={str(end): ledger.tally.ends[end] for end in End if ledger.tally.ends[end]},
+            retried=ledger.tally.retried,
+            streams=ledger.tally.streams,
+            disturbances=dict(disturber.done),
+            deaths=deaths,
+            resumed=round(found.resumed - self._first.resumed),
+            tokens=whole,
+            calm=[each for each in self._balances if not each.deaths],
+            growth=grown,
+            run_directory_files=[self._files[0], self._files[-1]],
+            options=_options(self._config),
+            machine=machine.this_machine(),
+        )
+
+    def _growth(self) -> list[Growth]:
+        return [
+            growth(each.title, each.pid, samples)
+            for each, samples in sorted(self._samples.items())
+            if len(samples) > 1
+        ]
+
+
+def _options(config: BenchSoakConfig) -> dict[str, object]:
+    """Those that are set, but for where the report goes."""
+    values = msgspec.structs.asdict(config)
+    return {name: value for name, value in values.items() if value is not None and name != "json"}

@@ -1,0 +1,20 @@
+"""``penstock bench soak``."""
+
+from penstock.cli.command import Command
+from penstock.cli.measuring import measured
+from penstock.config.bench import BenchSoakConfig
+from penstock.config.origins import Origins
+
+
+def run(config: BenchSoakConfig, origins: Origins) -> int:
+    """Soak, print the report, write it to ``--json``. 1 when the ledger does not hold, or nothing was run."""
+    from penstock.bench.soak.report import render
+    from penstock.bench.soak.run import measure
+
+    findings = measured(lambda say: measure(config, say), render, config.json)
+    return 0 if findings is not None and findings.passed else 1
+
+
+COMMAND = Command(
+    ("bench", "soak"), "Load a server, kill its parts, check every token.", BenchSoakConfig, run
+)

@@ -1,0 +1,148 @@
+"""Every request has one end, and what must not happen is found."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.bench.soak.client import Attempt
+from penstock.bench.soak.expected import Oracle
+from penstock.bench.soak.ledger import DEFECTS, MOST_SAMPLES, End, Ledger, Tally
+from penstock.bench.soak.recipes import COMPLETIONS, Manner, Recipe
+from penstock.bench.soak.reply import Seen
+from penstock.supervisor.model import DEMO_DIR
+
+ORACLE = Oracle(DEMO_DIR)
+OUTPUT = ORACLE.output(7, 12, None)
+KILLED = 4444
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def ledger() -> Ledger:
+    return Ledger(ORACLE, lambda port, at: port == KILLED)
+
+
+def recipe(manner: Manner = Manner.READ, **fields: Any) -> Recipe:
+    body = {"prompt": "x", "seed": 7, "max_tokens": 12, "stream": True}
+    return Recipe(COMPLETIONS, body | fields, manner, outputs=[OUTPUT])
+
+
+def event(text: str, **more: Any) -> bytes:
+    body = msgspec.json.encode({"choices": [{"index": 0, "text": text} | more]})
+    return b"data: " + body + b"\n\n"
+
+
+def attempt(*events: bytes, end: bool = True, port: int = 1, reused: bool = False) -> Attempt:
+    made = Attempt(port, reused=reused)
+    made.seen = Seen()
+    made.seen.feed(HEAD + b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in events))
+    if end:
+        made.seen.feed(b"0\r\n\r\n")
+    return made
+
+
+def whole() -> list[bytes]:
+    half = len(OUTPUT.text) // 2
+    return [event(OUTPUT.text[:half]), event(OUTPUT.text[half:], finish_reason="length"), b"data: [DONE]\n\n"]
+
+
+def refusal(status: int) -> Attempt:
+    made = Attempt(1, reused=False)
+    body = b'{"error":{"message":"no"}}'
+    made.seen.feed(b"HTTP/1.1 %d Reason\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
+    return made
+
+
+def test_a_complete_reply_counts_its_tokens() -> None:
+    book = ledger()
+    assert book.enter(recipe(), attempt(*whole())) is End.COMPLETE
+    assert (book.tally.complete_tokens, book.tally.streams, book.tally.requests) == (12, 1, 1)
+    assert not book.defects
+
+
+def test_a_reply_that_ends_early_counts_what_came() -> None:
+    book = ledger()
+    part = ORACLE.text(OUTPUT.tokens[:5])
+    left = attempt(event(part), end=False)
+    left.left = True
+    assert book.enter(recipe(), left) is End.LEFT
+    assert book.enter(recipe(), attempt(event(part), end=False, port=KILLED)) is End.SERVER_KILLED
+    assert book.enter(recipe(Manner.STALL), attempt(event(part), end=False)) is End.CUT
+    assert (book.tally.partial_tokens, book.tally.partial_asked) == (15, 36)
+    assert not book.defects
+
+
+def test_refusals() -> None:
+    book = ledger()
+    bad = Recipe(COMPLETIONS, b"{", status=400)
+    assert book.enter(bad, refusal(400)) is End.REFUSED
+    assert book.enter(bad, refusal(500)) is End.FAILED
+    assert book.enter(recipe(), refusal(503)) is End.FAILED
+    assert book.enter(bad, attempt(*whole())) is End.FAILED
+    assert book.enter(bad, attempt(end=False, port=KILLED)) is End.SERVER_KILLED
+
+
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        ([event("\0"), *whole()[1:]], r"at 0: '\\x00"),
+        (whole()[:1] + whole()[:1], "at "),
+        (whole()[1:], "at 0"),
+        ([event(OUTPUT.text[:-1], finish_reason="length"), whole()[2]], "characters"),
+        ([event(OUTPUT.text, finish_reason="stop"), whole()[2]], "finish reason stop instead of length"),
+        ([event(OUTPUT.text, finish_reason="length")], r"no \[DONE\]"),
+        ([event(OUTPUT.text, token_ids=[1, 2], finish_reason="length"), whole()[2]], "at 0"),
+        ([*whole()[:2], b'data: {"usage":{"completion_tokens":11}}\n\n', whole()[2]], "usage of 11 tokens"),
+        ([whole()[0], event("", index=1), *whole()[1:]], r"choices \[0, 1\] of 1"),
+    ],
+)
+def test_wrong_replies(events: list[bytes], reason: str) -> None:
+    book = ledger()
+    assert book.enter(recipe(), attempt(*events)) is End.WRONG
+    with pytest.raises(AssertionError, match=reason):
+        assert not book.findings, book.findings[End.WRONG][0]
+
+
+def test_what_was_asked_for_must_come() -> None:
+    book = ledger()
+    assert book.enter(recipe(stream_options={"include_usage": True}), attempt(*whole())) is End.WRONG
+    assert book.enter(recipe(return_token_ids=True), attempt(*whole())) is End.WRONG
+    reasons = book.findings[End.WRONG]
+    assert "no usage" in reasons[0]
+    assert "0 of 12 token ids" in reasons[1]
+
+
+def test_other_defects() -> None:
+    book = ledger()
+    assert book.enter(recipe(), attempt(*whole()[:1], end=False)) is End.BROKEN
+    late = attempt(end=False)
+    late.stuck = True
+    assert book.enter(recipe(), late) is End.STUCK
+    error = attempt(event("a"), b'data: {"error":{"message":"engine died"}}\n\n')
+    assert book.enter(recipe(), error) is End.FAILED
+    assert set(book.defects) == {End.BROKEN, End.STUCK, End.FAILED} < DEFECTS
+
+
+def test_findings_are_counted_all_and_kept_some() -> None:
+    book = ledger()
+    for _ in range(MOST_SAMPLES + 5):
+        book.find("kind", "text")
+    assert book.defects == {"kind": MOST_SAMPLES + 5}
+    assert len(book.findings["kind"]) == MOST_SAMPLES
+
+
+def test_a_kept_connection_that_gives_nothing_is_stale() -> None:
+    assert attempt(end=False, reused=True).seen.status == 200
+    assert not attempt(end=False, reused=True).stale
+    nothing = Attempt(1, reused=True)
+    assert nothing.stale
+    assert not Attempt(1, reused=False).stale
+
+
+def test_tallies_since_a_time() -> None:
+    book = ledger()
+    book.enter(recipe(), attempt(*whole()))
+    before = book.tally.copy()
+    book.enter(recipe(), attempt(*whole()))
+    assert book.tally.since(before) == before
+    assert book.tally.since(book.tally) == Tally()
