@@ -160,6 +160,27 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         str, option("What the pool of endpoints is called in metrics of --metrics-compat.", "Metrics")
     ] = "penstock"
 
+    otlp_endpoint: Annotated[
+        Annotated[str, Meta(pattern=r"^https?://[^/@?#]+(/[^?#]*)?$")] | None,
+        option(
+            "OpenTelemetry collector to send spans to, OTLP over HTTP: http://HOST:4318; default: no spans.",
+            "Tracing",
+            metavar="URL",
+        ),
+    ] = None
+    otlp_sampling_ratio: Annotated[
+        float,
+        option(
+            "Share of the traces that begin here whose spans are sent; for others their traceparent says it.",
+            "Tracing",
+            ge=0,
+            le=1,
+        ),
+    ] = 1.0
+    otlp_service_name: Annotated[
+        str, option("What the gateway is called in spans (service.name).", "Tracing")
+    ] = "penstock-gateway"
+
     drain_timeout: Annotated[
         float, option("Seconds that running requests have to finish after SIGTERM.", "Process", ge=0)
     ] = 60.0
@@ -170,3 +191,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Literal["none", "errors", "all"],
         option("Requests to log when they have ended, one JSON line each.", "Process"),
     ] = "errors"
+    access_log_file: Annotated[
+        str | None,
+        option(
+            "File to write those lines to, nothing else; default: standard error, among others.", "Process"
+        ),
+    ] = None

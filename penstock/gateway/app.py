@@ -19,6 +19,7 @@ from .metrics import GatewayMetrics
 from .outcome import Outcome
 from .relay import Incoming, Record, Relay
 from .request import GENERATION_PATHS, BodyError, RequestBody, Rewrites, read_request
+from .trace import Tracing, passed_on
 from .upstream import Headers, end_to_end
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class App:
         metrics: GatewayMetrics,
         ledger: Ledger,
         rewrites: Rewrites,
+        tracing: Tracing,
         clock: Callable[[], float],
     ) -> None:
         self.draining = False
@@ -45,6 +47,7 @@ class App:
         self._metrics = metrics
         self._ledger = ledger
         self._rewrites = rewrites
+        self._tracing = tracing
         self._clock = clock
         self._keys = Keys(config.api_key or ())
         self._session_header = config.session_header.lower().encode()
@@ -81,7 +84,8 @@ class App:
 
     async def _relay_request(self, scope: Scope, receive: Receive) -> None:
         request_id = request_header(scope, REQUEST_ID) or secrets.token_hex(8)
-        record = Record(scope["path"], request_id, began_at=self._clock())
+        trace = self._tracing.trace(scope["headers"])
+        record = Record(scope["path"], request_id, scope["method"], trace, began_at=self._clock())
         self._ledger.open(record)
         named = (REQUEST_ID, request_id.encode("latin-1"))
         try:
@@ -114,7 +118,7 @@ class App:
             raw = body.raw
         query = scope["query_string"]
         target = scope["raw_path"] + (b"?" + query if query else b"")
-        headers = self._headers(scope, record.request_id)
+        headers = self._headers(scope, record)
         return Incoming(scope["method"], target, scope["path"], headers, raw, body, self._session(scope))
 
     def _read_body(self, raw: bytes) -> RequestBody:
@@ -123,13 +127,13 @@ class App:
         except BodyError as error:
             raise ApiError(400, f"The request body cannot be read: {error}", code="bad_body") from None
 
-    def _headers(self, scope: Scope, request_id: str) -> Headers:
+    def _headers(self, scope: Scope, record: Record) -> Headers:
         headers = [(name, value) for name, value in end_to_end(scope["headers"]) if name != REQUEST_ID]
-        headers.append((REQUEST_ID, request_id.encode("latin-1")))
+        headers.append((REQUEST_ID, record.request_id.encode("latin-1")))
         if self._config.endpoint_api_key is not None:
             headers = [(name, value) for name, value in headers if name != b"authorization"]
             headers.append((b"authorization", b"Bearer " + self._config.endpoint_api_key.encode()))
-        return headers
+        return passed_on(headers, record.trace)
 
     def _session(self, scope: Scope) -> str | None:
         return request_header(scope, self._session_header)

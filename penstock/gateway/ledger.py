@@ -3,13 +3,29 @@
 import json
 import logging
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from logging.handlers import WatchedFileHandler
 from typing import Literal
 
+from ..config.errors import ConfigError
 from .metrics import GatewayMetrics
 from .outcome import GOOD
-from .relay import Record
+from .relay import Failure, Record
+from .spans import Spans
 
 access = logging.getLogger("penstock.gateway.access")
+access.setLevel(logging.INFO)  # whatever --log-level is: --access-log alone decides
+
+
+def log_to(path: str) -> None:
+    """From here on the access log goes to a file instead: nothing but JSON, one object on each line. A file
+    that is moved away is opened anew. Raises ConfigError."""
+    try:
+        handler = WatchedFileHandler(path)
+    except OSError as error:
+        raise ConfigError(f"--access-log-file {path}: {error.strerror}") from None
+    access.addHandler(handler)
+    access.propagate = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +34,7 @@ class Ledger:
 
     metrics: GatewayMetrics
     wanted: Literal["none", "errors", "all"]
+    spans: Spans | None = None
 
     def open(self, record: Record) -> None:
         """A request has come."""
@@ -30,6 +47,8 @@ class Ledger:
     def close(self, record: Record) -> None:
         """The request has ended, and it is known how."""
         self.metrics.count(record)
+        if self.spans is not None:
+            self.spans.add(record)
         if self.wanted == "all" or (self.wanted == "errors" and record.outcome not in GOOD):
             _log(record)
 
@@ -37,23 +56,35 @@ class Ledger:
 def _log(record: Record) -> None:
     usage = record.seen.usage
     line = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "request_id": record.request_id or None,
+        "trace_id": record.trace and record.trace.name,
+        "method": record.method or None,
         "path": record.path,
         "model": record.model or None,
         "target_model": None if record.target_model == record.model else record.target_model,
+        "streamed": record.streamed or None,
+        "priority": record.priority or None,
         "outcome": record.outcome,
-        "reason": record.reason,
+        "reason": record.reason or None,
         "status": record.status,
-        "endpoint": record.endpoint,
+        "endpoint": record.endpoint or None,
         "attempts": record.attempts,
+        "failures": [_told(failure) for failure in record.failures] or None,
         "seconds": round(record.ended_at - record.began_at, 4),
         "ttft": _difference(record.seen.first_token_at, record.began_at),
         "input_tokens": usage and usage.input_tokens,
         "output_tokens": usage and usage.output_tokens,
+        "cached_tokens": usage and usage.cached_tokens,
+        "token_events": record.seen.token_events or None,
         "bytes_in": record.bytes_in,
         "bytes_out": record.bytes_out,
     }
     access.info("%s", json.dumps({key: value for key, value in line.items() if value is not None}))
+
+
+def _told(failure: Failure) -> dict[str, str]:
+    return {"endpoint": failure.endpoint, "outcome": failure.outcome, "reason": failure.reason}
 
 
 def _difference(later: float | None, earlier: float) -> float | None:

@@ -75,9 +75,10 @@ class GatewayMetrics:
         endpoints: Callable[[], list[Endpoint]],
         options: MetricsOptions | None = None,
         rewritten: Iterable[tuple[str, str]] = (),
+        spans: Mapping[str, int] | None = None,
     ) -> None:
         """``rewritten`` are the models that the operator has named, and what is asked for instead: they have
-        series in any case."""
+        series in any case. ``spans`` counts spans, if there are any, by what became of them."""
         self._endpoints = endpoints
         self._options = options or MetricsOptions()
         self._dialects: list[Dialect] = ["own"]
@@ -93,6 +94,7 @@ class GatewayMetrics:
         self._tokens: Counter[Labels] = Counter()
         self._rejections: Counter[str] = Counter()
         self._retries = 0
+        self._spans = {} if spans is None else spans
 
     @property
     def running(self) -> int:
@@ -213,6 +215,8 @@ class GatewayMetrics:
         for reason, count in self._rejections.items():
             values.add(names.REJECTIONS, count, {"reason": reason})
         values.add(names.RETRIES, self._retries)
+        for state, count in self._spans.items():
+            values.add(names.SPANS, count, {"state": state})
 
     def _tell_endpoints(self, values: "_Values") -> None:
         endpoints = self._endpoints()

@@ -132,6 +132,13 @@ RETRIES = Measure(
     {"own": Name("penstock_gateway_retry")},
 )
 
+SPANS = Measure(
+    Kind.COUNTER,
+    "spans",
+    "Spans of requests: exported, failed (the collector did not take them), dropped (too many waited).",
+    {"own": Name("penstock_gateway_spans", ("state",))},
+)
+
 # -- latencies
 
 DURATION = Measure(

@@ -21,13 +21,15 @@ from ..supervisor.listener import Listener, listen
 from .addresses import EndpointsFile, host_and_port, resolve
 from .app import App
 from .attempt import Timeouts
-from .ledger import Ledger
+from .ledger import Ledger, log_to
 from .metrics import GatewayMetrics, MetricsOptions
 from .picker import SCORERS, Picker
 from .picker import Limits as PickerLimits
 from .pool import Pool
 from .relay import Relay
 from .request import Rewrites
+from .spans import Spans, spans_to
+from .trace import Tracing
 
 if TYPE_CHECKING:
     from .extproc.picks import Picks
@@ -48,6 +50,8 @@ def serve(config: GatewayConfig) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code. Raises ConfigError, StartError."""
     setproctitle("penstock: gateway")
     logs.configure("gateway", config.log_level)
+    if config.access_log_file is not None:
+        log_to(config.access_log_file)
     named = EndpointNames(config)
     weights = read_weights(config.scorers)
     listener = listen(config.host, config.port)
@@ -71,7 +75,7 @@ def read_weights(text: str) -> dict[str, float]:
 
 
 def serve_envoy(
-    config: GatewayConfig, relay: Relay, ledger: Ledger, rewrites: Rewrites, app: App
+    config: GatewayConfig, relay: Relay, ledger: Ledger, rewrites: Rewrites, tracing: Tracing, app: App
 ) -> "tuple[Picks, EnvoyServer] | tuple[None, None]":
     """The external processor, if there is to be one. Raises ConfigError where its libraries are missing."""
     certificate = read_certificate(config)
@@ -85,7 +89,7 @@ def serve_envoy(
         ) from None
     from .extproc.picks import Picks
 
-    picks = Picks.of(config, relay, ledger, rewrites)
+    picks = Picks.of(config, relay, ledger, rewrites, tracing)
     return picks, EnvoyServer(picks, app.is_ready, certificate)
 
 
@@ -140,6 +144,7 @@ class _Gateway:
         """Set when the drain is over, or when a second signal ends it."""
         self._picks: Picks | None = None
         self._envoy: EnvoyServer | None = None
+        self._spans: Spans | None = None
         self._http: HttpServer
         self._app: App
         self._relay: Relay
@@ -148,6 +153,8 @@ class _Gateway:
     async def run(self) -> int:
         config = self._config
         loop = asyncio.get_running_loop()
+        if config.otlp_endpoint is not None:
+            self._spans = spans_to(config.otlp_endpoint, config.otlp_service_name, loop.time)
         timeouts = Timeouts(
             config.connect_timeout, config.first_token_timeout, config.event_timeout, config.request_timeout
         )
@@ -163,11 +170,13 @@ class _Gateway:
         )
         rewrites = Rewrites(config.model_rewrite or ())
         options = MetricsOptions(config.metrics_compat, config.metrics_max_models, config.metrics_pool_name)
-        self._metrics = metrics = GatewayMetrics(lambda: pool.endpoints, options, rewrites.pairs())
-        ledger = Ledger(metrics, config.access_log)
-        self._app = App(config, self._relay, metrics, ledger, rewrites, loop.time)
+        counts = {} if self._spans is None else self._spans.counts
+        self._metrics = metrics = GatewayMetrics(lambda: pool.endpoints, options, rewrites.pairs(), counts)
+        ledger = Ledger(metrics, config.access_log, self._spans)
+        tracing = Tracing(spans=self._spans is not None, ratio=config.otlp_sampling_ratio)
+        self._app = App(config, self._relay, metrics, ledger, rewrites, tracing, loop.time)
         limits = Limits(HEADER_TIMEOUT_S, KEEP_ALIVE_S, config.max_connections, MAX_HEADER_BYTES, MAX_BACKLOG)
-        self._picks, self._envoy = serve_envoy(config, self._relay, ledger, rewrites, self._app)
+        self._picks, self._envoy = serve_envoy(config, self._relay, ledger, rewrites, tracing, self._app)
         self._http = HttpServer(self._app, self._listener.socket, limits, on_listening=self._announce)
         pool.set(await resolve(self._named.urls()))
         if self._envoy is not None and config.ext_proc_port is not None:
@@ -186,6 +195,8 @@ class _Gateway:
             await asyncio.gather(*background, return_exceptions=True)
             if self._envoy is not None:
                 await self._envoy.stop()
+            if self._spans is not None:
+                await loop.run_in_executor(None, self._spans.close)
             pool.close()
         return EXIT_OK
 

@@ -15,6 +15,7 @@ from .picker import Picker, PickRequest, Refusal, pick_request
 from .pool import Pool
 from .request import STREAMING_PATHS, RequestBody
 from .retries import RetryBudget
+from .trace import Trace
 from .upstream import Connection, Headers, UpstreamError, request_bytes
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,16 @@ class ClientConnection(Client, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Of an attempt that was followed by another one, or by the gateway's own answer."""
+
+    at: float
+    endpoint: str
+    outcome: Outcome
+    reason: str
+
+
 @dataclass(slots=True, eq=False)
 class Record:
     """What is known about one request when it has ended. Times are seconds of the relay's clock. Compared by
@@ -40,7 +51,10 @@ class Record:
 
     path: str
     request_id: str = ""
-    """The client's, or one the gateway made; empty where requests pass elsewhere."""
+    """The client's, or one the gateway made."""
+    method: str = ""
+    """Empty: unknown, as the request of another process behind the same Envoy."""
+    trace: Trace | None = None
     model: str = ""
     """What the client asked for."""
     target_model: str = ""
@@ -55,6 +69,8 @@ class Record:
     reason: str = ""
     endpoint: str = ""
     attempts: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    """In their order; of requests that Envoy sends, it alone knows them."""
     status: int = 0
     """What the client got; 0: nothing."""
     seen: Observation = field(default_factory=Observation)
@@ -169,6 +185,9 @@ class _Run:
                 return
             if await self._send_to(endpoint):
                 return
+            record = self._record
+            failure = Failure(self._relay.clock(), endpoint.url, record.outcome, record.reason)
+            record.failures.append(failure)
 
     def _refuse(self, refusal: Refusal) -> None:
         """Nobody may get it; what an earlier attempt met is the outcome then."""

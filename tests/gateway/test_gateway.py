@@ -326,8 +326,10 @@ def test_a_server_that_refuses_include_usage_is_remembered() -> None:
 def test_what_fails_before_the_first_byte_is_tried_elsewhere(bad: Behaviour) -> None:
     with Upstream(bad) as first, Upstream(good) as second, gateway(first, second) as front:
         replies = [front.complete() for _ in range(8)]
-        assert [reply.status_code for reply in replies] == [200] * 8
-        assert front.counts() == {"ok": 8}
+        while not first.calls:  # equal endpoints are picked at random
+            replies.append(front.complete())
+        assert {reply.status_code for reply in replies} == {200}
+        assert front.counts() == {"ok": len(replies)}
         # a kept connection that breaks without a word is replaced, which is no retry
         assert 0 < front.counts("retry_total")[""] <= len(first.calls)
 

@@ -41,7 +41,7 @@ def metrics(compat: Compat = "none", **options: Any) -> GatewayMetrics:
     """Of a gateway with an endpoint that waits, runs and is up, and one that is down."""
     up, down = Endpoint("http://a:1"), Endpoint("http://b:1", scrape_failures=2)
     up.load = Load(waiting=3, running=5, kv_used=0.5)
-    return GatewayMetrics(lambda: [up, down], MetricsOptions(compat, **options))
+    return GatewayMetrics(lambda: [up, down], MetricsOptions(compat, **options), spans={"exported": 1})
 
 
 def samples(told: GatewayMetrics, name: str, /, **labels: str) -> dict[tuple[str, ...], float]:

@@ -10,6 +10,7 @@ from ..outcome import Outcome
 from ..picker import Refusal, pick_request
 from ..relay import Record
 from ..request import GENERATION_PATHS, BodyError, RequestBody, read_request
+from ..trace import TRACESTATE, passed_on
 from .messages import Answer, BodyMode, Immediate, Part, Reply, Told
 from .picks import NAMESPACE, PROCESS_KEY, Pick, Picks
 
@@ -88,7 +89,9 @@ class Exchange:
         if told.observing:
             return []
         path = self._headers.get(b":path", b"").partition(b"?")[0].decode("latin-1")
-        self._record = Record(path, began_at=self._picks.clock())
+        method = self._headers.get(b":method", b"").decode("latin-1")
+        trace = self._picks.tracing.trace(told.headers)
+        self._record = Record(path, self._request_id, method, trace, began_at=self._picks.clock())
         self._picks.ledger.open(self._record)
         self._subset = _said(told, SUBSET_NAMESPACE, SUBSETS)
         try:
@@ -139,7 +142,7 @@ class Exchange:
         named = None if session is None else session.decode("latin-1")
         request = pick_request(body, named, self._picks.ttft_slo_s)
         try:
-            self._request_id = self._request_id or str(uuid.uuid4())
+            record.request_id = self._request_id = self._request_id or str(uuid.uuid4())
             pick = self._picks.pick(request, self._request_id, self._subset, record, expected(body))
         except Refusal as refusal:
             return [self._refuse(refusal.status, refusal.reason, str(refusal))]
@@ -153,15 +156,20 @@ class Exchange:
             headers.append((REQUEST_ID, self._request_id.encode()))
         if self._picks.endpoint_api_key is not None:
             headers.append((b"authorization", b"Bearer " + self._picks.endpoint_api_key.encode()))
+        trace = pick.record.trace
+        headers += passed_on([], trace)
+        removed = (*SUBSETS, *SERVED)
+        if trace is not None and trace.begins_here:
+            removed += (TRACESTATE.decode(),)
         told = dict.fromkeys(DESTINATIONS, destinations)
         metadata = {NAMESPACE: {**told, PROCESS_KEY: self._picks.process}}
         rewritten = None if body is None or body.raw == raw else body.raw
         if part is Part.REQUEST_HEADERS or self._request_mode is BodyMode.BUFFERED:
             if rewritten is not None:
                 headers.append((b"content-length", b"%d" % len(rewritten)))
-            yield Reply(part, headers, (*SUBSETS, *SERVED), rewritten, metadata=metadata)
+            yield Reply(part, headers, removed, rewritten, metadata=metadata)
             return
-        yield Reply(Part.REQUEST_HEADERS, headers, (*SUBSETS, *SERVED, "content-length"), metadata=metadata)
+        yield Reply(Part.REQUEST_HEADERS, headers, (*removed, "content-length"), metadata=metadata)
         yield from _chunks(Part.REQUEST_BODY, rewritten or raw, end=part is Part.REQUEST_BODY)
 
     def _refuse(self, status: int, reason: str, message: str) -> Immediate:

@@ -15,6 +15,7 @@ from ..outcome import BLAMED, Ending, Outcome, judge
 from ..picker import PickRequest, Refusal
 from ..relay import Record, Relay, reason_of
 from ..request import Rewrites
+from ..trace import Tracing
 from .accesslog import ending_of, is_envoys_own
 from .messages import Entry
 
@@ -65,6 +66,7 @@ class Picks:
     ledger: Ledger
     rewrites: Rewrites
     keys: Keys
+    tracing: Tracing
     session_header: bytes
     max_request_bytes: int
     endpoint_api_key: str | None = None
@@ -78,13 +80,16 @@ class Picks:
     """By request id, the oldest first; clients may send an id twice."""
 
     @classmethod
-    def of(cls, config: GatewayConfig, relay: Relay, ledger: Ledger, rewrites: Rewrites) -> "Picks":
+    def of(
+        cls, config: GatewayConfig, relay: Relay, ledger: Ledger, rewrites: Rewrites, tracing: Tracing
+    ) -> "Picks":
         """With the options of ``config``."""
         return cls(
             relay,
             ledger,
             rewrites,
             Keys(config.api_key or ()),
+            tracing,
             config.session_header.lower().encode(),
             config.max_request_bytes,
             config.endpoint_api_key,
@@ -156,7 +161,7 @@ class Picks:
             if not waiting[0].observing:
                 self._settle(waiting[0])
         elif picked_by is not None and picked_by != [self.process]:
-            record = Record(entry.path, began_at=self.clock() - entry.duration_s)
+            record = Record(entry.path, entry.request_id, began_at=self.clock() - entry.duration_s)
             self._conclude(record, entry, Observation())
 
     def check(self) -> None:

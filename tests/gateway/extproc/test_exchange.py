@@ -1,7 +1,7 @@
 """Exchanges as messages in and messages out: every body mode, without gRPC, Envoy or protobuf."""
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -17,6 +17,7 @@ from penstock.gateway.picker import Picker
 from penstock.gateway.pool import Pool
 from penstock.gateway.relay import Relay
 from penstock.gateway.request import Rewrites
+from penstock.gateway.trace import Tracing
 
 BODY = json.dumps({"model": "m", "prompt": "p", "stream": True}).encode()
 STREAM = b'data: {"choices":[{"text":" a"}]}\n\n'
@@ -30,7 +31,15 @@ PICKED = {"envoy.lb": {PROCESS_KEY: ["another"]}}
 class World:
     """A gateway without sockets: two endpoints, the first with less to do, and a clock that stands still."""
 
-    def __init__(self, *, rewrite: str | None = None, key: str | None = None, limit: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        *,
+        rewrite: str | None = None,
+        key: str | None = None,
+        limit: int = 1 << 20,
+        spans: bool = False,
+        access_log: Literal["none", "all"] = "none",
+    ) -> None:
         self.now = 100.0
         pool = Pool(Timeouts(), lambda endpoint: None)
         pool.set(Target(f"http://10.0.0.{n}:8000", destination=f"10.0.0.{n}:8000") for n in (1, 2))
@@ -41,7 +50,10 @@ class World:
         self.metrics = GatewayMetrics(list)
         rewrites = Rewrites([] if rewrite is None else [rewrite])
         keys = Keys([] if key is None else [key])
-        self.picks = Picks(relay, Ledger(self.metrics, "none"), rewrites, keys, b"x-session-id", limit)
+        self.tracing = Tracing(spans=spans)
+        self.picks = Picks(
+            relay, Ledger(self.metrics, access_log), rewrites, keys, self.tracing, b"x-session-id", limit
+        )
 
     def counts(self) -> dict[str, float]:
         """Outcome to requests."""
@@ -95,6 +107,55 @@ def test_a_buffered_body_is_waited_for() -> None:
     assert dict(reply.set_headers) == {name.encode(): b"10.0.0.1:8000,10.0.0.2:8000" for name in DESTINATIONS}
     told = reply.metadata["envoy.lb"]
     assert {told[name] for name in DESTINATIONS} == {"10.0.0.1:8000,10.0.0.2:8000"}
+
+
+TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01".encode()
+
+
+@pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED])
+@pytest.mark.parametrize("given", [TRACEPARENT, None])
+def test_the_model_server_gets_the_span_as_parent(given: bytes | None, mode: BodyMode) -> None:
+    exchange = Exchange(World(spans=True).picks)
+    first = head(mode)
+    first.headers += [(b"tracestate", b"v=1")] if given is None else [(b"traceparent", given)]
+    exchange.receive(first)
+    reply = exchange.receive(body())[0]
+    assert isinstance(reply, Reply)
+    [sent] = [value for name, value in reply.set_headers if name == b"traceparent"]
+    assert sent[3:35] == (b"a" * 32 if given else sent[3:35])
+    assert sent != given
+    assert ("tracestate" in reply.remove_headers) == (given is None)
+
+
+def test_without_spans_trace_contexts_are_left_alone() -> None:
+    exchange = Exchange(World().picks)
+    first = head()
+    first.headers.append((b"traceparent", TRACEPARENT))
+    exchange.receive(first)
+    (reply,) = exchange.receive(body())
+    assert isinstance(reply, Reply)
+    assert b"traceparent" not in names(reply)
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_the_log_has_the_ids(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Of requests that were picked for, and of those that were refused."""
+    world = World(access_log="all")
+    if status == 503:
+        for endpoint in world.endpoints:
+            endpoint.breaker.failed(world.now)
+            endpoint.breaker.failed(world.now)
+            endpoint.breaker.failed(world.now)
+    exchange = Exchange(world.picks)
+    first = head()
+    first.headers += [(b":method", b"POST"), (b"traceparent", TRACEPARENT)]
+    exchange.receive(first)
+    exchange.receive(body())
+    exchange.closed()
+    world.logged()
+    [line] = [json.loads(record.getMessage()) for record in caplog.records if "access" in record.name]
+    assert (line["request_id"], line["trace_id"], line["method"]) == ("r", "a" * 32, "POST")
+    assert (line["status"], line["model"]) == (status, "m")
 
 
 @pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED_PARTIAL])
