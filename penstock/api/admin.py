@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
+from .connections import EngineState
 from .errors import ApiError
 from .events import encode_json
-from .fleet import EngineState, Fleet
+from .fleet import Fleet
 from .http import send_json
 from .sink import Receive, Scope, Send
 
@@ -58,9 +59,11 @@ class EngineRoutes:
 
 
 def describe(engine: EngineState) -> dict[str, Any]:
-    """``running`` and ``waiting`` count the streams of all API servers, as of the engine's latest step."""
+    """``running`` and ``waiting`` count the streams of all API servers, as of the engine's latest step;
+    ``host`` is empty for this host's engines, and for those that are not there."""
     return {
         "rank": engine.rank,
+        "host": engine.host,
         "up": engine.up,
         "draining": engine.draining,
         "running": engine.running,

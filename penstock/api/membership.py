@@ -1,5 +1,5 @@
-"""An API server's membership in the fleet: loads of engines and metrics of other processes, by way of the
-coordinator."""
+"""An API server's membership in the fleet: places and loads of engines and metrics of other processes, by way
+of the coordinator."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import logging
 from collections.abc import Callable
 
 from ..metrics.snapshot import Snapshot, decode_snapshot, encode_snapshot, merge_views, view_of
+from ..wire.control import Launch
 from ..wire.coordination import (
     PROTOCOL_VERSION,
+    EnginePlace,
     FleetLoad,
     Joined,
     ProcessMetrics,
@@ -19,7 +21,7 @@ from ..wire.coordination import (
     decode_from_coordinator,
 )
 from ..wire.messages import WireError, encode
-from ..wire.sockets import MemberLink, coordinator_address, server_identity
+from ..wire.sockets import MemberLink, server_identity
 from .fleet import Fleet
 
 log = logging.getLogger(__name__)
@@ -32,17 +34,18 @@ metrics. Also the safety timer of the link's edge-triggered descriptor."""
 class Membership:
     """Lives as long as the API server; the coordinator may come and go meanwhile.
 
-    ``snapshot`` makes one of this process. What others have counted is kept with the fleet's snapshots.
+    What others have counted is kept with the fleet's snapshots.
     """
 
-    def __init__(
-        self, run_dir: str, server: int, epoch: int, fleet: Fleet, snapshot: Callable[[], Snapshot]
-    ) -> None:
+    def __init__(self, launch: Launch, fleet: Fleet) -> None:
+        """Of the API server that ``launch`` asks for, in a fleet with a coordinator."""
+        assert launch.coordinator is not None
+        index, epoch, incarnation = launch.index, launch.epoch, launch.incarnation
         self._loop = asyncio.get_running_loop()
-        self._link = MemberLink(coordinator_address(run_dir), server_identity(server, epoch))
-        self._join = encode(ServerJoin(PROTOCOL_VERSION, server, epoch))
+        self._link = MemberLink(launch.coordinator, server_identity(index, epoch, incarnation), launch.key)
+        self._join = encode(ServerJoin(PROTOCOL_VERSION, index, epoch, incarnation))
         self._fleet = fleet
-        self._snapshot = snapshot
+        self._snapshot: Callable[[], Snapshot] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._refused = False
         self._told: set[tuple[str, int]] = set()
@@ -50,9 +53,14 @@ class Membership:
         self._loop.add_reader(self._link.fd, self._receive)
         self._turn()
 
+    def speak(self, snapshot: Callable[[], Snapshot]) -> None:
+        """From here on there is something to tell; ``snapshot`` makes one of this process."""
+        self._snapshot = snapshot
+
     def close(self) -> None:
         """Tell the last metrics, and leave."""
-        self._tell(self._snapshot())
+        if self._snapshot is not None:
+            self._tell(self._snapshot())
         self._loop.remove_reader(self._link.fd)
         if self._timer is not None:
             self._timer.cancel()
@@ -62,7 +70,8 @@ class Membership:
         self._timer = self._loop.call_later(TURN_S, self._turn)
         if not self._refused:
             self._link.send(self._join)
-            self._tell(self._snapshot())
+            if self._snapshot is not None:
+                self._tell(self._snapshot())
             for snapshot in self._fleet.ended_snapshots():
                 self._tell_last(snapshot)
         self._receive()
@@ -88,6 +97,8 @@ class Membership:
     def _on_message(self, part: bytes) -> None:
         message = decode_from_coordinator(part)
         match message:
+            case EnginePlace():
+                self._fleet.place(message)
             case FleetLoad():
                 for load in message.engines:
                     self._fleet.on_load(load)

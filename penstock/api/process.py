@@ -21,7 +21,8 @@ from ..metrics.server import ServerMetrics
 from ..streaming.table import StreamTable
 from ..streaming.token_log import TokenLog
 from ..wire.control import ControlChannel, Drain, EnginesDraining, Launch, Stop, SupervisorGone
-from ..wire.messages import EngineInfo
+from ..wire.messages import PROTOCOL_VERSION, EngineInfo, Hello
+from ..wire.sockets import engine_address
 from .admin import EngineRoutes
 from .app import App
 from .chat_template import ChatTemplate
@@ -65,6 +66,7 @@ class _Server:
         self._generator: Generator
         self._http: HttpServer
         self._observer: Observer
+        self._membership: Membership | None = None
         self._ended: asyncio.Future[None]
         self._draining: asyncio.Task[None] | None = None
         self._speaking: asyncio.Task[None] | None = None
@@ -77,17 +79,25 @@ class _Server:
         self._control.progress("loading tokenizer")
         tokenizer = Tokenizer.load(launch.tokenizer_dir)
         template = ChatTemplate.load(launch.tokenizer_dir, self._config.chat_template)
+        places = {rank: engine_address(launch.run_dir, rank) for rank in launch.local_ranks}
         self._fleet = Fleet(
-            launch.run_dir,
             launch.engine_count,
-            launch.index,
-            launch.epoch,
+            places,
+            Hello(PROTOCOL_VERSION, launch.index, launch.epoch, launch.incarnation),
             self._on_engine_up,
+            launch.key,
             lockstep=self._config.enable_expert_parallel,
         )
         loop.add_reader(self._control.fileno(), self._on_order)
         self._fleet.connect()
-        await asyncio.wait((self._first_engine, self._ended), return_when=asyncio.FIRST_COMPLETED)
+        with contextlib.ExitStack() as ends:
+            if launch.coordinator is not None:
+                self._membership = Membership(launch, self._fleet)
+                ends.callback(self._membership.close)
+            return await self._serve(tokenizer, template)
+
+    async def _serve(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> int:
+        await self._engine_or_end()
         if self._ended.done():
             self._fleet.close("The server was stopped.")
             return 0
@@ -95,6 +105,13 @@ class _Server:
         await self._listen(app)
         self._fleet.close("The server was stopped.")
         return 0
+
+    async def _engine_or_end(self) -> None:
+        """Wait for one: how long those of this host take the supervisor watches, others may come any time."""
+        either = self._first_engine, self._ended
+        patience_s = self._config.startup_timeout / 2
+        while not (await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED, timeout=patience_s))[0]:
+            self._control.progress("waiting for an engine")
 
     def _on_engine_up(self, info: EngineInfo) -> None:
         if not self._first_engine.done():
@@ -141,6 +158,8 @@ class _Server:
             self._collector,
             self._clients,
         )
+        if self._membership is not None:
+            self._membership.speak(self._observer.snapshot)
         return App(
             self._config,
             facts,
@@ -189,13 +208,7 @@ class _Server:
                 ends.callback(helper.cancel)
             if config.sse_keep_alive:
                 ends.callback(KeepAlive(self._fleet.streams, config.sse_keep_alive).cancel)
-            if self._launch.has_coordinator:
-                ends.callback(self._join_fleet().close)
             await self._http.run_to_the_end()
-
-    def _join_fleet(self) -> Membership:
-        launch = self._launch
-        return Membership(launch.run_dir, launch.index, launch.epoch, self._fleet, self._observer.snapshot)
 
     # -- while it runs
 

@@ -28,6 +28,7 @@ COMMANDS = (
     Entry(("complete",), "penstock.cli.complete", "Continue a text with a model that a server runs."),
     Entry(("chat",), "penstock.cli.chat", "Talk to a model that a server runs."),
     Entry(("status",), "penstock.cli.status", "Show what a gateway or a Penstock server does."),
+    Entry(("keys",), "penstock.cli.keys", "Make the key that the hosts of a fleet share."),
     Entry(("bench", "host"), "penstock.cli.bench_host", "Measure what an API server costs the host."),
     Entry(("bench", "engine"), "penstock.cli.bench_engine", "Measure what a decode step costs the host."),
     Entry(("bench", "gateway"), "penstock.cli.bench_gateway", "Measure what relaying costs the host."),

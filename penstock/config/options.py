@@ -263,7 +263,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Literal["torch", "synthetic"],
         option("torch: the embedded engine; synthetic: tokens on a clock, no model.", "Engine"),
     ] = "torch"
-    data_parallel_size: Annotated[int, option("Number of engine processes.", "Engine", ge=1, le=1024)] = 1
+    data_parallel_size: Annotated[
+        int, option("Number of engine processes, on all hosts together.", "Engine", ge=1, le=1024)
+    ] = 1
     enable_expert_parallel: Annotated[
         bool,
         option(
@@ -369,6 +371,40 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = None
 
+    # -- several hosts
+    data_parallel_size_local: Annotated[
+        Annotated[int, Meta(ge=0, le=1024)] | None,
+        option("How many of them this host runs; default: all from its first one on.", "Hosts"),
+    ] = None
+    data_parallel_start_rank: Annotated[
+        int, option("Rank of the first engine of a --headless host.", "Hosts", ge=0, lt=1024)
+    ] = 0
+    headless: Annotated[
+        bool, option("Run engines only, for the API servers of the host that --coordinator names.", "Hosts")
+    ] = False
+    coordinator: Annotated[
+        Annotated[str, Meta(pattern=r"^tcp://([^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4}$")] | None,
+        option(
+            "Address of the fleet's coordinator, tcp://HOST:PORT: where this host listens for engines of "
+            "others or, with --headless, where its engines join the fleet.",
+            "Hosts",
+        ),
+    ] = None
+    cluster_key_file: Annotated[
+        str | None,
+        option(
+            "File that penstock keys has made, the same on every host of the fleet.", "Hosts", metavar="FILE"
+        ),
+    ] = None
+    engine_host: Annotated[
+        Annotated[str, Meta(pattern=r"^[^\s/\[\]]+$")] | None,
+        option(
+            "Address of this --headless host at which its engines listen for API servers; default: the one "
+            "it reaches the coordinator by.",
+            "Hosts",
+        ),
+    ] = None
+
     # -- processes
     run_dir: Annotated[
         str | None, option("Directory for sockets, made 0700; default: a temporary one.", "Processes")
@@ -444,3 +480,42 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"--min-stream-interval: {self.min_stream_interval} is more than --stream-interval, "
                 f"which is {self.stream_interval}"
             )
+        _check_hosts(self)
+
+    @property
+    def ranks(self) -> range:
+        """Of the engines that this host runs."""
+        first = self.data_parallel_start_rank
+        count = self.data_parallel_size_local
+        return range(first, self.data_parallel_size if count is None else first + count)
+
+
+def _check_hosts(config: ServeConfig) -> None:
+    """Raises ValueError for options of several hosts that contradict each other."""
+    size, ranks = config.data_parallel_size, config.ranks
+    if ranks.stop > size or (config.headless and not ranks):
+        raise ValueError(
+            f"--data-parallel-start-rank {ranks.start}, --data-parallel-size-local {len(ranks)}: ranks are 0 "
+            f"to {size - 1} (--data-parallel-size), and a --headless host runs at least one"
+        )
+    if config.coordinator is None:
+        for flag, given in (
+            ("--headless", config.headless),
+            (f"--data-parallel-size-local {len(ranks)}", len(ranks) < size),
+            ("--cluster-key-file", config.cluster_key_file is not None),
+        ):
+            if given:
+                raise ValueError(f"{flag}: needs --coordinator tcp://HOST:PORT, where engines join the fleet")
+    elif config.cluster_key_file is None:
+        raise ValueError(
+            f"--coordinator {config.coordinator}: needs --cluster-key-file; penstock keys FILE makes one"
+        )
+    if config.enable_expert_parallel and (config.headless or len(ranks) < size):
+        raise ValueError("--enable-expert-parallel: engines in lock-step run on one host, all of them")
+    if not config.headless:
+        for flag, given in (
+            ("--data-parallel-start-rank", config.data_parallel_start_rank != 0),
+            ("--engine-host", config.engine_host is not None),
+        ):
+            if given:
+                raise ValueError(f"{flag}: is for a --headless host; the head runs the first ranks itself")

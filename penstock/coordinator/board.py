@@ -1,8 +1,8 @@
 """What the coordinator knows and whom it tells, without sockets or clocks.
 
 Engines post reports, API servers what they have counted; every API server is told what changed since it was
-told last, at most once per ``interval_s``. Nothing here is needed for serving: without a coordinator API
-servers go by the loads that come with token frames.
+told last, at most once per ``interval_s``. Engines of one host can be served without: API servers know where
+they are, and go by the loads that come with token frames. Where those of other hosts are they learn here.
 """
 
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ from ..wire.coordination import (
     PROTOCOL_VERSION,
     EngineJoin,
     EngineLoad,
+    EnginePlace,
     EngineReport,
     FleetLoad,
     FromCoordinator,
@@ -26,11 +27,17 @@ from ..wire.coordination import (
 Outgoing = tuple[bytes, FromCoordinator]
 """A message and the identity of the member that it is for."""
 
+LEASE_S = 5.0
+"""An engine that was silent for so long loses its rank to another one that wants it."""
+CONTEST_S = 1.0
+"""One that is heard of later than this after another has asked for its rank is alive."""
+
 
 @dataclass(slots=True)
 class _Engine:
-    rank: int
-    epoch: int
+    join: EngineJoin
+    heard: float
+    """When it sent something last."""
     report: EngineReport | None = None
     version: int = 0
     """Of the board when ``report`` came."""
@@ -51,12 +58,32 @@ class _Posted:
     version: int
 
 
+@dataclass(slots=True, frozen=True)
+class _Placed:
+    place: EnginePlace
+    version: int
+
+
 @dataclass(slots=True)
 class Board:
-    """Members by identity; times are seconds of any monotonic clock."""
+    """Members by identity; times are seconds of any monotonic clock.
+
+    ``ranks`` is how many engines there may be. ``traits`` are the head's: what engines must have in common
+    with it and each other. ``own`` are the ranks that the head starts itself, in its ``incarnation``.
+    """
 
     interval_s: float = 0.1
+    ranks: int = 1024
+    traits: dict[str, str] = field(default_factory=dict)
+    own: frozenset[int] = frozenset()
+    incarnation: int = 0
     _engines: dict[bytes, _Engine] = field(default_factory=dict)
+    _holders: dict[int, bytes] = field(default_factory=dict)
+    """The engine of each rank."""
+    _contests: dict[bytes, float] = field(default_factory=dict)
+    """Engines that want a rank which another one has, and since when."""
+    _places: dict[int, _Placed] = field(default_factory=dict)
+    """Where engines of other hosts are, or were before they left."""
     _servers: dict[bytes, _Server] = field(default_factory=dict)
     _metrics: dict[tuple[str, int], _Posted] = field(default_factory=dict)
     """By process and epoch; those of processes that have ended stay."""
@@ -66,20 +93,22 @@ class Board:
     """Version at the last push."""
     _pushed_at: float = float("-inf")
 
-    def receive(self, identity: bytes, message: FromMember) -> list[Outgoing]:
+    def receive(self, identity: bytes, message: FromMember, now: float) -> list[Outgoing]:
         """A message of a member; returns the answers."""
         match message:
-            case EngineJoin() | ServerJoin():
-                return self._join(identity, message)
+            case EngineJoin():
+                return [(identity, answer) for answer in self._join_engine(identity, message, now)]
+            case ServerJoin():
+                return self._join_server(identity, message)
             case Leave():
-                self.forget(identity)
+                self._leave(identity)
                 return []
             case EngineReport():
                 engine = self._engines.get(identity)
                 if engine is None:
                     return [(identity, Rejoin())]
                 self._version += 1
-                engine.report, engine.version = message, self._version
+                engine.report, engine.version, engine.heard = message, self._version, now
                 return []
             case ProcessMetrics():
                 if identity not in self._servers:
@@ -94,26 +123,88 @@ class Board:
             self._version += 1
             self._metrics[key] = _Posted(metrics, identity, self._version)
 
-    def _join(self, identity: bytes, join: EngineJoin | ServerJoin) -> list[Outgoing]:
+    # -- members come and go
+
+    def _join_server(self, identity: bytes, join: ServerJoin) -> list[Outgoing]:
         if join.protocol != PROTOCOL_VERSION:
-            reason = (
-                f"it speaks version {join.protocol} of the coordinator's protocol, not {PROTOCOL_VERSION}"
-            )
-            return [(identity, Refused(reason))]
-        if isinstance(join, ServerJoin):
-            if identity in self._servers:
-                return []
-            self._servers = {key: known for key, known in self._servers.items() if known.index != join.server}
-            server = self._servers[identity] = _Server(join.server)
-            return [(identity, Joined()), *self._news(identity, server)]
-        self._engines = {key: known for key, known in self._engines.items() if known.rank != join.rank}
-        self._engines[identity] = _Engine(join.rank, join.epoch)
-        return []
+            return [(identity, _other_protocol(join.protocol))]
+        if identity in self._servers:
+            return []
+        self._servers = {key: known for key, known in self._servers.items() if known.index != join.server}
+        server = self._servers[identity] = _Server(join.server)
+        return [(identity, Joined()), *self._news(identity, server)]
+
+    def _join_engine(self, identity: bytes, join: EngineJoin, now: float) -> list[FromCoordinator]:
+        known = self._engines.get(identity)
+        if known is not None and known.join == join:
+            known.heard = now
+            return [Joined()]
+        if join.protocol != PROTOCOL_VERSION:
+            return [_other_protocol(join.protocol)]
+        refusal = self._misfit(join) or self._intrusion(join)
+        if refusal is not None:
+            return [Refused(refusal)]
+        holder = self._engines.get(self._holders.get(join.rank, b""))
+        if holder is not None and holder.join.incarnation == join.incarnation:
+            if holder.join.epoch > join.epoch:
+                return []  # sent by a process that has ended, and came late
+        elif holder is not None and now < holder.heard + LEASE_S:
+            began = self._contests.setdefault(identity, now)
+            if holder.heard <= began + CONTEST_S:
+                return []  # it is not known yet whether the holder lives
+            del self._contests[identity]
+            return [
+                Refused(f"rank {join.rank} is taken by {_where(holder.join)} (--data-parallel-start-rank)")
+            ]
+        self._admit(identity, join, now)
+        return [Joined()]
+
+    def _admit(self, identity: bytes, join: EngineJoin, now: float) -> None:
+        self._contests.pop(identity, None)
+        self._engines.pop(self._holders.get(join.rank, b""), None)
+        self._engines[identity] = _Engine(join, now)
+        self._holders[join.rank] = identity
+        if join.address:
+            self._place(EnginePlace(join.rank, join.epoch, join.incarnation, join.address))
+
+    def _place(self, place: EnginePlace) -> None:
+        self._version += 1
+        self._places[place.rank] = _Placed(place, self._version)
+
+    def _misfit(self, join: EngineJoin) -> str | None:
+        """In what the engine differs from the head, and from the engines that are there."""
+        others = next((engine.join for engine in self._engines.values()), None)
+        fleet = {**(others.traits if others else {}), **self.traits}
+        differences = [
+            f"its {name} is {value}, the fleet's is {fleet[name]}"
+            for name, value in join.traits.items()
+            if fleet.get(name, value) != value
+        ]
+        return "; ".join(differences) or None
+
+    def _intrusion(self, join: EngineJoin) -> str | None:
+        if join.rank >= self.ranks:
+            return f"rank {join.rank}: ranks are 0 to {self.ranks - 1} (--data-parallel-size)"
+        if join.rank in self.own and join.incarnation != self.incarnation:
+            own = f"{min(self.own)} to {max(self.own)}"
+            return f"rank {join.rank} is one of the head's own, which are {own} (--data-parallel-size-local)"
+        return None
+
+    def _leave(self, identity: bytes) -> None:
+        engine = self._engines.get(identity)
+        if engine is not None and engine.join.address:
+            join = engine.join
+            self._place(EnginePlace(join.rank, join.epoch, join.incarnation, ""))
+        self.forget(identity)
 
     def forget(self, identity: bytes) -> None:
         """The member is gone. Unknown ones are ignored."""
-        self._engines.pop(identity, None)
+        engine = self._engines.pop(identity, None)
+        if engine is not None:
+            del self._holders[engine.join.rank]
         self._servers.pop(identity, None)
+
+    # -- news
 
     def missed(self, identity: bytes) -> None:
         """A message could not be sent to the API server: the next push tells it everything."""
@@ -138,7 +229,10 @@ class Board:
             for engine in self._engines.values()
             if engine.report is not None and engine.version > server.told
         ]
-        news: list[Outgoing] = [(identity, FleetLoad(engines))] if engines else []
+        news: list[Outgoing] = [
+            (identity, placed.place) for placed in self._places.values() if placed.version > server.told
+        ]
+        news += [(identity, FleetLoad(engines))] if engines else []
         news += [
             (identity, posted.metrics)
             for posted in self._metrics.values()
@@ -151,11 +245,20 @@ class Board:
 def _told(engine: _Engine, report: EngineReport, server: int) -> EngineLoad:
     accepted = dict(zip(report.accepted[::2], report.accepted[1::2], strict=True))
     return EngineLoad(
-        engine.rank,
-        engine.epoch,
+        engine.join.rank,
+        engine.join.epoch,
         report.step,
         report.waiting,
         report.running,
         report.kv_used_permille,
         accepted.get(server, 0),
+        engine.join.incarnation,
     )
+
+
+def _other_protocol(version: int) -> Refused:
+    return Refused(f"it speaks version {version} of the coordinator's protocol, not {PROTOCOL_VERSION}")
+
+
+def _where(join: EngineJoin) -> str:
+    return f"the engine at {join.address}" if join.address else "an engine of the head"

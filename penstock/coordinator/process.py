@@ -1,8 +1,8 @@
 """The coordinator process: one socket, one board.
 
 The supervisor starts it, one per fleet, and tells it on the control channel what to run as. It ends when
-the supervisor says Stop or is gone. Nothing waits for it: while it is away API servers go by what token
-frames say.
+the supervisor says Stop or is gone. While it is away API servers go by what token frames say, and engines of
+other hosts stay where they are.
 """
 
 import logging
@@ -24,10 +24,20 @@ MESSAGES_PER_TURN = 1024
 def run(control: ControlChannel) -> int:
     """Be the coordinator that ``control`` asks for; returns the exit code. Raises zmq.ZMQError when its
     address is taken, and SupervisorGone."""
-    socket = RouterSocket(coordinator_address(control.launch.run_dir))
+    launch = control.launch
+    config = launch.config
+    addresses = [coordinator_address(launch.run_dir)]
+    if config.coordinator is not None:
+        addresses.append(config.coordinator)
+    socket = RouterSocket(*addresses, key=launch.key)
     try:
-        coordinator = Coordinator(socket)
-        config = control.launch.config
+        board = Board(
+            ranks=launch.engine_count,
+            traits=launch.traits,
+            own=frozenset(launch.local_ranks),
+            incarnation=launch.incarnation,
+        )
+        coordinator = Coordinator(socket, board)
         collector = Collector(config.gc_policy, config.gc_pause_budget_ms / 1000)
         collector.start()
         control.ready()
@@ -44,9 +54,9 @@ def run(control: ControlChannel) -> int:
 class Coordinator:
     """Carries messages between the socket and the board."""
 
-    def __init__(self, socket: RouterSocket) -> None:
+    def __init__(self, socket: RouterSocket, board: Board) -> None:
         self._socket = socket
-        self._board = Board()
+        self._board = board
 
     def turn(self, now: float) -> float | None:
         """Take what waits, send what is due. Returns the seconds until something is due, None: nothing."""
@@ -54,17 +64,17 @@ class Coordinator:
             message = self._socket.receive()
             if message is None:
                 break
-            self._take(*message)
+            self._take(*message, now)
         else:
             return 0.0
         self._send(self._board.push(now))
         due = self._board.next_push()
         return None if due is None else max(0.0, due - now)
 
-    def _take(self, identity: bytes, parts: list[bytes]) -> None:
+    def _take(self, identity: bytes, parts: list[bytes], now: float) -> None:
         try:
             for part in parts:
-                self._send(self._board.receive(identity, decode_from_member(part)))
+                self._send(self._board.receive(identity, decode_from_member(part), now))
         except WireError as error:
             log.error("peer %r: %s", identity, error)
 

@@ -50,6 +50,7 @@ class Inbox:
         operations: Mapping[str, Callable[[], Any]],
         stats: EngineStats,
         clock: Callable[[], float] = time.monotonic,
+        incarnation: int = 0,
     ) -> None:
         """``operations`` are the calls that the process itself answers, by name; others are the engine's."""
         self._engine = engine
@@ -59,8 +60,9 @@ class Inbox:
         self._publisher = publisher
         self._rank = rank
         self._epoch = epoch
-        self._servers: dict[bytes, tuple[int, int]] = {}
-        """Identity of a known API server to (index, epoch)."""
+        self._incarnation = incarnation
+        self._servers: dict[bytes, Hello] = {}
+        """How the known API servers have introduced themselves, by identity."""
         self._refused: set[bytes] = set()
 
     def take(self, identity: bytes, parts: list[bytes]) -> None:
@@ -74,8 +76,8 @@ class Inbox:
 
     def forget(self, server: int) -> None:
         """The connection of an API server broke: drop its streams."""
-        for identity, (known, _) in list(self._servers.items()):
-            if known == server:
+        for identity, known in list(self._servers.items()):
+            if known.server == server:
                 del self._servers[identity]
         self._publisher.detach(server)
         self._engine.drop_server(server)
@@ -84,7 +86,7 @@ class Inbox:
     def _refuse(self, identity: bytes, reason: str) -> None:
         known = self._servers.get(identity)
         if known is not None:
-            self.forget(known[0])
+            self.forget(known.server)
         if identity in self._refused:
             return
         if len(self._refused) >= REFUSALS_KEPT:
@@ -99,7 +101,7 @@ class Inbox:
             return
         if identity not in self._servers:
             raise WireError(f"{type(message).__name__} before Hello")
-        server, _ = self._servers[identity]
+        server = self._servers[identity].server
         match message:
             case Submit():
                 self._on_submit(server, message)
@@ -116,20 +118,19 @@ class Inbox:
         """A Hello is the first message of a connection: streams of an earlier one have lost their reader."""
         if hello.protocol != PROTOCOL_VERSION:
             raise WireError(f"Hello.protocol is {hello.protocol}, this engine speaks {PROTOCOL_VERSION}")
-        if identity != server_identity(hello.server, hello.epoch):
-            raise WireError(f"Hello.server {hello.server}, Hello.epoch {hello.epoch} are not this peer's")
+        if identity != server_identity(hello.server, hello.epoch, hello.incarnation, hello.connection):
+            raise WireError(f"{hello} is not this peer's")
         if hello.server >= MOST_SERVERS:
             raise WireError(f"Hello.server is {hello.server}, at most {MOST_SERVERS - 1} is taken")
-        latest = max((epoch for server, epoch in self._servers.values() if server == hello.server), default=0)
-        if hello.epoch < latest:
-            raise WireError(f"Hello.epoch is {hello.epoch}, but this API server was restarted as {latest}")
+        for known in self._servers.values():
+            if known.server == hello.server and _order(hello) < _order(known):
+                raise WireError(f"{hello} was followed by {known}")
         self.forget(hello.server)
         self._refused.discard(identity)
-        self._servers[identity] = hello.server, hello.epoch
+        self._servers[identity] = hello
         self._publisher.attach(hello.server, identity)
-        self._publisher.send(
-            hello.server, Welcome(PROTOCOL_VERSION, self._rank, self._epoch, self._engine.info)
-        )
+        welcome = Welcome(PROTOCOL_VERSION, self._rank, self._epoch, self._engine.info, self._incarnation)
+        self._publisher.send(hello.server, welcome)
 
     def _on_submit(self, server: int, request: Submit) -> None:
         if request.stream >= MOST_HANDLES:
@@ -158,3 +159,8 @@ class Inbox:
         except Exception as error:
             log.exception("call of %s failed", call.method)
             return CallReply(call.call, f"{type(error).__name__}: {error}")
+
+
+def _order(hello: Hello) -> tuple[int, int, int]:
+    """Later ones of an API server are greater, also those of a server that was started anew."""
+    return hello.incarnation, hello.epoch, hello.connection

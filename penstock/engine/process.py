@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 from ..config.errors import ConfigError
 from ..metrics.garbage import Collector
-from ..wire.control import BEAT_INTERVAL_S, ControlChannel, Info, Launch, Order, Stop, SupervisorGone
-from ..wire.messages import EngineInfo, Goodbye
-from ..wire.sockets import RouterSocket, engine_address
+from ..wire.control import BEAT_INTERVAL_S, ControlChannel, Drain, Info, Launch, Order, Stop, SupervisorGone
+from ..wire.messages import EngineInfo, Goodbye, Leaving
+from ..wire.sockets import RouterSocket
 from .base import Engine
 from .inbox import Inbox
 from .lockstep import Lockstep
-from .membership import Membership
+from .membership import Membership, listening_address
 from .publisher import Publisher
 from .reporter import Reporter
 from .stats import EngineStats
@@ -39,6 +39,8 @@ FAREWELL_S = 2.0
 """Time for peers to make room for the last messages; the supervisor waits 5 s after Stop."""
 LEAVE_S = 2.0
 """How long an engine in lock-step stays for its peers after that. All are told to stop at the same time."""
+LATECOMERS_S = 0.5
+"""How long an engine whose host ends waits for what API servers sent before they heard of it."""
 MESSAGES_PER_STEP = 256
 """Messages taken before the next step, so that no flood of requests keeps running streams waiting."""
 
@@ -59,18 +61,30 @@ def run(control: ControlChannel) -> int:
     launch = control.launch
     engine = build_engine(launch, control.progress)
     try:
-        socket = RouterSocket(engine_address(launch.run_dir, launch.index))
+        remote = launch.index not in launch.local_ranks
+        socket = RouterSocket(listening_address(launch), key=launch.key if remote else None)
         try:
             config = launch.config
             collector = Collector(config.gc_policy, config.gc_pause_budget_ms / 1000)
             model = launch.served_model_names[0]
             with ExitStack() as links:
-                membership, lockstep = Membership.of(launch), Lockstep.of(launch)
+                membership = Membership.of(launch, socket.address, engine.info)
+                lockstep = Lockstep.of(launch)
                 for link in (membership, lockstep):
                     if link is not None:
                         links.callback(link.close)
+                if remote and membership is not None:
+                    membership.wait(control.progress)
                 loop = EngineLoop(
-                    engine, socket, launch.index, launch.epoch, collector, membership, lockstep, model=model
+                    engine,
+                    socket,
+                    launch.index,
+                    launch.epoch,
+                    collector,
+                    membership,
+                    lockstep,
+                    model=model,
+                    incarnation=launch.incarnation,
                 )
                 collector.start()
                 control.ready(ready_info(engine.info))
@@ -122,6 +136,7 @@ class EngineLoop:
         lockstep: Lockstep | None = None,
         clock: Callable[[], float] = time.monotonic,
         model: str = "",
+        incarnation: int = 0,
     ) -> None:
         """``collector`` None: Python's own garbage collection stays as it is. ``membership`` None: there is
         no coordinator. ``lockstep`` None: the engine steps when it has work. ``model`` labels metrics."""
@@ -132,7 +147,9 @@ class EngineLoop:
         if collector is not None:
             operations["gc"] = collector.report
         self._stats = EngineStats()
-        self._inbox = Inbox(engine, self._publisher, rank, epoch, operations, self._stats, clock)
+        self._inbox = Inbox(
+            engine, self._publisher, rank, epoch, operations, self._stats, clock, incarnation=incarnation
+        )
         self._reporter = Reporter(engine, self._stats, collector, self._publisher, rank, epoch, model)
         self._collector = collector
         self._membership = membership
@@ -140,6 +157,9 @@ class EngineLoop:
         self._clock = clock
         self._next_control = self._next_beat = 0.0
         self._stopped = False
+        self._leaving = False
+        """Its host ends: it finishes what it runs, and wants nothing new."""
+        self._leave_at = 0.0
 
     def run(self, orders: Orders) -> None:
         """Until the order to stop. Raises what the engine raises, after telling the API servers, and
@@ -229,7 +249,12 @@ class EngineLoop:
         for order in orders.receive():
             if isinstance(order, Stop):
                 self._stopped = True
-            # Drain is for API servers: they take no further work in, what runs here goes on
+            elif isinstance(order, Drain) and not self._leaving:
+                self._leaving = True
+                self._leave_at = now + LATECOMERS_S
+                self._publisher.send_to_all(Leaving())
+        if self._leaving and now >= self._leave_at and not self._engine.has_work():
+            self._stopped = True
 
     # -- nothing to do
 
@@ -241,7 +266,7 @@ class EngineLoop:
         timeout = BEAT_INTERVAL_S
         if self._publisher.behind:
             timeout = RETRY_INTERVAL_S
-        elif self._reporter.pending or (collector is not None and collector.due):
+        elif self._leaving or self._reporter.pending or (collector is not None and collector.due):
             timeout = PAUSE_S
         if not self._socket.wait(timeout, orders.fileno()):
             if collector is not None:

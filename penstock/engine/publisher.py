@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from ..wire.frames import TokenFrame, encode_frame
-from ..wire.messages import OVERLOADED, CallReply, EngineMetrics, Failed, Goodbye, Welcome, encode
+from ..wire.messages import OVERLOADED, CallReply, EngineMetrics, Failed, Goodbye, Leaving, Welcome, encode
 from ..wire.regroup import merge, take_rows
 from ..wire.sockets import PeerGone
 from .base import Load, StepRows, StreamFailure
@@ -24,7 +24,7 @@ SEGMENT_TOKENS_PER_ROW = 64
 """A segment with this many tokens per row is not merged any further: its rows' columns weigh little beside
 its tokens, and a merge never takes long, however much has gathered."""
 
-Message = Welcome | Failed | CallReply | Goodbye
+Message = Welcome | Failed | CallReply | Goodbye | Leaving
 
 
 class Outbox(Protocol):

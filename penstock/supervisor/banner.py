@@ -14,7 +14,7 @@ from penstock.wire.control import Info
 def banner(
     config: ServeConfig,
     *,
-    address: Address,
+    address: Address | None,
     served_model_names: Sequence[str],
     model_dir: str,
     supervisor_pid: int,
@@ -23,20 +23,29 @@ def banner(
 ) -> str:
     """The block of lines, without a newline at its end.
 
-    ``address`` is what the server listens on; ``infos`` holds what each child said of itself.
+    ``address`` is what the server listens on, None on a host that runs engines only; ``infos`` holds what
+    each child said of itself.
     """
-    url = base_url(address, tls=config.ssl_certfile is not None)
     names = ", ".join(served_model_names)
     source = model_dir if model_dir not in names else ""
     lines = {
         "model": f"{names} ({source})" if source else names,
         "engine": _engine(config, infos),
         "processes": _processes(supervisor_pid, pids),
-        "URL": f"{url}/v1{_reach(address)}",
-        "metrics": f"{url}/metrics",
-        "docs": f"{url}/docs",
-        "API key": "required" if config.api_key else "off, anybody who can connect may use the server",
     }
+    ranks = config.ranks
+    if len(ranks) < config.data_parallel_size:
+        lines["engines"] = f"{len(ranks)} of {config.data_parallel_size}, {_ranks(ranks)}"
+    if config.coordinator is not None:
+        lines["fleet"] = config.coordinator
+    if address is not None:
+        url = base_url(address, tls=config.ssl_certfile is not None)
+        lines |= {
+            "URL": f"{url}/v1{_reach(address)}",
+            "metrics": f"{url}/metrics",
+            "docs": f"{url}/docs",
+            "API key": "required" if config.api_key else "off, anybody who can connect may use the server",
+        }
     return "\n".join([f"penstock {__version__}", *(f"  {key:<10} {value}" for key, value in lines.items())])
 
 
@@ -68,6 +77,10 @@ def _engine(config: ServeConfig, infos: Mapping[Name, Info]) -> str:
         return f"{config.engine}: {next(iter(said))}"
     each = "; ".join(f"engine {', '.join(map(str, ranks))}: {text}" for text, ranks in said.items())
     return f"{config.engine}; {each}" if each else config.engine
+
+
+def _ranks(ranks: range) -> str:
+    return f"ranks {ranks.start} to {ranks.stop - 1}" if ranks else "those of other hosts"
 
 
 def _text(value: str | int | float | bool) -> str:

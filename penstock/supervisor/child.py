@@ -17,6 +17,7 @@ from penstock.config.errors import ConfigError
 from penstock.supervisor import logs, orphans
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED
 from penstock.wire.control import ControlChannel, Role, SupervisorGone
+from penstock.wire.coordination import JoinRefused
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +45,11 @@ def main(fd: int, role_main: Callable[[Role], Callable[[ControlChannel], int]] |
     except SupervisorGone:
         return EXIT_ORPHANED
     except Exception as error:
-        if not isinstance(
-            error, ConfigError
-        ):  # what is wrong with the options, the supervisor says in a line
+        if not isinstance(error, ConfigError | JoinRefused):  # the supervisor says it in a line
             log.exception("%s ends because of an error", name)
         # At a first start it is the same options on the same machine again; a child that worked before
         # may meet something that passes (memory of its predecessor that is not free yet).
-        fatal = launch.epoch == 0 and not control.reported_ready
+        fatal = isinstance(error, JoinRefused) or (launch.epoch == 0 and not control.reported_ready)
         control.failed(f"{type(error).__name__}: {error}", fatal=fatal)
         return EXIT_FATAL if fatal else EXIT_FAILED
 

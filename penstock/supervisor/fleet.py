@@ -33,6 +33,7 @@ from penstock.wire.control import (
     Progress,
     Ready,
     Report,
+    Role,
     Stop,
 )
 
@@ -107,11 +108,15 @@ class Fleet:
         engine_hang_timeout: float,
         coordinator: bool = False,
         lockstep: bool = False,
+        first_rank: int = 0,
+        all_engines: int | None = None,
     ) -> None:
-        """``engine_hang_timeout`` 0: engines may be silent for any time. ``coordinator``: there is one.
-        ``lockstep``: engines run in lock-step."""
+        """``engines`` are those to start here, from ``first_rank`` on, of ``all_engines`` on all hosts (None:
+        there are no others). ``engine_hang_timeout`` 0: engines may be silent for any time. ``coordinator``:
+        there is one. ``lockstep``: engines run in lock-step. Without API servers, as on a host that runs
+        engines for those of another, engines are drained instead."""
         names = [Name("coordinator", 0)] if coordinator else []
-        names += [Name("engine", index) for index in range(engines)]
+        names += [Name("engine", first_rank + index) for index in range(engines)]
         names += [Name("api-server", index) for index in range(api_servers)]
         self._children = {name: _Child(name) for name in names}
         # Engines in lock-step, which share a policy; none otherwise.
@@ -123,6 +128,9 @@ class Fleet:
         self._to_replace: deque[Name] = deque()
         # An API server's number modulo this is its place, which it keeps when it is replaced.
         self._places = api_servers
+        # Those that have streams to finish at the end.
+        self._drained: Role = "api-server" if api_servers else "engine"
+        self._all_engines = engines if all_engines is None else all_engines
         # Ranks of the engines that get no new streams.
         self._draining: set[int] = set()
         self._startup_timeout = startup_timeout
@@ -311,7 +319,7 @@ class Fleet:
 
     def _drain_engine(self, child: _Child, report: DrainEngine) -> None:
         """Tells every API server; those that start are told when they are ready."""
-        if Name("engine", report.rank) not in self._children:
+        if report.rank >= self._all_engines:
             self._say(logging.ERROR, f"{child.name} asked for engine {report.rank}, which there is not")
             return
         change = self._draining.add if report.draining else self._draining.discard
@@ -466,7 +474,7 @@ class Fleet:
         for child in self._children.values():
             if child.state is State.STARTING:
                 self._kill(child)
-            elif child.alive and child.name.role == "api-server":
+            elif child.alive and child.name.role == self._drained:
                 self._actions.append(Send(child.name, Drain()))
 
     def _stop(self, now: float) -> None:
@@ -480,7 +488,7 @@ class Fleet:
     def _advance(self, now: float) -> None:
         """To the next phase, when the last child that this one waits for is gone."""
         alive = list(self._alive())
-        if self._phase is Phase.DRAINING and not any(name.role == "api-server" for name in alive):
+        if self._phase is Phase.DRAINING and not any(name.role == self._drained for name in alive):
             self._stop(now)
         if self._phase is Phase.STOPPING and not alive:
             self._phase, self._deadline = Phase.ENDED, None

@@ -8,18 +8,21 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 
 from setproctitle import setproctitle
 
 from penstock.api.tls import server_context
+from penstock.config.errors import ConfigError
+from penstock.config.introspect import options_of
 from penstock.config.options import ServeConfig
 from penstock.config.origins import Origins
 from penstock.metrics.garbage import Collector
 from penstock.supervisor import logs
 from penstock.supervisor.actions import Name
 from penstock.supervisor.banner import banner
+from penstock.supervisor.cluster import read_key, traits_of
 from penstock.supervisor.display import display
 from penstock.supervisor.exits import EXIT_FAILED, StartError, exit_code_of
 from penstock.supervisor.fleet import Fleet
@@ -31,9 +34,11 @@ from penstock.supervisor.processes import Process
 from penstock.supervisor.python import module_command
 from penstock.supervisor.run_directory import RunDirectory
 from penstock.wire.control import Info, Launch
+from penstock.wire.sockets import coordinator_address, new_incarnation
 
 log = logging.getLogger(__name__)
 
+_API_SERVER_GROUPS = ("HTTP server", "CORS", "TLS", "Streaming")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -57,17 +62,22 @@ def serve(
     command = child_command or module_command("penstock.supervisor.child")
     setproctitle("penstock: supervisor")
     logs.configure("supervisor", config.log_level)
-    for field, origin in (origins or {}).items():
-        log.debug("%s is set by %s", field, origin)
-    config = with_keys(config, origins or {})
-    server_context(config)  # the API servers make their own; what is wrong with it is told here, once
+    for name, origin in (origins or {}).items():
+        log.debug("%s is set by %s", name, origin)
+    cluster_key = None if config.cluster_key_file is None else read_key(config.cluster_key_file)
+    if config.headless:
+        _check_headless(config, origins or {})
+    else:
+        config = with_keys(config, origins or {})
+        server_context(config)  # the API servers make their own; what is wrong with it is told here, once
     try:
         with _handlers_restored(), contextlib.ExitStack() as owned, _interruptible():
-            listener = owned.enter_context(listening(config, origins or {}))
+            listener = None if config.headless else owned.enter_context(listening(config, origins or {}))
             run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
             model = resolve_model(config, run_dir)
             _raise_file_limit()
-            return _Service(config, listener, run_dir, model, command, began).run()
+            traits = {} if config.coordinator is None else traits_of(config, model)
+            return _Service(config, listener, run_dir, model, cluster_key, traits, command, began).run()
     except StartError as error:
         log.error("%s", error)
         return EXIT_FAILED
@@ -80,21 +90,28 @@ class _Service:
     """All that is prepared when the processes are started."""
 
     config: ServeConfig
-    listener: Listener
+    # None on a host that runs engines only.
+    listener: Listener | None
     run_dir: str
     model: Model
+    cluster_key: str | None
+    # What other hosts must have in common with this one.
+    traits: dict[str, str]
     command: Sequence[str]
     # time.monotonic() when the user asked for it.
     began: float
+    incarnation: int = field(default_factory=new_incarnation)
 
     def run(self) -> int:
         fleet = Fleet(
-            engines=self.config.data_parallel_size,
-            api_servers=self.config.api_server_count,
+            engines=len(self.config.ranks),
+            first_rank=self.config.ranks.start,
+            all_engines=self.config.data_parallel_size,
+            api_servers=0 if self.config.headless else self.config.api_server_count,
             startup_timeout=self.config.startup_timeout,
             drain_timeout=self.config.drain_timeout,
             engine_hang_timeout=self.config.engine_hang_timeout,
-            coordinator=self._has_coordinator,
+            coordinator=self._coordinator is not None and not self.config.headless,
             lockstep=self.config.enable_expert_parallel,
         )
         collector = Collector(self.config.gc_policy, self.config.gc_pause_budget_ms / 1000)
@@ -102,9 +119,14 @@ class _Service:
             return Supervisor(fleet, self._start, shown, self._announce, collector).run()
 
     @property
-    def _has_coordinator(self) -> bool:
-        """One API server and one engine have nothing to coordinate."""
-        return self.config.api_server_count > 1 or self.config.data_parallel_size > 1
+    def _coordinator(self) -> str | None:
+        """Where it is for the children of this supervisor. One API server and one engine, both here, have
+        nothing to coordinate."""
+        config = self.config
+        if config.headless:
+            return config.coordinator
+        alone = config.api_server_count == config.data_parallel_size == 1 and config.coordinator is None
+        return None if alone else coordinator_address(self.run_dir)
 
     def _start(self, name: Name, epoch: int) -> Process:
         launch = Launch(
@@ -118,16 +140,20 @@ class _Service:
             served_model_names=self.model.served_names,
             api_server_count=self.config.api_server_count,
             engine_count=self.config.data_parallel_size,
-            has_coordinator=self._has_coordinator,
+            coordinator=self._coordinator,
+            local_ranks=[] if self.config.headless else list(self.config.ranks),
+            incarnation=self.incarnation,
+            traits=self.traits,
+            cluster_key=self.cluster_key,
             supervisor_pid=os.getpid(),
-            listen_fd=self.listener.socket.fileno() if name.role == "api-server" else None,
+            listen_fd=self.listener.socket.fileno() if self.listener and name.role == "api-server" else None,
         )
         return Process.start(launch, self.command)
 
     def _announce(self, pids: Mapping[Name, int], infos: Mapping[Name, Info]) -> None:
         text = banner(
             self.config,
-            address=self.listener.address,
+            address=None if self.listener is None else self.listener.address,
             served_model_names=self.model.served_names,
             model_dir=self.model.model_dir,
             supervisor_pid=os.getpid(),
@@ -137,6 +163,15 @@ class _Service:
         with contextlib.suppress(OSError):  # nobody reads it
             sys.stderr.write(f"{text}\nready in {time.monotonic() - self.began:.1f} s\n")
             sys.stderr.flush()
+
+
+def _check_headless(config: ServeConfig, origins: Origins) -> None:
+    """Raises ConfigError for options of API servers on the command line of a host that has none. In files and
+    variables, which hosts may share, they are passed over."""
+    for option in options_of(type(config)):
+        origin = origins.get(option.field)
+        if option.group in _API_SERVER_GROUPS and origin is not None and origin.source == "command line":
+            raise ConfigError(f"{option.flag}: a --headless host has no API server; give it to the head")
 
 
 @contextlib.contextmanager

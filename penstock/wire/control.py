@@ -19,6 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.config.options import ServeConfig
+from penstock.wire.curve import ClusterKey
 
 # A line is at most this many bytes, newline included. The largest, Launch, takes about 1 kB.
 MAX_LINE_BYTES = 1 << 20
@@ -76,14 +77,28 @@ class Launch(_Message, frozen=True, tag="launch"):
     engine_count: int
     # Process id of the supervisor: a child with another parent was orphaned before it could notice.
     supervisor_pid: int
-    # Whether there is a coordinator: a fleet of one API server and one engine has nothing to coordinate.
-    has_coordinator: bool = False
+    # Where members reach the coordinator; None: a fleet of one API server and one engine has none.
+    coordinator: str | None = None
+    # Ranks of the engines on the host of the API servers: these listen in the run directory. Others listen on
+    # tcp://, and API servers learn from the coordinator where.
+    local_ranks: list[int] = []
+    # Of the supervisor's run, see penstock.wire.sockets.new_incarnation.
+    incarnation: int = 0
+    # What engines must have in common, as far as it is known before they start, by name.
+    traits: dict[str, str] = {}
+    # The fleet's secret key, for what goes over tcp://.
+    cluster_key: str | None = None
     # The listening socket, TCP or Unix, inherited and shared by all API servers; None for an engine.
     listen_fd: int | None = None
 
+    @property
+    def key(self) -> ClusterKey | None:
+        return None if self.cluster_key is None else ClusterKey(self.cluster_key)
+
 
 class Drain(_Message, frozen=True, tag="drain"):
-    """To an API server: finish what runs, then exit with 0 by itself.
+    """To an API server, and to the engines of a host that has none: finish what runs, then exit with 0 by
+    itself.
 
     Requests that come meanwhile are refused. When it is ``replaced``, it leaves new connections to the
     others and serves those it has until they end. Stop follows when that takes too long.

@@ -1,7 +1,8 @@
 """Messages between the coordinator and its members, the engines and API servers.
 
-Members connect and join; engines report what they have to do, API servers are told. Typed, array-like
-msgpack with append-only fields, as :mod:`penstock.wire.messages`. A message is one part.
+Members connect and join; engines report what they have to do, API servers are told that, and where engines
+of other hosts are. Typed, array-like msgpack with append-only fields, as :mod:`penstock.wire.messages`. A
+message is one part.
 
 A coordinator that was restarted knows nobody: it answers whatever it gets from a stranger with
 :class:`Rejoin`, and the member joins again.
@@ -12,19 +13,30 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from .messages import Count, WireError
+from .messages import Count, Incarnation, WireError
 
 PROTOCOL_VERSION = 1
+
+
+class JoinRefused(Exception):
+    """The fleet does not take this engine, and would not the next time. The message says why."""
+
 
 # -- member → coordinator
 
 
 class EngineJoin(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
-    """First message of an engine; ``epoch`` counts its restarts."""
+    """First message of an engine, answered by Joined or Refused; ``epoch`` counts its restarts. Sent again
+    every second, as a sign of life."""
 
     protocol: int
     rank: Count
     epoch: Count
+    incarnation: Incarnation = 0
+    address: str = ""
+    """Where API servers reach it; empty when they know."""
+    traits: dict[str, str] = {}
+    """What engines of one fleet must have in common, by name: of these none may differ."""
 
 
 class ServerJoin(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
@@ -34,6 +46,7 @@ class ServerJoin(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     protocol: int
     server: Count
     epoch: Count
+    incarnation: Incarnation = 0
 
 
 class EngineReport(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
@@ -69,8 +82,8 @@ class ProcessMetrics(msgspec.Struct, array_like=True, frozen=True, tag=5, gc=Fal
 
 
 class Joined(msgspec.Struct, array_like=True, frozen=True, tag=19, gc=False):
-    """The API server is a member from here on. It tells what it knows of processes that have ended: the
-    coordinator may be new."""
+    """The receiver is a member from here on. An API server tells what it knows of processes that have ended:
+    the coordinator may be new."""
 
 
 class EngineLoad(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -84,6 +97,7 @@ class EngineLoad(msgspec.Struct, array_like=True, frozen=True, gc=False):
     kv_used_permille: Annotated[int, Meta(ge=0, le=1000)]
     accepted: Count
     """Submits the engine has taken from this API server."""
+    incarnation: Incarnation = 0
 
 
 class FleetLoad(msgspec.Struct, array_like=True, frozen=True, tag=16, gc=False):
@@ -102,8 +116,18 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=False):
     reason: str
 
 
+class EnginePlace(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=False):
+    """Where API servers reach the engine of a rank that is not on their host."""
+
+    rank: Count
+    epoch: Count
+    incarnation: Incarnation
+    address: str
+    """Empty: it has left."""
+
+
 FromMember: TypeAlias = EngineJoin | ServerJoin | EngineReport | Leave | ProcessMetrics
-FromCoordinator: TypeAlias = FleetLoad | Rejoin | Refused | Joined | ProcessMetrics
+FromCoordinator: TypeAlias = FleetLoad | Rejoin | Refused | Joined | ProcessMetrics | EnginePlace
 
 _from_member: msgspec.msgpack.Decoder[FromMember] = msgspec.msgpack.Decoder(FromMember)
 _from_coordinator: msgspec.msgpack.Decoder[FromCoordinator] = msgspec.msgpack.Decoder(FromCoordinator)

@@ -18,6 +18,9 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
+Incarnation: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+"""A run of the supervisor that a process belongs to, see :func:`penstock.wire.sockets.new_incarnation`."""
+
 OVERLOADED = "overloaded"
 """Failed.code of a stream that was refused, or given up before it ran, for lack of room in the queue."""
 
@@ -64,6 +67,9 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
     protocol: int
     server: Count
     epoch: Count
+    incarnation: Incarnation = 0
+    connection: Count = 0
+    """Of those that this API server has made to this engine."""
 
 
 class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
@@ -125,6 +131,7 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=16):
     rank: Count
     epoch: Count
     info: EngineInfo
+    incarnation: Incarnation = 0
 
 
 class FrameHeader(msgspec.Struct, array_like=True, frozen=True, tag=17, gc=False):
@@ -166,6 +173,10 @@ class Goodbye(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=False):
     reason: str
 
 
+class Leaving(msgspec.Struct, array_like=True, frozen=True, tag=22, gc=False):
+    """The engine finishes what it runs, wants no new streams, and says Goodbye when it has none."""
+
+
 class EngineMetrics(msgspec.Struct, array_like=True, frozen=True, tag=21, gc=False):
     """What the engine has counted since its start, and its load; sent once a second while it changes."""
 
@@ -177,7 +188,7 @@ class EngineMetrics(msgspec.Struct, array_like=True, frozen=True, tag=21, gc=Fal
 
 
 FromServer: TypeAlias = Hello | Submit | Abort | Bye | Call
-FromEngine: TypeAlias = Welcome | FrameHeader | Failed | CallReply | Goodbye | EngineMetrics
+FromEngine: TypeAlias = Welcome | FrameHeader | Failed | CallReply | Goodbye | EngineMetrics | Leaving
 
 encode = msgspec.msgpack.Encoder().encode
 _from_server: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)

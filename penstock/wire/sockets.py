@@ -2,15 +2,24 @@
 
 Every engine binds one ROUTER; every API server connects one DEALER to every engine. The coordinator binds
 one ROUTER; engines and API servers connect one DEALER each. Engines in lock-step connect one DEALER to every
-other engine. Identities carry the peer's index and epoch (its count of restarts), so a restarted process is a
-new peer. Sockets are used synchronously: receive until EAGAIN; a send that would block says so.
+other engine. Identities carry the peer's index, its epoch (count of restarts), the incarnation of its
+supervisor and, towards engines, the number of the connection: a restarted process is a new peer, and so is
+one that connects again. Sockets are used synchronously: receive until EAGAIN; a send that would block says so.
+
+On one host addresses are ipc://, in the run directory, which nobody else can enter. Between hosts they are
+tcp://, with CURVE (:mod:`.curve`), and with heartbeats, as a host that is cut off closes no connection.
 """
 
+import re
+import secrets
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
 import zmq
+
+from .curve import HANDSHAKE_FAILURES, ClusterKey, failures
 
 MEMBER_QUEUE = 64
 """Messages that a member keeps for a coordinator that is away; later ones are not sent."""
@@ -19,24 +28,49 @@ LAST_WORDS_MS = 100
 FRAMES_IN_FLIGHT = 64
 """High-water mark at both ends of the way from an engine to an API server, in messages; what exceeds it is
 merged by the engine's publisher, so this bounds memory, not throughput."""
+HEARTBEAT_MS, SILENCE_MS = 1000, 4000
+"""How often ends of a tcp connection ask each other for a sign of life, and after how much silence one takes
+the connection for broken. ZMQ's own thread answers, however long a step takes."""
+CONNECT_MS = 3000
+"""How long a tcp connection may take to be made. The kernel would go on for minutes."""
+MOST_MESSAGE_BYTES = 1 << 28
+"""Over tcp; more is no message of ours."""
+_TCP = re.compile(r"tcp://(?P<host>[^\s/:\[\]]+|\[[0-9A-Fa-f:.%\w]+\]):(?P<port>[0-9]+)")
 
 
 def engine_address(run_dir: str, rank: int) -> str:
-    """Where engine ``rank`` of a single-host fleet listens."""
+    """Where engine ``rank`` listens for API servers of the same host."""
     return f"ipc://{Path(run_dir) / f'engine-{rank}'}"
 
 
 def coordinator_address(run_dir: str) -> str:
-    """Where the coordinator of a single-host fleet listens."""
+    """Where the coordinator listens for members on the same host."""
     return f"ipc://{Path(run_dir) / 'coordinator'}"
 
 
-def engine_identity(rank: int, epoch: int) -> bytes:
-    return b"engine-%d-%d" % (rank, epoch)
+def host_and_port(address: str) -> tuple[str, int] | None:
+    """Of a tcp:// address; an IPv6 address is without its brackets. None for an ipc:// one."""
+    match = _TCP.fullmatch(address)
+    return None if match is None else (match["host"].strip("[]"), int(match["port"]))
 
 
-def server_identity(server: int, epoch: int) -> bytes:
-    return b"api-server-%d-%d" % (server, epoch)
+def tcp_address(host: str, port: int | str) -> str:
+    """``port`` * takes a free one."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def new_incarnation() -> int:
+    """A number for one run of a supervisor, which no other has: milliseconds since 1970 and 12 random bits,
+    so that a later run has a higher one. Epochs are counted within it."""
+    return time.time_ns() // 1_000_000 << 12 | secrets.randbits(12)
+
+
+def engine_identity(rank: int, epoch: int, incarnation: int = 0) -> bytes:
+    return b"engine-%d-%d-%x" % (rank, epoch, incarnation)
+
+
+def server_identity(server: int, epoch: int, incarnation: int = 0, connection: int = 0) -> bytes:
+    return b"api-server-%d-%d-%x-%d" % (server, epoch, incarnation, connection)
 
 
 class PeerGone(ConnectionError):
@@ -46,8 +80,11 @@ class PeerGone(ConnectionError):
 class RouterSocket:
     """The end that binds: an engine's or the coordinator's. Knows its peers by their identities."""
 
-    def __init__(self, address: str) -> None:
-        """Binds ``address``. Raises zmq.ZMQError when it cannot."""
+    def __init__(self, *addresses: str, key: ClusterKey | None = None) -> None:
+        """Binds ``addresses``; a tcp:// one may have * as its port. Raises zmq.ZMQError when it cannot.
+
+        With ``key``, which tcp:// needs, only peers that present it come in, whatever the address.
+        """
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -57,10 +94,22 @@ class RouterSocket:
         self._socket.setsockopt(zmq.RCVHWM, 0)  # requests are bounded by the API servers' admission
         self._socket.setsockopt(zmq.LINGER, 1000)
         try:
-            self._socket.bind(address)
+            if key is not None:
+                key.serve(self._socket)
+            for address in addresses:
+                if address.startswith("tcp:"):
+                    assert key is not None
+                    _over_tcp(self._socket)
+                    self._socket.setsockopt(zmq.IPV6, int("[" in address))  # it would show IPv4 as IPv6
+                self._socket.bind(address)
         except zmq.ZMQError:
             self.close()
             raise
+
+    @property
+    def address(self) -> str:
+        """The last one that was bound, with its port."""
+        return cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
     @property
     def fd(self) -> int:
@@ -100,21 +149,36 @@ class RouterSocket:
         self._context.term()
 
 
+_BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | HANDSHAKE_FAILURES
+
+
 class EngineLink:
     """An API server's end of its connection to one engine.
 
-    A link is good for one connection: when the engine goes, :meth:`lost` turns true for good, and the
-    owner opens another link (under the same identity), so nothing queued for a dead engine reaches its
-    successor.
+    A link is good for one connection: when that breaks, or cannot be made, :meth:`lost` turns true for good,
+    and the owner opens another link under another identity. So nothing that is queued for a dead engine
+    reaches its successor, and nothing that an engine sent into a broken connection comes later.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: bytes) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        identity: bytes,
+        key: ClusterKey | None = None,
+    ) -> None:
+        """``key`` is for tcp:// addresses, which need one."""
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, identity)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by admission; a submit must not be lost
         self._socket.setsockopt(zmq.RCVHWM, FRAMES_IN_FLIGHT)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        if address.startswith("tcp:"):
+            assert key is not None
+            key.present(self._socket)
+            _over_tcp(self._socket)
+        self._monitor = self._socket.get_monitor_socket(_BROKEN)
         self._lost = False
         self._socket.connect(address)
 
@@ -129,10 +193,8 @@ class EngineLink:
         return cast(int, self._monitor.getsockopt(zmq.FD))
 
     def lost(self) -> bool:
-        """Whether the connection to the engine was made and broke."""
-        while self._monitor.poll(0):
-            self._monitor.recv_multipart()
-            self._lost = True
+        """Whether the connection to the engine broke or could not be made."""
+        self._lost = self._lost or bool(failures(self._monitor, _BROKEN))
         return self._lost
 
     def send(self, parts: list[bytes]) -> None:
@@ -188,18 +250,33 @@ class MemberLink:
     Connects again by itself, for as long as it lives, so a coordinator may come and go.
     """
 
-    def __init__(self, address: str, identity: bytes) -> None:
+    def __init__(self, address: str, identity: bytes, key: ClusterKey | None = None) -> None:
+        """``key`` as the coordinator has it."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, identity)
         self._socket.setsockopt(zmq.SNDHWM, MEMBER_QUEUE)
         self._socket.setsockopt(zmq.LINGER, LAST_WORDS_MS)
+        if key is not None:
+            key.present(self._socket)
+        if address.startswith("tcp:"):
+            _over_tcp(self._socket)
+        self._monitor = self._socket.get_monitor_socket(HANDSHAKE_FAILURES)
         self._socket.connect(address)
 
     @property
     def fd(self) -> int:
         """Edge-triggered: after it is readable, receive until None, also after every send."""
         return cast(int, self._socket.getsockopt(zmq.FD))
+
+    def refused(self) -> bool:
+        """Whether, since it was asked last, there was somebody at the address who is not the coordinator, or
+        has another key."""
+        return bool(failures(self._monitor, HANDSHAKE_FAILURES))
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until something can be received; False when ``timeout_s`` is over first."""
+        return bool(self._socket.poll(int(timeout_s * 1000)))
 
     def send(self, part: bytes) -> bool:
         """False when too much waits for the coordinator already: the message is not sent."""
@@ -217,5 +294,16 @@ class MemberLink:
             return None
 
     def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close()
         self._socket.close()
         self._context.term()
+
+
+def _over_tcp(socket: "zmq.Socket[bytes]") -> None:
+    """What a socket needs between hosts, before it is bound or connected."""
+    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, MOST_MESSAGE_BYTES)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api.fleet import EngineState, Fleet
+from penstock.api.connections import EngineState
+from penstock.api.fleet import Fleet
 from penstock.metrics.histogram import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS, Histogram
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.table import StreamTable
@@ -88,8 +89,10 @@ class Bench:
             Histogram(EVENT_BOUNDS),
             log=TokenLog(),
         )
+        places = {engine.rank: engine_address(run_dir, engine.rank) for engine in engines}
+        hello = Hello(PROTOCOL_VERSION, 0, 0)
         self.outcomes: Counter[str] = Counter()
-        self.fleet = Fleet(run_dir, len(engines), 0, 0, lambda info: None, lockstep=lockstep)
+        self.fleet = Fleet(len(engines), places, hello, lambda info: None, lockstep=lockstep)
         self.fleet.open(self.streams, resume_timeout_s, self.outcomes)
         self.fleet.connect()
         self.reply = FakeReply()

@@ -1,10 +1,11 @@
 """What the coordinator tells whom, and when."""
 
-from penstock.coordinator.board import Board
+from penstock.coordinator.board import LEASE_S, Board, Outgoing
 from penstock.wire.coordination import (
     PROTOCOL_VERSION,
     EngineJoin,
     EngineLoad,
+    EnginePlace,
     EngineReport,
     FleetLoad,
     Joined,
@@ -21,20 +22,20 @@ BUSY = EngineReport(7, 2, 5, 125, [1, 40, 3, 9])
 
 def board() -> Board:
     made = Board()
-    assert made.receive(b"engine", ENGINE) == []
-    assert made.receive(b"server", SERVER) == [(b"server", Joined())]
+    assert made.receive(b"engine", ENGINE, 0.0) == [(b"engine", Joined())]
+    assert made.receive(b"server", SERVER, 0.0) == [(b"server", Joined())]
     return made
 
 
 def test_an_api_server_is_told_what_concerns_it() -> None:
     known = board()
-    known.receive(b"engine", BUSY)
+    known.receive(b"engine", BUSY, 0.0)
     assert known.push(0.0) == [(b"server", FleetLoad([EngineLoad(0, 0, 7, 2, 5, 125, 40)]))]
 
 
 def test_an_api_server_without_submits_has_none_accepted() -> None:
     known = board()
-    known.receive(b"engine", EngineReport(7, 0, 1, 0, [3, 9]))
+    known.receive(b"engine", EngineReport(7, 0, 1, 0, [3, 9]), 0.0)
     [(_, news)] = known.push(0.0)
     assert isinstance(news, FleetLoad)
     assert news.engines[0].accepted == 0
@@ -43,11 +44,11 @@ def test_an_api_server_without_submits_has_none_accepted() -> None:
 def test_news_are_told_once_and_not_too_often() -> None:
     known = board()
     assert known.next_push() is None
-    known.receive(b"engine", BUSY)
+    known.receive(b"engine", BUSY, 0.0)
     assert known.push(10.0)
     assert known.push(10.2) == []
     assert known.next_push() is None
-    known.receive(b"engine", BUSY)
+    known.receive(b"engine", BUSY, 0.0)
     assert known.push(10.09) == []
     assert known.next_push() == 10.1
     assert known.push(10.1)
@@ -55,10 +56,10 @@ def test_news_are_told_once_and_not_too_often() -> None:
 
 def test_only_engines_that_changed_are_told() -> None:
     known = board()
-    known.receive(b"other", EngineJoin(PROTOCOL_VERSION, 1, 0))
-    known.receive(b"engine", BUSY)
+    known.receive(b"other", EngineJoin(PROTOCOL_VERSION, 1, 0), 0.0)
+    known.receive(b"engine", BUSY, 0.0)
     known.push(0.0)
-    known.receive(b"other", EngineReport(1, 0, 0, 0, []))
+    known.receive(b"other", EngineReport(1, 0, 0, 0, []), 0.0)
     [(_, news)] = known.push(1.0)
     assert isinstance(news, FleetLoad)
     assert [engine.rank for engine in news.engines] == [1]
@@ -66,9 +67,9 @@ def test_only_engines_that_changed_are_told() -> None:
 
 def test_an_api_server_that_joins_late_is_told_everything_at_once() -> None:
     known = board()
-    known.receive(b"engine", BUSY)
+    known.receive(b"engine", BUSY, 0.0)
     known.push(0.0)
-    assert known.receive(b"late", ServerJoin(PROTOCOL_VERSION, 3, 0)) == [
+    assert known.receive(b"late", ServerJoin(PROTOCOL_VERSION, 3, 0), 0.0) == [
         (b"late", Joined()),
         (b"late", FleetLoad([EngineLoad(0, 0, 7, 2, 5, 125, 9)])),
     ]
@@ -76,7 +77,7 @@ def test_an_api_server_that_joins_late_is_told_everything_at_once() -> None:
 
 def test_what_could_not_be_sent_is_told_again() -> None:
     known = board()
-    known.receive(b"engine", BUSY)
+    known.receive(b"engine", BUSY, 0.0)
     told = known.push(0.0)
     known.missed(b"server")
     assert known.push(1.0) == told
@@ -84,37 +85,37 @@ def test_what_could_not_be_sent_is_told_again() -> None:
 
 def test_an_api_server_that_joins_again_is_told_nothing_twice() -> None:
     known = board()
-    known.receive(b"engine", BUSY)
+    known.receive(b"engine", BUSY, 0.0)
     known.push(0.0)
-    assert known.receive(b"server", SERVER) == []
+    assert known.receive(b"server", SERVER, 0.0) == []
     assert known.push(1.0) == []
 
 
 def test_a_successor_takes_its_predecessors_place() -> None:
     known = board()
-    known.receive(b"engine", BUSY)
-    known.receive(b"engine again", EngineJoin(PROTOCOL_VERSION, 0, 1))
-    assert known.receive(b"engine", BUSY) == [(b"engine", Rejoin())]
-    known.receive(b"server again", ServerJoin(PROTOCOL_VERSION, 1, 1))
-    known.receive(b"engine again", EngineReport(0, 0, 0, 0, []))
+    known.receive(b"engine", BUSY, 0.0)
+    known.receive(b"engine again", EngineJoin(PROTOCOL_VERSION, 0, 1), 0.0)
+    assert known.receive(b"engine", BUSY, 0.0) == [(b"engine", Rejoin())]
+    known.receive(b"server again", ServerJoin(PROTOCOL_VERSION, 1, 1), 0.0)
+    known.receive(b"engine again", EngineReport(0, 0, 0, 0, []), 0.0)
     assert known.push(0.0) == [(b"server again", FleetLoad([EngineLoad(0, 1, 0, 0, 0, 0, 0)]))]
 
 
 def test_strangers_are_asked_to_join() -> None:
-    assert Board().receive(b"engine", BUSY) == [(b"engine", Rejoin())]
+    assert Board().receive(b"engine", BUSY, 0.0) == [(b"engine", Rejoin())]
 
 
 def test_who_leaves_is_forgotten() -> None:
     known = board()
-    known.receive(b"engine", BUSY)
-    known.receive(b"server", Leave())
+    known.receive(b"engine", BUSY, 0.0)
+    known.receive(b"server", Leave(), 0.0)
     assert known.push(0.0) == []
-    known.receive(b"engine", Leave())
-    assert known.receive(b"engine", BUSY) == [(b"engine", Rejoin())]
+    known.receive(b"engine", Leave(), 0.0)
+    assert known.receive(b"engine", BUSY, 0.0) == [(b"engine", Rejoin())]
 
 
 def test_another_protocol_is_refused_by_its_version() -> None:
-    [(_, refusal)] = Board().receive(b"engine", EngineJoin(PROTOCOL_VERSION + 1, 0, 0))
+    [(_, refusal)] = Board().receive(b"engine", EngineJoin(PROTOCOL_VERSION + 1, 0, 0), 0.0)
     assert isinstance(refusal, Refused)
     assert str(PROTOCOL_VERSION + 1) in refusal.reason
 
@@ -124,27 +125,125 @@ def test_another_protocol_is_refused_by_its_version() -> None:
 
 def test_metrics_go_to_all_other_api_servers() -> None:
     known = board()
-    known.receive(b"other", ServerJoin(PROTOCOL_VERSION, 2, 0))
+    known.receive(b"other", ServerJoin(PROTOCOL_VERSION, 2, 0), 0.0)
     metrics = ProcessMetrics("api-server 1", 0, 5, b"...")
-    known.receive(b"server", metrics)
+    known.receive(b"server", metrics, 0.0)
     assert known.push(0.0) == [(b"other", metrics)]
-    known.receive(b"server", metrics)
+    known.receive(b"server", metrics, 0.0)
     assert known.push(1.0) == [], "it is the same"
     later = ProcessMetrics("api-server 1", 0, 6, b"...")
-    known.receive(b"server", later)
+    known.receive(b"server", later, 0.0)
     assert known.push(2.0) == [(b"other", later)]
 
 
 def test_metrics_of_the_dead_stay() -> None:
     known = board()
     metrics = ProcessMetrics("api-server 1", 0, 5, b"...")
-    known.receive(b"server", metrics)
+    known.receive(b"server", metrics, 0.0)
     known.forget(b"server")
-    assert known.receive(b"server again", ServerJoin(PROTOCOL_VERSION, 1, 1)) == [
+    assert known.receive(b"server again", ServerJoin(PROTOCOL_VERSION, 1, 1), 0.0) == [
         (b"server again", Joined()),
         (b"server again", metrics),
     ]
 
 
 def test_metrics_of_strangers_make_them_join() -> None:
-    assert Board().receive(b"server", ProcessMetrics("api-server 1", 0, 5, b"")) == [(b"server", Rejoin())]
+    assert Board().receive(b"server", ProcessMetrics("api-server 1", 0, 5, b""), 0.0) == [
+        (b"server", Rejoin())
+    ]
+
+
+# -- engines of other hosts
+
+
+def remote(rank: int, incarnation: int, epoch: int = 0, **traits: str) -> EngineJoin:
+    return EngineJoin(PROTOCOL_VERSION, rank, epoch, incarnation, f"tcp://host-{incarnation}:5000", traits)
+
+
+def place_of(join: EngineJoin) -> EnginePlace:
+    return EnginePlace(join.rank, join.epoch, join.incarnation, join.address)
+
+
+def refusal(answers: list[Outgoing]) -> str:
+    [(_, message)] = answers
+    assert isinstance(message, Refused)
+    return message.reason
+
+
+def test_api_servers_are_told_where_engines_are() -> None:
+    known = board()
+    assert known.receive(b"far", remote(1, 7), 0.0) == [(b"far", Joined())]
+    assert known.push(0.0) == [(b"server", place_of(remote(1, 7)))]
+    assert known.receive(b"far", remote(1, 7), 1.0) == [(b"far", Joined())]
+    assert known.push(1.0) == [], "it says every second that it is there"
+    answers = known.receive(b"late", ServerJoin(PROTOCOL_VERSION, 3, 0), 2.0)
+    assert answers == [(b"late", Joined()), (b"late", place_of(remote(1, 7)))]
+
+
+def test_api_servers_are_told_that_one_has_left() -> None:
+    known = board()
+    known.receive(b"far", remote(1, 7), 0.0)
+    known.push(0.0)
+    known.receive(b"far", Leave(), 1.0)
+    assert known.push(1.0) == [(b"server", EnginePlace(1, 0, 7, ""))]
+    assert known.receive(b"other", remote(1, 8), 1.0) == [(b"other", Joined())]
+    assert known.push(2.0) == [(b"server", place_of(remote(1, 8)))]
+
+
+def test_a_restarted_engine_replaces_its_former_self_at_once() -> None:
+    known = board()
+    known.receive(b"far", remote(1, 7, epoch=0), 0.0)
+    assert known.receive(b"far again", remote(1, 7, epoch=1), 0.1) == [(b"far again", Joined())]
+    assert known.receive(b"far", remote(1, 7, epoch=0), 0.2) == [], "it ended, and its message came late"
+    assert known.receive(b"far again", BUSY, 0.3) == []
+
+
+def test_a_rank_is_not_taken_from_an_engine_that_lives() -> None:
+    known = board()
+    known.receive(b"far", remote(1, 7), 0.0)
+    for second in range(1, 10):
+        answers = known.receive(b"other", remote(1, 8), second + 0.5)
+        if answers:
+            break
+        known.receive(b"far", remote(1, 7), second + 1.0)
+    assert "rank 1 is taken by the engine at tcp://host-7:5000" in refusal(answers)
+    assert known.push(60.0) == [(b"server", place_of(remote(1, 7)))]
+
+
+def test_the_rank_of_a_silent_engine_is_free_after_a_while() -> None:
+    known = board()
+    known.receive(b"far", remote(1, 7), 0.0)
+    second = 0.0
+    while not (answers := known.receive(b"other", remote(1, 8), second)):
+        second += 1.0
+    assert answers == [(b"other", Joined())]
+    assert second == LEASE_S
+    assert known.push(60.0) == [(b"server", place_of(remote(1, 8)))]
+    assert known.receive(b"far", BUSY, 61.0) == [(b"far", Rejoin())], "it was cut off, and is back"
+    known.receive(b"other", remote(1, 8), 62.0)
+    assert known.receive(b"far", remote(1, 7), 62.0) == []
+    known.receive(b"other", remote(1, 8), 64.0)
+    assert "host-8" in refusal(known.receive(b"far", remote(1, 7), 64.0))
+
+
+def test_the_heads_own_ranks_are_no_one_elses() -> None:
+    known = Board(own=frozenset((0, 1)), incarnation=7)
+    reason = refusal(known.receive(b"far", remote(1, 8), 0.0))
+    assert "rank 1 is one of the head's own, which are 0 to 1" in reason
+    assert known.receive(b"own", EngineJoin(PROTOCOL_VERSION, 1, 0, 7), 0.0) == [(b"own", Joined())]
+
+
+def test_engines_that_differ_are_refused_by_what_differs() -> None:
+    known = Board(traits={"version": "1.2", "--seed": "0"})
+    reason = refusal(known.receive(b"old", remote(0, 7, **{"version": "1.1", "--seed": "5"}), 0.0))
+    assert reason == "its version is 1.1, the fleet's is 1.2; its --seed is 5, the fleet's is 0"
+    first = remote(0, 8, version="1.2", max_model_len="4096")
+    assert known.receive(b"first", first, 0.0) == [(b"first", Joined())]
+    reason = refusal(known.receive(b"short", remote(1, 9, version="1.2", max_model_len="512"), 0.0))
+    assert reason == "its max_model_len is 512, the fleet's is 4096"
+
+
+def test_ranks_end_with_the_fleet() -> None:
+    known = Board(ranks=2)
+    reason = refusal(known.receive(b"far", remote(2, 7), 0.0))
+    assert reason == "rank 2: ranks are 0 to 1 (--data-parallel-size)"

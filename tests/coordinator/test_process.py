@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from penstock.coordinator.board import Board
 from penstock.coordinator.process import Coordinator
 from penstock.wire.coordination import (
     PROTOCOL_VERSION,
@@ -38,7 +39,7 @@ class Fleet:
         self.address = address
         self.socket = RouterSocket(address)
         stack.callback(lambda: self.socket.close())
-        self.coordinator = Coordinator(self.socket)
+        self.coordinator = Coordinator(self.socket, Board())
         self.engine = MemberLink(address, engine_identity(0, 0))
         stack.callback(self.engine.close)
         self.server = MemberLink(address, server_identity(0, 0))
@@ -47,7 +48,7 @@ class Fleet:
     def restart(self) -> None:
         self.socket.close()
         self.socket = RouterSocket(self.address)
-        self.coordinator = Coordinator(self.socket)
+        self.coordinator = Coordinator(self.socket, Board())
 
     def next_for(self, link: MemberLink) -> FromCoordinator:
         """Run the coordinator until ``link`` gets a message."""

@@ -86,6 +86,7 @@ def launch(model_dir: Path, run_dir: str, **options: Any) -> Launch:
         api_server_count=1,
         engine_count=1,
         supervisor_pid=0,
+        local_ranks=[0],
     )
 
 

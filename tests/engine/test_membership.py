@@ -1,19 +1,24 @@
 """What an engine tells the coordinator, and when."""
 
+import pytest
+
 from penstock.engine.base import Load
-from penstock.engine.membership import REPORT_INTERVAL_S, Membership
+from penstock.engine.membership import JOIN_INTERVAL_S, REPORT_INTERVAL_S, Membership
 from penstock.wire.coordination import (
     PROTOCOL_VERSION,
     EngineJoin,
     EngineReport,
     FromMember,
+    Joined,
+    JoinRefused,
+    Leave,
     Refused,
     Rejoin,
     decode_from_member,
 )
 from penstock.wire.messages import encode
 
-JOIN = EngineJoin(PROTOCOL_VERSION, 3, 1)
+JOIN = EngineJoin(PROTOCOL_VERSION, 3, 1, 7, "tcp://10.0.0.3:5000", {"dtype": "float32"})
 
 
 class FakeLink:
@@ -22,7 +27,9 @@ class FakeLink:
     def __init__(self) -> None:
         self.sent: list[FromMember] = []
         self.incoming: list[bytes] = []
-        self.full = False
+        self.strangers: list[bool] = []
+        """What refused() says, in order."""
+        self.full = self.closed = False
 
     def send(self, part: bytes) -> bool:
         if not self.full:
@@ -32,8 +39,14 @@ class FakeLink:
     def receive(self) -> bytes | None:
         return self.incoming.pop(0) if self.incoming else None
 
+    def refused(self) -> bool:
+        return self.strangers.pop(0) if self.strangers else False
+
+    def wait(self, timeout_s: float) -> bool:
+        return bool(self.incoming)
+
     def close(self) -> None:
-        raise AssertionError("it is not to be closed")
+        self.closed = True
 
     def take(self) -> list[FromMember]:
         sent, self.sent = self.sent, []
@@ -42,16 +55,16 @@ class FakeLink:
 
 def made() -> tuple[FakeLink, Membership]:
     link = FakeLink()
-    return link, Membership(link, 3, 1)
+    return link, Membership(link, JOIN, "tcp://head:5000")
 
 
 def test_it_joins_and_reports_changes_alone() -> None:
     link, membership = made()
     membership.turn(0.0, Load(1, 2, 0.5), {0: 3, 7: 1}, 9, idle=True)
     assert link.take() == [JOIN, EngineReport(9, 1, 2, 500, [0, 3, 7, 1])]
-    membership.turn(50.0, Load(1, 2, 0.5), {0: 3, 7: 1}, 20, idle=True)
+    membership.turn(0.9, Load(1, 2, 0.5), {0: 3, 7: 1}, 20, idle=True)
     assert link.take() == []
-    membership.turn(50.0, Load(0, 2, 0.5), {0: 3, 7: 1}, 21, idle=True)
+    membership.turn(0.9, Load(0, 2, 0.5), {0: 3, 7: 1}, 21, idle=True)
     assert link.take() == [EngineReport(21, 0, 2, 500, [0, 3, 7, 1])]
 
 
@@ -72,8 +85,44 @@ def test_a_restarted_coordinator_is_told_again() -> None:
     membership.turn(0.0, Load(1), {}, 1, idle=True)
     link.take()
     link.incoming.append(encode(Rejoin()))
-    membership.turn(1.0, Load(1), {}, 1, idle=True)
+    membership.turn(0.5, Load(1), {}, 1, idle=True)
     assert link.take() == [JOIN, EngineReport(1, 1, 0, 0, [])]
+
+
+def test_it_says_from_time_to_time_that_it_is_there() -> None:
+    link, membership = made()
+    membership.turn(0.0, Load(), {}, 1, idle=True)
+    link.take()
+    membership.turn(JOIN_INTERVAL_S, Load(), {}, 1, idle=True)
+    assert link.take() == [JOIN]
+
+
+def test_an_engine_waits_until_it_is_taken() -> None:
+    link, membership = made()
+    said: list[str] = []
+
+    def progress(text: str, fraction: float | None) -> None:
+        said.append(text)
+        link.incoming.append(encode(Joined()))
+
+    membership.wait(progress)
+    assert link.take() == [JOIN, JOIN]
+    assert said == ["waiting for the coordinator at tcp://head:5000"]
+
+
+def test_another_key_is_told_from_a_coordinator_that_is_away() -> None:
+    link, membership = made()
+    link.strangers = [True, True, False, True, True, True]
+    with pytest.raises(JoinRefused, match="--cluster-key-file"):
+        membership.wait(lambda text, fraction: None)
+    assert link.strangers == []
+
+
+def test_an_engine_that_ends_leaves() -> None:
+    link, membership = made()
+    membership.close()
+    assert link.take() == [Leave()]
+    assert link.closed
 
 
 def test_what_found_no_room_is_told_later() -> None:
@@ -88,5 +137,6 @@ def test_what_found_no_room_is_told_later() -> None:
 def test_a_refusal_is_final() -> None:
     link, membership = made()
     link.incoming += [b"nonsense", encode(Refused("too old"))]
-    membership.turn(0.0, Load(1), {}, 1, idle=True)
+    with pytest.raises(JoinRefused, match="too old"):
+        membership.turn(0.0, Load(1), {}, 1, idle=True)
     assert link.take() == []

@@ -5,6 +5,7 @@ import pytest
 from penstock.wire.coordination import (
     EngineJoin,
     EngineLoad,
+    EnginePlace,
     EngineReport,
     FleetLoad,
     Joined,
@@ -19,17 +20,18 @@ from penstock.wire.coordination import (
 from penstock.wire.messages import WireError, encode
 
 FROM_MEMBERS = [
-    (EngineJoin(1, 2, 3), "9401010203"),
-    (ServerJoin(1, 2, 3), "9402010203"),
+    (EngineJoin(1, 2, 3, 4, "a", {"b": "c"}), "970101020304a16181a162a163"),
+    (ServerJoin(1, 2, 3, 4), "950201020304"),
     (EngineReport(300, 1, 2, 500, [0, 7]), "9603cd012c0102cd01f4920007"),
     (Leave(), "9104"),
     (ProcessMetrics("engine 0", 1, 2, b"x"), "9505a8656e67696e6520300102c40178"),
 ]
 FROM_COORDINATOR = [
-    (FleetLoad([EngineLoad(0, 1, 2, 3, 4, 5, 6)]), "9210919700010203040506"),
+    (FleetLoad([EngineLoad(0, 1, 2, 3, 4, 5, 6, 7)]), "921091980001020304050607"),
     (Rejoin(), "9111"),
     (Refused("no"), "9212a26e6f"),
     (Joined(), "9113"),
+    (EnginePlace(1, 2, 3, "a"), "9514010203a161"),
     (ProcessMetrics("engine 0", 1, 2, b"x"), "9505a8656e67696e6520300102c40178"),
 ]
 

@@ -20,6 +20,7 @@ from penstock.wire.messages import (
     FromServer,
     Goodbye,
     Hello,
+    Leaving,
     Sampling,
     Submit,
     Welcome,
@@ -61,7 +62,7 @@ EVERYTHING_HEX = (
 )
 
 FROM_SERVER: list[tuple[FromServer, str]] = [
-    (Hello(1, 2, 3), "9401010203"),
+    (Hello(1, 2, 3, 4, 5), "96010102030405"),
     (Submit(5, PROMPT, GREEDY), "990205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000"),
     (
         Submit(5, PROMPT, EVERYTHING, 10, -1, "s", 2, 250),
@@ -74,9 +75,10 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
 ]
 INFO = EngineInfo("torch", 4096, 32000, 256, (1, 2), "cuda:0", "bfloat16", 65536)
 FROM_ENGINE: list[tuple[FromEngine, str]] = [
+    (Leaving(), "9116"),
     (
-        Welcome(1, 2, 3, INFO),
-        "951001020398a5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000",
+        Welcome(1, 2, 3, INFO, 4),
+        "961001020398a5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce0001000004",
     ),
     (FrameHeader(12, [0, 3, 1, 3, 3, 3], 4, 5, 600, 70), "97110c960003010303030405cd025846"),
     (

@@ -1,5 +1,6 @@
 """Engine and API server sockets over real ipc in a directory of the test's own."""
 
+import itertools
 import os
 import select
 import tempfile
@@ -16,7 +17,11 @@ from penstock.wire.sockets import (
     PeerGone,
     RouterSocket,
     engine_address,
+    engine_identity,
+    host_and_port,
+    new_incarnation,
     server_identity,
+    tcp_address,
 )
 
 ME = server_identity(3, 1)
@@ -90,8 +95,25 @@ def until(condition: Callable[[], bool], wait: Callable[[], object]) -> None:
 
 
 def test_identities_tell_restarts_apart() -> None:
-    assert server_identity(3, 1) == b"api-server-3-1"
-    assert len({server_identity(server, epoch) for server in range(3) for epoch in range(3)}) == 9
+    assert server_identity(3, 1, 0x2A, 7) == b"api-server-3-1-2a-7"
+    assert engine_identity(3, 1, 0x2A) == b"engine-3-1-2a"
+    numbers = list(itertools.product(range(2), repeat=4))
+    assert len({server_identity(*each) for each in numbers}) == len(numbers)
+
+
+def test_incarnations_tell_runs_of_a_supervisor_apart() -> None:
+    numbers = [new_incarnation() for _ in range(3)]
+    assert len(set(numbers)) == 3
+    assert all(0 < number < 1 << 63 for number in numbers)
+    assert numbers[0] >> 12 <= numbers[2] >> 12
+
+
+def test_addresses_between_hosts() -> None:
+    assert host_and_port("tcp://10.0.0.1:5000") == ("10.0.0.1", 5000)
+    assert host_and_port("tcp://[fe80::1%eth0]:5000") == ("fe80::1%eth0", 5000)
+    assert host_and_port("ipc:///run/engine-0") is None
+    assert tcp_address("::1", 5) == "tcp://[::1]:5"
+    assert tcp_address("head", "*") == "tcp://head:*"
 
 
 def test_round_trip(engine: RouterSocket, link: EngineLink) -> None:
@@ -103,14 +125,18 @@ def test_round_trip(engine: RouterSocket, link: EngineLink) -> None:
     assert link.receive() is None
 
 
-def test_what_is_sent_before_the_engine_listens_arrives(
-    run_dir: str, link: EngineLink, stack: ExitStack
-) -> None:
+def test_what_is_sent_before_the_connection_is_made_arrives(engine: RouterSocket, link: EngineLink) -> None:
     link.send([b"early"])
-    engine = RouterSocket(engine_address(run_dir, 0))
-    stack.callback(engine.close)
     assert take(engine) == (ME, [b"early"])
     assert not link.lost()
+
+
+def test_a_link_to_nobody_is_lost_for_good(run_dir: str, link: EngineLink, stack: ExitStack) -> None:
+    link.send([b"early"])
+    until(link.lost, lambda: select.select([link.monitor_fd], [], [], 0.05))
+    engine = RouterSocket(engine_address(run_dir, 0))
+    stack.callback(engine.close)
+    assert not engine.wait(0.2)
 
 
 def test_wait_gives_up(engine: RouterSocket) -> None:
@@ -171,8 +197,9 @@ def test_a_full_peer_that_leaves_is_gone(engine: RouterSocket, link: EngineLink)
         until(lambda: False, lambda: (engine.send(ME, [bytes(100_000)]), engine.wait(0.01)))
 
 
-def test_an_engine_that_left_is_lost_for_good(run_dir: str, link: EngineLink, stack: ExitStack) -> None:
-    engine = RouterSocket(engine_address(run_dir, 0))
+def test_an_engine_that_left_is_lost_for_good(
+    run_dir: str, engine: RouterSocket, link: EngineLink, stack: ExitStack
+) -> None:
     meet(engine, link)
     assert not link.lost()
     engine.close()

@@ -1,0 +1,15 @@
+"""Options of ``penstock keys``."""
+
+from typing import Annotated
+
+import msgspec
+
+from penstock.config.options import option
+
+
+class KeysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``penstock keys`` runs with."""
+
+    cluster_key_file: Annotated[
+        str, option("File to make; it must not exist yet.", "Files", positional=True)
+    ] = "penstock.key"
