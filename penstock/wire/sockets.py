@@ -4,7 +4,8 @@ Every engine binds one ROUTER; every API server connects one DEALER to every eng
 one ROUTER; engines and API servers connect one DEALER each. Engines in lock-step connect one DEALER to every
 other engine. Identities carry the peer's index, its epoch (count of restarts), the incarnation of its
 supervisor and, towards engines, the number of the connection: a restarted process is a new peer, and so is
-one that connects again. Sockets are used synchronously: receive until EAGAIN; a send that would block says so.
+one that connects again. Sockets are used synchronously: receive until EAGAIN; a send that would block says
+so.
 
 On one host addresses are ipc://, in the run directory, which nobody else can enter. Between hosts they are
 tcp://, with CURVE (:mod:`.curve`), and with heartbeats, as a host that is cut off closes no connection.
@@ -33,6 +34,9 @@ HEARTBEAT_MS, SILENCE_MS = 1000, 4000
 the connection for broken. ZMQ's own thread answers, however long a step takes."""
 CONNECT_MS = 3000
 """How long a tcp connection may take to be made. The kernel would go on for minutes."""
+NEVER_MS = 3_600_000
+"""When ZMQ would connect again; the link is long closed by then. With -1, which it has for never, it discards
+what was received before the connection broke."""
 MOST_MESSAGE_BYTES = 1 << 28
 """Over tcp; more is no message of ours."""
 _TCP = re.compile(r"tcp://(?P<host>[^\s/:\[\]]+|\[[0-9A-Fa-f:.%\w]+\]):(?P<port>[0-9]+)")
@@ -173,7 +177,7 @@ class EngineLink:
         self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by admission; a submit must not be lost
         self._socket.setsockopt(zmq.RCVHWM, FRAMES_IN_FLIGHT)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
         if address.startswith("tcp:"):
             assert key is not None
             key.present(self._socket)

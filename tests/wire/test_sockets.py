@@ -235,3 +235,14 @@ def test_peers_do_not_share_a_queue(
 def test_an_address_that_cannot_be_bound(run_dir: str) -> None:
     with pytest.raises(zmq.ZMQError):
         RouterSocket(engine_address(run_dir + "/absent", 0))
+
+
+def test_what_an_engine_sent_before_it_went_is_read(engine: RouterSocket, link: EngineLink) -> None:
+    meet(engine, link)
+    for number in range(FRAMES_IN_FLIGHT // 2):
+        assert engine.send(ME, [b"%d" % number])
+    engine.close()
+    until(link.lost, lambda: select.select([link.monitor_fd], [], [], 0.05))
+    assert [link.receive() for _ in range(FRAMES_IN_FLIGHT // 2)] == [
+        [b"%d" % number] for number in range(FRAMES_IN_FLIGHT // 2)
+    ]
