@@ -78,9 +78,11 @@ class ServerProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.waiting_since = self.idle_since = None
-        self.scope = None  # type: ignore[assignment]  # it refers to this object
         self._abandon()
         self._active = None
+        # These refer to this object: without them it needs no garbage collector.
+        self.scope = self.cycle = None  # type: ignore[assignment]
+        self.pipeline.clear()
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.on_disconnect()
@@ -310,3 +312,4 @@ class ServerProtocol(HttpToolsProtocol):
         """Nobody reads the reply in progress. Its cycle may be another than uvicorn's latest (pipelining)."""
         if self._active is not None and not self._active.response_complete:
             self._active.disconnected = True
+            self._active.message_event.set()

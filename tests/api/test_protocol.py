@@ -1,9 +1,12 @@
 """One connection without a socket: when it is cut, and what is written to it."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 import uvicorn
 
 from penstock.api.http import send_json
@@ -227,3 +230,30 @@ def test_what_waits_in_the_transport_is_half_of_a_small_backlog_at_most() -> Non
         assert connection()[1].high_water == 16 * 1024
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("requests", [b"", REQUEST[:10], REQUEST, 3 * REQUEST])
+def test_a_connection_that_ended_needs_no_garbage_collector(requests: bytes) -> None:
+    """Whatever it was doing: a busy server collects late, and would grow with every client that leaves."""
+
+    async def wait_for_the_end(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def run(app: App) -> weakref.ref[ServerProtocol]:
+        protocol, _ = connection(app)
+        kept = weakref.ref(protocol)
+        if requests:
+            protocol.data_received(requests)
+        await settle()
+        protocol.connection_lost(None)
+        del protocol
+        await settle()
+        return kept
+
+    gc.disable()
+    try:
+        for app in (answer, wait_for_the_end):
+            assert asyncio.run(run(app))() is None
+    finally:
+        gc.enable()

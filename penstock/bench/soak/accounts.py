@@ -156,7 +156,7 @@ def _errors(found: Balance, before: Figures, after: Figures, clients: Tally) -> 
     if found.deaths:
         return
     complete = clients.of(End.COMPLETE)
-    others = clients.of(End.LEFT, End.CUT)
+    others = clients.of(End.LEFT, End.CUT) + clients.retried
     completed = after.completed - before.completed
     if not complete <= completed <= complete + others:
         yield f"API servers completed {completed:,.0f} requests, clients {complete:,}, and left {others:,}"

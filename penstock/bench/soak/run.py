@@ -18,7 +18,7 @@ from penstock.bench import report as machine
 from penstock.bench.errors import BenchError
 from penstock.bench.server import ServerProcess, soak_arguments
 from penstock.bench.soak.accounts import Balance, Figures, balance, figures
-from penstock.bench.soak.client import Attempt, Clients
+from penstock.bench.soak.client import Clients
 from penstock.bench.soak.disturb import Disturber
 from penstock.bench.soak.expected import Oracle
 from penstock.bench.soak.fleet import Incarnation, Processes, files_below, is_alive, process_of
@@ -159,22 +159,19 @@ class _Soak:
     async def _request(self, recipe: Recipe) -> None:
         try:
             attempt = await self._clients.send(recipe, REQUEST_S)
-            if attempt.stale:
-                self._ledger.tally.retried += 1
-                attempt = await self._again(recipe, attempt)
+            while attempt.stale and not self._disturber.was_killed(attempt.port, attempt.ended_at):
+                self._retry()
+                attempt = await self._clients.send(recipe, REQUEST_S)
         except (OSError, TimeoutError) as error:
             self._ledger.find(End.BROKEN, f"cannot connect: {error!r}")
             return
         self._ledger.enter(recipe, attempt)
 
-    async def _again(self, recipe: Recipe, stale: Attempt) -> Attempt:
-        """As clients do whose server has closed a connection that they kept."""
-        if not self._disturber.retired and not self._disturber.was_killed(stale.port, stale.ended_at):
-            self._ledger.find("kept connection closed", "no API server was replaced or killed")
-        attempt = stale
-        while attempt.stale:
-            attempt = await self._clients.send(recipe, REQUEST_S)
-        return attempt
+    def _retry(self) -> None:
+        """A client does so whose server has closed a connection that it kept; one that is replaced may."""
+        self._ledger.tally.retried += 1
+        if not self._disturber.retired:
+            self._ledger.find("kept connection closed", "no API server was replaced")
 
     # -- at rest
 
