@@ -24,7 +24,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = None
     endpoints_file: Annotated[
         str | None,
-        option("File with further endpoints, one on each line; read again when it changes.", "Endpoints"),
+        option(
+            "File with further endpoints, YAML or one on each line; read again when it changes.", "Endpoints"
+        ),
     ] = None
     resolve_interval: Annotated[
         float, option("Seconds between look-ups of the endpoints' names.", "Endpoints", gt=0)

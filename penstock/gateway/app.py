@@ -25,6 +25,8 @@ from .upstream import Headers, end_to_end
 log = logging.getLogger(__name__)
 
 REQUEST_ID = b"x-request-id"
+OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version"})
+"""What the gateway answers itself; these requests are not counted."""
 CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
 
 
@@ -55,16 +57,17 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         try:
+            if path not in OWN_PATHS:
+                await self._relay_request(scope, receive)
+                return
             self._keys.check(path, scope)
-            if path in ("/health", "/ready", "/ping"):
-                self._check_ready()
-                await send_json(send, b"{}")
-            elif path == "/metrics":
+            if path == "/metrics":
                 await send_json(send, self._metrics.exposition(), kind=CONTENT_TYPE)
             elif path == "/version":
                 await send_json(send, json.dumps({"version": __version__}).encode())
             else:
-                await self._relay_request(scope, receive)
+                self._check_ready()
+                await send_json(send, b"{}")
         except ApiError as error:
             await send_error(send, error, close=error.status == 413)
 
@@ -109,6 +112,7 @@ class App:
     async def _incoming(self, scope: Scope, receive: Receive, record: Record) -> Incoming:
         if self.draining:
             raise ApiError(503, "The gateway is shutting down.", code="draining")
+        self._keys.check(scope["path"], scope)
         raw = await _read(receive, self._config.max_request_bytes)
         record.bytes_in = len(raw)
         body = None

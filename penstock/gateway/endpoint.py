@@ -1,6 +1,5 @@
 """One model server behind the gateway: its address, its load as scraped, and what was sent to it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .breaker import Breaker
@@ -32,7 +31,6 @@ class Endpoint:
     """Scheme, host and port; no path."""
     destination: str = ""
     """IP address and port, as Envoy takes it; empty: unknown."""
-    labels: Mapping[str, str] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
     scraped_at: float | None = None
     """When ``load`` was read; None: never."""

@@ -172,7 +172,10 @@ def gateway(*upstreams: Upstream | str, options: tuple[str, ...] = ()) -> Iterat
     urls = [each if isinstance(each, str) else each.url for each in upstreams]
     command = [sys.executable, "-m", "penstock.cli.main", "gateway", "--port", "0", "--access-log", "all"]
     process = subprocess.Popen(
-        [*command, "--endpoints", *urls, *options], stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*command, *(["--endpoints", *urls] if urls else []), *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert process.stderr is not None
     lines = []

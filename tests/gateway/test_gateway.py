@@ -383,14 +383,41 @@ def test_sessions_stay_and_models_are_rewritten() -> None:
         assert {call.json["model"] for call in served.calls} == {"small"}
 
 
+def test_low_priority_is_shed_when_all_are_saturated() -> None:
+    with Upstream(good) as full, gateway(full, options=("--scrape-interval", "0.05")) as front:
+        full.metrics = b"vllm:num_requests_waiting 99\n"
+        eventually(lambda: front.counts("endpoint_waiting") == {full.url: 99})
+        refused = front.complete(priority=-1)
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "saturated"
+        assert "retry-after" in refused.headers
+        assert front.complete(priority=0).status_code == 200
+        assert front.counts() == {"rejected": 1, "ok": 1}
+        assert front.counts("rejection_total") == {"saturated": 1}
+
+
+def test_names_of_other_pickers() -> None:
+    options = ("--metrics-compat", "llm-d", "--metrics-pool-name", "mine", "--model-rewrite", "m=small")
+    with Upstream(good) as server, gateway(server, options=options) as front:
+        front.complete()
+        text = front.client.get("/metrics").text
+    labels = 'fairness_id="default-flow",model_name="m",priority="0",target_model_name="small"'
+    assert f"llm_d_epp_request_total{{{labels}}} 1.0" in text
+    assert f"llm_d_epp_request_output_tokens_sum{{{labels}}} 2.0" in text
+    assert 'llm_d_epp_ready_endpoints{name="mine"} 1.0' in text
+    assert 'penstock_gateway_request_total{model="m",outcome="ok",target_model="small"} 1.0' in text
+
+
 def test_keys() -> None:
-    options = ("--api-key", "k", "--endpoint-api-key", "upstream-key")
+    options = ("--api-key", "other", "k", "--endpoint-api-key", "upstream-key")
     with Upstream(good) as server, gateway(server, options=options) as front:
         assert front.complete().status_code == 401
         assert front.client.get("/health").status_code == 200
+        assert front.client.get("/metrics").status_code == 401
         front.client.headers["authorization"] = "Bearer k"
         assert front.complete().status_code == 200
         assert server.calls[-1].headers["authorization"] == "Bearer upstream-key"
+        assert front.counts() == {"ok": 1, "rejected": 1}
 
 
 def test_sigterm_drains() -> None:

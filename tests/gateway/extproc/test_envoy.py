@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.gateway.collector import Collector, otel
 from tests.gateway.extproc.envoy import Envoy, binary, envoy, ext_proc_port, observed, processing, subset_hint
 from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, gateway
 from tests.gateway.test_gateway import DONE, TEXT, USAGE, broken_stream, closed_port, eventually, good
@@ -177,6 +178,27 @@ def test_replies_can_be_shown_without_waiting(upstream: Upstream) -> None:
         assert edge.complete(stream_options={"include_usage": True}).status_code == 200
         eventually(lambda: front.counts() == {"ok": 1.0})
         assert front.counts("tokens_total")["output,usage"] == 2
+
+
+@otel
+def test_spans_of_requests_that_envoy_relays() -> None:
+    sent = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "v=1"}
+    with (
+        Collector() as collector,
+        Upstream(good) as upstream,
+        gateway(upstream, options=(*OPTIONS, "--otlp-endpoint", collector.url)) as front,
+        envoy(upstream.url, gateway_port=ext_proc_port(front), change=processing(**REPLY_SEEN)) as edge,
+    ):
+        reply = edge.complete(headers=sent, stream_options={"include_usage": True})
+        assert reply.status_code == 200
+        got = upstream.calls[-1].headers
+        span = collector.span_of(got["x-request-id"])
+        assert (span.trace_id.hex(), span.parent_span_id.hex()) == ("a" * 32, "b" * 16)
+        assert got["traceparent"] == f"00-{'a' * 32}-{span.span_id.hex()}-01"
+        assert got["tracestate"] == "v=1"
+        assert [event.name for event in span.events] == ["first_token"]
+        ids = f'"request_id": "{got["x-request-id"]}", "trace_id": "{"a" * 32}"'
+        eventually(lambda: ids in "".join(front.lines))
 
 
 @pytest.mark.parametrize("modes", [REPLY_SEEN, FULL_DUPLEX], ids=["reply seen", "full duplex"])
