@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: install serve test test-slow check format bench clean
+RAY_VENV := .venv-ray
+
+.PHONY: install serve test test-slow test-ray check format bench clean
 
 install: $(STAMP)
 
@@ -23,6 +25,14 @@ test: install  ## All tests but the slow ones.
 test-slow: install
 	$(BIN)/python -m pytest --slow $(ARGS)
 
+$(RAY_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(RAY_VENV)
+	$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray,dev]'
+	touch $@
+
+test-ray: $(RAY_VENV)/.installed  ## Engines on a real Ray cluster, in an environment of their own.
+	$(RAY_VENV)/bin/python -m pytest tests/ray tests/integration/test_ray.py $(ARGS)
+
 check: install  ## Format, lint, types; import order and generated docs are among the tests.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -36,4 +46,4 @@ bench: install  ## Host cost per token of an API server; see docs/benchmarks.md.
 	$(BIN)/penstock bench host $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(RAY_VENV) build dist *.egg-info .mypy_cache .ruff_cache

@@ -405,6 +405,29 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = None
 
+    data_parallel_backend: Annotated[
+        Literal["mp", "ray"],
+        option(
+            "Where engines run: mp, as processes of this host; ray, on machines of a Ray cluster.", "Hosts"
+        ),
+    ] = "mp"
+    ray_address: Annotated[
+        str,
+        option(
+            "The Ray cluster, HOST:PORT; auto: the one that this host belongs to.",
+            "Hosts",
+            pattern=r"^(auto|[^\s/]+:[0-9]{1,5})$",
+        ),
+    ] = "auto"
+    engine_resources: Annotated[
+        Annotated[str, Meta(pattern=r"^[^\s,=]+=[0-9]+(\.[0-9]+)?(,[^\s,=]+=[0-9]+(\.[0-9]+)?)*$")] | None,
+        option(
+            "What an engine takes of a machine of the Ray cluster, such as CPU=4,GPU=1. Default: CPU=1, and "
+            "GPU=1 unless it runs without.",
+            "Hosts",
+        ),
+    ] = None
+
     # -- processes
     run_dir: Annotated[
         str | None, option("Directory for sockets, made 0700; default: a temporary one.", "Processes")
@@ -481,6 +504,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"which is {self.stream_interval}"
             )
         _check_hosts(self)
+        _check_ray(self)
 
     @property
     def ranks(self) -> range:
@@ -519,3 +543,29 @@ def _check_hosts(config: ServeConfig) -> None:
         ):
             if given:
                 raise ValueError(f"{flag}: is for a --headless host; the head runs the first ranks itself")
+
+
+def _check_ray(config: ServeConfig) -> None:
+    """Raises ValueError for options that do not go with, or without, engines on a Ray cluster."""
+    if config.data_parallel_backend != "ray":
+        for flag, given in (
+            (f"--ray-address {config.ray_address}", config.ray_address != "auto"),
+            (f"--engine-resources {config.engine_resources}", config.engine_resources is not None),
+        ):
+            if given:
+                raise ValueError(f"{flag}: is for engines on a Ray cluster, --data-parallel-backend ray")
+        return
+    if config.coordinator is None:
+        raise ValueError(
+            "--data-parallel-backend ray: needs --coordinator tcp://HOST:PORT, where the cluster's machines "
+            "reach this one"
+        )
+    for flag, given in (
+        ("--headless", config.headless),
+        ("--data-parallel-size-local", config.data_parallel_size_local is not None),
+        ("--enable-expert-parallel", config.enable_expert_parallel),
+    ):
+        if given:
+            raise ValueError(
+                f"{flag}: does not go with --data-parallel-backend ray, which places all engines"
+            )

@@ -29,7 +29,7 @@ def main(fd: int, role_main: Callable[[Role], Callable[[ControlChannel], int]] |
 
     ``role_main`` gives the main function of a role; tests pass their own.
     """
-    _leave_signals_to_the_supervisor()
+    leave_signals_to_the_supervisor()
     control = ControlChannel(fd)
     try:
         launch = control.launch
@@ -65,7 +65,7 @@ def import_role_main(role: Role) -> Callable[[ControlChannel], int]:
     return run
 
 
-def _leave_signals_to_the_supervisor() -> None:
+def leave_signals_to_the_supervisor() -> None:
     """Terminals and service managers signal the whole group; only the supervisor decides what follows.
 
     Handlers that do nothing, not SIG_IGN: programs that this process starts get the default back. The

@@ -38,6 +38,8 @@ from penstock.wire.sockets import coordinator_address, new_incarnation
 
 log = logging.getLogger(__name__)
 
+STAND_IN = module_command("penstock.ray.stand_in")
+"""Of an engine on a Ray cluster; not imported here, as Ray may not be installed."""
 _API_SERVER_GROUPS = ("HTTP server", "CORS", "TLS", "Streaming")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -128,7 +130,12 @@ class _Service:
         alone = config.api_server_count == config.data_parallel_size == 1 and config.coordinator is None
         return None if alone else coordinator_address(self.run_dir)
 
+    @property
+    def _on_cluster(self) -> bool:
+        return self.config.data_parallel_backend == "ray"
+
     def _start(self, name: Name, epoch: int) -> Process:
+        elsewhere = self._on_cluster and name.role == "engine"
         launch = Launch(
             role=name.role,
             index=name.index,
@@ -140,15 +147,15 @@ class _Service:
             served_model_names=self.model.served_names,
             api_server_count=self.config.api_server_count,
             engine_count=self.config.data_parallel_size,
-            coordinator=self._coordinator,
-            local_ranks=[] if self.config.headless else list(self.config.ranks),
+            coordinator=self.config.coordinator if elsewhere else self._coordinator,
+            local_ranks=[] if self.config.headless or self._on_cluster else list(self.config.ranks),
             incarnation=self.incarnation,
             traits=self.traits,
             cluster_key=self.cluster_key,
             supervisor_pid=os.getpid(),
             listen_fd=self.listener.socket.fileno() if self.listener and name.role == "api-server" else None,
         )
-        return Process.start(launch, self.command)
+        return Process.start(launch, STAND_IN if elsewhere else self.command)
 
     def _announce(self, pids: Mapping[Name, int], infos: Mapping[Name, Info]) -> None:
         text = banner(

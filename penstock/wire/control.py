@@ -290,6 +290,10 @@ class ControlChannel:
         """Reports why the process ends; ``fatal``: it would fail the same way again."""
         self._stream.write(Failed(message=message, fatal=fatal))
 
+    def pass_on(self, report: Report) -> None:
+        """Reports what another process has, for which this one stands."""
+        self._stream.write(report)
+
     def close(self) -> None:
         self._stream.sock.close()
 

@@ -1,0 +1,15 @@
+"""What an engine takes of a cluster's machine: ``--engine-resources``."""
+
+from ..config.options import ServeConfig
+
+
+def resources_of(config: ServeConfig) -> dict[str, float]:
+    """By Ray's names: CPU, GPU, or a cluster's own.
+
+    Without --engine-resources: one CPU, and one GPU unless the engine needs none.
+    """
+    if config.engine_resources is not None:
+        pairs = (pair.split("=") for pair in config.engine_resources.split(","))
+        return {name: float(amount) for name, amount in pairs}
+    without_gpu = config.device == "cpu" or config.engine == "synthetic"
+    return {"CPU": 1.0} if without_gpu else {"CPU": 1.0, "GPU": 1.0}
