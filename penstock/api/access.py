@@ -1,8 +1,9 @@
-"""Who may use the server: API keys."""
+"""Who may use the server: API keys, and who may do what changes it for everybody."""
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Iterable
 from hashlib import sha256
 
@@ -12,6 +13,15 @@ from .sink import Scope
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 """Routes that need no key: probes have none."""
+
+
+ADMINISTRATIVE = frozenset(
+    {"/reset_prefix_cache", "/sleep", "/wake_up", "/is_sleeping", "/start_profile", "/stop_profile"}
+)
+ADMINISTRATIVE_PREFIXES = ("/admin/", "/debug/")
+
+_FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
+"""Headers that proxies add: the client is somewhere else."""
 
 
 class Keys:
@@ -40,3 +50,32 @@ class Keys:
             code="invalid_api_key",
             headers=[(b"www-authenticate", b"Bearer")],
         )
+
+
+def check_local(path: str, scope: Scope, *, unix_socket: bool) -> None:
+    """Of a server without keys: administrative routes are for its own machine. Raises ApiError.
+
+    The client is there when it connects from a loopback address, or when the server listens on a
+    ``unix_socket`` (whose permissions say who may connect). A request that a proxy passes on, or that a page
+    in a browser makes, is not its own.
+    """
+    if path not in ADMINISTRATIVE and not path.startswith(ADMINISTRATIVE_PREFIXES):
+        return
+    names = {name for name, _ in scope["headers"]}
+    if b"origin" not in names and not names & _FORWARDED and (unix_socket or _is_loopback(scope["client"])):
+        return
+    raise ApiError(
+        403,
+        f"{path} changes or shows the server itself. Without API keys (--api-key-file) it answers only "
+        "programs on the server's own machine, without a proxy in between.",
+        code="not_local",
+    )
+
+
+def _is_loopback(client: tuple[str, int] | None) -> bool:
+    """None: a connection that is gone already."""
+    if client is None:
+        return False
+    address = ipaddress.ip_address(client[0].partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

@@ -2,13 +2,15 @@
 
 429 ``overloaded``: the queue is at --max-num-queued-reqs or --max-num-queued-tokens; the same server takes
 the request a little later, and the engine that refused it says when. 503: the server cannot serve at all. It
-shuts down (``draining``), has no engine (``no_engine``) or too many connections (``too_many_connections``); a
-load balancer asks another one at once. Nothing is generated for a refused request.
+shuts down (``draining``), sleeps (``sleeping``), has no engine (``no_engine``) or too many connections
+(``too_many_connections``); a load balancer asks another one at once. Nothing is generated for a refused
+request.
 """
 
 from __future__ import annotations
 
 from ..streaming.stream import StreamError
+from ..wire.messages import SLEEPING
 from .errors import ApiError
 
 UNAVAILABLE_RETRY_MS = 1_000
@@ -17,6 +19,13 @@ UNAVAILABLE_RETRY_MS = 1_000
 
 def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, code=code, headers=_retry_headers(UNAVAILABLE_RETRY_MS))
+
+
+def no_engine(*, sleeping: bool) -> ApiError:
+    """No engine takes streams; ``sleeping``: because they were put to sleep."""
+    if sleeping:
+        return unavailable("The server sleeps until POST /wake_up.", SLEEPING)
+    return unavailable("No engine takes requests.", "no_engine")
 
 
 def stream_failed(error: StreamError) -> ApiError:

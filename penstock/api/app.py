@@ -14,9 +14,9 @@ from ..config.options import ServeConfig
 from ..metrics.server import ServerMetrics
 from ..streaming.table import StreamTable
 from . import admin
-from .access import OPEN_PATHS, Keys
+from .access import OPEN_PATHS, Keys, check_local
 from .access_log import AccessLog
-from .admission import unavailable
+from .admission import no_engine, unavailable
 from .bodies import model_list
 from .cors import Cors
 from .debug import GarbageRoute
@@ -29,6 +29,7 @@ from .generate import Generator
 from .http import ClientGone, read_body, request_header, send_empty, send_error, send_json
 from .observe import Observer
 from .openapi import docs_page, openapi_document
+from .operations import OperationRoutes
 from .planner import Planner
 from .sink import Receive, Scope, Send
 from .tokenizer import Tokenizer
@@ -58,6 +59,7 @@ class App:
         observer: Observer,
         garbage: GarbageRoute,
         engines: admin.EngineRoutes,
+        operations: OperationRoutes,
     ) -> None:
         self._config = config
         self._facts = facts
@@ -91,6 +93,12 @@ class App:
             "/metrics": {"GET": observer.metrics},
             admin.LIST: {"GET": engines.list},
             "/debug/gc": {"GET": garbage},
+            "/reset_prefix_cache": {"POST": operations.reset_prefix_cache},
+            "/start_profile": {"POST": operations.start_profile},
+            "/stop_profile": {"POST": operations.stop_profile},
+            "/sleep": {"POST": operations.sleep},
+            "/wake_up": {"POST": operations.wake_up},
+            "/is_sleeping": {"GET": operations.is_sleeping},
             "/openapi.json": {"GET": self._document},
             "/docs": {"GET": self._docs_page},
         }
@@ -139,6 +147,8 @@ class App:
             await send_empty(exchange.send)
             return
         self._keys.check(path, scope)
+        if not self._config.api_key:
+            check_local(path, scope, unix_socket=self._config.uds is not None)
         await self._handler(path, method)(scope, receive, exchange.send)
 
     def _handler(self, path: str, method: str) -> Handler:
@@ -201,7 +211,7 @@ class App:
         if self._generator.draining:
             raise unavailable("The server is shutting down.", "draining")
         if not self._fleet.takes_streams():
-            raise unavailable("No engine takes requests.", "no_engine")
+            raise no_engine(sleeping=self._fleet.sleeps())
         await send_json(send, b"{}")
 
     async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:

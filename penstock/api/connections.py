@@ -50,12 +50,18 @@ class EngineState:
         """The operator wants it to finish what it runs, and to get no new streams."""
         self.leaving = False
         """So does the engine itself, as it ends."""
+        self.asleep = False
+        """It is agreed that engines sleep."""
+        self.wanted = 0
+        """Revision of the agreed states that it is to reach."""
         self.connections = 0
         """Made so far."""
         self.clear()
 
     def clear(self) -> None:
         """Nothing is known of its load: the connection is new."""
+        self.reached = 0
+        """Revision of the agreed states that it is known to have reached; 0: it is as it was started."""
         self.submitted = 0
         """Streams submitted on this connection."""
         # -- from the latest frame or report
@@ -83,8 +89,13 @@ class EngineState:
         return self.link is not None and self.info is not None
 
     @property
+    def settled(self) -> bool:
+        """It has reached the agreed states."""
+        return self.up and self.reached == self.wanted
+
+    @property
     def takes_streams(self) -> bool:
-        return self.up and not self.draining and not self.leaving
+        return self.settled and not (self.asleep or self.draining or self.leaving)
 
     @property
     def host(self) -> str:

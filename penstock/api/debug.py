@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ..metrics.garbage import Collector
-from .calls import EngineAnswer
+from .calls import Question, Receipt
 from .events import encode_json
 from .fleet import Fleet
 from .http import send_json
@@ -26,12 +26,12 @@ class GarbageRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         ranks = [engine.rank for engine in self._fleet.engines]
-        answers = await self._fleet.calls.ask(ranks, "gc", timeout_s=ANSWER_TIMEOUT_S)
+        answers = await self._fleet.calls.ask(ranks, Question("gc", {}), ANSWER_TIMEOUT_S)
         own = msgspec.to_builtins(self._collector.report())
         await send_json(send, encode_json(_document(self._name, own, answers)))
 
 
-def _document(name: str, own: dict[str, Any], answers: list[EngineAnswer]) -> dict[str, Any]:
+def _document(name: str, own: dict[str, Any], answers: list[Receipt]) -> dict[str, Any]:
     """Reports by process, and why there is none of others."""
     return {
         "processes": {name: own}

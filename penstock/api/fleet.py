@@ -24,6 +24,7 @@ from ..wire.frames import TokenFrame
 from ..wire.messages import (
     OVERLOADED,
     PROTOCOL_VERSION,
+    SLEEPING,
     Abort,
     Call,
     CallReply,
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 SUBMITS_PER_MESSAGE = 16
 
-_STATUS = {"invalid_request": 400, OVERLOADED: 429, "engine_error": 500}
+_STATUS = {"invalid_request": 400, OVERLOADED: 429, SLEEPING: 503, "engine_error": 500}
 
 
 class Wish(NamedTuple):
@@ -141,11 +142,20 @@ class Fleet:
     def takes_streams(self) -> bool:
         return any(engine.takes_streams for engine in self.engines)
 
+    def sleeps(self) -> bool:
+        """Whether engines sleep, or have yet to wake."""
+        return any(engine.asleep or (engine.up and not engine.settled) for engine in self.engines)
+
     def set_draining(self, ranks: list[int]) -> None:
         """These engines, and no others, get no new streams."""
         for engine in self.engines:
             engine.draining = engine.rank in ranks
-        if self._resumption is not None and self.takes_streams():
+        self.on_takers()
+
+    def on_takers(self) -> None:
+        """There may be engines that take streams again: those that wait for one go on."""
+        whole = not self._lockstep or all(engine.up for engine in self.engines)
+        if self._resumption is not None and whole and self.takes_streams():
             self._resumption.on_engine()
 
     def pick(
@@ -193,12 +203,8 @@ class Fleet:
         if engine.link is not None:
             self._connections.send(engine, encode(Abort([stream.handle], stopped)))
 
-    def _send_call(self, rank: int, call: Call) -> bool:
-        engine = self.engines[rank]
-        if not engine.up:
-            return False
-        self._connections.send(engine, encode(call))
-        return True
+    def _send_call(self, rank: int, call: Call) -> None:
+        self._connections.send(self.engines[rank], encode(call))
 
     # -- what engines say
 
@@ -227,9 +233,8 @@ class Fleet:
                 engine.info = message.info
                 engine.epoch, engine.incarnation = message.epoch, message.incarnation
                 self._on_up(message.info)
-                whole = not self._lockstep or all(other.up for other in self.engines)
-                if self._resumption is not None and whole and self.takes_streams():
-                    self._resumption.on_engine()
+                self.calls.connected(engine.rank, engine.epoch, engine.incarnation)
+                self.on_takers()
             case Failed():
                 self._on_failed(engine, message)
             case EngineMetrics():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from ..config.options import ServeConfig
 from ..streaming.table import StreamTable
 from ..wire.messages import Sampling, Submit
-from .admission import stream_failed, unavailable
+from .admission import no_engine, stream_failed, unavailable
 from .bodies import collected_body
 from .collected import CollectedReply, StreamFailed
 from .errors import ApiError
@@ -164,7 +164,7 @@ class Generator:
             engine = self._fleet.pick(wish, prompt.ids, plan.cache_salt)
             if engine is None:
                 reply.drop_streams()
-                raise unavailable("No engine takes requests.", "no_engine")
+                raise no_engine(sleeping=self._fleet.sleeps())
             stream = reply.add(prompt, engine.rank)
             self._streams.open(stream, reply.arrival)
             request = Submit(
@@ -193,7 +193,7 @@ class Generator:
         if self.draining:
             raise unavailable("The server is shutting down.", "draining")
         if not self._fleet.takes_streams():
-            raise unavailable("No engine takes requests.", "no_engine")
+            raise no_engine(sleeping=self._fleet.sleeps())
 
     # -- prompts
 

@@ -20,10 +20,19 @@ from ..metrics.garbage import Collector
 from ..metrics.server import ServerMetrics
 from ..streaming.table import StreamTable
 from ..streaming.token_log import TokenLog
-from ..wire.control import ControlChannel, Drain, EnginesDraining, Launch, Stop, SupervisorGone
+from ..wire.control import (
+    AgreedStates,
+    ControlChannel,
+    Drain,
+    EnginesDraining,
+    Launch,
+    Stop,
+    SupervisorGone,
+)
 from ..wire.messages import PROTOCOL_VERSION, EngineInfo, Hello
 from ..wire.sockets import engine_address
 from .admin import EngineRoutes
+from .agreement import Agreement
 from .app import App
 from .chat_template import ChatTemplate
 from .debug import GarbageRoute
@@ -33,6 +42,7 @@ from .generate import Generator
 from .keepalive import KeepAlive
 from .membership import Membership
 from .observe import FleetLog, Observer
+from .operations import OperationRoutes
 from .planner import Planner
 from .replies import RequestContext, RequestReply, TextTables
 from .server import HttpServer, Limits
@@ -63,6 +73,7 @@ class _Server:
         self._collector = Collector(self._config.gc_policy, self._config.gc_pause_budget_ms / 1000)
         self._first_engine: asyncio.Future[EngineInfo]
         self._fleet: Fleet
+        self._agreement: Agreement
         self._generator: Generator
         self._http: HttpServer
         self._observer: Observer
@@ -88,6 +99,7 @@ class _Server:
             launch.key,
             lockstep=self._config.enable_expert_parallel,
         )
+        self._agreement = Agreement(self._fleet, self._control.propose, self._control.adopted)
         loop.add_reader(self._control.fileno(), self._on_order)
         self._fleet.connect()
         with contextlib.ExitStack() as ends:
@@ -173,6 +185,7 @@ class _Server:
             self._observer,
             GarbageRoute(f"api-server {launch.index}", self._collector, self._fleet),
             EngineRoutes(self._fleet, self._control.drain_engine),
+            OperationRoutes(self._fleet, self._agreement, profiles=self._config.profile_dir is not None),
         )
 
     async def _listen(self, app: App) -> None:
@@ -253,6 +266,8 @@ class _Server:
                     self._stop()
                 case EnginesDraining():
                     self._fleet.set_draining(order.ranks)
+                case AgreedStates():
+                    self._agreement.told(order)
 
     def _drain(self, order: Drain) -> None:
         if not self._first_engine.done():

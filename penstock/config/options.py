@@ -464,6 +464,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ge=0,
         ),
     ] = 10.0
+    profile_dir: Annotated[
+        str | None,
+        option(
+            "Directory for what POST /start_profile and /stop_profile record; without it they are refused.",
+            "Processes",
+            metavar="DIR",
+        ),
+    ] = None
     gc_policy: Annotated[
         Literal["idle", "default", "off"],
         option(

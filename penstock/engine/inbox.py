@@ -6,25 +6,23 @@ understood. Whatever ends it, its streams end with it.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from ..wire.messages import (
     PROTOCOL_VERSION,
     Abort,
     Bye,
     Call,
-    CallReply,
     FromServer,
     Hello,
     Submit,
     Welcome,
     WireError,
     decode_from_server,
-    encode,
 )
 from ..wire.sockets import server_identity
 from .base import Engine, RequestRejected, StreamFailure
+from .calls import EngineCalls
 from .publisher import Publisher
 from .stats import EngineStats
 
@@ -47,14 +45,16 @@ class Inbox:
         publisher: Publisher,
         rank: int,
         epoch: int,
-        operations: Mapping[str, Callable[[], Any]],
+        calls: EngineCalls,
         stats: EngineStats,
         clock: Callable[[], float] = time.monotonic,
         incarnation: int = 0,
+        refuse_streams: Callable[[], RequestRejected | None] = lambda: None,
     ) -> None:
-        """``operations`` are the calls that the process itself answers, by name; others are the engine's."""
+        """``refuse_streams`` says why no stream is taken at all."""
         self._engine = engine
-        self._operations = operations
+        self._calls = calls
+        self._refuse_streams = refuse_streams
         self._stats = stats
         self._clock = clock
         self._publisher = publisher
@@ -79,6 +79,7 @@ class Inbox:
         for identity, known in list(self._servers.items()):
             if known.server == server:
                 del self._servers[identity]
+        self._calls.drop_server(server)
         self._publisher.detach(server)
         self._engine.drop_server(server)
         self._stats.drop_server(server)
@@ -110,7 +111,7 @@ class Inbox:
                     self._stats.stop(server, message.streams)
                 self._engine.abort(server, message.streams)
             case Call():
-                self._publisher.send(server, self._reply(message))
+                self._calls.take(server, message)
             case Bye():
                 self.forget(server)
 
@@ -137,28 +138,15 @@ class Inbox:
             raise WireError(f"Submit.stream is {request.stream}, at most {MOST_HANDLES - 1} is taken")
         self._publisher.took_submit(server)
         try:
+            refusal = self._refuse_streams()
+            if refusal is not None:
+                raise refusal
             self._engine.submit(server, request)
         except RequestRejected as error:
             failure = StreamFailure(server, request.stream, request.resumed, error.code, str(error))
             self._publisher.fail(failure, self._engine.load())
         else:
             self._stats.arrive(server, request, self._clock())
-
-    def _reply(self, call: Call) -> CallReply:
-        try:
-            operation = self._operations.get(call.method)
-            if operation is None:
-                result = self._engine.call(call.method, call.arguments)
-            else:
-                result = operation()
-            reply = CallReply(call.call, None, result)
-            encode(reply)  # a result that cannot be sent is the call's error, not the engine's end
-            return reply
-        except ValueError as error:
-            return CallReply(call.call, str(error))
-        except Exception as error:
-            log.exception("call of %s failed", call.method)
-            return CallReply(call.call, f"{type(error).__name__}: {error}")
 
 
 def _order(hello: Hello) -> tuple[int, int, int]:

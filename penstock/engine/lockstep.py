@@ -28,7 +28,7 @@ class Lockstep:
         self._tandem = Tandem(rank, size, interval)
         self._peers = {engine_identity(peer, epoch): peer for peer in range(size) if peer != rank}
         self._links = links
-        self._stepping = False
+        self.stepping = False
         """A step was allowed that the group does not know of yet."""
 
     @classmethod
@@ -59,11 +59,11 @@ class Lockstep:
     def turn(self, has_work: bool) -> bool:
         """Whether to make a step, to be asked before each one; it is a dummy step when this rank has no
         work."""
-        if self._stepping:
+        if self.stepping:
             self._tell(self._tandem.stepped(has_work))
         self._tell(self._tandem.before_step(has_work))
-        self._stepping = self._tandem.may_step
-        return self._stepping
+        self.stepping = self._tandem.may_step
+        return self.stepping
 
     def leave(self) -> None:
         """This rank has no work from here on."""

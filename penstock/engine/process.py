@@ -19,11 +19,15 @@ from ..wire.control import BEAT_INTERVAL_S, ControlChannel, Drain, Info, Launch,
 from ..wire.messages import EngineInfo, Goodbye, Leaving
 from ..wire.sockets import RouterSocket
 from .base import Engine
+from .calls import EngineCalls
 from .inbox import Inbox
 from .lockstep import Lockstep
 from .membership import Membership, listening_address
+from .participant import Participant
 from .publisher import Publisher
+from .recording import Recording
 from .reporter import Reporter
+from .sleep import Sleep
 from .stats import EngineStats
 from .waiting import own_share
 
@@ -85,6 +89,7 @@ def run(control: ControlChannel) -> int:
                     lockstep,
                     model=model,
                     incarnation=launch.incarnation,
+                    profile_dir=config.profile_dir,
                 )
                 collector.start()
                 control.ready(ready_info(engine.info))
@@ -137,18 +142,38 @@ class EngineLoop:
         clock: Callable[[], float] = time.monotonic,
         model: str = "",
         incarnation: int = 0,
+        profile_dir: str | None = None,
     ) -> None:
         """``collector`` None: Python's own garbage collection stays as it is. ``membership`` None: there is
-        no coordinator. ``lockstep`` None: the engine steps when it has work. ``model`` labels metrics."""
+        no coordinator. ``lockstep`` None: the engine steps when it has work. ``model`` labels metrics.
+        ``profile_dir`` None: nothing can be profiled."""
         self._engine = engine
         self._socket = socket
         self._publisher = Publisher(socket, clock)
-        operations: dict[str, Callable[[], Any]] = {"metrics": engine.metrics}
+        self._operations: dict[str, Callable[[], Any]] = {"metrics": engine.metrics}
         if collector is not None:
-            operations["gc"] = collector.report
+            self._operations["gc"] = collector.report
+        if profile_dir is not None:
+            recording = Recording(engine, profile_dir, rank, epoch)
+            self._operations |= {"start_profile": recording.start, "stop_profile": recording.stop}
         self._stats = EngineStats()
+        sleep = Sleep(engine, self._end_streams, self._rests)
+        self._calls = EngineCalls(
+            self._run_operation,
+            {Sleep.name: Participant(Sleep.name, sleep)},
+            self._publisher.send,
+            lambda: self._publisher.step,
+        )
         self._inbox = Inbox(
-            engine, self._publisher, rank, epoch, operations, self._stats, clock, incarnation=incarnation
+            engine,
+            self._publisher,
+            rank,
+            epoch,
+            self._calls,
+            self._stats,
+            clock,
+            incarnation=incarnation,
+            refuse_streams=sleep.refusal,
         )
         self._reporter = Reporter(engine, self._stats, collector, self._publisher, rank, epoch, model)
         self._collector = collector
@@ -179,6 +204,7 @@ class EngineLoop:
     def turn(self, orders: Orders) -> None:
         """One step with what leads to it and follows from it, or one wait for something to do."""
         self._drain()
+        self._calls.settle()
         if self._reporter.unheard:
             self._reporter.report(self._clock())
         has_work = self._engine.has_work()
@@ -221,6 +247,22 @@ class EngineLoop:
         may_step = lockstep.turn(has_work and not self._stopped)
         self._stats.waves = lockstep.waves
         return may_step
+
+    # -- calls
+
+    def _run_operation(self, method: str, arguments: dict[str, Any]) -> Any:
+        """One of the process's, or else the engine's."""
+        operation = self._operations.get(method)
+        return self._engine.call(method, arguments) if operation is None else operation()
+
+    def _rests(self) -> bool:
+        """Whether neither this engine nor one in lock-step with it has anything to do."""
+        return not self._engine.has_work() and (self._lockstep is None or not self._lockstep.stepping)
+
+    def _end_streams(self, code: str, message: str) -> None:
+        rows = self._engine.fail_all(code, message)
+        self._stats.on_rows(rows, self._clock())
+        self._publisher.publish(rows, self._engine.load())
 
     # -- the supervisor's orders
 

@@ -5,6 +5,7 @@ whatever runs beside it, and goes on as it would have when another engine resume
 that shape a model's distribution (temperature, top-p, penalties and so on) have no distribution to shape.
 """
 
+import cProfile
 import os
 import time
 from collections import deque
@@ -134,6 +135,7 @@ class SyntheticEngine:
         self._credit = 0.0
         """Prompt tokens that may be taken in."""
         self._credited_at = 0.0
+        self._profile: cProfile.Profile | None = None
         self._steps = self._requests = self._prompt_tokens = self._generated = 0
 
     @property
@@ -392,6 +394,19 @@ class SyntheticEngine:
         }
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
+        match method:
+            case "reset_prefix_cache" | "sleep" | "wake_up":
+                return None  # it has neither a cache nor memory worth giving back
+            case "start_profile":
+                self._profile = cProfile.Profile()
+                self._profile.enable()
+                return None
+            case "stop_profile" if self._profile is not None:
+                self._profile.disable()
+                path = f"{arguments['path']}.prof"
+                self._profile.dump_stats(path)
+                self._profile = None
+                return path
         raise ValueError(f"the synthetic engine has no operation {method!r}")
 
 

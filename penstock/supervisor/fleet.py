@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from penstock.supervisor.actions import Action, Announce, Kill, Name, Say, Send, Show, Spawn
+from penstock.supervisor.agreement import Register
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_OK, describe_exit, exit_code_of
 from penstock.supervisor.restart import RestartPolicy
 from penstock.wire.control import (
@@ -30,10 +31,13 @@ from penstock.wire.control import (
     EnginesDraining,
     Failed,
     Info,
+    Order,
     Progress,
+    ProposeState,
     Ready,
     Report,
     Role,
+    StatesAdopted,
     Stop,
 )
 
@@ -133,6 +137,7 @@ class Fleet:
         self._all_engines = engines if all_engines is None else all_engines
         # Ranks of the engines that get no new streams.
         self._draining: set[int] = set()
+        self._register = Register()
         self._startup_timeout = startup_timeout
         self._drain_timeout = drain_timeout
         self._engine_hang_timeout = engine_hang_timeout
@@ -188,6 +193,11 @@ class Fleet:
                 self._hears(child, now)
             case DrainEngine():
                 self._drain_engine(child, report)
+            case ProposeState():
+                self._propose(child, report)
+            case StatesAdopted():
+                self._register.confirm(name, report.revision)
+                self._adopt()
             case Failed():
                 self._fails(child, report, now)
         return self._take()
@@ -301,6 +311,8 @@ class Fleet:
         self._hears(child, now)
         if self._draining and child.name.role == "api-server":
             self._actions.append(Send(child.name, EnginesDraining(ranks=sorted(self._draining))))
+        if self._register.agreed.revision and child.name.role == "api-server":
+            self._actions.append(Send(child.name, self._register.agreed))
         if child.replaces is not None:
             self._take_over(child, now)
         elif self._phase is Phase.SERVING:
@@ -328,10 +340,30 @@ class Fleet:
             logging.INFO,
             f"engine {report.rank} gets new streams {'no longer' if report.draining else 'again'}",
         )
-        order = EnginesDraining(ranks=sorted(self._draining))
-        for other in self._children.values():
-            if other.name.role == "api-server" and other.state in (State.READY, State.RETIRING):
-                self._actions.append(Send(other.name, order))
+        self._tell_api_servers(EnginesDraining(ranks=sorted(self._draining)))
+
+    def _propose(self, child: _Child, change: ProposeState) -> None:
+        """Decides a change that all engines have prepared; one that comes too late is told what is agreed."""
+        if self._register.propose(change):
+            self._say(logging.INFO, f"agreed: {change.name} {change.arguments}")
+            self._tell_api_servers(self._register.agreed)
+        else:
+            self._actions.append(Send(child.name, self._register.agreed))
+
+    def _adopt(self) -> None:
+        if self._register.adopt(self._serving()):
+            self._tell_api_servers(self._register.agreed)
+
+    def _serving(self) -> list[Name]:
+        """API servers that may have clients; those that start are told everything when they are ready."""
+        return [
+            name
+            for name, child in self._children.items()
+            if name.role == "api-server" and child.state in (State.READY, State.RETIRING)
+        ]
+
+    def _tell_api_servers(self, order: Order) -> None:
+        self._actions += [Send(name, order) for name in self._serving()]
 
     def _fails(self, child: _Child, failure: Failed, now: float) -> None:
         child.failure = child.failure or failure
@@ -364,6 +396,8 @@ class Fleet:
         ending = self._phase in (Phase.DRAINING, Phase.STOPPING)
         retired = child.state is State.RETIRING
         child.state, child.deadline = State.GONE, None
+        self._register.forget(child.name)
+        self._adopt()
         reason = f": {child.failure.message}" if child.failure else ""
         if child in self._group and not ending:
             self._gone_in_group(child, f"{cause}{reason}", now)

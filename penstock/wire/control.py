@@ -3,7 +3,8 @@
 One Unix stream socketpair per child carries JSON lines, each a tagged struct of this module.
 
 Supervisor to child: :class:`Launch` first and once, then :class:`Drain`, :class:`Stop`; to API servers
-:class:`EnginesDraining`, for which they ask with :class:`DrainEngine`.
+:class:`EnginesDraining`, for which they ask with :class:`DrainEngine`, and :class:`AgreedStates`, for which
+they ask with :class:`ProposeState` and which they confirm by :class:`StatesAdopted`.
 Child to supervisor: any number of :class:`Progress`, then :class:`Ready` or :class:`Failed`; a child that
 meets its end later may send :class:`Failed` before it exits. An engine sends :class:`Beat` while it is ready.
 Ready, failed and dead (the end of the file, the exit code) are three different signals.
@@ -153,14 +154,52 @@ class EnginesDraining(_Message, frozen=True, tag="engines-draining"):
     ranks: list[int]
 
 
-Order = Drain | Stop | EnginesDraining
-Report = Progress | Ready | Failed | Beat | DrainEngine
+class AgreedState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that all engines are to agree on, and what it is to be."""
+
+    name: str
+    # The change that led here.
+    key: str
+    # Revision of the change: later changes of any state have greater ones.
+    version: int
+    # What engines are called with.
+    arguments: dict[str, Any]
+
+
+class ProposeState(_Message, frozen=True, tag="propose-state"):
+    """From an API server: every engine has prepared this change. It is decided unless the state has changed
+    since ``base``; the answer, either way, is AgreedStates."""
+
+    name: str
+    key: str
+    # Version of the state that the change started from; 0 for one that never changed.
+    base: int
+    arguments: dict[str, Any]
+
+
+class AgreedStates(_Message, frozen=True, tag="agreed-states"):
+    """To every API server: all states that ever changed. API servers see to it that engines reach them."""
+
+    revision: int
+    # The latest revision that every API server has confirmed.
+    adopted: int
+    states: list[AgreedState]
+
+
+class StatesAdopted(_Message, frozen=True, tag="states-adopted"):
+    """From an API server: it acts by this revision."""
+
+    revision: int
+
+
+Order = Drain | Stop | EnginesDraining | AgreedStates
+Report = Progress | Ready | Failed | Beat | DrainEngine | ProposeState | StatesAdopted
 
 _to_child: msgspec.json.Decoder[Launch | Order] = msgspec.json.Decoder(
-    Launch | Drain | Stop | EnginesDraining
+    Launch | Drain | Stop | EnginesDraining | AgreedStates
 )
 _to_supervisor: msgspec.json.Decoder[Report] = msgspec.json.Decoder(
-    Progress | Ready | Failed | Beat | DrainEngine
+    Progress | Ready | Failed | Beat | DrainEngine | ProposeState | StatesAdopted
 )
 
 # msgspec lets the second one through for a string that is not UTF-8.
@@ -281,6 +320,14 @@ class ControlChannel:
     def drain_engine(self, rank: int, draining: bool) -> None:
         """Asks that an engine gets new streams no longer, or again."""
         self._stream.write(DrainEngine(rank=rank, draining=draining))
+
+    def propose(self, change: ProposeState) -> None:
+        """Asks that a change of a state that all engines have prepared be decided."""
+        self._stream.write(change)
+
+    def adopted(self, revision: int) -> None:
+        """Confirms that this API server acts by a revision of the agreed states."""
+        self._stream.write(StatesAdopted(revision=revision))
 
     def beat(self) -> None:
         """Reports that an engine's loop turns; nothing when the supervisor is behind."""

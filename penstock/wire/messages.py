@@ -5,6 +5,7 @@ engine sends either one control message, or a token frame: a :class:`FrameHeader
 columns (see :mod:`penstock.wire.frames`). Field order is the wire format: append, never insert or reuse.
 """
 
+import enum
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -23,6 +24,15 @@ Incarnation: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 OVERLOADED = "overloaded"
 """Failed.code of a stream that was refused, or given up before it ran, for lack of room in the queue."""
+
+
+SLEEPING = "sleeping"
+"""Failed.code of a stream that ended, or was refused, because its engine is put to sleep."""
+CONFLICT = "conflict"
+"""CallReply.code of a call that cannot run beside another one: its key has been used for something else, or
+another change is under way."""
+MAX_KEY = 255
+"""Characters of Call.key."""
 
 
 class WireError(ValueError):
@@ -101,12 +111,30 @@ class Bye(msgspec.Struct, array_like=True, frozen=True, tag=4, gc=False):
     """The API server leaves; its streams are dropped."""
 
 
+class CallPhase(enum.IntEnum):
+    """What a call asks for. The last three are steps of a change that all engines make or none: ``method``
+    names the state that changes, ``key`` the change."""
+
+    RUN = 0
+    PREPARE = 1
+    """Do all of the change that could fail, and hold it."""
+    COMMIT = 2
+    """The change is decided: make it, prepared or not."""
+    ABORT = 3
+    """It is not: undo what was prepared."""
+
+
 class Call(msgspec.Struct, array_like=True, frozen=True, tag=5):
     """Run a named operation once, between steps; answered by CallReply."""
 
     call: Count
     method: str
     arguments: dict[str, Any] = {}
+    key: Annotated[str, Meta(max_length=MAX_KEY)] = ""
+    """Another call with this key gets the first one's reply; empty: each call runs."""
+    phase: CallPhase = CallPhase.RUN
+    version: Count = 0
+    """With COMMIT: which decision this is; later ones have greater numbers."""
 
 
 # -- engine → API server
@@ -164,6 +192,12 @@ class CallReply(msgspec.Struct, array_like=True, frozen=True, tag=19):
     call: Count
     error: str | None = None
     result: Any = None
+    step: Annotated[int, Meta(ge=0)] = 0
+    """Frames that the engine had published when it ran."""
+    repeated: bool = False
+    """It ran earlier, for a call with the same key; to PREPARE: the change was made earlier."""
+    code: str = ""
+    """CONFLICT, or nothing that an API server needs to tell apart."""
 
 
 class Goodbye(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=False):

@@ -22,6 +22,7 @@ from ..vocabulary import read_eos_token_ids
 from .load import ModelShape, pick_device, pick_dtype, read_shape
 from .memory import cache_blocks, keep_freed_memory
 from .model import PagedModel
+from .profile import Trace
 from .runner import Launched, Runner
 
 GRAMMAR_NAP_S = 0.002
@@ -56,6 +57,8 @@ class TorchEngine:
         model = PagedModel(model_dir, config, shape, dtype, device)
         blocks = cache_blocks(config, shape, max_model_len, dtype, device)
         model.make_cache(blocks + 1, config.block_size)
+        self._model = model
+        self._trace = Trace(device)
         eos = read_eos_token_ids(Path(model_dir))
         self._table = SlotTable(config.max_num_seqs, max_model_len, eos)
         self._sampling = SamplingColumns(
@@ -160,9 +163,21 @@ class TorchEngine:
         }
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
-        if method != "reset_prefix_cache":
-            raise ValueError(f"the torch engine has no operation {method!r}")
-        self._scheduler.prefix.reset()
+        match method:
+            case "reset_prefix_cache":
+                self._scheduler.prefix.reset()
+            case "sleep":
+                self._scheduler.prefix.reset()
+                self._model.sleep(drop_weights=arguments["level"] > 1)
+            case "wake_up":
+                self._model.wake_up()
+            case "start_profile":
+                self._trace.start()
+            case "stop_profile":
+                return self._trace.stop(arguments["path"])
+            case _:
+                raise ValueError(f"the torch engine has no operation {method!r}")
+        return None
 
 
 def _max_model_len(config: ServeConfig, shape: ModelShape) -> int:

@@ -1,6 +1,8 @@
 """The engine process's memory: what the KV cache gets, and what the C library does with freed memory."""
 
+import contextlib
 import ctypes
+import gc
 
 import psutil
 import torch
@@ -33,6 +35,15 @@ def keep_freed_memory() -> None:
         return
     mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give what is free back to the system."""
+    gc.collect()  # a model's modules refer to each other
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    with contextlib.suppress(AttributeError):  # glibc's
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def cache_blocks(

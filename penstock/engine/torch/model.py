@@ -12,6 +12,7 @@ from .bloom import replace_attention
 from .head import Head
 from .layout import StepLayout
 from .load import ModelShape, load_model
+from .memory import release_memory
 
 _instances = itertools.count()
 
@@ -30,29 +31,74 @@ class PagedModel:
         """Loads the weights. Raises ConfigError when they cannot be read."""
         from transformers import AttentionInterface, AttentionMaskInterface
 
-        name = f"penstock_paged_{next(_instances)}"
-        AttentionInterface.register(name, self._attend)
-        AttentionMaskInterface.register(name, _no_mask)
-        self._model = load_model(model_dir, config, dtype, device, name)
-        if self._model.config.model_type == "bloom":
-            replace_attention(self._model, self._attend)
-        self.head = Head(
-            self._model.get_output_embeddings(), shape.logits_scale, shape.logits_softcap, device
-        )
+        self._name = f"penstock_paged_{next(_instances)}"
+        AttentionInterface.register(self._name, self._attend)
+        AttentionMaskInterface.register(self._name, _no_mask)
+        self._model_dir = model_dir
+        self._config = config
         self._shape = shape
         self._dtype = dtype
         self._device = device
+        self._cache_size = 0, 0
         self._attention: PagedAttention | None = None
+        self._model: Any = None
+        self._head: Head | None = None
+        self._bring_weights()
+
+    def _bring_weights(self) -> None:
+        """To the device, from files or from the host's memory."""
+        if self._model is None:
+            model = load_model(self._model_dir, self._config, self._dtype, self._device, self._name)
+            if model.config.model_type == "bloom":
+                replace_attention(model, self._attend)
+            self._model = model
+        else:
+            self._model.to(self._device)
+        shape = self._shape
+        self._head = Head(
+            self._model.get_output_embeddings(), shape.logits_scale, shape.logits_softcap, self._device
+        )
 
     def make_cache(self, blocks: int, block_size: int) -> None:
         """The KV cache, once it is known what the weights leave. Needed before the first token."""
+        self._cache_size = blocks, block_size
         self._attention = PagedAttention(
             self._shape, blocks, block_size, self._dtype, self._device, find_kernel(self._device)
         )
 
+    # -- sleep
+
+    def sleep(self, *, drop_weights: bool) -> None:
+        """Give memory back: the cache with all it holds, and the weights, which go to the host's memory,
+        where they stay if that is the device, or nowhere."""
+        self._attention = self._head = None
+        if drop_weights:
+            self._model = None
+        else:
+            self._model.to("cpu")
+        release_memory(self._device)
+
+    def wake_up(self) -> None:
+        """Have the memory again, with an empty cache. Raises what a lack of memory raises, asleep as before,
+        and ConfigError when the weights cannot be read."""
+        dropped = self._model is None
+        try:
+            self._bring_weights()
+            self.make_cache(*self._cache_size)
+        except BaseException:
+            self.sleep(drop_weights=dropped)
+            raise
+
+    # -- the forward pass
+
+    @property
+    def head(self) -> Head:
+        assert self._head is not None, "it sleeps"
+        return self._head
+
     @property
     def attention(self) -> PagedAttention:
-        assert self._attention is not None, "make_cache comes first"
+        assert self._attention is not None, "make_cache comes first, and it does not sleep"
         return self._attention
 
     def _attend(self, *arguments: Any, **options: Any) -> tuple[Tensor, None]:

@@ -1,0 +1,158 @@
+"""Administrative routes that every engine has a part in, under vLLM's paths.
+
+Each replies with one receipt per engine; a key (``Idempotency-Key``) makes a repetition safe.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from ..wire.messages import CONFLICT, MAX_KEY
+from .agreement import SLEEP, Agreement
+from .calls import Question, Receipt
+from .change import Outcome
+from .errors import ApiError
+from .events import encode_json
+from .fleet import Fleet
+from .http import request_header, send_json
+from .sink import Receive, Scope, Send
+
+DEFAULT_TIMEOUT_S = 60.0
+MOST_TIMEOUT_S = 3600.0
+MODES = ("abort", "wait")
+
+_STATUS = {
+    Outcome.DONE: 200,
+    Outcome.CONFLICT: 409,
+    Outcome.UNDECIDED: 504,
+}
+_LATE = frozenset({"timeout", "aborted"})
+"""Receipts of engines that did not answer, or were not waited for: nothing went wrong that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What a client says about how an operation is to be done."""
+
+    parameters: dict[str, str]
+    key: str
+    timeout_s: float
+
+
+class OperationRoutes:
+    """The handlers. ``profiles``: whether there is a directory for them."""
+
+    def __init__(self, fleet: Fleet, agreement: Agreement, *, profiles: bool) -> None:
+        self._fleet = fleet
+        self._agreement = agreement
+        self._profiles = profiles
+
+    async def reset_prefix_cache(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forget what prompts have been computed; streams that run keep what they use."""
+        await self._run(scope, send, "reset_prefix_cache", after_restart=True)
+
+    async def start_profile(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._check_profiles()
+        await self._run(scope, send, "start_profile", after_restart=True)
+
+    async def stop_profile(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The profile of an engine that was started again is lost, and there is nothing to stop."""
+        self._check_profiles()
+        await self._run(scope, send, "stop_profile", after_restart=False)
+
+    async def sleep(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wish = _wish(scope, "level", "mode")
+        level, mode = wish.parameters.get("level", "1"), wish.parameters.get("mode", "abort")
+        if level not in ("1", "2"):
+            raise _refused("level", level, "1 or 2")
+        if mode not in MODES:
+            raise _refused("mode", mode, " or ".join(MODES))
+        await self._change(wish, send, "sleep", {"level": int(level), "mode": mode})
+
+    async def wake_up(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._change(_wish(scope), send, "wake_up", {"level": 0})
+
+    async def is_sleeping(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, encode_json({"is_sleeping": self._fleet.sleeps()}))
+
+    def _check_profiles(self) -> None:
+        if not self._profiles:
+            raise ApiError(
+                400, "There is no directory for profiles: serve with --profile-dir.", code="no_profile_dir"
+            )
+
+    async def _run(self, scope: Scope, send: Send, name: str, *, after_restart: bool) -> None:
+        wish = _wish(scope)
+        ranks = [engine.rank for engine in self._fleet.engines]
+        question = Question(name, {}, wish.key, after_restart=after_restart)
+        receipts = await self._fleet.calls.ask(ranks, question, wish.timeout_s)
+        outcome = Outcome.DONE
+        if any(receipt.error is not None for receipt in receipts):
+            conflict = any(receipt.code == CONFLICT for receipt in receipts)
+            outcome = Outcome.CONFLICT if conflict else Outcome.PARTIAL
+        await _reply(send, name, wish.key, outcome, receipts)
+
+    async def _change(self, wish: _Wish, send: Send, name: str, arguments: dict[str, Any]) -> None:
+        change = await self._agreement.change(SLEEP, arguments, wish.key, wish.timeout_s)
+        assert change.outcome is not None  # it has ended
+        await _reply(send, name, wish.key, change.outcome, change.receipts())
+
+
+def _wish(scope: Scope, *names: str) -> _Wish:
+    """Of a request's query, whose parameters are ``names`` and ``timeout``, and its Idempotency-Key. Raises
+    ApiError."""
+    allowed = (*names, "timeout")
+    parameters: dict[str, str] = {}
+    for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
+        if name not in allowed:
+            known = ", ".join(allowed)
+            raise ApiError(400, f"{scope['path']} takes {known} in its query, not {name!r}.", param=name)
+        if name in parameters:
+            raise ApiError(400, f"{name} is given twice.", param=name)
+        parameters[name] = value
+    key = request_header(scope, b"idempotency-key")
+    if key is None:
+        key = secrets.token_hex(16)
+    elif not 1 <= len(key) <= MAX_KEY:
+        raise ApiError(400, f"Idempotency-Key has {len(key)} characters, 1 to {MAX_KEY} are allowed.")
+    return _Wish(parameters, key, _timeout(parameters.get("timeout")))
+
+
+def _timeout(given: str | None) -> float:
+    if given is None:
+        return DEFAULT_TIMEOUT_S
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MOST_TIMEOUT_S:
+        raise _refused("timeout", given, f"a number of seconds above 0, {MOST_TIMEOUT_S:g} at most")
+    return seconds
+
+
+def _refused(name: str, value: str, allowed: str) -> ApiError:
+    return ApiError(400, f"{name} is {value!r}, not {allowed}.", param=name)
+
+
+async def _reply(send: Send, name: str, key: str, outcome: Outcome, receipts: Sequence[Receipt]) -> None:
+    failed = [receipt for receipt in receipts if receipt.error is not None]
+    late = all(receipt.code in _LATE for receipt in failed)
+    status = _STATUS.get(outcome, 504 if late else 502)
+    body: dict[str, Any] = {
+        "operation": name,
+        "key": key,
+        "outcome": outcome.value,
+        "failed": [receipt.rank for receipt in failed],
+        "engines": [msgspec.to_builtins(receipt) for receipt in receipts],
+    }
+    if outcome is not Outcome.DONE:
+        told = "; ".join(f"engine {receipt.rank}: {receipt.error}" for receipt in failed)
+        message = f"{name}: {outcome.value}. {told or 'Not every API server has confirmed in time.'}"
+        body |= msgspec.json.decode(ApiError(status, message, code=outcome.value).body())
+    await send_json(send, encode_json(body), status)

@@ -1,0 +1,78 @@
+"""What an engine answered to calls with a key, so that none of them runs twice in the engine's life."""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import msgspec
+
+from ..wire.messages import CONFLICT, Call, CallReply, encode
+
+MOST_RECEIPTS = 1024
+MOST_BYTES = 4 << 20
+"""Encoded calls and replies that are remembered; the newest is, however large it is."""
+SHOWN = 200
+"""Characters of a call that an error shows."""
+
+
+class CallRefused(ValueError):
+    """A call that does not run; ``code`` is sent to the API server with the message."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _Receipt(NamedTuple):
+    asked: bytes
+    """Encoded method and arguments."""
+    reply: CallReply
+    size: int
+
+
+class Receipts:
+    """The latest receipts by key, bounded by count and by bytes."""
+
+    def __init__(self, most: int = MOST_RECEIPTS, most_bytes: int = MOST_BYTES) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._receipts: OrderedDict[str, _Receipt] = OrderedDict()
+        self._bytes = 0
+
+    def find(self, call: Call) -> CallReply | None:
+        """The reply to an earlier call with the same key, as one to ``call``; None when there was none.
+
+        Raises CallRefused when that call was another one.
+        """
+        receipt = self._receipts.get(call.key) if call.key else None
+        if receipt is None:
+            return None
+        if receipt.asked != _asked(call):
+            earlier = msgspec.msgpack.decode(receipt.asked)
+            raise CallRefused(
+                f"the idempotency key {call.key!r} was used for {_shown(*earlier)}, "
+                f"and cannot be used for {_shown(call.method, call.arguments)}",
+                CONFLICT,
+            )
+        return msgspec.structs.replace(receipt.reply, call=call.call, repeated=True)
+
+    def remember(self, call: Call, reply: CallReply) -> None:
+        """Keep the reply to a call that ran; calls without a key are not kept."""
+        if not call.key:
+            return
+        asked = _asked(call)
+        receipt = _Receipt(asked, reply, len(asked) + len(call.key) + len(encode(reply)))
+        self._receipts[call.key] = receipt
+        self._bytes += receipt.size
+        while len(self._receipts) > 1 and (
+            len(self._receipts) > self._most or self._bytes > self._most_bytes
+        ):
+            self._bytes -= self._receipts.popitem(last=False)[1].size
+
+
+def _asked(call: Call) -> bytes:
+    return msgspec.msgpack.encode((call.method, call.arguments), order="sorted")
+
+
+def _shown(method: str, arguments: object) -> str:
+    text = f"{method} {arguments}" if arguments else method
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

@@ -1,0 +1,32 @@
+"""Profiles of an engine, recorded between two calls into files of a directory."""
+
+from pathlib import Path
+
+from .base import Engine
+
+
+class Recording:
+    """Names the files; the engine knows how it is profiled."""
+
+    def __init__(self, engine: Engine, directory: str, rank: int, epoch: int) -> None:
+        self._engine = engine
+        self._directory = Path(directory)
+        self._stem = f"engine-{rank}-{epoch}"
+        self._path: Path | None = None
+
+    def start(self) -> None:
+        """Raises ValueError while a profile is recorded, OSError when the directory cannot be made."""
+        if self._path is not None:
+            raise ValueError(f"a profile is being recorded for {self._path}")
+        self._directory.mkdir(parents=True, exist_ok=True)
+        taken = {path.stem for path in self._directory.glob(f"{self._stem}-*")}
+        number = next(number for number in range(len(taken) + 1) if f"{self._stem}-{number}" not in taken)
+        self._engine.call("start_profile", {})
+        self._path = self._directory / f"{self._stem}-{number}"
+
+    def stop(self) -> dict[str, str]:
+        """Writes the file. Raises ValueError when no profile is recorded."""
+        if self._path is None:
+            raise ValueError("no profile is being recorded")
+        path, self._path = self._path, None
+        return {"path": str(self._engine.call("stop_profile", {"path": str(path)}))}

@@ -1,0 +1,73 @@
+"""Sleep: an engine without streams gives its memory back until it is woken.
+
+Level 0 is awake. Level 1 frees the KV cache and takes the weights off the device, level 2 drops the weights,
+which are read again on waking. To prepare for sleep is to take no streams any longer and to get rid of those
+there are; to prepare for waking is to have the memory again, which may fail.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from ..wire.messages import SLEEPING
+from .base import Engine, RequestRejected
+
+AWAKE = 0
+DEEPEST = 2
+ENDED = "The server was put to sleep while this request ran."
+REFUSED = "The engine is put to sleep."
+
+
+class Sleep:
+    """A state that changes in two phases, see :class:`.participant.Changeable`."""
+
+    name = "sleep"
+
+    def __init__(
+        self, engine: Engine, end_streams: Callable[[str, str], None], rests: Callable[[], bool]
+    ) -> None:
+        """``end_streams(code, message)`` ends every stream of the engine; ``rests`` says whether it has
+        nothing left to do."""
+        self._engine = engine
+        self._end_streams = end_streams
+        self._rests = rests
+        self._level = AWAKE
+        self._next: int | None = None
+        """The level that is prepared."""
+
+    def refusal(self) -> RequestRejected | None:
+        """Why no stream is taken; None while the engine is awake and is to stay so."""
+        if self._level == AWAKE and not self._next:
+            return None
+        return RequestRejected(REFUSED, SLEEPING)
+
+    def prepare(self, arguments: dict[str, Any]) -> None:
+        """``level``, and for the way to sleep ``mode``: abort ends streams, wait lets them end by
+        themselves. Raises ValueError, and what waking raises."""
+        level, mode = arguments.get("level"), arguments.get("mode", "abort")
+        if not isinstance(level, int) or not AWAKE <= level <= DEEPEST:
+            raise ValueError(f"level is {level!r}, not 0 to {DEEPEST}")
+        if mode not in ("abort", "wait"):
+            raise ValueError(f"mode is {mode!r}, not abort or wait")
+        if AWAKE < level < self._level:
+            raise ValueError(f"level is {level}, but the engine sleeps at level {self._level}: wake it first")
+        if level == AWAKE and self._level != AWAKE:
+            self._engine.call("wake_up", {})
+        self._next = level
+        if level != AWAKE and mode == "abort" and self._engine.has_work():
+            self._end_streams(SLEEPING, ENDED)
+
+    def prepared(self) -> bool:
+        return self._next == AWAKE or self._rests()
+
+    def commit(self) -> dict[str, int]:
+        level, self._next = self._next, None
+        assert level is not None  # it was prepared
+        if level > self._level:
+            self._engine.call("sleep", {"level": level})
+        self._level = level
+        return {"level": level}
+
+    def abort(self) -> None:
+        if self._next == AWAKE and self._level != AWAKE:
+            self._engine.call("sleep", {"level": self._level})
+        self._next = None

@@ -1,0 +1,29 @@
+"""A trace of what the engine does, on the host and on the device, for chrome://tracing or Perfetto."""
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+class Trace:
+    """Recorded from :meth:`start` to :meth:`stop`, in memory until then: for seconds rather than minutes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._activities = [ProfilerActivity.CPU]
+        if device.type == "cuda":
+            self._activities.append(ProfilerActivity.CUDA)
+        self._profile: profile | None = None
+
+    def start(self) -> None:
+        self._profile = profile(activities=self._activities)
+        self._profile.start()
+
+    def stop(self, stem: str) -> str:
+        """Writes the file ``stem`` with a suffix, and returns its path. Raises ValueError when none is
+        recorded."""
+        if self._profile is None:
+            raise ValueError("no profile is being recorded")
+        recorded, self._profile = self._profile, None
+        recorded.stop()
+        path = f"{stem}.trace.json.gz"
+        recorded.export_chrome_trace(path)
+        return path
