@@ -52,6 +52,10 @@ class Keys:
         )
 
 
+def is_administrative(path: str) -> bool:
+    return path in ADMINISTRATIVE or path.startswith(ADMINISTRATIVE_PREFIXES)
+
+
 def check_local(path: str, scope: Scope, *, unix_socket: bool) -> None:
     """Of a server without keys: administrative routes are for its own machine. Raises ApiError.
 
@@ -59,7 +63,7 @@ def check_local(path: str, scope: Scope, *, unix_socket: bool) -> None:
     ``unix_socket`` (whose permissions say who may connect). A request that a proxy passes on, or that a page
     in a browser makes, is not its own.
     """
-    if path not in ADMINISTRATIVE and not path.startswith(ADMINISTRATIVE_PREFIXES):
+    if not is_administrative(path):
         return
     names = {name for name, _ in scope["headers"]}
     if b"origin" not in names and not names & _FORWARDED and (unix_socket or _is_loopback(scope["client"])):

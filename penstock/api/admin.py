@@ -66,6 +66,7 @@ def describe(engine: EngineState) -> dict[str, Any]:
         "host": engine.host,
         "up": engine.up,
         "draining": engine.draining,
+        "asleep": engine.asleep and engine.settled,
         "running": engine.running,
         "waiting": engine.waiting,
     }

@@ -143,8 +143,9 @@ class Fleet:
         return any(engine.takes_streams for engine in self.engines)
 
     def sleeps(self) -> bool:
-        """Whether engines sleep, or have yet to wake."""
-        return any(engine.asleep or (engine.up and not engine.settled) for engine in self.engines)
+        """Whether no engine takes streams because they sleep, or have yet to wake."""
+        resting = any(engine.asleep or (engine.up and not engine.settled) for engine in self.engines)
+        return resting and not self.takes_streams()
 
     def set_draining(self, ranks: list[int]) -> None:
         """These engines, and no others, get no new streams."""

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ..wire.messages import MAX_KEY
+from .access import is_administrative
+from .operations import DEFAULT_TIMEOUT_S, LEAST_TIMEOUT_S, MODES, MOST_TIMEOUT_S
 from .reply_schemas import REPLIES, ref
 from .types import (
     MAX_REQUEST_ID,
@@ -28,14 +31,19 @@ _UNSUPPORTED: dict[str, tuple[Row, ...]] = {
 _ERRORS = {
     400: "The body is not JSON, or a field has a value that is not allowed or not supported.",
     401: "No valid API key.",
+    403: "Without API keys, only programs on the server's own machine may ask for this.",
     404: "No such model.",
     405: "Another method is needed.",
+    409: "The key was used for something else, or another change is under way.",
     408: "The request did not arrive in time.",
     413: "The body is larger than --max-request-bytes.",
     429: "Too many requests wait; the header Retry-After says when to try again.",
     500: "The server failed.",
-    503: "No engine is ready, or the server is shutting down.",
+    502: "Some engines failed; the receipts say which.",
+    503: "No engine is ready, engines sleep, or the server is shutting down.",
+    504: "Some engines did not answer in time; the receipts say which.",
 }
+_FAILED_OPERATION = (409, 502, 504)
 _EVENTS = (
     "With stream: server-sent events, of which this is one. Its data is JSON; that of the last one is "
     "`[DONE]`. A failure is an event with an Error, and nothing follows it."
@@ -123,6 +131,32 @@ _REQUEST_ID: Json = {
 }
 _MESSAGES = [{"role": "user", "content": "Say hello"}]
 _WITH_BODY = (400, 404, 408, 413, 500, 503)
+
+
+def _parameter(name: str, description: str, schema: Json) -> Json:
+    return {"in": "query", "name": name, "description": description, "schema": schema}
+
+
+_KEY: Json = {
+    "in": "header",
+    "name": "Idempotency-Key",
+    "description": "No engine does twice what has one key; another request with it gets the first receipts.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY},
+}
+_TIMEOUT = _parameter(
+    "timeout",
+    "Seconds to wait for engines.",
+    {
+        "type": "number",
+        "minimum": LEAST_TIMEOUT_S,
+        "maximum": MOST_TIMEOUT_S,
+        "default": DEFAULT_TIMEOUT_S,
+    },
+)
+_LEVEL = _parameter(
+    "level", "1 frees the KV cache and the device, 2 drops the weights.", {"enum": [1, 2], "default": 1}
+)
+_MODE = _parameter("mode", "What becomes of streams that run.", {"enum": list(MODES), "default": MODES[0]})
 
 
 class _Route(NamedTuple):
@@ -226,6 +260,26 @@ _ROUTES = (
         (404, 503),
         (_RANK,),
     ),
+    *(
+        _Route(
+            "post",
+            path,
+            "Administration",
+            operation,
+            summary,
+            _json("Operation"),
+            (400, 409, 502, 504),
+            (*parameters, _TIMEOUT, _KEY),
+        )
+        for path, operation, summary, parameters in (
+            ("/reset_prefix_cache", "resetPrefixCache", "Forget all prompts that were computed", ()),
+            ("/sleep", "sleep", "Have all engines give their memory back", (_LEVEL, _MODE)),
+            ("/wake_up", "wakeUp", "Have all engines take requests again", ()),
+            ("/start_profile", "startProfile", "Record what engines do", ()),
+            ("/stop_profile", "stopProfile", "Write the profiles to --profile-dir", ()),
+        )
+    ),
+    _Route("get", "/is_sleeping", "Administration", "isSleeping", "Whether engines sleep", _json("Sleeping")),
     _Route("get", "/metrics", "Server", "metrics", "Metrics for Prometheus", _plain("text/plain")),
     _Route("get", "/openapi.json", "Server", "openapi", "This document", _plain("application/json")),
     _Route("get", "/docs", "Server", "docs", "A page that shows this document", _plain("text/html")),
@@ -236,13 +290,13 @@ def _paths(api_key: bool) -> Json:
     paths: Json = {}
     for route in _ROUTES:
         paths.setdefault(route.path, {})[route.method] = _operation(
-            route, guarded=api_key and route.tag != "Health"
+            route, guarded=api_key and route.tag != "Health", local=is_administrative(route.path)
         )
     return paths
 
 
-def _operation(route: _Route, *, guarded: bool) -> Json:
-    statuses = sorted({*route.errors, 405, *((401,) if guarded else ())})
+def _operation(route: _Route, *, guarded: bool, local: bool) -> Json:
+    statuses = sorted({*route.errors, 405, *([401] if guarded else [403] if local else [])})
     operation: Json = {
         "summary": route.summary,
         "operationId": route.operation,
@@ -260,7 +314,9 @@ def _operation(route: _Route, *, guarded: bool) -> Json:
 
 
 def _error(status: int) -> Json:
-    return {"description": _ERRORS[status], "content": {"application/json": {"schema": ref("Error")}}}
+    schema = "FailedOperation" if status in _FAILED_OPERATION else "Error"
+    description = _ERRORS[status]
+    return {"description": description, "content": {"application/json": {"schema": ref(schema)}}}
 
 
 # -- schemas of requests

@@ -24,7 +24,7 @@ from .http import request_header, send_json
 from .sink import Receive, Scope, Send
 
 DEFAULT_TIMEOUT_S = 60.0
-MOST_TIMEOUT_S = 3600.0
+LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 1.0, 3600.0
 MODES = ("abort", "wait")
 
 _STATUS = {
@@ -131,8 +131,8 @@ def _timeout(given: str | None) -> float:
         seconds = float(given)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds <= MOST_TIMEOUT_S:
-        raise _refused("timeout", given, f"a number of seconds above 0, {MOST_TIMEOUT_S:g} at most")
+    if not LEAST_TIMEOUT_S <= seconds <= MOST_TIMEOUT_S:
+        raise _refused("timeout", given, f"{LEAST_TIMEOUT_S:g} to {MOST_TIMEOUT_S:g} seconds")
     return seconds
 
 

@@ -73,21 +73,25 @@ def _reply(description: str, kind: str, choice: str, **optional: Schema) -> Sche
     return shape(description, required, **optional)
 
 
+_ERROR = shape(
+    "The error.",
+    {
+        "message": STRING,
+        "type": STRING,
+        "param": {"description": "The field at fault.", **or_null(STRING)},
+        "code": {"anyOf": [STRING, INTEGER, {"type": "null"}]},
+    },
+)
+_OPERATION: dict[str, Schema] = {
+    "operation": STRING,
+    "key": STRING,
+    "outcome": {"enum": ["done", "partial", "aborted", "conflict", "undecided"]},
+    "failed": {"description": "Ranks of the engines that did not do it.", **listed(COUNT)},
+    "engines": listed(ref("Receipt")),
+}
+
 REPLIES: dict[str, Schema] = {
-    "Error": shape(
-        "Why a request failed.",
-        {
-            "error": shape(
-                "The error.",
-                {
-                    "message": STRING,
-                    "type": STRING,
-                    "param": {"description": "The field at fault.", **or_null(STRING)},
-                    "code": {"anyOf": [STRING, INTEGER, {"type": "null"}]},
-                },
-            )
-        },
-    ),
+    "Error": shape("Why a request failed.", {"error": _ERROR}),
     "Usage": shape(
         "Tokens of a request.",
         {"prompt_tokens": COUNT, "total_tokens": COUNT, "completion_tokens": COUNT},
@@ -213,9 +217,28 @@ REPLIES: dict[str, Schema] = {
     "Version": shape("The server's version.", {"version": STRING}),
     "Engine": shape(
         "One engine, as of its latest step.",
-        {"rank": COUNT, "up": FLAG, "draining": FLAG, "running": COUNT, "waiting": COUNT},
+        {"rank": COUNT, "up": FLAG, "draining": FLAG, "asleep": FLAG, "running": COUNT, "waiting": COUNT},
     ),
     "Engines": shape("Every engine.", {"engines": listed(ref("Engine"))}),
+    "Receipt": shape(
+        "What one engine did.",
+        {
+            "rank": COUNT,
+            "epoch": or_null(COUNT),
+            "step": or_null(COUNT),
+            "repeated": FLAG,
+            "restarted": FLAG,
+            "error": or_null(STRING),
+            "code": STRING,
+        },
+        result={},
+    ),
+    "Operation": shape("What all engines did.", _OPERATION),
+    "FailedOperation": shape(
+        "What engines did, and which of them failed.",
+        _OPERATION | {"error": _ERROR},
+    ),
+    "Sleeping": shape("Whether engines sleep.", {"is_sleeping": FLAG}),
     "Load": shape("How busy the process is.", {"server_load": COUNT}),
 }
 """By the names that references use."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.engine.base import Engine, Load, RequestRejected, StepRows
+from penstock.engine.calls import EngineCalls
 from penstock.engine.drain_rate import LEAST_MS
 from penstock.engine.inbox import MOST_HANDLES, MOST_SERVERS, REFUSALS_KEPT, Inbox
 from penstock.engine.publisher import Publisher
@@ -98,13 +99,16 @@ class Desk:
         engine: Engine = self.engine
         self.sent: list[tuple[bytes, Any]] = []
         self.stats = EngineStats()
+        self.publisher = Publisher(self)
+        self.refusal: RequestRejected | None = None
         self.inbox = Inbox(
             engine,
-            Publisher(self),
+            self.publisher,
             rank=2,
             epoch=5,
-            operations={"metrics": engine.metrics},
+            calls=EngineCalls(engine.call, {}, self.publisher.send, lambda: 0),
             stats=self.stats,
+            refuse_streams=lambda: self.refusal,
         )
 
     def send(self, identity: bytes, parts: list[bytes]) -> bool:
@@ -185,26 +189,18 @@ def test_bye(desk: Desk, zero: bytes) -> None:
     assert desk.engine.asked == [("drop", 0)]
 
 
-@pytest.mark.parametrize(
-    ("method", "reply"),
-    [
-        ("metrics", CallReply(9, None, {"steps_total": 3.0})),
-        ("echo", CallReply(9, None, {"a": 1})),
-        ("fly", CallReply(9, "no fly")),
-        ("bug", CallReply(9, "KeyError: 'whoops'")),
-    ],
-)
-def test_call(desk: Desk, zero: bytes, method: str, reply: CallReply) -> None:
-    desk.take(zero, Call(9, method, {"a": 1}))
-    assert desk.sent == [(zero, reply)]
+def test_a_call_is_answered(desk: Desk, zero: bytes) -> None:
+    desk.take(zero, Call(9, "echo", {"a": 1}))
+    assert desk.sent == [(zero, CallReply(9, None, {"a": 1}))]
 
 
-def test_a_result_that_cannot_be_sent(desk: Desk, zero: bytes) -> None:
-    desk.take(zero, Call(9, "object"), Call(10, "metrics"))
-    first, second = (message for _, message in desk.sent)
-    assert first.error is not None
-    assert first.error.startswith("TypeError")
-    assert second.error is None
+def test_streams_are_refused_while_there_is_a_reason(desk: Desk, zero: bytes) -> None:
+    desk.refusal = RequestRejected("asleep", "sleeping")
+    desk.take(zero, submit(2))
+    desk.refusal = None
+    desk.take(zero, submit(4))
+    assert desk.sent == [(zero, Failed(2, 0, "sleeping", "asleep"))]
+    assert desk.engine.asked == [("submit", 0, submit(4))]
 
 
 # -- restarts

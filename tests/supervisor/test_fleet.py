@@ -9,7 +9,20 @@ from penstock.supervisor.actions import Action, Announce, Kill, Name, Say, Send,
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_OK
 from penstock.supervisor.fleet import GRACE_S, LATE_S, Fleet, Phase
 from penstock.supervisor.restart import FIRST_DELAY_S
-from penstock.wire.control import Beat, Drain, DrainEngine, EnginesDraining, Failed, Progress, Ready, Stop
+from penstock.wire.control import (
+    AgreedState,
+    AgreedStates,
+    Beat,
+    Drain,
+    DrainEngine,
+    EnginesDraining,
+    Failed,
+    Progress,
+    ProposeState,
+    Ready,
+    StatesAdopted,
+    Stop,
+)
 
 ENGINE = Name("engine", 0)
 SERVER = Name("api-server", 0)
@@ -386,6 +399,43 @@ def test_a_group_that_the_machine_refuses_in_part_is_tried_again_as_a_whole() ->
     assert done(fleet.could_not_start(GROUP[1], "no memory", 0.0)) == []
     fleet.died(GROUP[2], -signal.SIGKILL, 0.1)
     assert fleet.tick(1.0) == [Spawn(name, 1) for name in GROUP]
+
+
+# -- states that all engines agree on --------------------------------------------------------------------
+
+
+SLEEP = ProposeState(name="sleep", key="a", base=0, arguments={"level": 1})
+AGREED = [AgreedState(name="sleep", key="a", version=1, arguments={"level": 1})]
+
+
+def agreed(adopted: int = 0) -> AgreedStates:
+    return AgreedStates(revision=1, adopted=adopted, states=AGREED)
+
+
+def test_a_decision_is_told_to_all_api_servers_and_again_when_all_act_by_it() -> None:
+    fleet = serving(2)
+    actions = fleet.report(OTHER, SLEEP, 2.0)
+    assert done(actions) == [Send(SERVER, agreed()), Send(OTHER, agreed())]
+    assert said(actions) == ["agreed: sleep {'level': 1}"]
+    assert fleet.report(SERVER, StatesAdopted(revision=1), 3.0) == []
+    everyone = [Send(SERVER, agreed(1)), Send(OTHER, agreed(1))]
+    assert fleet.report(OTHER, StatesAdopted(revision=1), 3.0) == everyone
+
+
+def test_who_comes_too_late_is_told_what_is_agreed() -> None:
+    fleet = serving(2)
+    fleet.report(OTHER, SLEEP, 2.0)
+    late = ProposeState(name="sleep", key="b", base=0, arguments={"level": 2})
+    assert fleet.report(SERVER, late, 2.0) == [Send(SERVER, agreed())]
+
+
+def test_one_that_dies_is_not_waited_for_and_told_when_it_is_back() -> None:
+    fleet = serving(2)
+    fleet.report(OTHER, SLEEP, 2.0)
+    fleet.report(OTHER, StatesAdopted(revision=1), 2.0)
+    assert done(fleet.died(SERVER, -signal.SIGKILL, 3.0)) == [Send(OTHER, agreed(1))]
+    fleet.tick(3.0 + FIRST_DELAY_S)
+    assert done(fleet.report(SERVER, Ready(), 5.0)) == [Send(SERVER, agreed(1))]
 
 
 # -- the end -------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from penstock.config.options import ServeConfig
 from penstock.wire.control import (
     MAX_LINE_BYTES,
+    AgreedState,
+    AgreedStates,
     Beat,
     ChildChannel,
     ChildGone,
@@ -23,8 +25,10 @@ from penstock.wire.control import (
     LineBuffer,
     Order,
     Progress,
+    ProposeState,
     Ready,
     Report,
+    StatesAdopted,
     Stop,
     SupervisorGone,
     decode_for_child,
@@ -68,6 +72,18 @@ def ends() -> Iterator[tuple[ChildChannel, ControlChannel]]:
         (Beat(), b'{"type":"beat"}\n'),
         (DrainEngine(rank=1, draining=True), b'{"type":"drain-engine","rank":1,"draining":true}\n'),
         (EnginesDraining(ranks=[0, 2]), b'{"type":"engines-draining","ranks":[0,2]}\n'),
+        (
+            ProposeState(name="sleep", key="k", base=2, arguments={"level": 1}),
+            b'{"type":"propose-state","name":"sleep","key":"k","base":2,"arguments":{"level":1}}\n',
+        ),
+        (
+            AgreedStates(
+                revision=3, adopted=2, states=[AgreedState(name="a", key="k", version=3, arguments={})]
+            ),
+            b'{"type":"agreed-states","revision":3,"adopted":2,'
+            b'"states":[{"name":"a","key":"k","version":3,"arguments":{}}]}\n',
+        ),
+        (StatesAdopted(revision=3), b'{"type":"states-adopted","revision":3}\n'),
         (Stop(), b'{"type":"stop"}\n'),
         (Progress(text="weights", fraction=0.5), b'{"type":"progress","text":"weights","fraction":0.5}\n'),
         (Progress(text="a"), b'{"type":"progress","text":"a","fraction":null}\n'),

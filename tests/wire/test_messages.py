@@ -11,6 +11,7 @@ from penstock.wire.messages import (
     Abort,
     Bye,
     Call,
+    CallPhase,
     CallReply,
     EngineInfo,
     EngineMetrics,
@@ -71,7 +72,8 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
     (Abort([1, 70000]), "93039201ce00011170c2"),
     (Abort([1], stopped=True), "93039101c3"),
     (Bye(), "9104"),
-    (Call(9, "profile", {"on": True}), "940509a770726f66696c6581a26f6ec3"),
+    (Call(9, "profile", {"on": True}), "970509a770726f66696c6581a26f6ec3a00000"),
+    (Call(9, "sleep", {"level": 1}, "k", CallPhase.COMMIT, 3), "970509a5736c65657081a56c6576656c01a16b0203"),
 ]
 INFO = EngineInfo("torch", 4096, 32000, 256, (1, 2), "cuda:0", "bfloat16", 65536)
 FROM_ENGINE: list[tuple[FromEngine, str]] = [
@@ -85,8 +87,8 @@ FROM_ENGINE: list[tuple[FromEngine, str]] = [
         Failed(5, 17, "engine_error", "it broke"),
         "96120511ac656e67696e655f6572726f72a869742062726f6b6500",
     ),
-    (CallReply(9, None, {"a": 1.0}), "941309c081a161cb3ff0000000000000"),
-    (CallReply(9, "no such method"), "941309ae6e6f2073756368206d6574686f64c0"),
+    (CallReply(9, None, {"a": 1.0}), "971309c081a161cb3ff000000000000000c2a0"),
+    (CallReply(9, "no", None, 300, True, "conflict"), "971309a26e6fc0cd012cc3a8636f6e666c696374"),
     (Goodbye("stopping"), "9214a873746f7070696e67"),
     (EngineMetrics(b"\x01\x02", 4, 5, 600), "9515c40201020405cd0258"),
 ]
@@ -120,9 +122,9 @@ def _required(message: Any) -> int:
     ("message", "defaults"),
     [
         (Submit(5, PROMPT, GREEDY, 10, -1, "s", 2, 250), Submit(5, PROMPT, GREEDY)),
-        (Call(9, "profile", {"on": True}), Call(9, "profile")),
+        (Call(9, "profile", {"on": True}, "k", CallPhase.PREPARE, 1), Call(9, "profile")),
         (FrameHeader(12, [], 4, 5, 600, 7), FrameHeader(12, [])),
-        (CallReply(9, "error", 1), CallReply(9)),
+        (CallReply(9, "error", 1, 2, True, "code"), CallReply(9)),
         (Abort([1], stopped=True), Abort([1])),
         (EngineMetrics(b"\x01", 4, 5, 600), EngineMetrics(b"\x01")),
     ],
