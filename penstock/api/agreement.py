@@ -19,7 +19,8 @@ from ..wire.control import AgreedState, AgreedStates, ProposeState
 from ..wire.messages import CallPhase
 from .calls import Question, Receipt
 from .change import Change, Stage
-from .fleet import EngineState, Fleet
+from .connections import EngineState
+from .fleet import Fleet
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Agreement:
 
         Preparing takes ``timeout_s`` at most, and so does what follows.
         """
-        ranks = [engine.rank for engine in self._fleet.engines]
+        ranks = self._fleet.members()
         change = Change(ranks)
         entry = _Open(change, name, key, self._version(name))
         self._open.append(entry)
@@ -83,7 +84,8 @@ class Agreement:
             if self._is_agreed(name, key, arguments):
                 await self._repeat(entry, ranks, timeout_s)
             else:
-                await self._prepare(change, Question(name, arguments, key, CallPhase.PREPARE), timeout_s)
+                question = Question(name, arguments, key, CallPhase.PREPARE)
+                await self._prepare(change, ranks, question, timeout_s)
             if change.stage is Stage.DECIDE:
                 self._propose(ProposeState(name=name, key=key, base=entry.base, arguments=arguments))
             async with asyncio.timeout(timeout_s):
@@ -112,11 +114,8 @@ class Agreement:
         for receipt in await self._calls.ask(ranks, question, timeout_s):
             entry.change.committed(receipt)
 
-    async def _prepare(self, change: Change, question: Question, timeout_s: float) -> None:
-        asks = [
-            asyncio.ensure_future(self._calls.ask_one(engine.rank, question, timeout_s))
-            for engine in self._fleet.engines
-        ]
+    async def _prepare(self, change: Change, ranks: list[int], question: Question, timeout_s: float) -> None:
+        asks = [asyncio.ensure_future(self._calls.ask_one(rank, question, timeout_s)) for rank in ranks]
         try:
             for receipt in asyncio.as_completed(asks):
                 change.prepared(await receipt)
@@ -167,24 +166,30 @@ class Agreement:
     def _settle(self, rank: int) -> None:
         """Bring an engine to what is agreed, unless it is there or on its way."""
         engine = self._fleet.engines[rank]
-        if engine.reached != engine.wanted and rank not in self._settling:
+        if engine.up and not engine.settled and rank not in self._settling:
             task = self._settling[rank] = asyncio.ensure_future(self._bring(engine))
             task.add_done_callback(lambda done: self._settled(rank, done))
 
     def _settled(self, rank: int, task: asyncio.Task[None]) -> None:
         if self._settling.get(rank) is task:
             del self._settling[rank]
+            if not task.cancelled():
+                self._settle(rank)  # it may have come back just now
 
     async def _bring(self, engine: EngineState) -> None:
-        while engine.reached != engine.wanted:
-            revision = engine.wanted
+        while engine.up and not engine.settled:
+            revision, incarnation = engine.wanted, engine.incarnation
             receipts = [await self._commit(engine.rank, state) for state in list(self._states.values())]
             failed = [receipt for receipt in receipts if receipt.error is not None]
             for receipt in failed:
                 log.warning("engine %d has not changed as agreed: %s", receipt.rank, receipt.error)
             if failed:
                 await asyncio.sleep(RETRY_S)
-            elif engine.up and {receipt.epoch for receipt in receipts} == {engine.epoch}:
+            elif (
+                engine.up
+                and engine.incarnation == incarnation
+                and {receipt.epoch for receipt in receipts} == {engine.epoch}
+            ):
                 engine.reached = revision
                 self._fleet.on_takers()
 

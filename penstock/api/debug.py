@@ -25,7 +25,7 @@ class GarbageRoute:
         self._fleet = fleet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ranks = [engine.rank for engine in self._fleet.engines]
+        ranks = self._fleet.members()
         answers = await self._fleet.calls.ask(ranks, Question("gc", {}), ANSWER_TIMEOUT_S)
         own = msgspec.to_builtins(self._collector.report())
         await send_json(send, encode_json(_document(self._name, own, answers)))

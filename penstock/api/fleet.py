@@ -134,6 +134,10 @@ class Fleet:
             self._resumption.close(message)
         self._connections.close(message)
 
+    def members(self) -> list[int]:
+        """Ranks of the engines that there are; those of other hosts come and go."""
+        return [engine.rank for engine in self.engines if engine.up or engine.address is not None]
+
     # -- streams out
 
     def any_up(self) -> bool:

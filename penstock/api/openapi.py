@@ -268,7 +268,7 @@ _ROUTES = (
             operation,
             summary,
             _json("Operation"),
-            (400, 409, 502, 504),
+            (400, 409, 502, 503, 504),
             (*parameters, _TIMEOUT, _KEY),
         )
         for path, operation, summary, parameters in (

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from ..wire.messages import CONFLICT, MAX_KEY
+from .admission import unavailable
 from .agreement import SLEEP, Agreement
 from .calls import Question, Receipt
 from .change import Outcome
@@ -89,7 +90,7 @@ class OperationRoutes:
 
     async def _run(self, scope: Scope, send: Send, name: str, *, after_restart: bool) -> None:
         wish = _wish(scope)
-        ranks = [engine.rank for engine in self._fleet.engines]
+        ranks = self._members()
         question = Question(name, {}, wish.key, after_restart=after_restart)
         receipts = await self._fleet.calls.ask(ranks, question, wish.timeout_s)
         outcome = Outcome.DONE
@@ -98,7 +99,14 @@ class OperationRoutes:
             outcome = Outcome.CONFLICT if conflict else Outcome.PARTIAL
         await _reply(send, name, wish.key, outcome, receipts)
 
+    def _members(self) -> list[int]:
+        members = self._fleet.members()
+        if not members:
+            raise unavailable("There is no engine.", "no_engine")
+        return members
+
     async def _change(self, wish: _Wish, send: Send, name: str, arguments: dict[str, Any]) -> None:
+        self._members()
         change = await self._agreement.change(SLEEP, arguments, wish.key, wish.timeout_s)
         assert change.outcome is not None  # it has ended
         await _reply(send, name, wish.key, change.outcome, change.receipts())

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from penstock.api.agreement import RETRY_S, SETTLE_S, Agreement
 from penstock.api.calls import Calls, Receipt
 from penstock.api.change import Change, Outcome
-from penstock.api.fleet import EngineState, Fleet
+from penstock.api.connections import EngineState
+from penstock.api.fleet import Fleet
 from penstock.engine.calls import EngineCalls
 from penstock.engine.participant import Participant
 from penstock.supervisor.actions import Name
@@ -107,6 +108,9 @@ class View:
     def __init__(self, world: "World", server: int) -> None:
         self.engines = [EngineState(rank) for rank in range(ENGINES)]
         self.calls = Calls(lambda rank, call: world.links[server, rank].calls.append(call))
+
+    def members(self) -> list[int]:
+        return list(range(ENGINES))
 
     def on_takers(self) -> None:
         pass
