@@ -115,19 +115,20 @@ class Attempt:
     def _write(self, data: bytes) -> None:
         if not data:
             return
-        self._start()
+        if not self.relayed:
+            self._start()
         self.bytes_out += len(data)
         self._client.write(data)
 
     def _start(self) -> None:
-        if not self.relayed:
-            self.relayed = True
-            assert self.status is not None
-            self._client.start(self.status, self._headers)
+        self.relayed = True
+        assert self.status is not None
+        self._client.start(self.status, self._headers)
 
     def on_end(self) -> None:
         self._write(self._observer.finish(self._clock()))
-        self._start()
+        if not self.relayed:  # it had no body
+            self._start()
         self._client.end()
         self._end(Ending.COMPLETE)
 

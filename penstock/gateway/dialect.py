@@ -19,7 +19,7 @@ class _Details(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
@@ -30,35 +30,34 @@ class _Usage(msgspec.Struct):
     cache_read_input_tokens: int | None = None
 
 
-class _Choice(msgspec.Struct):
-    text: str | None = None
-    delta: msgspec.Raw = msgspec.Raw()
-    message: msgspec.Raw = msgspec.Raw()
-
-
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    tool_calls: msgspec.Raw = msgspec.Raw(b"null")
+    tool_calls: list[msgspec.Raw] | None = None
     # messages
     text: str | None = None
     thinking: str | None = None
     partial_json: str | None = None
 
 
-class _Response(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
+    text: str | None = None
+    delta: _Delta | None = None
+
+
+class _Response(msgspec.Struct, gc=False):
     """The object within an event of responses, or the message within one of messages."""
 
     usage: _Usage | None = None
 
 
-class _Event(msgspec.Struct):
+class _Event(msgspec.Struct, gc=False):
     type: str = ""
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
-    error: msgspec.Raw = msgspec.Raw(b"null")
+    error: msgspec.Raw = msgspec.Raw()
     delta: msgspec.Raw = msgspec.Raw()
     response: _Response | None = None
     message: msgspec.Raw = msgspec.Raw()
@@ -113,8 +112,8 @@ _TOKENS = {
     "response.reasoning_text.delta",
     "response.function_call_arguments.delta",
 }
-_NO_TOKENS = Meaning()
-_TOKENS_ALONE = Meaning(tokens=True)
+NOTHING = Meaning()
+TOKENS_ALONE = Meaning(tokens=True)
 _END = Meaning(end=True)
 
 
@@ -141,13 +140,16 @@ def read_reply(body: bytes) -> Meaning:
 def _of_chunk(event: _Event) -> Meaning:
     """Of completions and chat."""
     choices = event.choices
-    error = _error(event)
+    tokens = False
+    for choice in choices or ():
+        tokens = tokens or _has_tokens(choice)
+    error = _error(event) if event.error else None
     if event.usage is None and error is None:
         if choices is None:
             raise ContentError("an event without choices, usage or error")
-        return _TOKENS_ALONE if any(map(_has_tokens, choices)) else _NO_TOKENS
+        return TOKENS_ALONE if tokens else NOTHING
     return Meaning(
-        tokens=any(map(_has_tokens, choices or ())),
+        tokens=tokens,
         usage=_usage(event.usage),
         usage_only=event.usage is not None and choices == [],
         error=error,
@@ -167,35 +169,31 @@ def _of_typed(event: _Event, name: bytes) -> Meaning:
         error = _error(event) or msgspec.json.encode({"type": kind})
     tokens = kind in _TOKENS
     if kind == "content_block_delta" and event.delta:
-        tokens = _delta_has_tokens(event.delta)
+        tokens = _says(_delta.decode(event.delta))
     return Meaning(tokens=tokens, usage=_usage(usage), error=error, end=kind in _TERMINATORS)
 
 
 def _has_tokens(choice: _Choice) -> bool:
-    if choice.delta:
-        return _delta_has_tokens(choice.delta)
-    return bool(choice.text)
+    return bool(choice.text) or (choice.delta is not None and _says(choice.delta))
 
 
-def _delta_has_tokens(raw: msgspec.Raw) -> bool:
-    if bytes(raw) in (b"{}", b"null"):
-        return False
-    delta = _delta.decode(raw)
-    text = (
+def _says(delta: _Delta) -> bool:
+    """Whether it has something that was generated."""
+    return bool(
         delta.content
         or delta.reasoning
         or delta.reasoning_content
         or delta.refusal
+        or delta.tool_calls
         or delta.text
         or delta.thinking
         or delta.partial_json
     )
-    return bool(text) or bytes(delta.tool_calls) not in (b"null", b"[]")
 
 
 def _error(event: _Event) -> bytes | None:
     raw = bytes(event.error)
-    return None if raw == b"null" else raw
+    return None if raw in (b"", b"null") else raw
 
 
 def _usage(usage: _Usage | None) -> Usage | None:

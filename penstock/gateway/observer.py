@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from .dialect import ContentError, Meaning, Usage, read_event, read_reply
+from .dialect import NOTHING, TOKENS_ALONE, ContentError, Meaning, Usage, read_event, read_reply
 from .names import ITL
 from .sse import Event, SSEError, SSEParser
 
@@ -73,7 +73,7 @@ class StreamObserver:
         if not pending or self._broken:
             return b""
         malformed = seen.malformed
-        meaning = _NOTHING
+        meaning = NOTHING
         for event in self._parser.feed(b"\n\n"):
             meaning = self._note(event, now)
         seen.malformed = malformed  # an event that was cut off says nothing about the content
@@ -88,14 +88,14 @@ class StreamObserver:
 
     def _note(self, event: Event, now: float) -> Meaning:
         if event.data is None:
-            return _NOTHING
+            return NOTHING
         seen = self.seen
         try:
             meaning = read_event(event.data, event.name)
         except ContentError as error:
             if seen.malformed is None:
                 seen.malformed = str(error)
-            return _NOTHING
+            return NOTHING
         if meaning.tokens:
             seen.token_events += 1
             if seen.last_token_at is None:
@@ -103,6 +103,8 @@ class StreamObserver:
             else:
                 seen.gaps[bisect_left(_GAP_BOUNDS, now - seen.last_token_at)] += 1
             seen.last_token_at = now
+            if meaning is TOKENS_ALONE:
+                return meaning
         if meaning.usage is not None:
             seen.usage = meaning.usage if seen.usage is None else seen.usage.updated(meaning.usage)
         if meaning.error is not None and seen.error is None:
@@ -141,6 +143,3 @@ class ReplyObserver:
         seen.ended = True
         self._body.clear()
         return b""
-
-
-_NOTHING = Meaning()

@@ -3,7 +3,7 @@
 Parsing keeps raw bytes beside data, because a relay passes on what it got and not what it understood.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -12,8 +12,7 @@ class SSEError(ValueError):
     """Bytes that are no event stream: not UTF-8, or an event without an end."""
 
 
-@dataclass(slots=True, frozen=True)
-class Event:
+class Event(NamedTuple):
     """One event, or a block of comments."""
 
     raw: bytes
@@ -43,12 +42,14 @@ class SSEParser:
     @property
     def pending(self) -> bytes:
         """Bytes after the last complete event."""
-        return bytes(self._pending)
+        return bytes(self._pending) if self._pending else b""
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that ``chunk`` completes. Raises SSEError."""
-        if not self._pending and not self._at_start and not self._after_cr and _is_plain(chunk):
-            return [_plain_event(raw) for raw in chunk[:-2].split(b"\n\n")]
+        if not (self._pending or self._at_start or self._after_cr) and _is_plain(chunk):
+            if chunk.find(b"\n") == len(chunk) - 2:
+                return [Event(chunk, chunk[6:-2])]
+            return [Event(b"data: %b\n\n" % data, data) for data in chunk[6:-2].split(b"\n\ndata: ")]
         return self._feed_slowly(chunk)
 
     def _feed_slowly(self, chunk: bytes) -> list[Event]:
@@ -105,17 +106,13 @@ def _begins_with_line_end(data: bytearray, at: int) -> bool:
 
 
 def _is_plain(chunk: bytes) -> bool:
-    """Whole events of one data line each, as servers send them."""
+    """Whole events of one data line each, as nearly all servers send them; most chunks are one such event."""
     return (
-        chunk.endswith(b"\n\n")
-        and chunk.startswith(b"data:")
+        chunk.startswith(b"data: ")
+        and chunk.endswith(b"\n\n")
         and b"\r" not in chunk
-        and chunk.count(b"\n") == 2 * chunk.count(b"\n\ndata:") + 2
+        and (chunk.find(b"\n") == len(chunk) - 2 or chunk.count(b"\n") == 2 * chunk.count(b"\n\ndata: ") + 2)
     )
-
-
-def _plain_event(raw: bytes) -> Event:
-    return Event(raw + b"\n\n", raw[6:] if raw[5:6] == b" " else raw[5:])
 
 
 def _event(raw: bytes) -> Event:

@@ -80,15 +80,10 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._break(f"not HTTP/1.1: {error}")
             return
-        self._hand_on()
-
-    def _hand_on(self) -> None:
-        """What one read gave, as one piece."""
-        receiver = self._receiver
-        if self._body and receiver is not None:
-            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        if self._body and self._receiver is not None:
+            body = b"".join(self._body)  # what one read gave, as one piece
             self._body.clear()
-            receiver.on_body(body)
+            self._receiver.on_body(body)
         if self._complete and self._receiver is not None:
             self._finish()
 
