@@ -47,36 +47,41 @@ class Breaker:
         if self._open_until is not None:
             self._probe_until = now + LONGEST_PAUSE_S
 
-    def judged(self, outcome: Outcome, now: float) -> None:
+    def judged(self, outcome: Outcome, now: float, sent_at: float) -> None:
         """A request that was sent has ended so."""
         if outcome in BLAMED:
-            self.failed(now)
+            self.failed(now, sent_at)
         elif outcome is Outcome.CLIENT_DISCONNECT:
             self.released()
         else:
-            self.succeeded(now)
+            self.succeeded(now, sent_at)
 
     def released(self) -> None:
         """The request ended without telling anything about the endpoint (its client left)."""
         self._probe_until = 0.0
 
-    def succeeded(self, now: float) -> None:
+    def succeeded(self, now: float, sent_at: float) -> None:
         self._count(now, 0.0)
         self._row = 0
-        if self._open_until is not None and now >= self._open_until:
+        if self._is_probe(sent_at):
             self._open_until = None
             self._pause_s = FIRST_PAUSE_S
             self._ended = self._failed = 0.0
 
-    def failed(self, now: float) -> None:
+    def failed(self, now: float, sent_at: float) -> None:
         self._count(now, 1.0)
         self._row += 1
-        if self._open_until is not None:
-            if now >= self._open_until:  # the probe
-                self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-                self._open(now)
-        elif self._row >= CONSECUTIVE or (self._ended >= LEAST and self._failed >= SHARE * self._ended):
+        if self._is_probe(sent_at):
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
             self._open(now)
+        elif self._open_until is None and (
+            self._row >= CONSECUTIVE or (self._ended >= LEAST and self._failed >= SHARE * self._ended)
+        ):
+            self._open(now)
+
+    def _is_probe(self, sent_at: float) -> bool:
+        """Long replies that began before it opened end while it is half open: they tell of the past."""
+        return self._open_until is not None and sent_at >= self._open_until
 
     def _open(self, now: float) -> None:
         self._open_until = now + self._pause_s

@@ -173,6 +173,8 @@ class _Run:
         self._client = client
         self._record = record
         self._request = request
+        self._sent_at = 0.0
+        """When the latest endpoint was chosen."""
 
     async def to_the_end(self) -> None:
         while True:
@@ -214,7 +216,8 @@ class _Run:
         self._request.tried.add(endpoint)
         self._record.attempts += 1
         self._record.endpoint = endpoint.url
-        endpoint.began(tokens, relay.clock())
+        self._sent_at = relay.clock()
+        endpoint.began(tokens, self._sent_at)
         try:
             return await self._exchange(endpoint)
         finally:
@@ -310,7 +313,7 @@ class _Run:
         status = record.status if attempt is not None else None
         record.outcome = judge(ending, status or None, record.seen, streamed=record.streamed)
         record.reason = reason or reason_of(record)
-        endpoint.breaker.judged(record.outcome, now)
+        endpoint.breaker.judged(record.outcome, now, self._sent_at)
         if record.seen.first_token_at is not None and record.sent_at is not None:
             endpoint.answered(record.seen.first_token_at - record.sent_at)
         if ending is Ending.CLIENT_GONE or (attempt is not None and attempt.relayed):

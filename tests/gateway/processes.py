@@ -70,7 +70,7 @@ Behaviour = Callable[[Call], None]
 class Upstream:
     """A model server with one behaviour, which may be changed."""
 
-    def __init__(self, behaviour: Behaviour) -> None:
+    def __init__(self, behaviour: Behaviour, port: int = 0) -> None:
         self.behaviour = behaviour
         self.metrics = b"vllm:num_requests_waiting 0\n"
         self.calls: list[Call] = []
@@ -96,7 +96,7 @@ class Upstream:
             def handle_error(self, request: Any, client_address: Any) -> None:
                 """The gateway may leave at any time."""
 
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self._server = Server(("127.0.0.1", port), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 

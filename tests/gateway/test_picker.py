@@ -98,7 +98,7 @@ def test_power_of_two_takes_the_better_of_two() -> None:
 def test_failed_endpoints_are_left_out() -> None:
     good, broken, down, tried = (endpoint(name) for name in "abcd")
     for _ in range(3):
-        broken.breaker.failed(NOW)
+        broken.breaker.failed(NOW, NOW)
     down.scrape_failed()
     down.scrape_failed()
     for _ in range(20):
@@ -115,7 +115,7 @@ def refusal(request: PickRequest, endpoints: list[Endpoint]) -> Refusal:
 def test_none_ready() -> None:
     down = endpoint("a")
     for _ in range(3):
-        down.breaker.failed(NOW)
+        down.breaker.failed(NOW, NOW)
     assert (refusal(PickRequest(), [down]).status, refusal(PickRequest(), []).reason) == (503, "none_ready")
 
 

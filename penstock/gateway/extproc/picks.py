@@ -39,6 +39,7 @@ class Pick:
     tokens: int
     expects: Expected
     request_id: str
+    picked_at: float
     served: str = ""
     """Address and port of the endpoint that answered, as Envoy says."""
     observer: StreamObserver | ReplyObserver | None = None
@@ -126,7 +127,7 @@ class Picks:
         if not endpoints:
             raise Refusal(503, "none_ready", "No model server has an address.")
         ranked = self.relay.picker.ranked(request, endpoints, now, self.relay.most_attempts)
-        pick = Pick(record, ranked, request.tokens, expects, request_id)
+        pick = Pick(record, ranked, request.tokens, expects, request_id, now)
         ranked[0].began(request.tokens, now)
         self._pending.setdefault(request_id, []).append(pick)
         return pick
@@ -215,11 +216,11 @@ class Picks:
         served = next((row for row, each in enumerate(pick.endpoints) if each.destination == upstream), 0)
         tried = pick.endpoints[: served + 1] if entry.attempts > 1 else [pick.endpoints[served]]
         for endpoint in tried[:-1]:
-            endpoint.breaker.failed(now)
+            endpoint.breaker.failed(now, pick.picked_at)
         if outcome is Outcome.REJECTED:
             tried[-1].breaker.released()
             return
-        tried[-1].breaker.judged(outcome, now)
+        tried[-1].breaker.judged(outcome, now, pick.picked_at)
         first = pick.record.seen.first_token_at
         if first is not None:
             tried[-1].answered(first - pick.record.began_at)
@@ -240,7 +241,7 @@ class Picks:
         if pick.observer is None:
             pick.endpoints[0].breaker.released()
         else:
-            pick.endpoints[0].breaker.judged(record.outcome, self.clock())
+            pick.endpoints[0].breaker.judged(record.outcome, self.clock(), pick.picked_at)
         self.close(record)
 
     def _release(self, pick: Pick) -> None:

@@ -143,9 +143,9 @@ def test_the_log_has_the_ids(status: int, caplog: pytest.LogCaptureFixture) -> N
     world = World(access_log="all")
     if status == 503:
         for endpoint in world.endpoints:
-            endpoint.breaker.failed(world.now)
-            endpoint.breaker.failed(world.now)
-            endpoint.breaker.failed(world.now)
+            endpoint.breaker.failed(world.now, world.now)
+            endpoint.breaker.failed(world.now, world.now)
+            endpoint.breaker.failed(world.now, world.now)
     exchange = Exchange(world.picks)
     first = head()
     first.headers += [(b":method", b"POST"), (b"traceparent", TRACEPARENT)]
