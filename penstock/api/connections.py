@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import Protocol
@@ -32,6 +33,9 @@ SAFETY_INTERVAL_S = 0.02
 PUMP_INTERVAL_S = 0.003
 """How long a burst of requests may keep the loop from the frames that wait."""
 RECONNECT_S = 0.2
+SILENCE_S = 2.0
+"""An engine that has taken nothing of what it was sent for so long gets new streams only when all are so: its
+step takes long, or it hangs and will be killed for it (``--engine-hang-timeout``)."""
 
 
 class EngineState:
@@ -67,17 +71,33 @@ class EngineState:
         # -- from the latest frame or report
         self.accepted = 0
         """Of those submitted, how many are in the figures below."""
+        self._waits_since = math.inf
+        """Since when streams have been submitted without any being accepted; inf: all are accepted."""
         self.waiting = 0
         self.running = 0
         self.kv_used_permille = 0
         self._step = 0
 
-    def loaded(self, step: int, waiting: int, running: int, kv_used_permille: int, accepted: int) -> None:
+    def asked(self, now: float) -> None:
+        """A stream is submitted."""
+        self.submitted += 1
+        if self._waits_since == math.inf:
+            self._waits_since = now
+
+    def loaded(
+        self, step: int, waiting: int, running: int, kv_used_permille: int, accepted: int, now: float
+    ) -> None:
         """What a frame or a report says; older ones than the latest are passed over."""
-        if step >= self._step:
-            self._step = step
-            self.waiting, self.running, self.kv_used_permille = waiting, running, kv_used_permille
+        if step < self._step:
+            return
+        self._step = step
+        self.waiting, self.running, self.kv_used_permille = waiting, running, kv_used_permille
+        if accepted != self.accepted:
             self.accepted = accepted
+            self._waits_since = now if accepted < self.submitted else math.inf
+
+    def silent(self, now: float) -> bool:
+        return now - self._waits_since > SILENCE_S
 
     @property
     def load(self) -> int:

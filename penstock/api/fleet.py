@@ -171,7 +171,13 @@ class Fleet:
         if wish.rank is not None:
             wished = self.engines[wish.rank]
             return wished if wished.takes_streams else None
-        loads = [engine.load if engine.takes_streams else None for engine in self.engines]
+        takers = [engine for engine in self.engines if engine.takes_streams]
+        if len(takers) > 1:
+            now = time.monotonic()
+            takers = [engine for engine in takers if not engine.silent(now)] or takers
+        loads: list[int | None] = [None] * len(self.engines)
+        for engine in takers:
+            loads[engine.rank] = engine.load
         keys = affinity_keys(prompt, cache_salt, wish.session) if len(loads) > 1 else ()
         rank = self._balancer.choose(loads, keys)
         return None if rank is None else self.engines[rank]
@@ -192,7 +198,7 @@ class Fleet:
         return True
 
     def _submit(self, engine: EngineState, request: Submit) -> None:
-        engine.submitted += 1
+        engine.asked(time.monotonic())
         self._connections.send(engine, encode(request), SUBMITS_PER_MESSAGE)
 
     def abort(self, stream: Stream, *, stopped: bool = False) -> None:
@@ -224,7 +230,7 @@ class Fleet:
         self.frames_received += len(frames)
         self.frames_merged += len(frames) - 1
         frame = merge(frames)
-        engine.loaded(frame.step, frame.waiting, frame.running, frame.kv_used_permille, frame.accepted)
+        engine.loaded(frame.step, frame.waiting, frame.running, frame.kv_used_permille, frame.accepted, now)
         self.streams.deliver(engine.rank, frame, now)
 
     def on_message(self, engine: EngineState, message: FromEngine) -> None:
@@ -303,4 +309,5 @@ class Fleet:
         if engine is None or not engine.up:
             return
         if (engine.incarnation, engine.epoch) == (load.incarnation, load.epoch):
-            engine.loaded(load.step, load.waiting, load.running, load.kv_used_permille, load.accepted)
+            now = time.monotonic()
+            engine.loaded(load.step, load.waiting, load.running, load.kv_used_permille, load.accepted, now)

@@ -1,6 +1,7 @@
 """An API server's fleet, with engines that do what the test says."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, closing
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api.connections import EngineState
+from penstock.api.connections import SILENCE_S, EngineState
 from penstock.api.fleet import Fleet
 from penstock.metrics.histogram import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS, Histogram
 from penstock.streaming.stream import Stream, StreamError
@@ -195,9 +196,39 @@ def test_the_load_of_an_engine_has_what_it_cannot_have_counted() -> None:
     engine = EngineState(0)
     engine.submitted = 5
     assert engine.load == 5
-    engine.loaded(step=7, waiting=2, running=10, kv_used_permille=1, accepted=3)
+    engine.loaded(step=7, waiting=2, running=10, kv_used_permille=1, accepted=3, now=1.0)
     assert engine.load == 14
-    engine.loaded(step=6, waiting=99, running=0, kv_used_permille=0, accepted=0)
+    engine.loaded(step=6, waiting=99, running=0, kv_used_permille=0, accepted=0, now=1.0)
     assert engine.load == 14, "older than what is known"
-    engine.loaded(step=7, waiting=0, running=0, kv_used_permille=0, accepted=5)
+    engine.loaded(step=7, waiting=0, running=0, kv_used_permille=0, accepted=5, now=1.0)
     assert engine.load == 0
+
+
+def test_an_engine_that_takes_nothing_is_silent_until_it_does() -> None:
+    engine = EngineState(0)
+    assert not engine.silent(now=1e9)
+    engine.asked(now=10.0)
+    engine.asked(now=11.0)
+    assert not engine.silent(now=10.0 + SILENCE_S)
+    assert engine.silent(now=10.1 + SILENCE_S)
+    engine.loaded(step=1, waiting=0, running=1, kv_used_permille=0, accepted=0, now=12.0)
+    assert engine.silent(now=10.1 + SILENCE_S), "it ran, but took nothing"
+    engine.loaded(step=2, waiting=0, running=1, kv_used_permille=0, accepted=1, now=13.0)
+    assert not engine.silent(now=13.0)
+    assert engine.silent(now=13.1 + SILENCE_S), "there is one more"
+    engine.loaded(step=3, waiting=0, running=2, kv_used_permille=0, accepted=2, now=20.0)
+    assert not engine.silent(now=1e9)
+
+
+def test_new_streams_avoid_a_silent_engine_while_there_is_another(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        long_ago = time.monotonic() - SILENCE_S - 1
+        _, silent, busy = bench.fleet.engines
+        bench.fleet.set_draining([0])
+        busy.loaded(1, waiting=50, running=50, kv_used_permille=0, accepted=0, now=long_ago)
+        silent.asked(long_ago)
+        assert bench.fleet.pick() is busy
+        busy.asked(long_ago)
+        assert bench.fleet.pick() is silent
+
+    run(scenario)
