@@ -64,7 +64,8 @@ def sampling_of(
     min_tokens = r.min_tokens or 0
     if min_tokens:
         check_min_tokens(min_tokens, max_tokens)
-    if r.seed is not None and r.seed != -1:
+    seeded = r.seed is not None and r.seed != -1
+    if r.seed is not None and seeded:
         seed = r.seed & SEED_MASK
     sampling = Sampling(
         max_tokens,
@@ -80,6 +81,7 @@ def sampling_of(
         bool(r.ignore_eos),
         (),
         logprobs,
+        seeded=seeded,
     )
     rare = (
         r.repetition_penalty,
@@ -119,6 +121,7 @@ def _with_rare_fields(
         logit_bias=_logit_bias(r.logit_bias, size),
         allowed_token_ids=_allowed(r.allowed_token_ids, size),
         bad_words=_bad_words(r.bad_words or (), tokenizer),
+        seeded=sampling.seeded,
     )
 
 

@@ -62,6 +62,7 @@ def parse(command: Command[Any], argv: list[str]) -> tuple[dict[str, Any], str |
     raises SystemExit(0).
     """
     options = options_of(command.config)
+    argv, behind = _cut(argv, options)
     parser = build(command)
     namespace, rest = parser.parse_known_args(_with_dashes(argv, options))
     if rest:
@@ -71,7 +72,7 @@ def parse(command: Command[Any], argv: list[str]) -> tuple[dict[str, Any], str |
     if len(files) > 1:
         raise ConfigError("--config is given twice")
     switches = {name: str(value).lower() for name, value in arguments.items() if isinstance(value, bool)}
-    return arguments | switches, files[0]
+    return arguments | switches | behind, files[0]
 
 
 def _add(group: argparse._ArgumentGroup, option: Option) -> None:
@@ -94,6 +95,17 @@ def help_text(option: Option) -> str:
     facts = [f"default: {option.default_text}"] if option.default_text else []
     facts += [one.range for one in option.alternatives if one.range]
     return f"{option.description} [{'; '.join([*facts, option.variable])}]"
+
+
+def _cut(argv: list[str], options: tuple[Option, ...]) -> tuple[list[str], dict[str, list[str]]]:
+    """``argv`` up to ``--``, and what follows by the name of the field that takes it, if one does."""
+    takers = [option for option in options if option.rest]
+    if not takers or "--" not in argv:
+        return argv, {}
+    end = argv.index("--")
+    if any(token.partition("=")[0].replace("_", "-") == takers[0].flag for token in argv[:end]):
+        raise ConfigError(f"{takers[0].flag} is given twice, once as what follows --")
+    return argv[:end], {takers[0].field: argv[end + 1 :]}
 
 
 def _with_dashes(argv: list[str], options: tuple[Option, ...]) -> list[str]:

@@ -71,6 +71,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     short: str | None
     secret: bool
     positional: bool
+    rest: bool
 
     @property
     def name(self) -> str:
@@ -142,6 +143,7 @@ def _option(config: type, field: msgspec.structs.FieldInfo, described: inspect.F
         short=extra.get("short"),
         secret=extra.get("secret", False),
         positional=extra.get("positional", False),
+        rest=extra.get("rest", False),
     )
 
 

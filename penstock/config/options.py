@@ -14,10 +14,11 @@ def option(description: str, group: str, **meta: Any) -> Meta:
     """The metadata of one option. ``group`` is its heading in ``--help`` and in the documentation.
 
     ``meta`` takes msgspec bounds (``ge``, ``le``, ``min_length`` …); the keyword ``metavar`` names the
-    value in ``--help``; ``secret=True`` keeps the value out of logs and banners.
+    value in ``--help``; ``secret=True`` keeps the value out of logs and banners; ``rest=True`` gives it what
+    follows ``--`` on the command line.
     """
     extra = {"group": group}
-    extra |= {key: meta.pop(key) for key in ("metavar", "secret", "positional") if key in meta}
+    extra |= {key: meta.pop(key) for key in ("metavar", "secret", "positional", "rest") if key in meta}
     return Meta(description=description, extra=extra, **meta)
 
 
@@ -260,9 +261,21 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     # -- engine
     engine: Annotated[
-        Literal["torch", "synthetic"],
-        option("torch: the embedded engine; synthetic: tokens on a clock, no model.", "Engine"),
+        Literal["torch", "synthetic", "vllm"],
+        option(
+            "torch: the embedded engine; vllm: vLLM's engine; synthetic: tokens on a clock, no model.",
+            "Engine",
+        ),
     ] = "torch"
+    engine_args: Annotated[
+        list[str] | None,
+        option(
+            "Engine options of vLLM's own, written as for vllm serve, for --engine vllm. On the command line "
+            "they follow --, behind everything else.",
+            "Engine",
+            rest=True,
+        ),
+    ] = None
     data_parallel_size: Annotated[
         int, option("Number of engine processes, on all hosts together.", "Engine", ge=1, le=1024)
     ] = 1
@@ -492,6 +505,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         """Raises ValueError for options that contradict each other."""
+        if self.engine_args and self.engine != "vllm":
+            raise ValueError(
+                f"--engine-args {' '.join(self.engine_args)}: these are for --engine vllm, not {self.engine}"
+            )
         if self.allow_credentials and (self.allowed_origins is None or "*" in self.allowed_origins):
             raise ValueError(
                 "--allow-credentials: name the pages in --allowed-origins; without, none could act in its "

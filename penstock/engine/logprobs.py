@@ -46,6 +46,26 @@ class HeldLogprobs:
                 parts.append(self._release(slots[released], held[released], first[released]))
         return joined_logprobs(parts)
 
+    def keep(self, slots: NDArray[np.intp], sampled: Logprobs) -> None:
+        """Hold the logprobs of the last token of some slots; ``sampled`` has indexes into ``slots`` as
+        ``token``. :meth:`give` gives them out."""
+        held = self._table.length[slots] - self._table.sent[slots]
+        row = sampled.token
+        self._hold(slots[row], held[row] - 1, sampled, np.arange(len(row)))
+
+    def give(
+        self, slots: NDArray[np.intp], due: NDArray[np.bool_], wanting: NDArray[np.bool_]
+    ) -> Logprobs | None:
+        """Logprobs of the rows that are due, of the slots ``wanting`` them, which have kept one for every
+        token; their ``token`` indexes the tokens of those rows. Called before the rows are made."""
+        held = self._table.length[slots] - self._table.sent[slots]
+        given = np.where(due, held, 0)
+        released = np.flatnonzero(wanting & (given > 0))
+        if not len(released):
+            return None
+        first = np.cumsum(given) - given
+        return self._release(slots[released], held[released], first[released])
+
     def _hold(
         self, slots: NDArray[np.intp], place: I32, sampled: Logprobs, entries: NDArray[np.intp]
     ) -> None:

@@ -110,6 +110,10 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
         return SyntheticEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir)
     if config.enable_expert_parallel:
         raise ConfigError("--enable-expert-parallel: only --engine synthetic runs in lock-step")
+    if config.engine == "vllm":
+        from .vllm.engine import VllmEngine
+
+        return VllmEngine(config, launch.model_dir, progress, rank=launch.index, given=launch.given)
     from .torch.engine import TorchEngine
 
     return TorchEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir)

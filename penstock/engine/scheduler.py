@@ -26,6 +26,7 @@ from .base import RequestRejected, StepRows
 from .blocks import BlockTables
 from .logprobs import HeldLogprobs
 from .prefix_cache import Chain, PrefixCache
+from .requests import check_request
 from .rows import joined, no_rows
 from .sampling import READS_HISTORY, SamplingColumns
 from .slots import SlotTable
@@ -104,38 +105,20 @@ class Scheduler:
         WireError when its handle is in use."""
         if self.table.find(server, request.stream) is not None:
             raise WireError(f"Submit.stream {request.stream} is running already")
-        self._check_length(request)
-        self._check_prompt(request)
+        check_request(request, self.table.max_model_len, self.sampling.vocab_size)
+        self._check_capacity(request)
         self.sampling.check(request.sampling)
         self._queue.push(server, request, self.table.free_count())
 
-    def _check_length(self, request: Submit) -> None:
-        length, limit = len(request.prompt) // 4, request.sampling.max_tokens
-        base = length - request.resumed
-        if len(request.prompt) % 4 or not length or base < 0:
-            raise RequestRejected("prompt: at least one token, four bytes each, of which resumed are output")
-        if length >= self.table.max_model_len:
-            raise RequestRejected(
-                f"prompt: {length} tokens leave no room for output; the model takes "
-                f"{self.table.max_model_len} tokens, prompt and output together"
-            )
-        if limit <= request.resumed:
-            raise RequestRejected(f"max_tokens: {limit}, but must be more than {request.resumed}")
-        end = min(base + limit, self.table.max_model_len)
+    def _check_capacity(self, request: Submit) -> None:
+        base = len(request.prompt) // 4 - request.resumed
+        end = min(base + request.sampling.max_tokens, self.table.max_model_len)
         capacity = self.blocks.blocks * self.blocks.block_size
         if end - 1 > capacity:  # the last token is never read back
             raise RequestRejected(
                 f"prompt and max_tokens: {base} + {end - base} tokens do not fit the KV cache, "
                 f"which holds {capacity}; ask for fewer tokens or serve with more --kv-cache-memory"
             )
-
-    def _check_prompt(self, request: Submit) -> None:
-        prompt = np.frombuffer(request.prompt, "<i4")
-        for token in (int(prompt.min()), int(prompt.max())):
-            if not 0 <= token < self.sampling.vocab_size:
-                raise RequestRejected(
-                    f"prompt: token id {token}, but the vocabulary has {self.sampling.vocab_size}"
-                )
 
     def abort(self, server: int, streams: Sequence[int]) -> None:
         """Stop streams; ``take_aborted`` gives their ends. Unknown ones are ignored."""

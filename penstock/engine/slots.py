@@ -171,14 +171,19 @@ class SlotTable:
 
     # -- the step
 
-    def settle(self, slots: NDArray[np.intp], tokens: I32) -> I8:
-        """Append one sampled token to each slot's history. Returns int8[R] Finish per slot."""
+    def append(self, slots: NDArray[np.intp], tokens: I32) -> I32:
+        """Append one sampled token to each slot's history. Returns int32[R], the new lengths."""
         if self._timed:
             self._now = self._clock()
         length = self.length[slots]
         self.history[slots, length] = tokens
         length += 1
         self.length[slots] = length
+        return length
+
+    def settle(self, slots: NDArray[np.intp], tokens: I32) -> I8:
+        """:meth:`append`, and see which streams end. Returns int8[R] Finish per slot."""
+        length = self.append(slots, tokens)
         finish: I8 = (length >= self.end[slots]).view(np.int8)
         finish *= np.int8(Finish.LENGTH)
         counts = length > self.min_end[slots]

@@ -79,7 +79,10 @@ def serve(
             model = resolve_model(config, run_dir)
             _raise_file_limit()
             traits = {} if config.coordinator is None else traits_of(config, model)
-            return _Service(config, listener, run_dir, model, cluster_key, traits, command, began).run()
+            given = sorted(origins or {})
+            return _Service(
+                config, given, listener, run_dir, model, cluster_key, traits, command, began
+            ).run()
     except StartError as error:
         log.error("%s", error)
         return EXIT_FAILED
@@ -92,6 +95,8 @@ class _Service:
     """All that is prepared when the processes are started."""
 
     config: ServeConfig
+    # Fields of config that were set.
+    given: list[str]
     # None on a host that runs engines only.
     listener: Listener | None
     run_dir: str
@@ -154,6 +159,7 @@ class _Service:
             cluster_key=self.cluster_key,
             supervisor_pid=os.getpid(),
             listen_fd=self.listener.socket.fileno() if self.listener and name.role == "api-server" else None,
+            given=self.given,
         )
         return Process.start(launch, STAND_IN if elsewhere else self.command)
 

@@ -9,6 +9,7 @@ import penstock
 from penstock.config.errors import ConfigError
 from penstock.config.options import ServeConfig
 from penstock.engine.torch.families import check_family
+from penstock.engine.vllm.versions import check_installed
 from penstock.supervisor.hub import download
 from penstock.supervisor.tokenizer import ensure_tokenizer_json
 
@@ -35,11 +36,13 @@ def resolve_model(config: ServeConfig, run_dir: str) -> Model:
     """
     if config.engine == "torch":
         _require_torch()
+    elif config.engine == "vllm":
+        check_installed()
     model_dir = _model_directory(config)
-    if config.engine == "torch" and not (model_dir / "config.json").is_file():
+    if config.engine != "synthetic" and not (model_dir / "config.json").is_file():
         raise ConfigError(
             f"model {config.model or DEMO_NAME}: no config.json in {model_dir}; "
-            "--engine torch needs a Hugging Face model directory"
+            f"--engine {config.engine} needs a Hugging Face model directory"
         )
     if config.engine == "torch":
         check_family(model_dir)
@@ -75,7 +78,7 @@ def _model_directory(config: ServeConfig) -> Path:
     if not _HUB_ID.fullmatch(config.model):
         raise ConfigError(f"model {config.model}: no such directory, nor a hub id (owner/name)")
     return download(
-        config.model, config.revision, weights=config.engine == "torch" and config.load_format != "dummy"
+        config.model, config.revision, weights=config.engine != "synthetic" and config.load_format != "dummy"
     )
 
 

@@ -91,6 +91,8 @@ class Launch(_Message, frozen=True, tag="launch"):
     cluster_key: str | None = None
     # The listening socket, TCP or Unix, inherited and shared by all API servers; None for an engine.
     listen_fd: int | None = None
+    # Fields of config that the operator has set, wherever; the others hold their defaults.
+    given: list[str] = []
 
     @property
     def key(self) -> ClusterKey | None:

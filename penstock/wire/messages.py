@@ -66,6 +66,8 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, gc=False):
     bad_words: tuple[tuple[TokenId, ...], ...] = ()
     grammar: str | None = None
     """What the output must match, as llguidance reads it: JSON, or Lark."""
+    seeded: bool = False
+    """Whether the request names its seed; otherwise any other would do."""
 
 
 # -- API server → engine

@@ -106,6 +106,7 @@ def test_everything_a_completion_can_ask_for() -> None:
         logit_bias={5: 100.0, 6: -0.5},
         allowed_token_ids=(5, 6),
         bad_words=(main, tuple(tiny_tokenizer().encode(" main", False))),
+        seeded=True,
     )
 
 

@@ -1,0 +1,25 @@
+"""What every engine with a model asks of a request before it takes it in."""
+
+import numpy as np
+
+from ..wire.messages import Submit
+from .base import RequestRejected
+
+
+def check_request(request: Submit, max_model_len: int, vocab_size: int) -> None:
+    """Raises RequestRejected for a prompt that leaves no room for output, for token ids outside the
+    vocabulary, and for output that is complete already."""
+    length, limit = len(request.prompt) // 4, request.sampling.max_tokens
+    if len(request.prompt) % 4 or not length or length < request.resumed:
+        raise RequestRejected("prompt: at least one token, four bytes each, of which resumed are output")
+    if length >= max_model_len:
+        raise RequestRejected(
+            f"prompt: {length} tokens leave no room for output; the model takes "
+            f"{max_model_len} tokens, prompt and output together"
+        )
+    if limit <= request.resumed:
+        raise RequestRejected(f"max_tokens: {limit}, but must be more than {request.resumed}")
+    prompt = np.frombuffer(request.prompt, "<i4")
+    for token in (int(prompt.min()), int(prompt.max())):
+        if not 0 <= token < vocab_size:
+            raise RequestRejected(f"prompt: token id {token}, but the vocabulary has {vocab_size}")

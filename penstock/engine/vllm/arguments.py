@@ -1,0 +1,60 @@
+"""From Penstock's options to the arguments of vLLM's own command line."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ...config.errors import ConfigError
+from ...config.options import ServeConfig
+
+SAME_NAME = (
+    "tokenizer",
+    "dtype",
+    "load_format",
+    "seed",
+    "max_logprobs",
+    "max_model_len",
+    "max_num_batched_tokens",
+    "scheduling_policy",
+    "block_size",
+    "enable_prefix_caching",
+    "gpu_memory_utilization",
+)
+"""Options that mean the same to vLLM under the same name; passed on when they are set."""
+OTHER_NAME = {"kv_cache_memory": "kv-cache-memory-bytes"}
+REFUSED = {
+    "device": "vLLM runs on the device that it was built for",
+    "threads": "set VLLM_CPU_OMP_THREADS_BIND or OMP_NUM_THREADS, as for vLLM",
+    "max_prefill_delay": "vLLM's scheduler decides how prompts and decodes share a step",
+    "synthetic_step_ms": "it is the synthetic engine's",
+    "synthetic_prefill_tokens_per_s": "it is the synthetic engine's",
+    "synthetic_fault": "it is the synthetic engine's",
+}
+"""Options of the other engines, and why they cannot be set with this one."""
+
+
+def arguments(config: ServeConfig, model_dir: str, given: Sequence[str]) -> list[str]:
+    """vLLM's arguments for ``config``, whose fields ``given`` were set by the operator.
+
+    What was not set is left to vLLM, but for --max-num-seqs, which has this engine's slots. The operator's
+    own arguments come last, so they win. Raises ConfigError for an option that has no meaning here.
+    """
+    values = msgspec.structs.asdict(config)
+    result = ["--model", model_dir, "--max-num-seqs", str(config.max_num_seqs)]
+    for field in given:
+        if field in REFUSED:
+            raise ConfigError(f"--{_flag(field)} cannot be set with --engine vllm: {REFUSED[field]}")
+        value = values[field]
+        if field in SAME_NAME or field in OTHER_NAME:
+            flag = OTHER_NAME.get(field, _flag(field))
+            if isinstance(value, bool):
+                result.append(f"--{flag}" if value else f"--no-{flag}")
+            elif value is not None:
+                result += [f"--{flag}", str(value)]
+        elif field == "async_scheduling" and value != "auto":
+            result.append("--async-scheduling" if value == "on" else "--no-async-scheduling")
+    return [*result, *(config.engine_args or ())]
+
+
+def _flag(field: str) -> str:
+    return field.replace("_", "-")

@@ -1,0 +1,39 @@
+"""What vLLM says while it starts: shown as progress, and logged as other lines are from there on."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+
+class _Shown(logging.Handler):
+    """Each line as a step of progress, which also renews the time the engine has to start; from warnings on
+    to the log."""
+
+    def __init__(self, progress: Callable[[str, float | None], None]) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            logging.getLogger().handle(record)
+        elif record.levelno >= logging.INFO:
+            text = record.getMessage().partition("\n")[0]
+            self._progress(f"vLLM: {text[:100]}", None)
+
+
+@contextlib.contextmanager
+def shown_start(progress: Callable[[str, float | None], None]) -> Iterator[None]:
+    """While the block runs, vLLM's lines are progress. Afterwards they are logged from warnings on, or all of
+    them with ``--log-level debug``."""
+    logger = logging.getLogger("vllm")
+    handler = _Shown(progress)
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
+        debug = logging.getLogger("penstock").isEnabledFor(logging.DEBUG)
+        logger.setLevel(logging.DEBUG if debug else logging.WARNING)

@@ -1,0 +1,13 @@
+"""Most of these tests need vLLM: ``make test-vllm`` makes an environment that has it."""
+
+import warnings
+from importlib.util import find_spec
+
+collect_ignore_glob: list[str] = []
+
+if find_spec("vllm"):
+    with warnings.catch_warnings():  # what vLLM and its dependencies warn of at import is not ours
+        warnings.simplefilter("ignore")
+        import penstock.engine.vllm.core  # noqa: F401
+else:
+    collect_ignore_glob += ["test_contract.py", "test_engine.py"]
