@@ -98,11 +98,14 @@ def help_text(option: Option) -> str:
 
 
 def _cut(argv: list[str], options: tuple[Option, ...]) -> tuple[list[str], dict[str, list[str]]]:
-    """``argv`` up to ``--``, and what follows by the name of the field that takes it, if one does."""
+    """``argv`` up to ``--``, and the flags that follow by the name of the field that takes them, if one does.
+
+    What follows and begins with no flag is a positional argument, as usual.
+    """
     takers = [option for option in options if option.rest]
-    if not takers or "--" not in argv:
+    end = argv.index("--") if "--" in argv else len(argv)
+    if not takers or not "".join(argv[end + 1 : end + 2]).startswith("-"):
         return argv, {}
-    end = argv.index("--")
     if any(token.partition("=")[0].replace("_", "-") == takers[0].flag for token in argv[:end]):
         raise ConfigError(f"{takers[0].flag} is given twice, once as what follows --")
     return argv[:end], {takers[0].field: argv[end + 1 :]}

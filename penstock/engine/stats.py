@@ -195,6 +195,9 @@ class EngineStats:
         yield Series(f.PREEMPTIONS.name, labels, engine.get("preemptions_total", 0))
         yield Series(f.PREFIX_QUERIES.name, labels, engine.get("prefix_cache_queries_total", 0))
         yield Series(f.PREFIX_HITS.name, labels, engine.get("prefix_cache_hits_total", 0))
+        yield Series(f.SPEC_DRAFTS.name, labels, engine.get("spec_decode_drafts_total", 0))
+        yield Series(f.SPEC_DRAFT_TOKENS.name, labels, engine.get("spec_decode_draft_tokens_total", 0))
+        yield Series(f.SPEC_ACCEPTED.name, labels, engine.get("spec_decode_accepted_tokens_total", 0))
         for reason, count in self.ended.items():
             yield Series(f.SUCCESS.name, (*labels, reason), count)
         for family, histogram in (

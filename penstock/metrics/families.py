@@ -87,6 +87,13 @@ PREEMPTIONS = _counter(
     _ENGINE,
     "Streams that had to give their KV blocks back.",
 )
+SPEC_DRAFTS = _counter(
+    "vllm:spec_decode_num_drafts", "drafts", _ENGINE, "Drafts of further tokens, by speculative decoding."
+)
+SPEC_DRAFT_TOKENS = _counter("vllm:spec_decode_num_draft_tokens", "tokens", _ENGINE, "Tokens in drafts.")
+SPEC_ACCEPTED = _counter(
+    "vllm:spec_decode_num_accepted_tokens", "tokens", _ENGINE, "Tokens of drafts that the model confirmed."
+)
 PROMPT_TOKENS = _counter(
     "vllm:prompt_tokens", "tokens", _ENGINE, "Prompt tokens of streams that got their first token."
 )

@@ -24,7 +24,9 @@ from penstock.config import ConfigError, ServeConfig, options_of
         ("--served-model-name a b -- m", {"model": "m", "served_model_name": ["a", "b"]}),
         ("--api-key a --api-key b c", {"api_key": ["a", "b", "c"]}),
         ("--seed -1", {"seed": "-1"}),
-        ("-- --a_b", {"model": "--a_b"}),
+        ("m -- --a_b 1 -x", {"model": "m", "engine_args": ["--a_b", "1", "-x"]}),
+        ("-- --a_b", {"engine_args": ["--a_b"]}),
+        ("m --", {"model": "m"}),
     ],
 )
 def test_flags_become_text_by_field(line: str, arguments: dict[str, object]) -> None:

@@ -1,12 +1,13 @@
 """Servers that several tests share; a test that kills parts or ends one starts its own."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
 
 from .golden import write_model
-from .server import SYNTHETIC, Server
+from .server import SYNTHETIC, VLLM_START_S, Server, in_vllm
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +26,23 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(
         str(model), *options, "--threads", "1", directory=tmp_path_factory.mktemp("golden")
     ) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of the recorded replies, for vLLM; what asks for it is skipped where there is no vLLM."""
+    pytest.importorskip("vllm", reason="make test-vllm makes an environment with vLLM")
+    model = tmp_path_factory.mktemp("tiny-llama")
+    write_model(model)
+    return model
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_in_vllm(vllm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """vLLM's engine on the model of the recorded replies; its model is called tiny-llama."""
+    directory = tmp_path_factory.mktemp("vllm")
+    with Server(*in_vllm(vllm_model), directory=directory, start_s=VLLM_START_S) as running:
         yield running
 
 

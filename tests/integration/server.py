@@ -23,10 +23,17 @@ END_S = 20.0
 class Server:
     """The process tree of one `penstock serve`, with its log. Use it as a context."""
 
-    def __init__(self, *arguments: str, directory: Path, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        directory: Path,
+        environ: Mapping[str, str] | None = None,
+        start_s: float = START_S,
+    ) -> None:
         self.log_path = directory / "serve.log"
-        command = [sys.executable, "-m", "penstock.cli.main", "serve", *arguments]
-        command += () if "--uds" in arguments else ("--port", "0")
+        self._start_s = start_s
+        listening = () if "--uds" in arguments else ("--port", "0")
+        command = [sys.executable, "-m", "penstock.cli.main", "serve", *listening, *arguments]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -55,7 +62,7 @@ class Server:
         return "".join(self._lines)
 
     def __enter__(self) -> Self:
-        started = self._ready.wait(START_S)
+        started = self._ready.wait(self._start_s)
         match = re.search(r"https?://(127\.0\.0\.1:\d+|localhost)", self.log)
         if not started or match is None or self.process.poll() is not None:
             self.end()
@@ -150,6 +157,18 @@ def wait_until(condition: Any, seconds: float, what: str) -> None:
             return
         done.wait(0.05)
     raise AssertionError(f"{what} did not happen within {seconds} s")
+
+
+VLLM_START_S = 400.0
+"""Two engines that import vLLM at the same time on two cores that others use, too."""
+
+
+def in_vllm(model: Path, *options: str, own: Sequence[str] = ()) -> list[str]:
+    """Arguments for vLLM's engine on the model of the recorded replies; ``own``: vLLM's arguments."""
+    common = ("--served-model-name", "tiny-llama", "--dtype", "float32", "--max-model-len", "2048")
+    small = ("--max-num-seqs", "64", "--kv-cache-memory", "128Mi")
+    own = ("--enforce-eager", *own)
+    return [str(model), "--engine", "vllm", *common, *small, *options, "--", *own]
 
 
 SYNTHETIC: Sequence[str] = ("--engine", "synthetic", "--synthetic-step-ms", "2", "--served-model-name", "m")

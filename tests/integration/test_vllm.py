@@ -1,0 +1,144 @@
+"""vLLM's engine behind a real server. The recorded replies are replayed in test_golden.py."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .clients import Streams, wait_until
+from .server import VLLM_START_S, Server, in_vllm
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+COMMON: dict[str, Any] = {"prompt": "The with statement", "max_tokens": 400, "ignore_eos": True}
+GREEDY = COMMON | {"temperature": 0}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+
+
+@pytest.fixture(scope="module")
+def pair(vllm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two engines, of which tests kill one."""
+    arguments = in_vllm(vllm_model, "--data-parallel-size", "2")
+    directory = tmp_path_factory.mktemp("pair")
+    with Server(*arguments, directory=directory, start_s=VLLM_START_S) as running:
+        yield running
+
+
+def texts_of(server: Server, bodies: list[dict[str, Any]]) -> list[str]:
+    with Streams(server.url, bodies) as streams:
+        streams.until_all_ended(300)
+    assert streams.failures == []
+    return streams.texts
+
+
+def kill_one(pair: Server, bodies: list[dict[str, Any]]) -> list[str]:
+    """What the streams gave, over the kill of one of the two engines."""
+    wait_until(lambda: pair.metric("penstock:engine_up") == 2, VLLM_START_S, "both engines being up")
+    before = pair.metric("penstock:streams_interrupted_total", outcome="resumed")
+    with Streams(pair.url, bodies) as streams:
+        streams.until_each_has(3)
+        pair.children("engine")[0].kill()
+        streams.until_all_ended(300)
+    assert streams.failures == []
+    assert pair.metric("penstock:streams_interrupted_total", outcome="resumed") > before
+    return streams.texts
+
+
+def test_greedy_streams_of_a_killed_engine_go_on_as_they_would_have(pair: Server) -> None:
+    bodies = [GREEDY | {"prompt": f"{place}: {GREEDY['prompt']}"} for place in range(6)]
+    undisturbed = texts_of(pair, bodies)
+    assert kill_one(pair, bodies) == undisturbed
+
+
+def test_structured_output_goes_on_in_its_grammar(pair: Server) -> None:
+    choice = {"choice": ["ab " * 120, "cd " * 120]}
+    bodies = [GREEDY | {"ignore_eos": False, "structured_outputs": choice} for _ in range(4)]
+    for text in kill_one(pair, bodies):
+        assert text in choice["choice"]
+
+
+def test_seeded_streams_are_repeatable(tiny_llama_in_vllm: Server) -> None:
+    body = COMMON | {"max_tokens": 20, "temperature": 1.0, "seed": 7}
+    first, again = (tiny_llama_in_vllm.complete(**body)["choices"][0]["text"] for _ in range(2))
+    assert first == again
+    assert tiny_llama_in_vllm.complete(**body | {"seed": 8})["choices"][0]["text"] != first
+
+
+def test_json_by_schema(tiny_llama_in_vllm: Server) -> None:
+    format = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+    body = {"temperature": 0, "max_tokens": 200, "response_format": format}
+    text = tiny_llama_in_vllm.complete("A person as JSON:", **body)["choices"][0]["text"]
+    assert text.lstrip().startswith('{"name"') or '"name"' in text
+
+
+def test_metrics_have_what_vllm_counts(tiny_llama_in_vllm: Server) -> None:
+    server = tiny_llama_in_vllm
+    prompt = "one two three four five six seven eight nine ten " * 30
+    server.complete(prompt, max_tokens=2)
+    reply = server.complete(prompt, max_tokens=2)
+    found = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert found > 0
+    wait_until(lambda: server.metric("vllm:prefix_cache_hits_total") >= found, 30, "counting hits")
+    assert server.metric("vllm:prefix_cache_queries_total") >= found
+    assert server.metric("vllm:num_preemptions_total") == 0
+
+
+def test_tensor_parallel_workers_serve_and_end_with_their_engine(
+    vllm_model: Path, tmp_path: Path, tiny_llama_in_vllm: Server
+) -> None:
+    """On a CPU vLLM wants to be told which cores each worker has, when there is one NUMA node."""
+    environ = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    arguments = in_vllm(vllm_model, own=("--tensor-parallel-size", "2"))
+    expected = texts_of(tiny_llama_in_vllm, [GREEDY])
+    with Server(*arguments, directory=tmp_path, environ=environ, start_s=VLLM_START_S) as server:
+        assert texts_of(server, [GREEDY]) == expected
+        (engine,) = server.children("engine")
+        workers = [child for child in engine.children(recursive=True) if "VLLM" in child.cmdline()[0]]
+        assert len(workers) == 2
+        with Streams(server.url, [GREEDY]) as streams:
+            streams.until_each_has(3)
+            engine.kill()
+            wait_until(lambda: not any(map(alive, workers)), 60, "ending the workers of a killed engine")
+            streams.until_all_ended(VLLM_START_S)
+        assert (streams.failures, streams.texts) == ([], expected)
+
+
+def alive(process: Any) -> bool:
+    return bool(process.is_running()) and process.status() != "zombie"
+
+
+def test_an_unknown_argument_is_told_in_vllms_words(vllm_model: Path, tmp_path: Path) -> None:
+    server = Server(*in_vllm(vllm_model, own=("--no-such-flag",)), directory=tmp_path)
+    assert server.process.wait(VLLM_START_S) != 0
+    server.end()
+    assert "unrecognized arguments: --no-such-flag" in server.log
+
+
+def test_drafts_give_rows_of_several_tokens(
+    vllm_model: Path, tmp_path: Path, tiny_llama_in_vllm: Server
+) -> None:
+    """Speculative decoding changes no greedy token; logprobs and intervals stay with their tokens."""
+    drafts = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
+    bodies = [GREEDY, GREEDY | {"prompt": "a b c d " * 20, "stream_interval": 5}]
+    asked = {"prompt": "a b c d " * 20, "temperature": 0, "max_tokens": 100, "logprobs": 2}
+    expected = texts_of(tiny_llama_in_vllm, bodies)
+    wanted = tiny_llama_in_vllm.complete(**asked)["choices"][0]["logprobs"]
+    arguments = in_vllm(vllm_model, own=("--speculative-config", drafts))
+    with Server(*arguments, directory=tmp_path, start_s=VLLM_START_S) as server:
+        assert texts_of(server, bodies) == expected
+        given = server.complete(**asked)["choices"][0]["logprobs"]
+        assert given["tokens"] == wanted["tokens"]
+        assert given["token_logprobs"] == pytest.approx(wanted["token_logprobs"], abs=1e-3)
+        wait_until(
+            lambda: server.metric("vllm:spec_decode_num_accepted_tokens_total") > 0, 30, "accepting drafts"
+        )
+        drafted = server.metric("vllm:spec_decode_num_draft_tokens_total")
+        assert 0 < server.metric("vllm:spec_decode_num_drafts_total") <= drafted
+        refused = server.post("/v1/completions", {"prompt": "x", "min_p": 0.1, "max_tokens": 2})
+        assert (refused.status_code, "min_p" in refused.text) == (400, True)
