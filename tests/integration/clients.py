@@ -107,9 +107,9 @@ class Streams:
 
     # -- to wait for
 
-    def _until(self, condition: Any, what: str) -> None:
+    def _until(self, condition: Any, what: str, seconds: float = PATIENCE_S) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, PATIENCE_S), f"not within {PATIENCE_S} s: {what}"
+            assert self._changed.wait_for(condition, seconds), f"not within {seconds} s: {what}"
 
     def until_each_has(self, events: int) -> None:
         self._until(
@@ -117,8 +117,8 @@ class Streams:
             f"{events} events for each stream",
         )
 
-    def until_all_ended(self) -> None:
-        self._until(lambda: all(client.ended for client in self._clients), "the end of all streams")
+    def until_all_ended(self, seconds: float = PATIENCE_S) -> None:
+        self._until(lambda: all(client.ended for client in self._clients), "the end of all streams", seconds)
 
     def longest_pause_after(self, moment: float) -> float:
         """Waits until every stream has ended or had an event after ``moment``; the seconds that took."""

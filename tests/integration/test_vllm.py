@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from .clients import Streams, wait_until
-from .server import VLLM_START_S, Server, in_vllm
+from .clients import Streams
+from .server import VLLM_START_S, Server, in_vllm, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
