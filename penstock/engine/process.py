@@ -17,7 +17,7 @@ from ..config.errors import ConfigError
 from ..metrics.garbage import Collector
 from ..wire.control import BEAT_INTERVAL_S, ControlChannel, Drain, Info, Launch, Order, Stop, SupervisorGone
 from ..wire.messages import EngineInfo, Goodbye, Leaving
-from ..wire.sockets import RouterSocket
+from ..wire.sockets import RouterSocket, place_of
 from .base import Engine
 from .calls import EngineCalls
 from .inbox import Inbox
@@ -108,15 +108,18 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
         from .synthetic import SyntheticEngine
 
         return SyntheticEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir)
-    if config.enable_expert_parallel:
-        raise ConfigError("--enable-expert-parallel: only --engine synthetic runs in lock-step")
     if config.engine == "vllm":
+        if config.enable_expert_parallel:
+            raise ConfigError("--enable-expert-parallel: is for --engine torch or synthetic, not for vllm")
         from .vllm.engine import VllmEngine
 
         return VllmEngine(config, launch.model_dir, progress, rank=launch.index, given=launch.given)
     from .torch.engine import TorchEngine
 
-    return TorchEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir)
+    place = None
+    if config.enable_expert_parallel:
+        place = place_of(launch.run_dir, launch.index, launch.engine_count, launch.epoch, launch.incarnation)
+    return TorchEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir, place=place)
 
 
 def ready_info(info: EngineInfo) -> Info:

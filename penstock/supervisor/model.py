@@ -45,7 +45,7 @@ def resolve_model(config: ServeConfig, run_dir: str) -> Model:
             f"--engine {config.engine} needs a Hugging Face model directory"
         )
     if config.engine == "torch":
-        check_family(model_dir)
+        check_family(model_dir, with_experts=config.enable_expert_parallel)
     names = list(config.served_model_name or []) or [config.model or DEMO_NAME]
     return Model(str(model_dir), str(_tokenizer_directory(config, model_dir, run_dir)), names)
 

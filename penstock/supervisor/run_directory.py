@@ -12,6 +12,7 @@ from typing import Self
 
 from penstock.config.errors import ConfigError
 from penstock.supervisor.exits import StartError
+from penstock.wire.sockets import RENDEZVOUS
 
 MAX_PATH_BYTES = 70
 """Longest path of a run directory. A Unix socket's path holds 103 bytes on macOS (107 on Linux), of which
@@ -46,7 +47,7 @@ class RunDirectory:
         except StartError:
             self._remove_temporary()
             raise
-        _remove_sockets(self.path)
+        _remove_meeting_points(self.path)
         return self
 
     def __exit__(
@@ -55,7 +56,7 @@ class RunDirectory:
         if self._given is None:
             self._remove_temporary()
         else:
-            _remove_sockets(self.path)
+            _remove_meeting_points(self.path)
         if self._lock_fd is not None:
             os.ftruncate(self._lock_fd, 0)
             os.close(self._lock_fd)
@@ -127,9 +128,11 @@ def _lock(path: Path) -> int:
     return fd
 
 
-def _remove_sockets(path: str) -> None:
+def _remove_meeting_points(path: str) -> None:
+    """Sockets, and the files by which ranks find each other."""
     with os.scandir(path) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
-                if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
+                is_socket = stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+                if is_socket or entry.name.startswith(RENDEZVOUS):
                     os.unlink(entry.path)

@@ -15,6 +15,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -50,6 +51,25 @@ def engine_address(run_dir: str, rank: int) -> str:
 def coordinator_address(run_dir: str) -> str:
     """Where the coordinator listens for members on the same host."""
     return f"ipc://{Path(run_dir) / 'coordinator'}"
+
+
+RENDEZVOUS = "rendezvous-"
+"""What the names of rendezvous files begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank's place among those that compute a model's layers together."""
+
+    rank: int
+    size: int
+    rendezvous: str
+    """File by which PyTorch's processes find each other."""
+
+
+def place_of(run_dir: str, rank: int, size: int, epoch: int, incarnation: int) -> Place:
+    """On a single host. A group that is started again meets in another file."""
+    return Place(rank, size, str(Path(run_dir) / f"{RENDEZVOUS}{incarnation:x}-{epoch}"))
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenizers import Tokenizer
 
 from .clients import Streams
 from .server import SYNTHETIC, Server, wait_until
@@ -29,14 +30,15 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def of_ranks(group: Server, name: str) -> list[float]:
-    return [group.metric(name, engine=str(rank)) for rank in range(RANKS)]
+def of_ranks(group: Server, name: str, ranks: int = RANKS) -> list[float]:
+    return [group.metric(name, engine=str(rank)) for rank in range(ranks)]
 
 
-def steps_of(group: Server) -> list[float]:
+def steps_of(group: Server, ranks: int = RANKS) -> list[float]:
     """All steps of each rank, as last reported."""
-    dummies = of_ranks(group, "penstock:engine_dummy_steps_total")
-    return [sum(pair) for pair in zip(of_ranks(group, "penstock:engine_steps_total"), dummies, strict=True)]
+    real = of_ranks(group, "penstock:engine_steps_total", ranks)
+    dummies = of_ranks(group, "penstock:engine_dummy_steps_total", ranks)
+    return [sum(pair) for pair in zip(real, dummies, strict=True)]
 
 
 def at_rest(group: Server, interval: int = 4) -> bool:
@@ -141,3 +143,68 @@ def test_a_drain_lets_streams_of_one_rank_end_and_ends_all_in_order(server: Serv
         assert (streams.failures, streams.texts) == ([], undisturbed)
         assert group.process.wait(60) == 0
         assert "while shutting down" not in group.log
+
+
+# -- with a model --------------------------------------------------------------------------------------
+
+
+def write_mixture(directory: Path) -> None:
+    """Configuration and tokenizer of a small mixture of experts; its weights are drawn at the start."""
+    transformers = pytest.importorskip("transformers")
+    for path in (Path(__file__).parent.parent / "data" / "tiny_llama").iterdir():
+        (directory / path.name).write_bytes(path.read_bytes())
+    vocabulary = Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab()
+    transformers.MixtralConfig(
+        vocab_size=max(vocabulary.values()) + 1,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        max_position_embeddings=1024,
+        initializer_range=0.4,  # wide enough for greedy choices without near ties
+        architectures=["MixtralForCausalLM"],
+        bos_token_id=None,
+        eos_token_id=None,
+    ).save_pretrained(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_model_split_over_ranks_generates_what_one_engine_does_also_over_a_kill(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    model = tmp_path / "model"
+    model.mkdir()
+    write_mixture(model)
+    common: dict[str, Any] = {"max_tokens": 150, "ignore_eos": True, "temperature": 0}
+    bodies = [common | {"prompt": "The list " * (1 + 10 * (place % 5)) + str(place)} for place in range(10)]
+    options = (str(model), "--load-format", "dummy", "--dtype", "float32", "--threads", "1")
+    options += ("--max-num-batched-tokens", "64", "--kv-cache-memory", str(4 << 20))
+    with Server(*options, directory=tmp_path) as alone:
+        undisturbed = texts_of(alone, bodies)
+    options += ("--data-parallel-size", "2", "--enable-expert-parallel", "--drain-timeout", "300")
+    with Server(*options, directory=tmp_path) as pair:
+        assert texts_of(pair, bodies) == undisturbed
+        wait_until(lambda: len(set(steps_of(pair, 2))) == 1, WAIT_S, "agreeing on the number of steps")
+        with Streams(pair.url, bodies) as streams:
+            streams.until_each_has(3)
+            pair.children("engine")[0].kill()
+            streams.until_all_ended()
+        assert (streams.failures, streams.texts) == ([], undisturbed)
+        with Streams(pair.url, bodies[:1]) as streams:
+            streams.until_each_has(3)
+            pair.process.send_signal(signal.SIGTERM)
+            streams.until_all_ended()
+        assert (streams.failures, streams.texts) == ([], undisturbed[:1])
+        assert pair.process.wait(60) == 0
+        assert "while shutting down" not in pair.log
+
+
+@pytest.mark.slow
+def test_a_model_without_experts_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    server = Server("--data-parallel-size", "2", "--enable-expert-parallel", directory=tmp_path)
+    assert server.process.wait(WAIT_S) == 2
+    server.end()
+    assert "--enable-expert-parallel" in server.log
+    assert "has no experts" in server.log

@@ -11,6 +11,7 @@ import torch
 from ...config.errors import ConfigError
 from ...config.options import ServeConfig
 from ...wire.messages import EngineInfo, Submit
+from ...wire.sockets import Place
 from ..base import Load, StepRows
 from ..blocks import BlockTables
 from ..rows import joined
@@ -19,10 +20,12 @@ from ..scheduler import Batch, Scheduler
 from ..slots import SlotTable
 from ..structured import GrammarCompiler
 from ..vocabulary import read_eos_token_ids
+from .experts import SplitExperts
 from .load import ModelShape, pick_device, pick_dtype, read_shape
 from .memory import cache_blocks, keep_freed_memory
 from .model import PagedModel
 from .profile import Trace
+from .ranks import RankGroup
 from .runner import Launched, Runner
 
 GRAMMAR_NAP_S = 0.002
@@ -41,8 +44,10 @@ class TorchEngine:
         progress: Callable[[str, float | None], None],
         *,
         tokenizer_dir: str | None = None,
+        place: Place | None = None,
     ) -> None:
-        """Loads the model. ``tokenizer_dir`` has tokenizer.json when ``model_dir`` has not.
+        """Loads the model. ``tokenizer_dir`` has tokenizer.json when ``model_dir`` has not. ``place`` is this
+        rank's among those over which experts are split, and which all load at the same time.
 
         Raises ConfigError for what would fail the same way again.
         """
@@ -53,8 +58,13 @@ class TorchEngine:
         shape = read_shape(model_dir)
         max_model_len = _max_model_len(config, shape)
         dtype = pick_dtype(config, shape.dtype, device)
+        self._group = None
+        if place is not None:
+            progress("meeting the other ranks", 0.1)
+            self._group = RankGroup(place, device)
+        experts = None if self._group is None else SplitExperts(self._group)
         progress("loading weights", 0.2)
-        model = PagedModel(model_dir, config, shape, dtype, device)
+        model = PagedModel(model_dir, config, shape, dtype, device, experts)
         blocks = cache_blocks(config, shape, max_model_len, dtype, device)
         model.make_cache(blocks + 1, config.block_size)
         self._model = model
@@ -81,6 +91,8 @@ class TorchEngine:
             dtype=str(dtype).removeprefix("torch."),
             kv_cache_tokens=blocks * config.block_size,
         )
+        if self._group is not None:
+            self._group.wait_for_all(progress)
 
     @property
     def info(self) -> EngineInfo:
@@ -88,6 +100,8 @@ class TorchEngine:
 
     def close(self) -> None:
         """Memory goes with the process."""
+        if self._group is not None:
+            self._group.close()
 
     # -- streams come and go
 
@@ -122,6 +136,8 @@ class TorchEngine:
         if len(batch):
             self._in_flight.append((batch, self._runner.launch(batch)))
             self._scheduler.launched(batch)
+        elif self._group is not None:
+            self._runner.idle()
         elif not self._in_flight:
             self._sampling.grammars.wait(GRAMMAR_NAP_S)
         all_read = not len(batch) or self._in_flight[-1][1].scored is not None
@@ -129,8 +145,8 @@ class TorchEngine:
         return joined(parts)
 
     def idle_step(self) -> None:
-        """Runs in lock-step with no other engine."""
-        raise NotImplementedError
+        """The other ranks' tokens pass through this one's experts."""
+        self._runner.idle()
 
     def _settle(self, left: int) -> list[StepRows]:
         """Read and settle all but the last ``left`` of the batches in flight."""

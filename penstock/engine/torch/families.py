@@ -48,8 +48,13 @@ FAMILIES: dict[str, str] = {
 against transformers' own."""
 
 
-def check_family(model_dir: Path) -> None:
-    """Raises ConfigError when config.json cannot be read, or its model_type is not in FAMILIES."""
+WITH_EXPERTS = frozenset({"granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"})
+"""Those with layers of experts, which can be split over ranks."""
+
+
+def check_family(model_dir: Path, *, with_experts: bool = False) -> None:
+    """Raises ConfigError when config.json cannot be read, or its model_type is not in FAMILIES, or not in
+    WITH_EXPERTS when these are needed."""
     path = model_dir / "config.json"
     try:
         described: Any = json.loads(path.read_text())
@@ -62,4 +67,9 @@ def check_family(model_dir: Path) -> None:
         raise ConfigError(
             f"{path}: model_type {kind!r} is not supported by the torch engine; it runs "
             + ", ".join(FAMILIES)
+        )
+    if with_experts and kind not in WITH_EXPERTS:
+        raise ConfigError(
+            f"--enable-expert-parallel: {path} is of model_type {kind!r}, which has no experts; "
+            f"those with experts are {', '.join(sorted(WITH_EXPERTS))}"
         )

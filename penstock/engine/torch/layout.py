@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..blocks import BlockTables
+from ..blocks import NULL_BLOCK, BlockTables
 from ..scheduler import Batch
 from .transfer import to_device
 
@@ -86,6 +86,14 @@ def lay_out(batch: Batch, blocks: BlockTables, geometry: Geometry, device: torch
     if geometry.in_place and batch.singles:
         return StepLayout(written, [*maker.prefills()], _decodes(batch, blocks, device))
     return StepLayout(written, [*maker.decodes(), *maker.prefills()])
+
+
+def idle_layout(block_size: int, geometry: Geometry, device: torch.device) -> StepLayout:
+    """One token that belongs to no stream, alone in the null block, whose contents nobody heeds."""
+    first = NULL_BLOCK * geometry.kv_heads + np.arange(geometry.kv_heads)
+    own = np.zeros((1, 1), np.int64)
+    part = Part(slice(0, 1), None, _to(first, device), _to(own, device), block_size)
+    return StepLayout(_to(first * block_size, device), [part])
 
 
 def _decodes(batch: Batch, blocks: BlockTables, device: torch.device) -> Decodes:

@@ -8,6 +8,7 @@ import torch
 
 from ...config.errors import ConfigError
 from ...config.options import ServeConfig
+from .experts import IMPLEMENTATION, SplitExperts
 from .families import check_family
 
 NAMES_SHOWN = 3
@@ -95,9 +96,15 @@ def _max_positions(described: dict[str, Any]) -> int:
 
 
 def load_model(
-    model_dir: str, config: ServeConfig, dtype: torch.dtype, device: torch.device, attention: str
+    model_dir: str,
+    config: ServeConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: str,
+    experts: SplitExperts | None = None,
 ) -> Any:
-    """A transformers causal LM on ``device``, with ``attention`` as the name of its attention function.
+    """A transformers causal LM on ``device``, with ``attention`` as the name of its attention function, and
+    with this rank's ``experts``, None: all.
 
     Raises ConfigError when the weights cannot be read, or are not those that config.json describes.
     """
@@ -106,9 +113,14 @@ def load_model(
     logging.disable_progress_bar()  # progress goes to the supervisor
     logging.set_verbosity_error()  # what it warns of, here are errors
     options = {"dtype": dtype, "attn_implementation": attention}
+    if experts is not None:
+        options["experts_implementation"] = IMPLEMENTATION
     if config.load_format == "dummy":
-        return _random_model(model_dir, config.seed, device, options).eval()
-    model = _read_model(model_dir, config.load_format == "safetensors", options)
+        model = _random_model(model_dir, config.seed, device, options)
+    else:
+        model = _read_model(model_dir, config.load_format == "safetensors", options, experts)
+    if experts is not None:
+        experts.keep_own(model)
     return model.to(device).eval()
 
 
@@ -120,12 +132,17 @@ def _random_model(model_dir: str, seed: int, device: torch.device, options: dict
         return AutoModelForCausalLM.from_config(_read_config(model_dir), **options)
 
 
-def _read_model(model_dir: str, only_safetensors: bool, options: dict[str, Any]) -> Any:
+def _read_model(
+    model_dir: str, only_safetensors: bool, options: dict[str, Any], experts: SplitExperts | None
+) -> Any:
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
+    model_class: Any = AutoModelForCausalLM
+    if experts is not None:
+        model_class = experts.sharing(MODEL_FOR_CAUSAL_LM_MAPPING[type(_read_config(model_dir))])
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = model_class.from_pretrained(
             model_dir,
             local_files_only=True,
             use_safetensors=only_safetensors or None,

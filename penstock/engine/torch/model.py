@@ -9,8 +9,9 @@ from torch import Tensor
 from ...config.options import ServeConfig
 from .attention import PagedAttention, find_kernel
 from .bloom import replace_attention
+from .experts import SplitExperts
 from .head import Head
-from .layout import StepLayout
+from .layout import StepLayout, idle_layout
 from .load import ModelShape, load_model
 from .memory import release_memory
 
@@ -27,8 +28,10 @@ class PagedModel:
         shape: ModelShape,
         dtype: torch.dtype,
         device: torch.device,
+        experts: SplitExperts | None = None,
     ) -> None:
-        """Loads the weights. Raises ConfigError when they cannot be read."""
+        """Loads the weights, of experts that are split this rank's. Raises ConfigError when they cannot be
+        read."""
         from transformers import AttentionInterface, AttentionMaskInterface
 
         self._name = f"penstock_paged_{next(_instances)}"
@@ -36,6 +39,7 @@ class PagedModel:
         AttentionMaskInterface.register(self._name, _no_mask)
         self._model_dir = model_dir
         self._config = config
+        self._experts = experts
         self._shape = shape
         self._dtype = dtype
         self._device = device
@@ -48,7 +52,9 @@ class PagedModel:
     def _bring_weights(self) -> None:
         """To the device, from files or from the host's memory."""
         if self._model is None:
-            model = load_model(self._model_dir, self._config, self._dtype, self._device, self._name)
+            model = load_model(
+                self._model_dir, self._config, self._dtype, self._device, self._name, self._experts
+            )
             if model.config.model_type == "bloom":
                 replace_attention(model, self._attend)
             self._model = model
@@ -109,10 +115,19 @@ class PagedModel:
 
         tokens, positions: int64[T]; rows: int64[S]. Writes the keys and values of all T tokens.
         """
+        if self._experts is not None:
+            self._experts.begin(len(tokens), self._device)
         self.attention.layout = layout
         output = self._model.base_model(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
         hidden: Tensor = output.last_hidden_state[0].index_select(0, rows)
         return hidden
+
+    def idle(self) -> None:
+        """A pass for other ranks' tokens alone; brings one that nobody heeds."""
+        attention = self.attention
+        layout = idle_layout(attention.keys[0].shape[2], attention.geometry, self._device)
+        zero = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self.hidden(zero, zero, layout, zero)
 
 
 def _no_mask(*arguments: Any, **options: Any) -> None:

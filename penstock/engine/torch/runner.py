@@ -107,6 +107,11 @@ class Runner:
             done.record()
         return Launched(sampled, prompts, done)
 
+    @torch.inference_mode()
+    def idle(self) -> None:
+        """Order a forward pass that other ranks need."""
+        self._model.idle()
+
     def _tokens(self, batch: Batch, owners: NDArray[np.intp], positions: NDArray[np.int64]) -> Tensor:
         """int64[T]: from the histories, or from the device what the host has not read yet."""
         tokens = to_device(self._table.history[owners, positions].astype(np.int64), self._device)

@@ -97,9 +97,11 @@ def make_model(kind: str, directory: Path, **changes: Any) -> transformers.PreTr
     return model
 
 
+SMALL_ENGINE: dict[str, Any] = {"max_num_seqs": 64, "kv_cache_memory": 32 << 20, "threads": 1}
+
+
 def make_engine(directory: Path | str, **options: Any) -> TorchEngine:
-    small = {"max_num_seqs": 64, "kv_cache_memory": 32 << 20, "threads": 1} | options
-    return TorchEngine(ServeConfig(**small), str(directory), lambda text, fraction: None)
+    return TorchEngine(ServeConfig(**(SMALL_ENGINE | options)), str(directory), lambda text, fraction: None)
 
 
 def submit(

@@ -1,0 +1,110 @@
+"""Ranks as processes, each with an engine that has a share of the experts; they step together."""
+
+import multiprocessing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from penstock.config.options import ServeConfig
+from penstock.engine.torch.engine import TorchEngine
+from penstock.wire.messages import Submit
+from penstock.wire.sockets import Place
+
+from .harness import SMALL_ENGINE, Driver, Outcome
+
+PATIENCE_S = 300.0
+
+
+@dataclass
+class Plan:
+    """What one rank is asked, by the step before which it comes."""
+
+    requests: dict[int, list[Submit]] = field(default_factory=dict)
+    aborts: dict[int, list[int]] = field(default_factory=dict)
+
+
+@dataclass
+class Told:
+    """What came of it."""
+
+    outcomes: dict[int, Outcome]
+    idle_steps: int
+    metrics: dict[str, float]
+    experts: list[tuple[int, ...]]
+    """Shapes of the tensors of experts."""
+
+
+class Ranks:
+    """Processes that live for several groups, one after the other, as starting them takes seconds."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._groups = 0
+        context = multiprocessing.get_context("spawn")
+        pairs = [context.Pipe() for _ in range(size)]
+        self._pipes = [ours for ours, _ in pairs]
+        self._processes = [
+            context.Process(target=serve, args=(theirs, rank, size), daemon=True)
+            for rank, (_, theirs) in enumerate(pairs)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def run(self, directory: Path, plans: Sequence[Plan], steps: int, **options: Any) -> list[Told]:
+        """Every rank makes ``steps`` steps, idle ones where it has no work."""
+        rendezvous = str(directory / f"rendezvous-{self._groups}")
+        self._groups += 1
+        for pipe, plan in zip(self._pipes, plans, strict=True):
+            pipe.send((str(directory), rendezvous, plan, steps, SMALL_ENGINE | options))
+        answers = []
+        for rank, pipe in enumerate(self._pipes):
+            assert pipe.poll(PATIENCE_S), f"rank {rank} says nothing"
+            answers.append(pipe.recv())
+        assert all(isinstance(answer, Told) for answer in answers), answers
+        return answers
+
+    def refusals(self, directory: Path, **options: Any) -> list[str]:
+        """How each rank refuses to start."""
+        rendezvous = str(directory / f"rendezvous-{self._groups}")
+        self._groups += 1
+        for pipe in self._pipes:
+            pipe.send((str(directory), rendezvous, Plan(), 0, SMALL_ENGINE | options))
+        assert all(pipe.poll(PATIENCE_S) for pipe in self._pipes)
+        return [pipe.recv() for pipe in self._pipes]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def serve(pipe: Connection, rank: int, size: int) -> None:
+    """The life of a rank's process."""
+    while True:
+        directory, rendezvous, plan, steps, options = pipe.recv()
+        try:
+            pipe.send(_run(directory, Place(rank, size, rendezvous), plan, steps, options))
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            pipe.send(f"{type(error).__name__}: {error}")
+
+
+def _run(directory: str, place: Place, plan: Plan, steps: int, options: dict[str, Any]) -> Told:
+    engine = TorchEngine(ServeConfig(**options), directory, lambda text, fraction: None, place=place)
+    driver, idle_steps = Driver(engine), 0
+    for step in range(steps):
+        for request in plan.requests.get(step, ()):
+            driver.submit(request)
+        engine.abort(0, plan.aborts.get(step, ()))
+        if engine.has_work():
+            driver.step()
+        else:
+            engine.idle_step()
+            idle_steps += 1
+    assert not engine.has_work(), "streams still run"
+    model = engine._runner._model._model
+    experts = [tuple(value.shape) for name, value in model.named_parameters() if ".experts." in name]
+    told = Told(driver.outcomes, idle_steps, engine.metrics(), experts)
+    engine.close()
+    return told
