@@ -28,7 +28,7 @@ class Lockstep:
         self._tandem = Tandem(rank, size, interval)
         self._peers = {engine_identity(peer, epoch): peer for peer in range(size) if peer != rank}
         self._links = links
-        self.stepping = False
+        self._stepping = False
         """A step was allowed that the group does not know of yet."""
 
     @classmethod
@@ -46,6 +46,11 @@ class Lockstep:
     def waves(self) -> int:
         return self._tandem.waves
 
+    @property
+    def awake(self) -> bool:
+        """Whether a wave is on, of which further steps may be to come."""
+        return self._tandem.running
+
     def takes(self, identity: bytes, parts: Sequence[bytes]) -> bool:
         """Take a message of a peer; False when ``identity`` is none. Raises WireError and TandemError, which
         break the group."""
@@ -59,11 +64,11 @@ class Lockstep:
     def turn(self, has_work: bool) -> bool:
         """Whether to make a step, to be asked before each one; it is a dummy step when this rank has no
         work."""
-        if self.stepping:
+        if self._stepping:
             self._tell(self._tandem.stepped(has_work))
         self._tell(self._tandem.before_step(has_work))
-        self.stepping = self._tandem.may_step
-        return self.stepping
+        self._stepping = self._tandem.may_step
+        return self._stepping
 
     def leave(self) -> None:
         """This rank has no work from here on."""

@@ -264,7 +264,7 @@ class EngineLoop:
 
     def _rests(self) -> bool:
         """Whether neither this engine nor one in lock-step with it has anything to do."""
-        return not self._engine.has_work() and (self._lockstep is None or not self._lockstep.stepping)
+        return not self._engine.has_work() and (self._lockstep is None or not self._lockstep.awake)
 
     def _end_streams(self, code: str, message: str) -> None:
         rows = self._engine.fail_all(code, message)

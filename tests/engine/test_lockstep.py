@@ -237,3 +237,17 @@ def test_a_rank_does_not_wait_for_ever_for_one_that_is_gone(
         rank.stop()
         rank.join()
         assert rank.error is None
+
+
+def test_a_rank_rests_only_when_the_wave_is_over(group: Group) -> None:
+    """Also while it has no work and waits for votes, which may come to: go on."""
+    ranks = group(interval=2, started=2)
+    ranks[0].server.send(submit(1, 1))
+    ranks[0].server.read_ends(1)
+    while not ranks[0].loop._stats.dummy_steps:
+        time.sleep(0.001)
+    assert not ranks[0].loop._rests()
+    ranks[2].thread.start()
+    while ranks[0].lockstep.awake:
+        time.sleep(0.001)
+    assert ranks[0].loop._rests()
