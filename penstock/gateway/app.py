@@ -89,7 +89,7 @@ class App:
         request_id = request_header(scope, REQUEST_ID) or secrets.token_hex(8)
         trace = self._tracing.trace(scope["headers"])
         record = Record(scope["path"], request_id, scope["method"], trace, began_at=self._clock())
-        self._ledger.open(record)
+        self._metrics.began(record)
         named = (REQUEST_ID, request_id.encode("latin-1"))
         try:
             incoming = await self._incoming(scope, receive, record)

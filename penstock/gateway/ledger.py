@@ -36,14 +36,6 @@ class Ledger:
     wanted: Literal["none", "errors", "all"]
     spans: Spans | None = None
 
-    def open(self, record: Record) -> None:
-        """A request has come."""
-        self.metrics.began(record)
-
-    def leave(self, record: Record) -> None:
-        """The request keeps nobody busy any more; how it ended may be told later."""
-        self.metrics.left(record)
-
     def close(self, record: Record) -> None:
         """The request has ended, and it is known how."""
         self.metrics.count(record)

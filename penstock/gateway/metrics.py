@@ -128,6 +128,8 @@ class GatewayMetrics:
     def _observe_times(self, record: Record, key: Key, output: int) -> None:
         seen, took = record.seen, record.ended_at - record.began_at
         self._observe(names.DURATION, key, took)
+        if record.pick_s:
+            self._observe(names.PICK, key, record.pick_s)
         if output:
             self._observe(names.NTPOT, key, took / output)
         if seen.first_token_at is None or seen.last_token_at is None:

@@ -82,6 +82,7 @@ _EPP_TPOT_BOUNDS = (
 )
 _EPP_NTPOT_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _EPP_ITL_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0)
+_PICK_BOUNDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 _EPP_REQUEST_BYTES = tuple(float(1 << power) for power in range(6, 31))
 _EPP_RESPONSE_BYTES = tuple(float(1 << power) for power in (0, *range(3, 17)))
 _EPP_TOKENS = tuple(float(1 << power) for power in (0, *range(3, 21)))
@@ -149,6 +150,16 @@ DURATION = Measure(
         "own": Name("penstock_gateway_request_duration_seconds", _OWN, E2E_BOUNDS),
         "llm-d": Name("llm_d_epp_request_duration_seconds", _LLM_D, _EPP_DURATION_BOUNDS),
         "gie": Name("inference_objective_request_duration_seconds", _GIE, _EPP_DURATION_BOUNDS),
+    },
+)
+PICK = Measure(
+    Kind.HISTOGRAM,
+    "seconds",
+    "What picking endpoints for a request took.",
+    {
+        "own": Name("penstock_gateway_pick_duration_seconds", (), _PICK_BOUNDS),
+        "llm-d": Name("llm_d_epp_scheduler_e2e_duration_seconds", (), _PICK_BOUNDS),
+        "gie": Name("inference_extension_scheduler_e2e_duration_seconds", (), _PICK_BOUNDS),
     },
 )
 TTFT = Measure(

@@ -151,33 +151,8 @@ class _Gateway:
         self._metrics: GatewayMetrics
 
     async def run(self) -> int:
-        config = self._config
-        loop = asyncio.get_running_loop()
-        if config.otlp_endpoint is not None:
-            self._spans = spans_to(config.otlp_endpoint, config.otlp_service_name, loop.time)
-        timeouts = Timeouts(
-            config.connect_timeout, config.first_token_timeout, config.event_timeout, config.request_timeout
-        )
-        pool = Pool(timeouts, lambda endpoint: self._relay.forget(endpoint))
-        picker = Picker(
-            self._weights,
-            limits=PickerLimits(config.saturated_waiting, config.saturated_kv_used, config.affinity_excess),
-            choose=config.picker,
-            scraped=config.scrape_interval > 0,
-        )
-        self._relay = Relay(
-            pool, picker, timeouts, loop.time, config.include_usage, config.max_attempts, config.ttft_slo
-        )
-        rewrites = Rewrites(config.model_rewrite or ())
-        options = MetricsOptions(config.metrics_compat, config.metrics_max_models, config.metrics_pool_name)
-        counts = {} if self._spans is None else self._spans.counts
-        self._metrics = metrics = GatewayMetrics(lambda: pool.endpoints, options, rewrites.pairs(), counts)
-        ledger = Ledger(metrics, config.access_log, self._spans)
-        tracing = Tracing(spans=self._spans is not None, ratio=config.otlp_sampling_ratio)
-        self._app = App(config, self._relay, metrics, ledger, rewrites, tracing, loop.time)
-        limits = Limits(HEADER_TIMEOUT_S, KEEP_ALIVE_S, config.max_connections, MAX_HEADER_BYTES, MAX_BACKLOG)
-        self._picks, self._envoy = serve_envoy(config, self._relay, ledger, rewrites, tracing, self._app)
-        self._http = HttpServer(self._app, self._listener.socket, limits, on_listening=self._announce)
+        config, loop = self._config, asyncio.get_running_loop()
+        pool = self._assemble(loop)
         pool.set(await resolve(self._named.urls()))
         if self._envoy is not None and config.ext_proc_port is not None:
             await self._envoy.start(config.host, config.ext_proc_port)
@@ -199,6 +174,36 @@ class _Gateway:
                 await loop.run_in_executor(None, self._spans.close)
             pool.close()
         return EXIT_OK
+
+    def _assemble(self, loop: asyncio.AbstractEventLoop) -> Pool:
+        """Puts the parts together; nothing listens yet. Raises ConfigError where libraries are missing."""
+        config = self._config
+        timeouts = Timeouts(
+            config.connect_timeout, config.first_token_timeout, config.event_timeout, config.request_timeout
+        )
+        pool = Pool(timeouts, lambda endpoint: self._relay.forget(endpoint))
+        picker = Picker(
+            self._weights,
+            limits=PickerLimits(config.saturated_waiting, config.saturated_kv_used, config.affinity_excess),
+            choose=config.picker,
+            scraped=config.scrape_interval > 0,
+        )
+        self._relay = Relay(
+            pool, picker, timeouts, loop.time, config.include_usage, config.max_attempts, config.ttft_slo
+        )
+        if config.otlp_endpoint is not None:
+            self._spans = spans_to(config.otlp_endpoint, config.otlp_service_name)
+        counts = {} if self._spans is None else self._spans.counts
+        tracing = Tracing(spans=self._spans is not None, ratio=config.otlp_sampling_ratio)
+        rewrites = Rewrites(config.model_rewrite or ())
+        options = MetricsOptions(config.metrics_compat, config.metrics_max_models, config.metrics_pool_name)
+        self._metrics = metrics = GatewayMetrics(lambda: pool.endpoints, options, rewrites.pairs(), counts)
+        ledger = Ledger(metrics, config.access_log, self._spans)
+        self._app = App(config, self._relay, metrics, ledger, rewrites, tracing, loop.time)
+        self._picks, self._envoy = serve_envoy(config, self._relay, ledger, rewrites, tracing, self._app)
+        limits = Limits(HEADER_TIMEOUT_S, KEEP_ALIVE_S, config.max_connections, MAX_HEADER_BYTES, MAX_BACKLOG)
+        self._http = HttpServer(self._app, self._listener.socket, limits, on_listening=self._announce)
+        return pool
 
     def _announce(self) -> None:
         assert not isinstance(self._listener.address, str), "it listens on no unix socket"

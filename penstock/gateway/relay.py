@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Literal, Protocol
 
 from .attempt import RETRIED_STATUSES, Attempt, Client, Timeouts, answer_headers, error_body, expected
@@ -76,6 +77,8 @@ class Record:
     seen: Observation = field(default_factory=Observation)
     bytes_in: int = 0
     bytes_out: int = 0
+    pick_s: float = 0.0
+    """What picking endpoints for it has taken."""
 
     def asks(self, body: RequestBody) -> None:
         """It is a request for generation."""
@@ -178,6 +181,7 @@ class _Run:
 
     async def to_the_end(self) -> None:
         while True:
+            began = perf_counter()
             try:
                 endpoint = self._relay.picker.pick(
                     self._request, self._relay.pool.endpoints, self._relay.clock()
@@ -185,6 +189,7 @@ class _Run:
             except Refusal as refusal:
                 self._refuse(refusal)
                 return
+            self._record.pick_s += perf_counter() - began
             if await self._send_to(endpoint):
                 return
             record = self._record

@@ -82,14 +82,14 @@ def tell(record: Record) -> Told:
         "penstock.request_id": record.request_id or None,
         "penstock.attempts": record.attempts,
     }
-    events: list[tuple[str, float, dict[str, str]]] = [
-        (
-            "retry",
-            each.at,
-            {"endpoint": each.endpoint, "error.type": each.outcome.value, "reason": each.reason},
-        )
-        for each in record.failures
-    ]
+    events: list[tuple[str, float, dict[str, str]]] = []
+    for failure in record.failures:
+        about = {
+            "endpoint": failure.endpoint,
+            "error.type": failure.outcome.value,
+            "reason": failure.reason,
+        }
+        events.append(("retry", failure.at, about))
     if seen.first_token_at is not None:
         events.append(("first_token", seen.first_token_at, {}))
     name = f"{operation} {record.model}" if operation else record.method or "HTTP"
@@ -98,7 +98,8 @@ def tell(record: Record) -> Told:
 
 
 class Spans:
-    """Takes requests that have ended, and sends their spans in batches."""
+    """Takes requests that have ended, and sends their spans in batches. Its thread runs from the beginning to
+    :meth:`close`."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class Spans:
         self._wake.set()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            log.warning("%d spans were not sent: the collector does not answer", len(self._waiting))
+            log.warning("not all spans were sent: the collector does not answer")
         self._exporter.shutdown()
 
     # -- the thread
@@ -163,7 +164,7 @@ class Spans:
         self.counts["exported" if result is SpanExportResult.SUCCESS else "failed"] += len(batch)
 
 
-def spans_to(url: str, service_name: str, clock: Callable[[], float]) -> Spans:
+def spans_to(url: str, service_name: str) -> Spans:
     """Spans for the collector at ``url`` (OTLP over HTTP; without a path that of traces is taken). Raises
     ConfigError where the libraries are missing."""
     try:
@@ -178,7 +179,7 @@ def spans_to(url: str, service_name: str, clock: Callable[[], float]) -> Spans:
     resource = Resource.create({"service.name": service_name, "service.version": __version__})
 
     def make(records: Iterable[Record]) -> "list[ReadableSpan]":
-        epoch = time.time() - clock()
+        epoch = time.time() - time.monotonic()  # which event loops count by
         return [span_of(record, resource, epoch) for record in records]
 
     return Spans(OTLPSpanExporter(endpoint), make)
@@ -190,20 +191,21 @@ def span_of(record: Record, resource: "Resource", epoch: float) -> "ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-    def nanoseconds(at: float) -> int:
-        return int((epoch + at) * 1e9)
-
     trace, told = record.trace, tell(record)
     assert trace is not None, "a request has a span if it has a trace"
     assert trace.span_id is not None
-    flags = TraceFlags(TraceFlags.SAMPLED)
-    parent = trace.parent_id and SpanContext(
-        trace.trace_id, trace.parent_id, is_remote=True, trace_flags=flags
-    )
+    trace_id = trace.trace_id
+
+    def nanoseconds(at: float) -> int:
+        return int((epoch + at) * 1e9)
+
+    def context(span_id: int, *, is_remote: bool) -> SpanContext:
+        return SpanContext(trace_id, span_id, is_remote, TraceFlags(TraceFlags.SAMPLED))
+
     return ReadableSpan(
         told.name,
-        SpanContext(trace.trace_id, trace.span_id, is_remote=False, trace_flags=flags),
-        parent or None,
+        context(trace.span_id, is_remote=False),
+        None if trace.parent_id is None else context(trace.parent_id, is_remote=True),
         resource,
         told.attributes,
         [Event(name, attributes, nanoseconds(at)) for name, at, attributes in told.events],

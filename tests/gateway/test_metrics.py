@@ -60,7 +60,9 @@ def busy(compat: Compat = "none") -> GatewayMetrics:
     told = metrics(compat)
     told.began(record())
     seen = streamed(1.0, 1.2, usage=Usage(7, 2, 4))
-    told.count(record(seen=seen, attempts=2, ended_at=2.0, bytes_in=100, bytes_out=200, priority=-7))
+    told.count(
+        record(seen=seen, attempts=2, ended_at=2.0, bytes_in=100, bytes_out=200, priority=-7, pick_s=1e-4)
+    )
     told.count(record(outcome=Outcome.REJECTED, status=429, reason="saturated", attempts=0))
     return told
 
@@ -150,6 +152,15 @@ def test_latencies_and_sizes() -> None:
         told, "penstock_gateway_inter_token_latency_seconds_bucket", model="m", target_model="m"
     )
     assert [buckets[bound, "ok"] for bound in ("0.2", "0.3", "0.5", "0.75", "+Inf")] == [0, 1, 1, 2, 2]
+
+
+def test_picks_are_not_told_apart() -> None:
+    told = metrics("gie")
+    for seconds in (0.001, 0.003):
+        told.count(record(pick_s=seconds))
+    told.count(record(outcome=Outcome.CLIENT_DISCONNECT))  # before it was picked for
+    assert samples(told, "penstock_gateway_pick_duration_seconds_count") == {(): 2}
+    assert samples(told, "inference_extension_scheduler_e2e_duration_seconds_sum") == {(): 0.004}
 
 
 def test_failures_are_no_survivors_bias() -> None:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -147,6 +148,7 @@ def collector() -> Iterator[Collector]:
 def test_spans_reach_a_collector(collector: Collector) -> None:
     options = ("--otlp-endpoint", collector.url, "--model-rewrite", "m=small")
     with Upstream(good) as server, gateway(server, options=options) as front:
+        began = time.time_ns()
         reply = front.client.post(
             "/v1/completions",
             json={"model": "m", "prompt": "p", "stream": True},
@@ -160,6 +162,7 @@ def test_spans_reach_a_collector(collector: Collector) -> None:
         assert (sent["tracestate"], sent["baggage"]) == ("v=1", "user=a")
         assert (span.name, span.kind) == ("text_completion m", span.SPAN_KIND_SERVER)
         assert [event.name for event in span.events] == ["first_token"]
+        assert abs(span.start_time_unix_nano - began) < WAIT_S * 1e9, "in Unix time"
         assert span.start_time_unix_nano <= span.events[0].time_unix_nano <= span.end_time_unix_nano
         told = attributes_of(span)
         assert told["gen_ai.usage.output_tokens"] == 2

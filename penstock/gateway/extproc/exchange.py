@@ -92,7 +92,7 @@ class Exchange:
         method = self._headers.get(b":method", b"").decode("latin-1")
         trace = self._picks.tracing.trace(told.headers)
         self._record = Record(path, self._request_id, method, trace, began_at=self._picks.clock())
-        self._picks.ledger.open(self._record)
+        self._picks.ledger.metrics.began(self._record)
         self._subset = _said(told, SUBSET_NAMESPACE, SUBSETS)
         try:
             self._picks.keys.check(path, {"headers": told.headers})

@@ -4,6 +4,7 @@ import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from ...api.access import Keys
 from ...config.gateway import GatewayConfig
@@ -120,13 +121,14 @@ class Picks:
         expects: Expected,
     ) -> Pick:
         """Where to send a request; ``subset`` are the addresses that Envoy allows. Raises Refusal."""
-        now = self.clock()
+        began, now = perf_counter(), self.clock()
         endpoints = [endpoint for endpoint in self.relay.pool.endpoints if endpoint.destination]
         if subset is not None:
             request.subset = frozenset(each.url for each in endpoints if each.destination in subset)
         if not endpoints:
             raise Refusal(503, "none_ready", "No model server has an address.")
         ranked = self.relay.picker.ranked(request, endpoints, now, self.relay.most_attempts)
+        record.pick_s = perf_counter() - began
         pick = Pick(record, ranked, request.tokens, expects, request_id, now)
         ranked[0].began(request.tokens, now)
         self._pending.setdefault(request_id, []).append(pick)
@@ -256,7 +258,7 @@ class Picks:
         if pick.in_flight:
             pick.in_flight = False
             pick.endpoints[0].ended(pick.tokens)
-            self.ledger.leave(pick.record)
+            self.ledger.metrics.left(pick.record)
 
     def _url(self, destination: str) -> str:
         endpoints = self.relay.pool.endpoints
