@@ -6,8 +6,10 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 
 RAY_VENV := .venv-ray
+# vLLM pins other versions of what the engines share.
+VLLM_VENV := .venv-vllm
 
-.PHONY: install serve test test-slow test-ray check format bench clean
+.PHONY: install serve test test-slow test-ray test-vllm check format bench clean
 
 install: $(STAMP)
 
@@ -33,6 +35,16 @@ $(RAY_VENV)/.installed: pyproject.toml constraints.txt
 test-ray: $(RAY_VENV)/.installed  ## Engines on a real Ray cluster, in an environment of their own.
 	$(RAY_VENV)/bin/python -m pytest tests/ray tests/integration/test_ray.py $(ARGS)
 
+test-vllm: $(VLLM_VENV)/.installed  ## The tests of --engine vllm, on the CPU.
+	$(VLLM_VENV)/bin/python -m pytest --slow -k "not torch" $(ARGS) \
+		tests/engine/vllm tests/integration/test_vllm.py tests/integration/test_golden.py
+
+$(VLLM_VENV)/.installed: requirements-vllm.txt pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep ^torch== requirements-vllm.txt)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.txt -e .
+	touch $@
+
 check: install  ## Format, lint, types; import order and generated docs are among the tests.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -46,4 +58,4 @@ bench: install  ## Host cost per token of an API server; see docs/benchmarks.md.
 	$(BIN)/penstock bench host $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(RAY_VENV) build dist *.egg-info .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(RAY_VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache

@@ -12,7 +12,7 @@ from .server import VLLM_START_S, Server, in_vllm, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-COMMON: dict[str, Any] = {"prompt": "The with statement", "max_tokens": 400, "ignore_eos": True}
+COMMON: dict[str, Any] = {"prompt": "The with statement", "max_tokens": 1500, "ignore_eos": True}
 GREEDY = COMMON | {"temperature": 0}
 SCHEMA = {
     "type": "object",
@@ -51,14 +51,14 @@ def kill_one(pair: Server, bodies: list[dict[str, Any]]) -> list[str]:
 
 
 def test_greedy_streams_of_a_killed_engine_go_on_as_they_would_have(pair: Server) -> None:
-    bodies = [GREEDY | {"prompt": f"{place}: {GREEDY['prompt']}"} for place in range(6)]
+    bodies = [GREEDY | {"prompt": f"{place}: {GREEDY['prompt']}"} for place in range(8)]
     undisturbed = texts_of(pair, bodies)
     assert kill_one(pair, bodies) == undisturbed
 
 
 def test_structured_output_goes_on_in_its_grammar(pair: Server) -> None:
-    choice = {"choice": ["ab " * 120, "cd " * 120]}
-    bodies = [GREEDY | {"ignore_eos": False, "structured_outputs": choice} for _ in range(4)]
+    choice = {"choice": ["ab " * 400, "cd " * 400]}
+    bodies = [GREEDY | {"ignore_eos": False, "structured_outputs": choice} for _ in range(8)]
     for text in kill_one(pair, bodies):
         assert text in choice["choice"]
 
