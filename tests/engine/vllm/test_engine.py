@@ -1,0 +1,408 @@
+"""vLLM's engine step by step, with a small random model, without processes or sockets."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from penstock.config.options import ServeConfig
+from penstock.engine.base import RequestRejected, StepRows
+from penstock.engine.vllm.core import Produced
+from penstock.engine.vllm.engine import VllmEngine
+from penstock.wire.frames import Finish
+from penstock.wire.messages import WireError
+
+from ..support import Received, byte_level_tokenizer, submit
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+VOCAB, EOS = 320, 1
+SLOTS = 8
+PROMPT = [40, 41, 42, 43]
+
+
+def make_model(directory: Path) -> None:
+    """Attention on a CPU wants heads of 32 or more. The weights are wide enough to avoid near ties."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        bos_token_id=0,
+        eos_token_id=EOS,
+        initializer_range=0.4,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    tokenizer = byte_level_tokenizer()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}'
+    )
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    directory = tmp_path_factory.mktemp("model")
+    make_model(directory)
+    options = {
+        "dtype": "float32",
+        "max_num_seqs": SLOTS,
+        "kv_cache_memory": 16 << 20,
+        "max_num_queued_reqs": 2,
+    }
+    own = ["--enforce-eager", "--block-size", "32"]
+    config = ServeConfig(engine="vllm", engine_args=own, **options)  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = VllmEngine(config, str(directory), lambda text, fraction: None, given=sorted(options))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def engine(shared: VllmEngine) -> Iterator[VllmEngine]:
+    """Without a stream before and after."""
+    yield shared
+    shared.drop_server(0)
+    shared.drop_server(1)
+    while shared.has_work():
+        shared.step()
+    assert shared.load().running == shared.load().waiting == 0
+
+
+class Run(Received):
+    """What the streams of API server 0 got, with logprobs as (ids, values) per token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logprobs: dict[int, list[tuple[list[int], list[float]]]] = {}
+        self.prompts: dict[int, list[tuple[int, list[int]]]] = {}
+        self.cached: dict[int, int] = {}
+
+    def take(self, rows: StepRows) -> None:
+        self.step(rows)
+        count = [1] * len(rows.stream) if rows.count is None else rows.count.tolist()
+        owner = [int(stream) for stream, n in zip(rows.stream, count, strict=True) for _ in range(n)]
+        if rows.logprobs is not None:
+            scored = rows.logprobs
+            for place, token in enumerate(scored.token.tolist()):
+                entry = (scored.ids[place].tolist(), scored.values[place].tolist())
+                assert entry[0][0] == rows.tokens[token]
+                self.logprobs.setdefault(owner[token], []).append(entry)
+        if rows.prompt is not None:
+            for place, row in enumerate(rows.prompt.row.tolist()):
+                entry = (int(rows.prompt.place[place]), rows.prompt.ids[place].tolist())
+                self.prompts.setdefault(int(rows.stream[row]), []).append(entry)
+        if rows.cached is not None:
+            for stream, cached in zip(rows.stream.tolist(), rows.cached.tolist(), strict=True):
+                self.cached[stream] = max(self.cached.get(stream, 0), cached)
+
+
+def run(engine: VllmEngine, received: Run | None = None) -> Run:
+    """Until nothing is left to do."""
+    received = received or Run()
+    for _ in range(2000):
+        if not engine.has_work():
+            return received
+        received.take(engine.step())
+    raise AssertionError("the engine does not come to an end")
+
+
+def generate(engine: VllmEngine, **request: Any) -> list[int]:
+    """The tokens of one greedy stream."""
+    engine.submit(0, submit(0, **{"prompt": PROMPT, "temperature": 0.0, "ignore_eos": True} | request))
+    return run(engine).tokens[0]
+
+
+def test_what_it_serves_with(engine: VllmEngine) -> None:
+    info = engine.info
+    assert (info.engine, info.vocab_size, info.max_model_len, info.max_num_seqs) == (
+        "vllm",
+        VOCAB,
+        512,
+        SLOTS,
+    )
+    assert (info.eos_token_ids, info.dtype) == ((EOS,), "float32")
+    assert info.kv_cache_tokens == (16 << 20) // (2 * 2 * 32 * 4)  # layers, keys and values, head, float32
+
+
+def test_intervals_change_no_token(engine: VllmEngine) -> None:
+    """Rows fit together (Received sees to that); the first token is not held."""
+    expected = generate(engine, max_tokens=23)
+    assert len(expected) == 23
+    for interval in (2, 5, 50):
+        engine.submit(
+            0,
+            submit(0, 23, prompt=PROMPT, temperature=0.0, ignore_eos=True, interval=interval),
+        )
+        received = run(engine)
+        assert received.tokens[0] == expected
+        assert received.finish[0] == Finish.LENGTH
+        assert received.rows == 1 + -(-22 // interval)
+
+
+def test_streams_of_two_servers_at_once(engine: VllmEngine) -> None:
+    expected = generate(engine, max_tokens=9)
+    for server in (0, 1):
+        for stream in range(3):
+            engine.submit(server, submit(stream, 9, prompt=PROMPT, temperature=0.0, ignore_eos=True))
+    tokens: dict[tuple[int, int], list[int]] = {}
+    while engine.has_work():
+        rows = engine.step()
+        assert rows.count is None or set(rows.count.tolist()) <= {0, 1}
+        for server, stream, token in zip(rows.server, rows.stream, rows.tokens, strict=True):
+            tokens.setdefault((int(server), int(stream)), []).append(int(token))
+    assert tokens == {(server, stream): expected for server in (0, 1) for stream in range(3)}
+
+
+def test_why_streams_end(engine: VllmEngine) -> None:
+    tokens = generate(engine, max_tokens=12)
+    stop = tokens[5]
+    end = tokens.index(stop) + 1
+    common: dict[str, Any] = {"prompt": PROMPT, "temperature": 0.0}
+    engine.submit(0, submit(0, 12, ignore_eos=True, stop_token_ids=(stop,), **common))
+    engine.submit(0, submit(1, 12, logit_bias={EOS: 100.0}, **common))
+    engine.submit(0, submit(2, 3, logit_bias={EOS: 100.0}, ignore_eos=True, **common))
+    engine.submit(0, submit(3, 12, logit_bias={EOS: 100.0}, min_tokens=4, **common))
+    engine.submit(0, submit(4, 600, prompt=[5] * 505, temperature=0.0, ignore_eos=True))
+    received = run(engine)
+    assert (received.finish[0], received.tokens[0]) == (Finish.STOP_TOKEN, tokens[:end])
+    assert (received.finish[1], received.tokens[1]) == (Finish.EOS, [EOS])
+    assert (received.finish[2], received.tokens[2]) == (Finish.LENGTH, [EOS] * 3)
+    assert (received.finish[3], len(received.tokens[3])) == (Finish.EOS, 5)
+    assert (received.finish[4], len(received.tokens[4])) == (Finish.LENGTH, 7)
+
+
+def test_a_resumed_stream_goes_on_as_it_would_have(engine: VllmEngine) -> None:
+    expected = generate(engine, max_tokens=40)
+    for at in (1, 13, 39):
+        prompt = [*PROMPT, *expected[:at]]
+        received = Run()
+        received.tokens[0] = expected[:at]
+        engine.submit(0, submit(0, 40, prompt=prompt, resumed=at, temperature=0.0, ignore_eos=True))
+        assert run(engine, received).tokens[0] == expected
+        assert received.finish[0] == Finish.LENGTH
+
+
+def test_seeds_repeat_and_a_resumed_stream_draws_anew(engine: VllmEngine) -> None:
+    asked: dict[str, Any] = {"max_tokens": 30, "temperature": 1.0, "seed": 11, "seeded": True}
+    first = generate(engine, **asked)
+    assert generate(engine, **asked) == first
+    assert generate(engine, **asked | {"seed": 12}) != first
+    prompt = [*PROMPT, *first[:10]]
+
+    def resumed() -> list[int]:
+        received = Run()
+        received.tokens[0] = first[:10]
+        request = submit(0, prompt=prompt, resumed=10, ignore_eos=True, **asked)
+        engine.submit(0, request)
+        return run(engine, received).tokens[0]
+
+    assert resumed() == resumed()
+    assert resumed()[10:20] != first[:10]
+
+
+def test_logprobs_stay_with_their_tokens_over_an_interval(engine: VllmEngine) -> None:
+    common: dict[str, Any] = {"prompt": PROMPT, "temperature": 0.0, "ignore_eos": True}
+    engine.submit(0, submit(0, 17, logprobs=3, **common))
+    engine.submit(0, submit(1, 17, logprobs=1, interval=6, **common))
+    engine.submit(0, submit(2, 17, interval=6, **common))
+    received = run(engine)
+    assert set(received.logprobs) == {0, 1}
+    assert [len(received.logprobs[stream]) for stream in (0, 1)] == [17, 17]
+    for (ids, values), (fewer, few) in zip(received.logprobs[0], received.logprobs[1], strict=True):
+        assert fewer[:2] == ids[:2]
+        assert few[:2] == pytest.approx(values[:2], abs=1e-4)
+        assert set(fewer[2:]) <= {-1}
+        assert ids[0] == ids[1]  # greedy: the most likely one is the token itself
+
+
+def test_logprobs_of_the_prompt(engine: VllmEngine) -> None:
+    prompt = list(range(30, 80))
+    for _ in range(2):  # the second time the prompt is in the cache, from which it must not be taken
+        engine.submit(0, submit(0, 3, prompt=prompt, temperature=0.0, ignore_eos=True, prompt_logprobs=2))
+        received = run(engine)
+        assert [place for place, _ in received.prompts[0]] == list(range(1, 50))
+        assert [ids[0] for _, ids in received.prompts[0]] == prompt[1:]
+        assert len(received.tokens[0]) == 3
+
+
+def test_prefixes_are_found_and_kept_apart_by_salt(engine: VllmEngine) -> None:
+    prompt = list(range(100, 200))
+    before = engine.metrics()["prefix_cache_hits_total"]
+    found = {}
+    for stream, salt in enumerate((None, None, "a", "a")):
+        engine.submit(0, submit(stream, 2, prompt=prompt, temperature=0.0, salt=salt))
+        found[stream] = run(engine).cached.get(stream, 0)
+    assert found == {0: 0, 1: 96, 2: 0, 3: 96}
+    assert engine.metrics()["prefix_cache_hits_total"] - before == 192
+    engine.call("reset_prefix_cache", {})
+    engine.submit(0, submit(9, 2, prompt=prompt, temperature=0.0))
+    assert 9 not in run(engine).cached
+
+
+def test_grammars_and_their_resumption(engine: VllmEngine) -> None:
+    grammar = 'start: "abc" "def" "ghi"'
+    whole = list(b"abcdefghi")
+    asked: dict[str, Any] = {"prompt": PROMPT, "temperature": 0.0, "grammar": grammar}
+    engine.submit(0, submit(0, 20, **asked))
+    received = run(engine)
+    tokens = received.tokens[0]
+    assert received.finish[0] == Finish.EOS
+    assert (len(tokens), tokens[-1]) == (len(whole) + 1, EOS)
+    resumed = Run()
+    resumed.tokens[1] = tokens[:4]
+    engine.submit(0, submit(1, 20, resumed=4, **asked | {"prompt": [*PROMPT, *tokens[:4]]}))
+    assert run(engine, resumed).tokens[1] == tokens
+
+
+def test_a_grammar_that_cannot_be_compiled_ends_its_stream_alone(engine: VllmEngine) -> None:
+    engine.submit(0, submit(0, 5, prompt=PROMPT, grammar="start: nonsense"))
+    engine.submit(0, submit(1, 5, prompt=PROMPT, temperature=0.0, ignore_eos=True))
+    received = run(engine)
+    assert received.failed[0].code == "engine_error"
+    assert len(received.tokens[1]) == 5
+
+
+def test_bad_words_and_allowed_tokens(engine: VllmEngine) -> None:
+    first = generate(engine, max_tokens=1)[0]
+    assert generate(engine, max_tokens=1, bad_words=((first,),)) != [first]
+    assert set(generate(engine, max_tokens=6, allowed_token_ids=(7, 8))) <= {7, 8}
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"prompt": [5] * 512}, "leave no room"),
+        ({"prompt": [VOCAB]}, f"token id {VOCAB}"),
+        ({"max_tokens": 3, "resumed": 3}, "max_tokens"),
+    ],
+)
+def test_what_cannot_run_is_refused_at_once(
+    engine: VllmEngine, request_: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestRejected, match=message):
+        engine.submit(0, submit(0, **{"prompt": PROMPT} | request_))
+    assert not engine.has_work()
+
+
+def test_what_vllm_refuses_is_the_clients_error(engine: VllmEngine) -> None:
+    engine.submit(0, submit(0, 3, prompt=PROMPT, logit_bias={VOCAB + 5: 1.0}))
+    engine.submit(0, submit(1, 3, prompt=PROMPT, temperature=0.0, ignore_eos=True))
+    received = run(engine)
+    assert received.failed[0].code == "invalid_request"
+    assert "logit_bias" in received.failed[0].message
+    assert len(received.tokens[1]) == 3
+
+
+def test_a_handle_in_use_is_the_servers_error(engine: VllmEngine) -> None:
+    engine.submit(0, submit(0, 50, prompt=PROMPT))
+    with pytest.raises(WireError):
+        engine.submit(0, submit(0, 50, prompt=PROMPT))
+    engine.step()
+    with pytest.raises(WireError):
+        engine.submit(0, submit(0, 50, prompt=PROMPT))
+
+
+def started(engine: VllmEngine, streams: Sequence[int], received: Run) -> None:
+    """Streams that run, each with a token given out."""
+    for stream in streams:
+        engine.submit(0, submit(stream, 400, prompt=PROMPT, temperature=0.0, ignore_eos=True, interval=100))
+    while any(stream not in received.tokens for stream in streams):
+        received.take(engine.step())
+    assert set(engine.take_admitted()) >= {(0, stream) for stream in streams}
+
+
+def test_aborted_streams_give_out_what_they_held(engine: VllmEngine) -> None:
+    received = Run()
+    started(engine, range(SLOTS), received)
+    engine.submit(0, submit(20, 5, prompt=PROMPT))  # waits
+    for _ in range(4):
+        received.take(engine.step())
+    engine.abort(0, [3, 20, 77])
+    received.take(engine.step())
+    assert (received.finish[3], len(received.tokens[3])) == (Finish.ABORT, 5)
+    assert (received.finish[20], received.tokens[20]) == (Finish.ABORT, [])
+    assert engine.load().running == SLOTS - 1
+
+
+def test_a_server_that_is_gone_gets_no_rows(engine: VllmEngine) -> None:
+    started(engine, range(3), Run())
+    engine.submit(1, submit(0, 5, prompt=PROMPT, temperature=0.0, ignore_eos=True))
+    engine.drop_server(0)
+    servers = set()
+    while engine.has_work():
+        servers |= set(engine.step().server.tolist())
+    assert servers == {1}
+
+
+def test_a_full_queue_refuses(engine: VllmEngine) -> None:
+    started(engine, range(SLOTS), Run())
+    for stream in (20, 21):
+        engine.submit(0, submit(stream, 5, prompt=PROMPT))
+    with pytest.raises(RequestRejected) as caught:
+        engine.submit(0, submit(22, 5, prompt=PROMPT))
+    assert caught.value.code == "overloaded"
+    assert engine.load().waiting == 2
+
+
+def test_all_streams_fail_with_their_tokens_given_out(engine: VllmEngine) -> None:
+    received = Run()
+    started(engine, range(3), received)
+    engine.submit(0, submit(20, 5, prompt=PROMPT))
+    for _ in range(3):
+        received.take(engine.step())
+    received.take(engine.fail_all("engine_error", "the reason"))
+    assert set(received.failed) == {0, 1, 2} | ({20} - set(received.tokens) or {20})
+    assert {failure.message for failure in received.failed.values()} == {"the reason"}
+    assert all(len(received.tokens[stream]) == received.failed[stream].position for stream in range(3))
+    assert generate(engine, max_tokens=2)
+
+
+def test_rows_of_several_tokens(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As drafts give them: the columns take several tokens of a stream, others none or one."""
+    received = Run()
+    started(engine, range(3), received)
+    names = {int(engine._table.stream[slot]): name for name, slot in engine._slots.items()}
+    held = {
+        stream: engine._table.history[slot, len(PROMPT) : engine._table.length[slot]].tolist()
+        for slot, stream in enumerate(engine._table.stream[:SLOTS].tolist())
+        if slot in engine._names
+    }
+    given = {0: [5, 6, 7], 1: [8], 2: [9, 10]}
+    produced = Produced([names[stream] for stream in given], list(given.values()))
+    monkeypatch.setattr(engine._core, "step", lambda: produced)
+    received.take(engine.step())
+    monkeypatch.undo()
+    engine.abort(0, list(given))
+    received.take(engine.step())
+    for stream, tokens in given.items():
+        assert received.tokens[stream] == held[stream] + tokens
+
+
+def test_dummy_steps_touch_no_stream(engine: VllmEngine) -> None:
+    engine.idle_step()
+    assert not engine.has_work()
+
+
+def test_unknown_operations_are_refused(engine: VllmEngine) -> None:
+    with pytest.raises(ValueError, match="no operation 'fly'"):
+        engine.call("fly", {})
+
+
+def test_columns_have_the_wire_types(engine: VllmEngine) -> None:
+    engine.submit(0, submit(0, 2, prompt=PROMPT, logprobs=1))
+    rows = engine.step()
+    for column in (rows.server, rows.stream, rows.position, rows.tokens):
+        assert column.dtype == np.int32
+    assert rows.logprobs is not None
+    assert (rows.logprobs.ids.dtype, rows.logprobs.values.dtype) == (np.int32, np.float32)
