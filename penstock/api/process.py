@@ -1,9 +1,10 @@
 """The API server process.
 
-Started by the supervisor, with the listening socket it shares with its siblings. Owns HTTP connections,
-streams, tokenizer and detokenizer. Reads requests, token frames and the supervisor's orders; writes events
-and replies, submits and aborts. Ends by itself after Drain, at once after Stop or when the supervisor is
-gone. Until it ends, new connections are answered, unless another API server has taken its place.
+Started by the supervisor, with the listening socket, or, of several API servers, with a socket over which
+connections are handed to it. Owns HTTP connections, streams, tokenizer and detokenizer. Reads requests, token
+frames and the supervisor's orders; writes events and replies, submits and aborts. Ends by itself after Drain,
+at once after Stop or when the supervisor is gone. Until it ends, new connections are answered, unless another
+API server has taken its place.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ..wire.control import (
     Stop,
     SupervisorGone,
 )
+from ..wire.handover import Taker
 from ..wire.messages import PROTOCOL_VERSION, EngineInfo, Hello
 from ..wire.sockets import engine_address
 from .admin import EngineRoutes
@@ -36,6 +38,7 @@ from .agreement import Agreement
 from .app import App
 from .chat_template import ChatTemplate
 from .debug import GarbageRoute
+from .entrance import Entrance, HandedOver, Listening
 from .facts import ModelFacts, SamplingDefaults, sampling_defaults
 from .fleet import Fleet
 from .generate import Generator
@@ -197,12 +200,10 @@ class _Server:
             config.max_header_bytes,
             config.max_stream_backlog,
         )
-        assert self._launch.listen_fd is not None
-        listener = socket.socket(fileno=self._launch.listen_fd)
         tls = server_context(config)
         self._http = HttpServer(
             app,
-            listener,
+            self._entrance(),
             limits,
             tls,
             self._control.ready,
@@ -222,6 +223,13 @@ class _Server:
             if config.sse_keep_alive:
                 ends.callback(KeepAlive(self._fleet.streams, config.sse_keep_alive).cancel)
             await self._http.run_to_the_end()
+
+    def _entrance(self) -> Entrance:
+        launch = self._launch
+        if launch.handover_fd is not None:
+            return HandedOver(Taker(launch.handover_fd))
+        assert launch.listen_fd is not None
+        return Listening(socket.socket(fileno=launch.listen_fd))
 
     # -- while it runs
 

@@ -38,6 +38,8 @@ class ServerProtocol(HttpToolsProtocol):
     max_header_bytes = 65536
     on_refusal: Callable[[ApiError], None] = staticmethod(lambda error: None)
     """Told of each request that is answered without the application."""
+    on_lost: Callable[[], None] = staticmethod(lambda: None)
+    """Told of each connection that is closed."""
     max_backlog = 4 * 1024 * 1024
     """Bytes that may wait for a client."""
 
@@ -86,6 +88,7 @@ class ServerProtocol(HttpToolsProtocol):
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.on_disconnect()
+        self.on_lost()
 
     def pause_writing(self) -> None:
         super().pause_writing()

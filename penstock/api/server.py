@@ -1,4 +1,4 @@
-"""uvicorn's server on one listening socket, with our protocol and a sweep over its connections."""
+"""uvicorn's server behind one entrance, with our protocol and a sweep over its connections."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 
+from .entrance import Entrance
 from .errors import ApiError
 from .protocol import ServerProtocol
 
@@ -20,8 +21,6 @@ SWEEP_INTERVAL_S = 1.0
 RETIRING_KEEP_ALIVE_S = 5.0
 """How long a retiring server keeps idle connections: a client that uses its connection within that time gets
 a reply that says it is the last one, instead of a closed connection under its request."""
-BACKLOG = 4096
-"""Connections that may wait to be accepted, as many as the listener's owner asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,12 @@ class Limits:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an ASGI application on a socket, TCP or Unix; says when it listens."""
+    """Serves an ASGI application to the connections of an entrance; says when that is open."""
 
     def __init__(
         self,
         app: Callable[..., Any],
-        listener: socket.socket,
+        entrance: Entrance,
         limits: Limits,
         tls: ssl.SSLContext | None = None,
         on_listening: Callable[[], None] = lambda: None,
@@ -54,6 +53,7 @@ class HttpServer(uvicorn.Server):
         ServerProtocol.max_connections = limits.max_connections
         ServerProtocol.max_header_bytes = limits.max_header_bytes
         ServerProtocol.on_refusal = staticmethod(on_refusal)
+        ServerProtocol.on_lost = staticmethod(entrance.on_lost)
         ServerProtocol.max_backlog = limits.max_backlog
         ServerProtocol.ending = False
         config = uvicorn.Config(
@@ -69,7 +69,7 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=None,
         )
         super().__init__(config)
-        self._listener = listener
+        self._entrance = entrance
         self._limits = limits
         self._tls = tls
         self._on_listening = on_listening
@@ -93,7 +93,7 @@ class HttpServer(uvicorn.Server):
         """Until :meth:`drain` and the last reply, or :meth:`stop`."""
         sweeper = asyncio.ensure_future(self._sweep())
         try:
-            await self.serve(sockets=[self._listener])
+            await self.serve()
         finally:
             sweeper.cancel()
 
@@ -102,10 +102,9 @@ class HttpServer(uvicorn.Server):
         ServerProtocol.ending = True
 
     def retire(self) -> None:
-        """Leave new connections to others that have the socket; serve those that are open until they end."""
+        """Leave new connections to others; serve those that are open until they end."""
         self.end_connections()
-        for server in self.servers:
-            server.close()
+        self._entrance.close()
         self._keep_alive_s = min(self._keep_alive_s, RETIRING_KEEP_ALIVE_S)
         self._retiring = True
 
@@ -123,20 +122,18 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        assert sockets is not None
-        [listener] = sockets
-        loop = asyncio.get_running_loop()
-        create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
-        server = await create(
+        self.servers = []
+        await self._entrance.open(
             lambda: ServerProtocol(self.config, self.server_state, {}),
-            sock=listener,
-            backlog=BACKLOG,
-            ssl=self._tls,
-            ssl_handshake_timeout=None if self._tls is None else self._limits.header_timeout_s,
+            self._tls,
+            self._limits.header_timeout_s,
         )
-        self.servers = [server]
         self.started = True
         self._on_listening()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._entrance.close()
+        await super().shutdown()
 
     async def _sweep(self) -> None:
         """Cut clients that do not finish their requests, and connections that idle."""

@@ -12,6 +12,7 @@ import uvloop
 from setproctitle import setproctitle
 
 from .. import __version__
+from ..api.entrance import Listening
 from ..api.server import HttpServer, Limits
 from ..config.errors import ConfigError
 from ..config.gateway import GatewayConfig
@@ -202,7 +203,9 @@ class _Gateway:
         self._app = App(config, self._relay, metrics, ledger, rewrites, tracing, loop.time)
         self._picks, self._envoy = serve_envoy(config, self._relay, ledger, rewrites, tracing, self._app)
         limits = Limits(HEADER_TIMEOUT_S, KEEP_ALIVE_S, config.max_connections, MAX_HEADER_BYTES, MAX_BACKLOG)
-        self._http = HttpServer(self._app, self._listener.socket, limits, on_listening=self._announce)
+        self._http = HttpServer(
+            self._app, Listening(self._listener.socket), limits, on_listening=self._announce
+        )
         return pool
 
     def _announce(self) -> None:

@@ -1,4 +1,4 @@
-"""The listening socket: bound once, by the supervisor, and shared by every API server.
+"""The listening socket: bound once, by the supervisor.
 
 It stays open while API servers come and go, so no connection is refused meanwhile.
 """

@@ -20,6 +20,7 @@ from penstock.config.options import ServeConfig
 from penstock.config.origins import Origins
 from penstock.metrics.garbage import Collector
 from penstock.supervisor import logs
+from penstock.supervisor.acceptor import Acceptor
 from penstock.supervisor.actions import Name
 from penstock.supervisor.banner import banner
 from penstock.supervisor.cluster import read_key, traits_of
@@ -78,11 +79,15 @@ def serve(
             run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
             model = resolve_model(config, run_dir)
             _raise_file_limit()
+            acceptor = None
+            if listener is not None and config.api_server_count > 1:
+                acceptor = owned.enter_context(Acceptor(listener.socket))
             traits = {} if config.coordinator is None else traits_of(config, model)
             given = sorted(origins or {})
-            return _Service(
-                config, given, listener, run_dir, model, cluster_key, traits, command, began
-            ).run()
+            service = _Service(
+                config, given, listener, acceptor, run_dir, model, cluster_key, traits, command, began
+            )
+            return service.run()
     except StartError as error:
         log.error("%s", error)
         return EXIT_FAILED
@@ -99,6 +104,8 @@ class _Service:
     given: list[str]
     # None on a host that runs engines only.
     listener: Listener | None
+    # Where there are several API servers; one accepts itself.
+    acceptor: Acceptor | None
     run_dir: str
     model: Model
     cluster_key: str | None
@@ -139,9 +146,30 @@ class _Service:
     def _on_cluster(self) -> bool:
         return self.config.data_parallel_backend == "ray"
 
+    def _is_elsewhere(self, name: Name) -> bool:
+        """Only its stand-in runs here."""
+        return self._on_cluster and name.role == "engine"
+
     def _start(self, name: Name, epoch: int) -> Process:
-        elsewhere = self._on_cluster and name.role == "engine"
-        launch = Launch(
+        if name.role != "api-server":
+            command = STAND_IN if self._is_elsewhere(name) else self.command
+            return Process.start(self._launch(name, epoch), command)
+        if self.acceptor is None:
+            assert self.listener is not None, "a host without a listener has no API servers"
+            launch = self._launch(name, epoch, listen_fd=self.listener.socket.fileno())
+            return Process.start(launch, self.command)
+        seat = self.acceptor.seat(str(name))
+        launch = self._launch(name, epoch, handover_fd=seat.giver.server_end)
+        try:
+            return Process.start(launch, self.command, seat.leave)
+        except OSError:
+            seat.leave()
+            raise
+
+    def _launch(
+        self, name: Name, epoch: int, *, listen_fd: int | None = None, handover_fd: int | None = None
+    ) -> Launch:
+        return Launch(
             role=name.role,
             index=name.index,
             epoch=epoch,
@@ -152,16 +180,16 @@ class _Service:
             served_model_names=self.model.served_names,
             api_server_count=self.config.api_server_count,
             engine_count=self.config.data_parallel_size,
-            coordinator=self.config.coordinator if elsewhere else self._coordinator,
+            coordinator=self.config.coordinator if self._is_elsewhere(name) else self._coordinator,
             local_ranks=[] if self.config.headless or self._on_cluster else list(self.config.ranks),
             incarnation=self.incarnation,
             traits=self.traits,
             cluster_key=self.cluster_key,
             supervisor_pid=os.getpid(),
-            listen_fd=self.listener.socket.fileno() if self.listener and name.role == "api-server" else None,
+            listen_fd=listen_fd,
             given=self.given,
+            handover_fd=handover_fd,
         )
-        return Process.start(launch, STAND_IN if elsewhere else self.command)
 
     def _announce(self, pids: Mapping[Name, int], infos: Mapping[Name, Info]) -> None:
         text = banner(

@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.wire.control import ChildChannel, ChildGone, Launch
 
@@ -14,20 +14,25 @@ _STDERR = 2
 class Process:
     """A child from its start to its death."""
 
-    def __init__(self, popen: "subprocess.Popen[bytes]", channel: ChildChannel) -> None:
+    def __init__(
+        self, popen: "subprocess.Popen[bytes]", channel: ChildChannel, on_end: Callable[[], None]
+    ) -> None:
         self._popen = popen
         self.channel = channel
+        self._on_end = on_end
 
     @classmethod
-    def start(cls, launch: Launch, command: Sequence[str]) -> "Process":
+    def start(
+        cls, launch: Launch, command: Sequence[str], on_end: Callable[[], None] = lambda: None
+    ) -> "Process":
         """Starts ``command`` with the descriptor of its control channel as last argument, and launches it.
 
         Must run in the main thread, see :func:`penstock.supervisor.orphans.die_with`. The child inherits
         standard error, also as its standard output, and nothing on standard input.
-        Raises OSError when no process can be started.
+        ``on_end`` is called when it has ended. Raises OSError when no process can be started.
         """
         channel, theirs = ChildChannel.pair()
-        shared = [theirs.fileno()] + ([launch.listen_fd] if launch.listen_fd is not None else [])
+        shared = [fd for fd in (theirs.fileno(), launch.listen_fd, launch.handover_fd) if fd is not None]
         # The child starts with these blocked and sets its handlers first; ours stay pending meanwhile.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_AT_START)
         try:
@@ -45,7 +50,7 @@ class Process:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         with contextlib.suppress(ChildGone):  # dead already; its exit code says why
             channel.send(launch)
-        return cls(popen, channel)
+        return cls(popen, channel, on_end)
 
     @property
     def pid(self) -> int:
@@ -63,3 +68,4 @@ class Process:
         """Reaps a killed process and closes the channel."""
         self._popen.wait()
         self.channel.close()
+        self._on_end()

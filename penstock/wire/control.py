@@ -89,10 +89,13 @@ class Launch(_Message, frozen=True, tag="launch"):
     traits: dict[str, str] = {}
     # The fleet's secret key, for what goes over tcp://.
     cluster_key: str | None = None
-    # The listening socket, TCP or Unix, inherited and shared by all API servers; None for an engine.
+    # The listening socket, TCP or Unix, inherited: only of a single API server, which accepts itself.
     listen_fd: int | None = None
     # Fields of config that the operator has set, wherever; the others hold their defaults.
     given: list[str] = []
+    # The socket over which an API server is handed connections, see penstock.wire.handover, inherited: only
+    # of one of several.
+    handover_fd: int | None = None
 
     @property
     def key(self) -> ClusterKey | None:

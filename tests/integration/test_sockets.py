@@ -19,6 +19,7 @@ from .test_connections import request
 
 def test_tls_streams_and_replies_as_without(certificates: Certificates, tmp_path: Path) -> None:
     options = ("--ssl-certfile", certificates.chain, "--ssl-keyfile", certificates.key)
+    options += ("--api-server-count", "2")  # others of these have one API server, which accepts itself
     trust = ssl.create_default_context(cafile=certificates.authority)
     body = {"prompt": "x", "max_tokens": 300, "seed": 7}
     with Server(*SYNTHETIC, *options, directory=tmp_path) as server:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from penstock.config.errors import ConfigError
 from penstock.supervisor.child import main
 from penstock.wire.control import ControlChannel, Drain, Launch, Role, Stop
+from penstock.wire.handover import Taker
 
 log = logging.getLogger("penstock.fake")
 
@@ -25,15 +26,25 @@ def serve(control: ControlChannel, launch: Launch, *, deaf: bool = False) -> int
     """Until Drain (an API server) or Stop; ``deaf``: passes over Drain, as if its streams never ended."""
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
-    listener = None
+    listener = taker = None
     if launch.listen_fd is not None:
         listener = socket.socket(fileno=launch.listen_fd)
         selector.register(listener, selectors.EVENT_READ)
+    if launch.handover_fd is not None:
+        taker = Taker(launch.handover_fd)
+        selector.register(taker, selectors.EVENT_READ)
+        taker.report(0, accepts=True)
     control.ready({"device": "fake", "pid": os.getpid()} if launch.role == "engine" else {})
     while True:
         for key, _ in selector.select():
             if listener is not None and key.fileobj is listener:
-                answer(listener, launch)
+                with contextlib.suppress(BlockingIOError):  # another API server was faster
+                    answer(listener.accept()[0], launch)
+                continue
+            if taker is not None and key.fileobj is taker:
+                for connection in taker.take():
+                    answer(connection, launch)
+                taker.report(0, accepts=True)
                 continue
             for order in control.receive():
                 log.info("got %s", type(order).__name__)
@@ -41,11 +52,9 @@ def serve(control: ControlChannel, launch: Launch, *, deaf: bool = False) -> int
                     return 0
 
 
-def answer(listener: socket.socket, launch: Launch) -> None:
-    with contextlib.suppress(BlockingIOError):  # another API server was faster
-        connection, _ = listener.accept()
-        with connection:
-            connection.sendall(f"{launch.role} {launch.index} {launch.epoch} {os.getpid()}\n".encode())
+def answer(connection: socket.socket, launch: Launch) -> None:
+    with connection:
+        connection.sendall(f"{launch.role} {launch.index} {launch.epoch} {os.getpid()}\n".encode())
 
 
 def fatal(control: ControlChannel, launch: Launch) -> int:
