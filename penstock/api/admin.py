@@ -60,7 +60,7 @@ class EngineRoutes:
 
 def describe(engine: EngineState) -> dict[str, Any]:
     """``running`` and ``waiting`` count the streams of all API servers, as of the engine's latest step;
-    ``host`` is empty for this host's engines, and for those that are not there."""
+    ``host`` is its address, local for this one, and empty for an engine that never came or has left."""
     return {
         "rank": engine.rank,
         "host": engine.host,

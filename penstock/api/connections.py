@@ -119,9 +119,11 @@ class EngineState:
 
     @property
     def host(self) -> str:
-        """The host it is on, empty for ours, or if it is not known."""
-        place = host_and_port(self.address or "")
-        return place[0] if place else ""
+        """The host it is on, local for ours; empty when it is not known."""
+        if self.address is None:
+            return ""
+        place = host_and_port(self.address)
+        return place[0] if place else "local"
 
 
 class Receiver(Protocol):

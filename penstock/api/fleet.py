@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ..metrics.snapshot import (
+    Key,
     Snapshot,
     decode_snapshot,
     merge_views,
@@ -87,8 +88,8 @@ class Fleet:
         self.streams: StreamTable | None = None
         """Set by :meth:`open`."""
         self.calls = Calls(self._send_call)
-        self.snapshots: dict[tuple[str, int], Snapshot] = {}
-        """The latest metrics of every engine and epoch."""
+        self.snapshots: dict[Key, Snapshot] = {}
+        """The latest metrics of every other process and start of it."""
         self.frames_received = 0
         self.frames_merged = 0
         self._balancer = Balancer(ranks, first=server.server)
@@ -296,7 +297,11 @@ class Fleet:
 
     def ended_snapshots(self) -> list[Snapshot]:
         """The last ones of engines that are gone."""
-        alive = {(process_name("engine", engine.rank), engine.epoch) for engine in self.engines if engine.up}
+        alive = {
+            (process_name("engine", engine.rank), engine.incarnation, engine.epoch)
+            for engine in self.engines
+            if engine.up
+        }
         return [
             snapshot
             for key, snapshot in self.snapshots.items()

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from ..metrics.snapshot import Snapshot, decode_snapshot, encode_snapshot, merge_views, view_of
+from ..metrics.snapshot import Key, Snapshot, decode_snapshot, encode_snapshot, merge_views, view_of
 from ..wire.control import Launch
 from ..wire.coordination import (
     PROTOCOL_VERSION,
@@ -48,7 +48,7 @@ class Membership:
         self._snapshot: Callable[[], Snapshot] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._refused = False
-        self._told: set[tuple[str, int]] = set()
+        self._told: set[Key] = set()
         """Ended processes that the coordinator was told of."""
         self._loop.add_reader(self._link.fd, self._receive)
         self._turn()
@@ -78,14 +78,14 @@ class Membership:
 
     def _tell_last(self, snapshot: Snapshot) -> None:
         """Of a process that has ended: once."""
-        key = snapshot.process, snapshot.epoch
-        if key not in self._told:
-            self._told.add(key)
+        if snapshot.key not in self._told:
+            self._told.add(snapshot.key)
             self._tell(snapshot)
 
     def _tell(self, snapshot: Snapshot) -> None:
         encoded = encode_snapshot(snapshot)
-        self._link.send(encode(ProcessMetrics(snapshot.process, snapshot.epoch, snapshot.sequence, encoded)))
+        process, incarnation, epoch = snapshot.key
+        self._link.send(encode(ProcessMetrics(process, epoch, snapshot.sequence, encoded, incarnation)))
 
     def _receive(self) -> None:
         while (part := self._link.receive()) is not None:

@@ -40,6 +40,7 @@ class Observer:
         self,
         index: int,
         epoch: int,
+        incarnation: int,
         model: str,
         block_size: int,
         metrics: ServerMetrics,
@@ -52,6 +53,7 @@ class Observer:
         self._server = str(index)
         self._process = process_name("api-server", index)
         self._epoch = epoch
+        self._incarnation = incarnation
         self._model = model
         self._block_size = block_size
         self._metrics = metrics
@@ -65,7 +67,8 @@ class Observer:
     def snapshot(self) -> Snapshot:
         """This API server's own families."""
         self._sequence += 1
-        return Snapshot(self._process, self._epoch, self._sequence, list(self._series()))
+        series = list(self._series())
+        return Snapshot(self._process, self._epoch, self._sequence, series, self._incarnation)
 
     def totals(self) -> Totals:
         """Of all processes that this one knows of; gauges of engines are as fresh as their last frame."""
@@ -80,6 +83,8 @@ class Observer:
                 (f.DRAINING, engine.draining),
             ):
                 found.setdefault(family.name, {})[labels] = float(value)
+            if engine.host:
+                found.setdefault(f.ENGINE_INFO.name, {})[*labels, engine.host] = 1.0
             if engine.info is not None and engine.info.kv_cache_tokens:
                 blocks = str(engine.info.kv_cache_tokens // self._block_size)
                 found.setdefault(f.CACHE_CONFIG.name, {})[*labels, str(self._block_size), blocks] = 1.0

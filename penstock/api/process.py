@@ -164,6 +164,7 @@ class _Server:
         self._observer = Observer(
             launch.index,
             launch.epoch,
+            launch.incarnation,
             facts.names[0],
             self._config.block_size,
             metrics,

@@ -91,6 +91,8 @@ def status_of(earlier: Samples, later: Samples, seconds: float) -> dict[str, Any
     if "penstock:connections" not in later:
         return None
     engines = _rows(later, "engine", _ENGINE_GAUGES)
+    hosts = {labels["engine"]: labels["host"] for labels, _ in later.get("penstock:engine_info", ())}
+    engines = [{"engine": row["engine"], "host": hosts.get(row["engine"]), **row} for row in engines]
     servers = _rows(later, "server", _SERVER_GAUGES)
     if seconds:
         _add_rates(engines, "engine", _ENGINE_RATES, earlier, later, seconds)

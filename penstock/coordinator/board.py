@@ -85,8 +85,8 @@ class Board:
     _places: dict[int, _Placed] = field(default_factory=dict)
     """Where engines of other hosts are, or were before they left."""
     _servers: dict[bytes, _Server] = field(default_factory=dict)
-    _metrics: dict[tuple[str, int], _Posted] = field(default_factory=dict)
-    """By process and epoch; those of processes that have ended stay."""
+    _metrics: dict[tuple[str, int, int], _Posted] = field(default_factory=dict)
+    """By process, incarnation and epoch; those of processes that have ended stay."""
     _version: int = 0
     """Counts changes."""
     _pushed: int = 0
@@ -117,7 +117,7 @@ class Board:
                 return []
 
     def _post(self, identity: bytes, metrics: ProcessMetrics) -> None:
-        key = metrics.process, metrics.epoch
+        key = metrics.process, metrics.incarnation, metrics.epoch
         known = self._metrics.get(key)
         if known is None or known.metrics.sequence < metrics.sequence:
             self._version += 1

@@ -182,7 +182,9 @@ class EngineLoop:
             incarnation=incarnation,
             refuse_streams=sleep.refusal,
         )
-        self._reporter = Reporter(engine, self._stats, collector, self._publisher, rank, epoch, model)
+        self._reporter = Reporter(
+            engine, self._stats, collector, self._publisher, rank, epoch, model, incarnation
+        )
         self._collector = collector
         self._membership = membership
         self._lockstep = lockstep

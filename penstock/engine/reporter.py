@@ -24,6 +24,7 @@ class Reporter:
         rank: int,
         epoch: int,
         model: str,
+        incarnation: int = 0,
     ) -> None:
         self._engine = engine
         self._stats = stats
@@ -31,6 +32,7 @@ class Reporter:
         self._publisher = publisher
         self._process = process_name("engine", rank)
         self._epoch = epoch
+        self._incarnation = incarnation
         self._labels = model, str(rank)
         self._sequence = 0
         self._told = 0, 0
@@ -56,7 +58,8 @@ class Reporter:
         self._next = now + REPORT_INTERVAL_S
         self._told = self._stats.changes, self._publisher.attachments
         self._sequence += 1
-        snapshot = Snapshot(self._process, self._epoch, self._sequence, list(self._series()))
+        series = list(self._series())
+        snapshot = Snapshot(self._process, self._epoch, self._sequence, series, self._incarnation)
         load = self._engine.load()
         self._publisher.offer_to_all(
             EngineMetrics(encode_snapshot(snapshot), load.waiting, load.running, round(load.kv_used * 1000))

@@ -55,6 +55,12 @@ RUNNING = _gauge("vllm:num_requests_running", "streams", _ENGINE, "Streams that 
 WAITING = _gauge("vllm:num_requests_waiting", "streams", _ENGINE, "Streams that wait for a slot.")
 KV_USAGE = _gauge("vllm:kv_cache_usage_perc", "share, 0 to 1", _ENGINE, "Share of the KV cache in use.")
 UP = _gauge("penstock:engine_up", "0 or 1", _ENGINE, "1 while the engine takes requests.")
+ENGINE_INFO = _gauge(
+    "penstock:engine_info",
+    "1",
+    (*_ENGINE, "host"),
+    "Where the engine is: an address, local for the host of the API servers.",
+)
 DRAINING = _gauge(
     "penstock:engine_draining", "0 or 1", _ENGINE, "1 while the engine gets no new streams by order."
 )

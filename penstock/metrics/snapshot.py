@@ -1,8 +1,9 @@
 """What a process has counted so far, as it crosses to other processes, and how a fleet's add up.
 
-A snapshot is cumulative since the start of its process. Of every process and epoch (its count of restarts)
-the latest one is kept, of dead epochs, too: so counters and histograms of the fleet never go backwards, and
-it does not matter in which order, by which way or how often snapshots arrive.
+A snapshot is cumulative since the start of its process. Of every process, incarnation (run of its supervisor)
+and epoch (its count of restarts therein) the latest one is kept, of dead ones, too: so counters and
+histograms of the fleet never go backwards, and it does not matter in which order, by which way or how often
+snapshots arrive.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,9 @@ class Distribution(msgspec.Struct, array_like=True, frozen=True):
 
 Value: TypeAlias = float | Distribution
 
+Key: TypeAlias = tuple[str, int, int]
+"""Process, incarnation and epoch, by which one start of a process is known; later ones are greater."""
+
 
 class Series(msgspec.Struct, array_like=True, frozen=True):
     """One value of a family."""
@@ -48,6 +52,11 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True):
     epoch: Annotated[int, Meta(ge=0)]
     sequence: Annotated[int, Meta(ge=0)]
     series: list[Series]
+    incarnation: Annotated[int, Meta(ge=0)] = 0
+
+    @property
+    def key(self) -> Key:
+        return self.process, self.incarnation, self.epoch
 
 
 def process_name(role: str, index: int) -> str:
@@ -60,8 +69,8 @@ def role_of(process: str) -> str:
     return process.rpartition(" ")[0]
 
 
-View: TypeAlias = Mapping[tuple[str, int], Snapshot]
-"""The latest snapshot of every known process and epoch."""
+View: TypeAlias = Mapping[Key, Snapshot]
+"""The latest snapshot of every known start of a process."""
 
 Totals: TypeAlias = dict[str, dict[Labels, Value]]
 """Values by family and labels."""
@@ -105,12 +114,12 @@ def _fits(each: Series) -> bool:
     return not isinstance(each.value, Distribution)
 
 
-def merge_views(*views: View) -> dict[tuple[str, int], Snapshot]:
-    """What all views together know: of each process and epoch the latest snapshot.
+def merge_views(*views: View) -> dict[Key, Snapshot]:
+    """What all views together know: of each start of a process the latest snapshot.
 
     Commutative, associative and idempotent; no total of a counter is less than in any of the views.
     """
-    merged: dict[tuple[str, int], Snapshot] = {}
+    merged: dict[Key, Snapshot] = {}
     for view in views:
         for key, snapshot in view.items():
             known = merged.get(key)
@@ -119,20 +128,20 @@ def merge_views(*views: View) -> dict[tuple[str, int], Snapshot]:
     return merged
 
 
-def view_of(*snapshots: Snapshot) -> dict[tuple[str, int], Snapshot]:
+def view_of(*snapshots: Snapshot) -> dict[Key, Snapshot]:
     """The view of somebody who knows just these."""
-    return merge_views(*({(snapshot.process, snapshot.epoch): snapshot} for snapshot in snapshots))
+    return merge_views(*({snapshot.key: snapshot} for snapshot in snapshots))
 
 
 def totals(view: View) -> Totals:
-    """Sums of counters and histograms over all processes and epochs; gauges of each process's last epoch,
+    """Sums of counters and histograms over all starts of all processes; gauges of each process's last one,
     summed where labels are the same."""
-    last: dict[str, int] = {}
-    for process, epoch in view:
-        last[process] = max(epoch, last.get(process, 0))
+    last: dict[str, Key] = {}
+    for key in view:
+        last[key[0]] = max(key, last.get(key[0], key))
     found: Totals = {}
-    for (process, epoch), snapshot in sorted(view.items()):
-        alive = epoch == last[process]
+    for key, snapshot in sorted(view.items()):
+        alive = key == last[key[0]]
         for each in snapshot.series:
             if alive or FAMILIES[each.family].kind is not Kind.GAUGE:
                 values = found.setdefault(each.family, {})

@@ -76,6 +76,7 @@ class ProcessMetrics(msgspec.Struct, array_like=True, frozen=True, tag=5, gc=Fal
     sequence: Annotated[int, Meta(ge=0)]
     snapshot: bytes
     """Encoded, see :mod:`penstock.metrics.snapshot`."""
+    incarnation: Incarnation = 0
 
 
 # -- coordinator → member

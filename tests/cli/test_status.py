@@ -17,6 +17,7 @@ vllm:num_requests_running{{model_name="m",engine="1"}} 4
 vllm:num_requests_waiting{{model_name="m",engine="0"}} 0
 vllm:num_requests_waiting{{model_name="m",engine="1"}} 2
 vllm:kv_cache_usage_perc{{model_name="m",engine="0"}} 0.25
+penstock:engine_info{{model_name="m",engine="0",host="local"}} 1
 # TYPE vllm:generation_tokens counter
 vllm:generation_tokens_total{{model_name="m",engine="0"}} {tokens}
 penstock:connections{{server="0"}} 9
@@ -35,21 +36,29 @@ def test_rates_and_loads_of_a_server() -> None:
         "engines": [
             {
                 "engine": "0",
+                "host": "local",
                 "running": 3,
                 "waiting": 0,
                 "kv_used": 0.25,
                 "prompt_tokens_per_s": 0,
                 "tokens_per_s": 150,
             },
-            {"engine": "1", "running": 4, "waiting": 2, "prompt_tokens_per_s": 0, "tokens_per_s": 0},
+            {
+                "engine": "1",
+                "host": None,
+                "running": 4,
+                "waiting": 2,
+                "prompt_tokens_per_s": 0,
+                "tokens_per_s": 0,
+            },
         ],
         "api_servers": [{"server": "0", "connections": 9, "tokens_per_s": 150}],
     }
     assert status.tables(found).splitlines() == [
         "server",
-        "engine  running  waiting  kv used  prompt tokens/s  tokens/s",
-        "0             3        0   25.0 %              0.0     150.0",
-        "1             4        2        -              0.0       0.0",
+        "engine   host  running  waiting  kv used  prompt tokens/s  tokens/s",
+        "0       local        3        0   25.0 %              0.0     150.0",
+        "1           -        4        2        -              0.0       0.0",
         "",
         "server  connections  tokens/s",
         "0                 9     150.0",

@@ -29,11 +29,14 @@ class Server:
         directory: Path,
         environ: Mapping[str, str] | None = None,
         start_s: float = START_S,
+        within: Sequence[str] = (),
     ) -> None:
+        """``within`` is a command that runs another one, such as one of another network namespace."""
         self.log_path = directory / "serve.log"
         self._start_s = start_s
-        listening = () if "--uds" in arguments else ("--port", "0")
-        command = [sys.executable, "-m", "penstock.cli.main", "serve", *listening, *arguments]
+        self._listens = "--headless" not in arguments
+        listening = ("--port", "0") if self._listens and "--uds" not in arguments else ()
+        command = [*within, sys.executable, "-m", "penstock.cli.main", "serve", *listening, *arguments]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -64,10 +67,10 @@ class Server:
     def __enter__(self) -> Self:
         started = self._ready.wait(self._start_s)
         match = re.search(r"https?://(127\.0\.0\.1:\d+|localhost)", self.log)
-        if not started or match is None or self.process.poll() is not None:
+        if not started or (self._listens and match is None) or self.process.poll() is not None:
             self.end()
             raise AssertionError(f"the server did not start:\n{self.log}")
-        self.url = match.group()
+        self.url = match.group() if match else ""
         self._children = psutil.Process(self.process.pid).children(recursive=True)
         return self
 

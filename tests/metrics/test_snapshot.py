@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock.metrics import families as f
 from penstock.metrics.snapshot import (
     Distribution,
+    Key,
     Series,
     Snapshot,
     decode_snapshot,
@@ -22,7 +23,7 @@ from penstock.metrics.snapshot import (
 BUCKETS = len(f.ITL.bounds) + 1
 
 
-def snapshot(process: int, epoch: int, sequence: int) -> Snapshot:
+def snapshot(process: int, epoch: int, sequence: int, incarnation: int = 0) -> Snapshot:
     """What process ``process`` has counted in ``epoch`` by ``sequence``: more and more."""
     labels = "m", str(process)
     counts = tuple(sequence * (bucket % 3) for bucket in range(BUCKETS))
@@ -37,6 +38,7 @@ def snapshot(process: int, epoch: int, sequence: int) -> Snapshot:
             Series(f.RESTARTS.name, (f"engine {process}",), epoch),
             Series(f.GC_FREED.name, ("shared", "2"), sequence),
         ],
+        incarnation,
     )
 
 
@@ -45,30 +47,26 @@ views = st.lists(snapshots, max_size=8).map(lambda some: view_of(*some))
 
 
 @given(views, views)
-def test_merging_is_commutative(
-    a: dict[tuple[str, int], Snapshot], b: dict[tuple[str, int], Snapshot]
-) -> None:
+def test_merging_is_commutative(a: dict[Key, Snapshot], b: dict[Key, Snapshot]) -> None:
     assert merge_views(a, b) == merge_views(b, a)
 
 
 @given(views, views, views)
 def test_merging_is_associative(
-    a: dict[tuple[str, int], Snapshot],
-    b: dict[tuple[str, int], Snapshot],
-    c: dict[tuple[str, int], Snapshot],
+    a: dict[Key, Snapshot],
+    b: dict[Key, Snapshot],
+    c: dict[Key, Snapshot],
 ) -> None:
     assert merge_views(merge_views(a, b), c) == merge_views(a, merge_views(b, c)) == merge_views(a, b, c)
 
 
 @given(views)
-def test_merging_twice_changes_nothing(a: dict[tuple[str, int], Snapshot]) -> None:
+def test_merging_twice_changes_nothing(a: dict[Key, Snapshot]) -> None:
     assert merge_views(a, a) == merge_views(a) == a
 
 
 @given(views, views)
-def test_totals_never_go_backwards(
-    known: dict[tuple[str, int], Snapshot], news: dict[tuple[str, int], Snapshot]
-) -> None:
+def test_totals_never_go_backwards(known: dict[Key, Snapshot], news: dict[Key, Snapshot]) -> None:
     before, after = totals(known), totals(merge_views(known, news))
     for name, values in before.items():
         for labels, value in values.items():
@@ -85,6 +83,12 @@ def test_totals_never_go_backwards(
 @given(st.lists(snapshots, max_size=12).flatmap(lambda some: st.tuples(st.just(some), st.permutations(some))))
 def test_the_order_of_arrival_does_not_matter(orders: tuple[list[Snapshot], list[Snapshot]]) -> None:
     assert totals(view_of(*orders[0])) == totals(view_of(*orders[1]))
+
+
+def test_a_supervisor_that_is_started_anew_counts_on() -> None:
+    found = totals(view_of(snapshot(0, 2, 5, 7), snapshot(0, 0, 3, 8)))
+    assert found[f.GENERATION_TOKENS.name] == {("m", "0"): 52 + 30}
+    assert found[f.RESTARTS.name] == {("engine 0",): 0}
 
 
 def test_counters_add_up_over_restarts_and_gauges_are_the_living_ones() -> None:

@@ -696,3 +696,62 @@ def test_no_process_is_ever_lost(group: int, events: list[tuple[str, int, float]
             bury()
     assert fleet.exit_code is not None
     assert not alive
+
+
+# -- several hosts
+
+
+def headless() -> Fleet:
+    """Engines 2 and 3, for the API servers of another host; ready at time 1."""
+    fleet = Fleet(
+        engines=2,
+        api_servers=0,
+        startup_timeout=STARTUP_S,
+        drain_timeout=DRAIN_S,
+        engine_hang_timeout=HANG_S,
+        first_rank=2,
+        all_engines=4,
+    )
+    fleet.begin(0.0)
+    assert fleet.names() == [Name("engine", 2), Name("engine", 3)]
+    for name in fleet.names():
+        fleet.report(name, Ready(), 1.0)
+    assert fleet.phase is Phase.SERVING
+    return fleet
+
+
+def test_a_host_without_api_servers_drains_its_engines() -> None:
+    fleet = headless()
+    first, second = fleet.names()
+    assert done(fleet.signalled(signal.SIGTERM, 2.0)) == [Send(first, Drain()), Send(second, Drain())]
+    assert done(fleet.died(first, EXIT_OK, 3.0)) == []
+    assert done(fleet.tick(2.0 + DRAIN_S)) == [Send(second, Stop())]
+    fleet.died(second, EXIT_OK, 10.0)
+    assert fleet.exit_code == EXIT_OK
+
+
+def test_an_engine_that_is_refused_is_not_tried_again() -> None:
+    fleet = headless()
+    first, second = fleet.names()
+    fleet.report(first, Failed(message="the fleet does not take this engine", fatal=True), 2.0)
+    assert "serving goes on without engine 2, with engine 3" in errors(fleet.died(first, EXIT_FATAL, 2.0))
+    fleet.report(second, Failed(message="the fleet does not take this engine", fatal=True), 3.0)
+    fleet.died(second, EXIT_FATAL, 3.0)
+    assert fleet.exit_code == EXIT_FAILED
+
+
+def test_engines_of_other_hosts_can_be_drained() -> None:
+    fleet = Fleet(
+        engines=1,
+        api_servers=1,
+        startup_timeout=STARTUP_S,
+        drain_timeout=DRAIN_S,
+        engine_hang_timeout=HANG_S,
+        all_engines=2,
+    )
+    fleet.begin(0.0)
+    for name in fleet.names():
+        fleet.report(name, Ready(), 1.0)
+    actions = fleet.report(SERVER, DrainEngine(rank=1, draining=True), 2.0)
+    assert done(actions) == [Send(SERVER, EnginesDraining(ranks=[1]))]
+    assert "which there is not" in errors(fleet.report(SERVER, DrainEngine(rank=2, draining=True), 2.0))[0]

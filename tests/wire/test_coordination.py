@@ -24,7 +24,7 @@ FROM_MEMBERS = [
     (ServerJoin(1, 2, 3, 4), "950201020304"),
     (EngineReport(300, 1, 2, 500, [0, 7]), "9603cd012c0102cd01f4920007"),
     (Leave(), "9104"),
-    (ProcessMetrics("engine 0", 1, 2, b"x"), "9505a8656e67696e6520300102c40178"),
+    (ProcessMetrics("engine 0", 1, 2, b"x", 3), "9605a8656e67696e6520300102c4017803"),
 ]
 FROM_COORDINATOR = [
     (FleetLoad([EngineLoad(0, 1, 2, 3, 4, 5, 6, 7)]), "921091980001020304050607"),
@@ -32,7 +32,7 @@ FROM_COORDINATOR = [
     (Refused("no"), "9212a26e6f"),
     (Joined(), "9113"),
     (EnginePlace(1, 2, 3, "a"), "9514010203a161"),
-    (ProcessMetrics("engine 0", 1, 2, b"x"), "9505a8656e67696e6520300102c40178"),
+    (ProcessMetrics("engine 0", 1, 2, b"x", 3), "9605a8656e67696e6520300102c4017803"),
 ]
 
 
