@@ -49,7 +49,7 @@ def read_key(path: str) -> str:
 def traits_of(config: ServeConfig, model: Model) -> dict[str, str]:
     """By name, what may not differ among hosts. Engines add what they know when they have started."""
     model_dir = Path(model.model_dir)
-    weights = config.engine == "torch" and config.load_format != "dummy"
+    weights = config.engine != "synthetic" and config.load_format != "dummy"
     files = [model_dir / "config.json"]
     if weights:
         files += sorted(path for path in model_dir.iterdir() if path.suffix in (".safetensors", ".bin"))
