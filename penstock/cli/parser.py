@@ -1,6 +1,7 @@
 """Command lines: an argument parser from the options of a command."""
 
 import argparse
+import textwrap
 from typing import Any, NoReturn
 
 from penstock.cli.command import Command
@@ -25,6 +26,10 @@ class Formatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
         self._width = min(self._width, HELP_WIDTH)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Names of options stay in one piece."""
+        return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def build(command: Command[Any]) -> Parser:
