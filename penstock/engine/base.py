@@ -62,6 +62,9 @@ class Engine(Protocol):
     Every submitted stream gets exactly one end: a row whose finish is not NONE, or a StreamFailure.
     """
 
+    can_sleep: bool
+    """Whether it does the operations ``sleep`` and ``wake_up``."""
+
     @property
     def info(self) -> EngineInfo: ...
 

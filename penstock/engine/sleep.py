@@ -50,6 +50,8 @@ class Sleep:
             raise ValueError(f"mode is {mode!r}, not abort or wait")
         if AWAKE < level < self._level:
             raise ValueError(f"level is {level}, but the engine sleeps at level {self._level}: wake it first")
+        if level != AWAKE and not self._engine.can_sleep:
+            raise ValueError("this engine cannot sleep")
         if level == AWAKE and self._level != AWAKE:
             self._engine.call("wake_up", {})
         self._next = level

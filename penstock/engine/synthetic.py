@@ -89,6 +89,8 @@ class SyntheticEngine:
     gone well by then.
     """
 
+    can_sleep = True
+
     # -- lifetime: process
 
     def __init__(

@@ -39,6 +39,8 @@ INFO = EngineInfo("fake", 100, 50, 4)
 class FakeEngine:
     """Notes what it is asked. Rejects streams of an odd number; finds stream 66 running already."""
 
+    can_sleep = True
+
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
 

@@ -113,6 +113,14 @@ def test_refused(engine: Sleeper, arguments: dict[str, Any], message: str) -> No
     assert engine.busy
 
 
+def test_an_engine_that_cannot_says_so_before_anything_is_decided(engine: Sleeper) -> None:
+    engine.can_sleep = False
+    with pytest.raises(ValueError, match="this engine cannot sleep"):
+        engine.state.prepare({"level": 1})
+    assert engine.busy
+    engine.change(0)
+
+
 def test_weights_that_are_gone_do_not_come_back_by_sleeping_less(engine: Sleeper) -> None:
     engine.change(2)
     with pytest.raises(ValueError, match="sleeps at level 2: wake it first"):

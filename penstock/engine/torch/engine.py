@@ -35,6 +35,8 @@ GRAMMAR_NAP_S = 0.002
 class TorchEngine:
     """Continuous batching with chunked prefill over a paged KV cache."""
 
+    can_sleep = True
+
     # -- lifetime: process
 
     def __init__(

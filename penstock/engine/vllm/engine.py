@@ -36,6 +36,8 @@ class VllmEngine:
     rows are made as for every engine: by the interval that each stream has.
     """
 
+    can_sleep = False
+
     # -- lifetime: process
 
     def __init__(
