@@ -29,6 +29,8 @@ class NoOpEngine:
     full as the last. The KV cache holds every slot at full length, so nothing is ever preempted.
     """
 
+    can_sleep = False
+
     def __init__(self, slots: int, max_model_len: int, max_batched_tokens: int) -> None:
         table = SlotTable(slots, max_model_len, [EOS])
         blocks = BlockTables(slots, slots * (max_model_len // BLOCK_SIZE + 2), BLOCK_SIZE, max_model_len)
