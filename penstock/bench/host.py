@@ -13,7 +13,7 @@ from penstock.bench.driver import LoadProcess
 from penstock.bench.errors import BenchError
 from penstock.bench.floor import Floor
 from penstock.bench.load import Plan, Round
-from penstock.bench.processes import Processes, below_supervisor, cpu_time, named, resident_bytes
+from penstock.bench.processes import PeakMemory, Processes, below_supervisor, cpu_time, named, resident_bytes
 from penstock.bench.prompts import Facts, Requests
 from penstock.bench.report import MeasuredRound, Report, SlowReading
 from penstock.bench.server import ServerProcess, serve_arguments
@@ -25,6 +25,8 @@ LEAD_BYTES = 160 * 1024
 connection to this host (64 KiB unsent, as API servers ask for, and what is on its way)."""
 FLOOR_RUNS = 5
 """Measurements of the floor before the rounds, and again after them."""
+AFTER_S = 1.0
+"""Time for API servers to notice that the connections are closed, and to give back what they held."""
 DEFAULT_PORT = 80
 NOT_SHOWN = ("json", "api_key", "timeout", "rounds", "warmup_rounds")
 """Options that change neither load nor server."""
@@ -59,27 +61,21 @@ def measure(config: BenchHostConfig, say: Say) -> Report:
         url, processes = _server(config, deadline, stack, say)
         facts, plan, endless = _prepare(config, url, deadline)
         floor = stack.enter_context(Floor())
-        load = stack.enter_context(LoadProcess(plan, deadline.left("the connections")))
-        chunk = 1
-        for number in range(1, config.warmup_rounds + 1):
-            say(f"warm-up round {number} of {config.warmup_rounds}")
-            warm = load.run(keep=False, seconds=deadline.left("the warm-up"))
-            chunk = max(1, round(warm.bytes / max(1, warm.events)))
-        floors = _measure_floor(floor, config, chunk, deadline, say)
-        rounds = []
-        for number in range(1, config.rounds + 1):
-            rounds.append(_measure_round(config, load, processes, deadline.left(f"round {number}")))
-            say(
-                f"round {number} of {config.rounds}: {rounds[-1].tokens_per_cpu_s:,.0f} tokens per CPU-second"
-            )
-        resident = resident_bytes(processes.api_servers)
+        memory = stack.enter_context(PeakMemory(processes.api_servers))
         slow = None
-        if config.slow_readers:
-            say(f"{config.slow_readers:,} slow readers start")
-            with SlowReaders(plan, endless, config.slow_readers) as readers:
-                without = [one.load for one in rounds]
-                slow = _measure_beside(readers, config, load, processes, without, deadline)
-        floors += _measure_floor(floor, config, chunk, deadline, say)
+        with LoadProcess(plan, deadline.left("the connections")) as load:
+            chunk = _warm_up(config, load, deadline, say)
+            floors = _measure_floor(floor, config, chunk, deadline, say)
+            rounds = _measure_rounds(config, load, processes, deadline, say)
+            resident, peak = resident_bytes(processes.api_servers), memory.peak
+            if config.slow_readers:
+                say(f"{config.slow_readers:,} slow readers start")
+                with SlowReaders(plan, endless, config.slow_readers) as readers:
+                    without = [one.load for one in rounds]
+                    slow = _measure_beside(readers, config, load, processes, without, deadline)
+            floors += _measure_floor(floor, config, chunk, deadline, say)
+        time.sleep(AFTER_S)
+        after = resident_bytes(processes.api_servers)
     subject = report.Subject(
         model=facts.model,
         prompt_tokens=facts.prompt_tokens,
@@ -89,7 +85,9 @@ def measure(config: BenchHostConfig, say: Say) -> Report:
         api_server_resident_bytes=resident,
         options=_options(config),
     )
-    return report.build(rounds, floors, subject, report.this_machine(), slow)
+    per_stream = (peak - memory.before) / config.in_flight
+    used = report.StreamMemory(memory.before, peak, after, per_stream)
+    return report.build(rounds, floors, subject, report.this_machine(), used, slow)
 
 
 def _server(
@@ -152,6 +150,26 @@ def _measure_beside(
     ]
     grown = resident_bytes(processes.api_servers) - resident
     return report.slow_reading(config.slow_readers, readers.cut, without, beside, grown)
+
+
+def _warm_up(config: BenchHostConfig, load: LoadProcess, deadline: Deadline, say: Say) -> int:
+    """Returns the bytes of an average event."""
+    chunk = 1
+    for number in range(1, config.warmup_rounds + 1):
+        say(f"warm-up round {number} of {config.warmup_rounds}")
+        warm = load.run(keep=False, seconds=deadline.left("the warm-up"))
+        chunk = max(1, round(warm.bytes / max(1, warm.events)))
+    return chunk
+
+
+def _measure_rounds(
+    config: BenchHostConfig, load: LoadProcess, processes: Processes, deadline: Deadline, say: Say
+) -> list[MeasuredRound]:
+    rounds = []
+    for number in range(1, config.rounds + 1):
+        rounds.append(_measure_round(config, load, processes, deadline.left(f"round {number}")))
+        say(f"round {number} of {config.rounds}: {rounds[-1].tokens_per_cpu_s:,.0f} tokens per CPU-second")
+    return rounds
 
 
 def _measure_round(

@@ -1,9 +1,12 @@
 """CPU time and memory of the processes of a server."""
 
+import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
 
 import msgspec
 import psutil
@@ -11,6 +14,9 @@ import psutil
 from penstock.bench.errors import BenchError
 
 T = TypeVar("T")
+
+MEMORY_INTERVAL_S = 0.05
+"""Time between two looks at the memory of processes."""
 
 
 class CpuTime(msgspec.Struct, frozen=True):
@@ -68,6 +74,35 @@ def cpu_time(pids: Sequence[int]) -> CpuTime:
 def resident_bytes(pids: Sequence[int]) -> int:
     """Resident memory of processes; pages they share count for each."""
     return sum(int(_alive(pid, lambda process: process.memory_info().rss)) for pid in pids)
+
+
+class PeakMemory:
+    """Watches the resident memory of processes from a thread; use it as a context."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        """Raises BenchError when one of them does not exist."""
+        self._pids = pids
+        self.before = resident_bytes(pids)
+        """In bytes, of all processes together, when it began."""
+        self.peak = self.before
+        """The most of it at a time."""
+        self._done = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="peak-memory", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._watcher.join()
+
+    def _watch(self) -> None:
+        with contextlib.suppress(BenchError):  # one has ended, which the measurement itself finds out
+            while not self._done.wait(MEMORY_INTERVAL_S):
+                self.peak = max(self.peak, resident_bytes(self._pids))
 
 
 def _cpu_time(pid: int) -> CpuTime:

@@ -55,6 +55,17 @@ class SlowReading(msgspec.Struct, frozen=True):
     resident_growth_bytes: int
 
 
+class StreamMemory(msgspec.Struct, frozen=True):
+    """Resident memory of all API servers: before the load, the most during it, and after its connections
+    are closed. ``bytes_per_stream``: the growth up to the peak by the streams in flight, connections and code
+    that runs for the first time included; few streams say nothing."""
+
+    idle_bytes: int
+    peak_bytes: int
+    after_bytes: int
+    bytes_per_stream: float
+
+
 class Subject(msgspec.Struct, frozen=True):
     """What was measured. Resident memory is that of all API servers, after the last round."""
 
@@ -95,6 +106,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     floor_measurements: list[float]
     rounds: list[MeasuredRound]
     slow_readers: SlowReading | None
+    memory: StreamMemory
     subject: Subject
     machine: Machine
 
@@ -122,6 +134,7 @@ def build(
     floor: Sequence[float],
     subject: Subject,
     machine: Machine,
+    memory: StreamMemory,
     slow_readers: SlowReading | None = None,
 ) -> Report:
     """The report over ``rounds`` (at least one) and measurements of the floor (none without a compiler)."""
@@ -153,6 +166,7 @@ def build(
         floor_measurements=list(floor),
         rounds=list(rounds),
         slow_readers=slow_readers,
+        memory=memory,
         subject=subject,
         machine=machine,
     )
@@ -206,6 +220,7 @@ def render(report: Report) -> str:
         ),
         ("wall seconds", f"{report.wall_s:.2f}", ""),
         ("API-server resident memory, MiB", f"{memory:,.0f}", f"{subject.api_servers} processes"),
+        *_memory_rows(report.memory),
     ]
     lines = [
         f"penstock {here.penstock}, Python {here.python}, {here.system}, {here.cpu}, {here.cores} cores",
@@ -242,6 +257,16 @@ def notes(report: Report) -> list[str]:
     elif max(report.floor_measurements) > UNSTEADY_FLOOR * min(report.floor_measurements):
         remarks.append("the C floor varied, so the machine was not quiet")
     return remarks
+
+
+def _memory_rows(memory: StreamMemory) -> list[tuple[str, ...]]:
+    peak, idle, after = (
+        f"{value / 2**20:,.0f}" for value in (memory.peak_bytes, memory.idle_bytes, memory.after_bytes)
+    )
+    return [
+        ("  at its peak, MiB", peak, f"{idle} before the load, {after} after it"),
+        ("  growth per stream, kB", f"{memory.bytes_per_stream / 1000:,.1f}", "at its peak"),
+    ]
 
 
 def _slow_rows(slow: SlowReading) -> list[tuple[str, ...]]:

@@ -7,8 +7,17 @@ import time
 
 import pytest
 
+from penstock.bench import processes
 from penstock.bench.errors import BenchError
-from penstock.bench.processes import CpuTime, Processes, below_supervisor, cpu_time, named, resident_bytes
+from penstock.bench.processes import (
+    CpuTime,
+    PeakMemory,
+    Processes,
+    below_supervisor,
+    cpu_time,
+    named,
+    resident_bytes,
+)
 
 TITLED = (
     "import sys, setproctitle; setproctitle.setproctitle(sys.argv[1]); print(flush=True); sys.stdin.read()"
@@ -64,3 +73,24 @@ def test_children_of_a_supervisor_are_told_by_title() -> None:
         assert named([supervisor.pid]) == expected
         assert named([first]) == Processes(api_servers=(first,))
         supervisor.communicate(b"")
+
+
+def test_the_peak_of_memory_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 MiB come and go while another thread looks."""
+    monkeypatch.setattr(processes, "MEMORY_INTERVAL_S", 0.001)
+    with PeakMemory([os.getpid()]) as memory:
+        ballast = bytearray(b"x") * 2**25
+        end = time.monotonic() + 60
+        while memory.peak < memory.before + 2**24:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        del ballast
+    assert memory.peak >= memory.before + 2**24
+
+
+def test_a_process_that_ends_is_watched_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "MEMORY_INTERVAL_S", 0.001)
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    with PeakMemory([child.pid]) as memory:
+        child.communicate()
+    assert memory.peak >= memory.before > 0

@@ -10,7 +10,7 @@ from penstock.bench import report
 from penstock.bench.latency import Latency
 from penstock.bench.load import Round
 from penstock.bench.processes import CpuTime
-from penstock.bench.report import Machine, MeasuredRound, Report, Subject
+from penstock.bench.report import Machine, MeasuredRound, Report, StreamMemory, Subject
 
 KEYS = {
     "tokens_per_cpu_s",
@@ -25,6 +25,9 @@ KEYS = {
 MACHINE = Machine("Fast CPU", 2, "Linux 6", "3.11.7", "1.2.3")
 LATENCY = Latency(1.0, 2.0, 3.0, 1.5, 4.0)
 NONE = Latency(None, None, None, None, None)
+
+
+MEMORY = StreamMemory(60 * 2**20, 260 * 2**20, 70 * 2**20, 20_971.5)
 
 
 def measured(cpu: float = 1.0, **changes: Any) -> MeasuredRound:
@@ -50,7 +53,13 @@ def built(
     *rounds: MeasuredRound, floor: tuple[float, ...] = (2900.0, 3000.0, 3100.0), interval: Any = 1
 ) -> Report:
     options = {"streams": 4, "stream_interval": interval}
-    return report.build(rounds, floor, Subject("m", 32, 10, 1, 1, 2**27, options), MACHINE)
+    return report.build(rounds, floor, Subject("m", 32, 10, 1, 1, 2**27, options), MACHINE, MEMORY)
+
+
+def test_memory_is_shown_with_its_peak() -> None:
+    text = " ".join(report.render(built(measured())).split())
+    assert "at its peak, MiB 260 60 before the load, 70 after it" in text
+    assert "growth per stream, kB 21.0 at its peak" in text
 
 
 def test_figures_are_over_all_rounds() -> None:
