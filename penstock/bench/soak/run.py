@@ -135,8 +135,9 @@ class _Soak:
         if self._halved or self._left_s() > self._config.minutes * 30:
             return
         self._halved = True
-        firsts = {each.role: each.title for each in reversed(self._processes.alive())}
-        self._disturber.spared = frozenset(firsts.values())
+        youngest_first = sorted(self._processes.alive(), key=lambda each: -each.created)
+        oldest = {each.role: each.title for each in youngest_first}
+        self._disturber.spared = frozenset(oldest.values())
         self._samples.clear()
 
     async def _round(self, seconds: float, disturb_every: float | None) -> None:
