@@ -39,6 +39,8 @@ class Keys:
         if not self._digests or path in OPEN_PATHS:
             return
         scheme, _, key = (request_header(scope, b"authorization") or "").partition(" ")
+        if not scheme:  # Anthropic's clients
+            scheme, key = "bearer", request_header(scope, b"x-api-key") or ""
         presented = sha256(key.strip().encode("latin-1", "replace")).digest()
         matches = [hmac.compare_digest(presented, digest) for digest in self._digests]
         if scheme.lower() == "bearer" and any(matches):

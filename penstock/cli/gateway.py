@@ -9,7 +9,7 @@ def run(config: GatewayConfig, origins: Origins) -> int:
     """Serve until SIGINT or SIGTERM."""
     from penstock.gateway.process import serve
 
-    return serve(config)
+    return serve(config, origins)
 
 
 COMMAND = Command(

@@ -62,6 +62,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         list[str] | None,
         option("Keys that clients may present; default: none is needed.", "HTTP server", secret=True),
     ] = None
+    api_key_file: Annotated[
+        str | None,
+        option("File with further keys, one per line; lines that start with # are comments.", "HTTP server"),
+    ] = None
     endpoint_api_key: Annotated[
         str | None,
         option("Key to present to the endpoints; default: the client's own.", "HTTP server", secret=True),

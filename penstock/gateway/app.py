@@ -25,6 +25,7 @@ from .upstream import Headers, end_to_end
 log = logging.getLogger(__name__)
 
 REQUEST_ID = b"x-request-id"
+CLIENT_KEYS = (b"authorization", b"x-api-key")
 OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version"})
 """What the gateway answers itself; these requests are not counted."""
 CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
@@ -135,7 +136,7 @@ class App:
         headers = [(name, value) for name, value in end_to_end(scope["headers"]) if name != REQUEST_ID]
         headers.append((REQUEST_ID, record.request_id.encode("latin-1")))
         if self._config.endpoint_api_key is not None:
-            headers = [(name, value) for name, value in headers if name != b"authorization"]
+            headers = [(name, value) for name, value in headers if name not in CLIENT_KEYS]
             headers.append((b"authorization", b"Bearer " + self._config.endpoint_api_key.encode()))
         return passed_on(headers, record.trace)
 
@@ -152,7 +153,8 @@ async def _read(receive: Receive, limit: int) -> bytes:
             raise ClientGone
         body += message.get("body", b"")
         if len(body) > limit:
-            raise ApiError(413, f"The request body is larger than the {limit} bytes of --max-request-bytes.")
+            text = f"The request body is larger than the {limit} bytes of --max-request-bytes."
+            raise ApiError(413, text, code="too_large")
         if not message.get("more_body", False):
             return bytes(body)
 

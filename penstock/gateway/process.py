@@ -16,8 +16,10 @@ from ..api.entrance import Listening
 from ..api.server import HttpServer, Limits
 from ..config.errors import ConfigError
 from ..config.gateway import GatewayConfig
+from ..config.origins import Origins
 from ..supervisor import logs
 from ..supervisor.exits import EXIT_OK
+from ..supervisor.keys import with_keys
 from ..supervisor.listener import Listener, listen
 from .addresses import EndpointsFile, host_and_port, resolve
 from .app import App
@@ -47,10 +49,11 @@ MAX_HEADER_BYTES = 64 << 10
 MAX_BACKLOG = 4 << 20
 
 
-def serve(config: GatewayConfig) -> int:
+def serve(config: GatewayConfig, origins: Origins) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code. Raises ConfigError, StartError."""
     setproctitle("penstock: gateway")
     logs.configure("gateway", config.log_level)
+    config = with_keys(config, origins)
     if config.access_log_file is not None:
         log_to(config.access_log_file)
     named = EndpointNames(config)

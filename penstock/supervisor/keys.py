@@ -4,10 +4,12 @@ import logging
 import os
 import re
 import stat
+from typing import TypeVar
 
 import msgspec
 
 from penstock.config.errors import ConfigError
+from penstock.config.gateway import GatewayConfig
 from penstock.config.options import ServeConfig
 from penstock.config.origins import Origins
 
@@ -17,7 +19,10 @@ _KEY = re.compile(r"[!-~]+")
 """Visible ASCII, without spaces: what a header carries unchanged."""
 
 
-def with_keys(config: ServeConfig, origins: Origins) -> ServeConfig:
+Config = TypeVar("Config", ServeConfig, GatewayConfig)
+
+
+def with_keys(config: Config, origins: Origins) -> Config:
     """``config`` with the keys of --api-key-file among those of --api-key, each once.
 
     Raises ConfigError, which shows no key, for a file that cannot be read or has none, and for a key that no

@@ -22,6 +22,18 @@ def test_every_key_opens(sent: bytes) -> None:
     assert refusal(Keys(["one", "two"]), "/v1/models", sent) is None
 
 
+@pytest.mark.parametrize(("key", "lets_in"), [(b"two", True), (b"three", False), (b"", False)])
+def test_a_header_of_its_own(key: bytes, lets_in: bool) -> None:
+    """As Anthropic's clients send it; it counts where there is no other."""
+    scope = {"headers": [(b"x-api-key", key)]}
+    keys = Keys(["one", "two"])
+    if lets_in:
+        keys.check("/v1/messages", scope)
+        scope["headers"].append((b"authorization", b"Bearer three"))
+    with pytest.raises(ApiError):
+        keys.check("/v1/messages", scope)
+
+
 @pytest.mark.parametrize(
     "sent",
     [b"", b"Bearer", b"Bearer ", b"Bearer tw", b"Bearer two two", b"Basic two", b"two", b"Bearer \xff"],

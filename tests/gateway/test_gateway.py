@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -409,8 +410,10 @@ def test_names_of_other_pickers() -> None:
     assert 'penstock_gateway_request_total{model="m",outcome="ok",target_model="small"} 1.0' in text
 
 
-def test_keys() -> None:
-    options = ("--api-key", "other", "k", "--endpoint-api-key", "upstream-key")
+def test_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# of Anthropic's clients\nother\n")
+    options = ("--api-key", "k", "--api-key-file", str(file), "--endpoint-api-key", "upstream-key")
     with Upstream(good) as server, gateway(server, options=options) as front:
         assert front.complete().status_code == 401
         assert front.client.get("/health").status_code == 200
@@ -418,7 +421,21 @@ def test_keys() -> None:
         front.client.headers["authorization"] = "Bearer k"
         assert front.complete().status_code == 200
         assert server.calls[-1].headers["authorization"] == "Bearer upstream-key"
-        assert front.counts() == {"ok": 1, "rejected": 1}
+        del front.client.headers["authorization"]
+        front.client.headers["x-api-key"] = "other"
+        assert front.complete().status_code == 200
+        assert server.calls[-1].headers["authorization"] == "Bearer upstream-key"
+        assert "x-api-key" not in server.calls[-1].headers
+        front.client.headers["authorization"] = "Bearer k"
+        assert front.counts() == {"ok": 2, "rejected": 1}
+
+
+def test_a_body_that_is_too_large() -> None:
+    with Upstream(good) as server, gateway(server, options=("--max-request-bytes", "2000")) as front:
+        refused = front.complete(prompt="p" * 2000)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_large")
+        assert front.counts("rejection_total") == {"too_large": 1}
+        assert not server.calls
 
 
 def test_sigterm_drains() -> None:

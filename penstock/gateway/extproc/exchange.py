@@ -159,6 +159,8 @@ class Exchange:
         trace = pick.record.trace
         headers += passed_on([], trace)
         removed = (*SUBSETS, *SERVED)
+        if self._picks.endpoint_api_key is not None:
+            removed += ("x-api-key",)
         if trace is not None and trace.begins_here:
             removed += (TRACESTATE.decode(),)
         told = dict.fromkeys(DESTINATIONS, destinations)

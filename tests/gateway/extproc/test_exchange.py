@@ -127,6 +127,19 @@ def test_the_model_server_gets_the_span_as_parent(given: bytes | None, mode: Bod
     assert ("tracestate" in reply.remove_headers) == (given is None)
 
 
+def test_the_client_key_is_replaced() -> None:
+    world = World(key="k")
+    world.picks.endpoint_api_key = "upstream"
+    exchange = Exchange(world.picks)
+    first = head()
+    first.headers.append((b"x-api-key", b"k"))
+    exchange.receive(first)
+    (reply,) = exchange.receive(body())
+    assert isinstance(reply, Reply)
+    assert (b"authorization", b"Bearer upstream") in reply.set_headers
+    assert "x-api-key" in reply.remove_headers
+
+
 def test_without_spans_trace_contexts_are_left_alone() -> None:
     exchange = Exchange(World().picks)
     first = head()
