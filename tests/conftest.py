@@ -4,6 +4,13 @@ import signal
 
 import pytest
 from certificates import Certificates, make
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says more about a loaded machine than about the code.
+settings.register_profile(
+    "untimed", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -349,7 +349,7 @@ def play(steps: list[tuple[str, int, int]]) -> None:
         made.check_healed()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS)
 def test_whatever_happens_all_engines_get_to_what_is_agreed(steps: list[tuple[str, int, int]]) -> None:
     play(steps)
@@ -357,7 +357,7 @@ def test_whatever_happens_all_engines_get_to_what_is_agreed(steps: list[tuple[st
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(STEPS)
 def test_whatever_happens_in_many_ways(steps: list[tuple[str, int, int]]) -> None:
     play(steps)

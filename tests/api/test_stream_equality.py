@@ -150,7 +150,7 @@ def check_any(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_joined_events_are_the_whole_reply(name: str, data: st.DataObject) -> None:
     check_any(name, data)
@@ -158,7 +158,7 @@ def test_joined_events_are_the_whole_reply(name: str, data: st.DataObject) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
-@settings(max_examples=600, deadline=None, database=None)
+@settings(max_examples=600)
 @given(data=st.data())
 def test_joined_events_are_the_whole_reply_in_many_more_cases(name: str, data: st.DataObject) -> None:
     check_any(name, data)

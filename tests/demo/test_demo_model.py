@@ -100,7 +100,7 @@ def test_encoding_begins_with_the_begin_token() -> None:
 
 
 @given(st.text().filter(lambda text: not any(token in text for token in SPECIAL)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_text_survives_encoding_and_decoding(text: str) -> None:
     ids = TOKENIZER.encode(text, add_special_tokens=False).ids
     assert TOKENIZER.decode(ids, skip_special_tokens=False) == text

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.logprobs import HeldLogprobs
@@ -82,7 +82,6 @@ class Batch:
             self.given[int(owner[token])].append((ids, values, int(ordered.rank[at])))
 
 
-@settings(deadline=None)
 @given(STREAMS)
 def test_every_token_has_its_own_entry_once(streams: list[tuple[int, int, int]]) -> None:
     batch = Batch(streams)

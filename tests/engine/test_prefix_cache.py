@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.blocks import BlockTables
@@ -216,7 +216,6 @@ requests = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(
     requests,
     st.integers(1, 6),
@@ -254,7 +253,6 @@ def test_every_stream_reads_its_own_history(
         assert tokens == expected[stream][: len(tokens)]
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

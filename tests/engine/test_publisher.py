@@ -345,7 +345,7 @@ def test_dismiss(publisher: Publisher, outbox: Room) -> None:
 # -- any order of things
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 1 << 32))
 def test_every_token_arrives_once_and_in_order(seed: int) -> None:
     rng = random.Random(seed)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.options import ServeConfig
@@ -58,7 +58,6 @@ loads = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(loads, st.integers(1, 5), st.integers(15, 60), st.integers(1, 24), st.sets(st.integers(0, 11)))
 def test_every_stream_ends_once_and_everything_is_freed(
     load: list[tuple[int, int, int]], slots: int, blocks: int, budget: int, aborted: set[int]

@@ -166,7 +166,7 @@ class Race:
         assert self.table.running() == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 1 << 32), st.integers(1, 12), st.integers(1, 60))
 def test_a_table_does_what_its_streams_would_do(seed: int, slots: int, steps: int) -> None:
     race = Race(seed, slots)

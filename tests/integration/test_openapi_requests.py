@@ -44,8 +44,6 @@ def check(operation: APIOperation, server: Server, examples: int, **fields: Any)
     @seed(1)
     @settings(
         max_examples=examples,
-        deadline=None,
-        database=None,
         derandomize=False,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],

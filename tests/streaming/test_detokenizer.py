@@ -133,7 +133,7 @@ STEPS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 
 
 @pytest.mark.parametrize("name", TRAINED)
-@settings(max_examples=1000, deadline=None, database=None)
+@settings(max_examples=1000)
 @given(data=st.data())
 def test_a_stream_reads_as_the_whole_decode(name: str, data: st.DataObject) -> None:
     tokens, steps = data.draw(tokens_of(name)), data.draw(STEPS)
@@ -141,7 +141,7 @@ def test_a_stream_reads_as_the_whole_decode(name: str, data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_a_stream_of_any_decoder_reads_as_the_whole_decode(name: str, data: st.DataObject) -> None:
     tokens, steps = data.draw(tokens_of(name)), data.draw(STEPS)
@@ -149,7 +149,7 @@ def test_a_stream_of_any_decoder_reads_as_the_whole_decode(name: str, data: st.D
 
 
 @pytest.mark.parametrize("name", TRAINED)
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_always_taking_the_table_where_allowed_reads_the_same(name: str, data: st.DataObject) -> None:
     case_ = case(name)
@@ -165,7 +165,7 @@ def test_always_taking_the_table_where_allowed_reads_the_same(name: str, data: s
 
 
 @pytest.mark.parametrize("name", TRAINED)
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_text_is_held_only_while_it_is_uncertain(name: str, data: st.DataObject) -> None:
     case_ = case(name)

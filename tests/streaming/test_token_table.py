@@ -23,7 +23,7 @@ def listed(decoder: decoders.Decoder | None, names: list[str]) -> Tokenizer:
     return tokenizer
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=300)
 @given(st.text())
 def test_escaped_text_stands_between_quotes(text: str) -> None:
     escaped = escape_json(text)

@@ -112,7 +112,7 @@ def test_streams_get_the_same(llama: Path, options: dict[str, Any], kinds: list[
         assert min(preemptions) > 0
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     st.lists(st.one_of(st.none(), st.integers(0, 23)), min_size=10, max_size=60),
     st.sampled_from([{}, {"kv_cache_memory": 80 << 10, "block_size": 4}, {"max_num_seqs": 3}]),

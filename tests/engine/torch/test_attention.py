@@ -61,7 +61,7 @@ parts_of_batches = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(parts_of_batches, st.sampled_from([1, 7, 16]), st.sampled_from([1, 4000, 1 << 20]))
 def test_every_token_is_in_one_part_which_holds_its_history(
     parts: list[tuple[int, int]], block_size: int, gathered: int
