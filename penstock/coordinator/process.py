@@ -12,7 +12,7 @@ from ..metrics.garbage import Collector
 from ..wire.control import ControlChannel, Stop
 from ..wire.coordination import FromCoordinator, decode_from_member
 from ..wire.messages import WireError, encode
-from ..wire.sockets import PeerGone, RouterSocket, coordinator_address
+from ..wire.sockets import PeerGone, RouterSocket, coordinator_address, resolved
 from .board import Board, Outgoing
 
 log = logging.getLogger(__name__)
@@ -22,13 +22,13 @@ MESSAGES_PER_TURN = 1024
 
 
 def run(control: ControlChannel) -> int:
-    """Be the coordinator that ``control`` asks for; returns the exit code. Raises zmq.ZMQError when its
-    address is taken, and SupervisorGone."""
+    """Be the coordinator that ``control`` asks for; returns the exit code. Raises OSError and zmq.ZMQError
+    for an address that is unknown, not ours, or taken, and SupervisorGone."""
     launch = control.launch
     config = launch.config
     addresses = [coordinator_address(launch.run_dir)]
     if config.coordinator is not None:
-        addresses.append(config.coordinator)
+        addresses.append(resolved(config.coordinator))
     socket = RouterSocket(*addresses, key=launch.key)
     try:
         board = Board(

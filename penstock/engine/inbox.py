@@ -33,7 +33,7 @@ MOST_SERVERS = 1024
 MOST_HANDLES = 1 << 22
 """API servers number their streams from 0 and use numbers again, so these are streams at the same time."""
 REFUSALS_KEPT = 1024
-"""Refused peers remembered, so that each is told and logged once."""
+"""Refused peers remembered, so that each connection is told and each process logged once."""
 
 
 class Inbox:
@@ -92,8 +92,10 @@ class Inbox:
             return
         if len(self._refused) >= REFUSALS_KEPT:
             self._refused.clear()
-        self._refused.add(identity)
-        log.error("peer %r: %s; its streams are dropped", identity, reason)
+        process = identity.rpartition(b"-")[0] or identity  # it may connect again and again
+        if process not in self._refused:
+            log.error("peer %r: %s; its streams are dropped", identity, reason)
+        self._refused |= {identity, process}
         self._publisher.dismiss(identity, reason)
 
     def _on_message(self, identity: bytes, message: FromServer) -> None:

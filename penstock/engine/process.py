@@ -194,6 +194,8 @@ class EngineLoop:
         self._leaving = False
         """Its host ends: it finishes what it runs, and wants nothing new."""
         self._leave_at = 0.0
+        self._told_leaving = 0
+        """How many API servers had ever come when they were told."""
 
     def run(self, orders: Orders) -> None:
         """Until the order to stop. Raises what the engine raises, after telling the API servers, and
@@ -303,8 +305,15 @@ class EngineLoop:
             elif isinstance(order, Drain) and not self._leaving:
                 self._leaving = True
                 self._leave_at = now + LATECOMERS_S
-                self._publisher.send_to_all(Leaving())
-        if self._leaving and now >= self._leave_at and not self._engine.has_work():
+        if self._leaving:
+            self._take_leave(now)
+
+    def _take_leave(self, now: float) -> None:
+        """Tell API servers, also those that come late, and end when nothing runs any longer."""
+        if self._told_leaving != self._publisher.attachments:
+            self._told_leaving = self._publisher.attachments
+            self._publisher.send_to_all(Leaving())
+        if now >= self._leave_at and not self._engine.has_work():
             self._stopped = True
 
     # -- nothing to do

@@ -13,6 +13,7 @@ tcp://, with CURVE (:mod:`.curve`), and with heartbeats, as a host that is cut o
 
 import re
 import secrets
+import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -76,6 +77,16 @@ def host_and_port(address: str) -> tuple[str, int] | None:
     """Of a tcp:// address; an IPv6 address is without its brackets. None for an ipc:// one."""
     match = _TCP.fullmatch(address)
     return None if match is None else (match["host"].strip("[]"), int(match["port"]))
+
+
+def resolved(address: str) -> str:
+    """A tcp:// address with an IP address in place of a name, as it can be bound. Raises OSError."""
+    place = host_and_port(address)
+    assert place is not None
+    host, port = place
+    if host == "*":
+        return address
+    return tcp_address(str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]), port)
 
 
 def tcp_address(host: str, port: int | str) -> str:
@@ -259,12 +270,12 @@ class PeerLinks:
         return socket
 
     def send_to_all(self, part: bytes) -> None:
-        for socket in self._sockets:
-            socket.send(part, zmq.NOBLOCK)
+        for link in self._sockets:
+            link.send(part, zmq.NOBLOCK)
 
     def close(self) -> None:
-        for socket in self._sockets:
-            socket.close()
+        for link in self._sockets:
+            link.close()
         self._context.term()
 
 

@@ -1,4 +1,5 @@
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -30,3 +31,16 @@ def test_the_supervisor_gets_config_and_origins(monkeypatch: pytest.MonkeyPatch)
             },
         )
     ]
+
+
+def test_a_host_without_api_servers_takes_none_of_their_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = str(tmp_path / "fleet.key")
+    assert main(["keys", key]) == 0
+    fleet = ["serve", "--headless", "--coordinator", "tcp://127.0.0.1:1", "--cluster-key-file", key]
+    assert main([*fleet, "--api-server-count", "2"]) == 2
+    assert "--api-server-count: a --headless host has no API server" in capsys.readouterr().err
+    monkeypatch.setenv("PENSTOCK_API_SERVER_COUNT", "2")
+    assert main([*fleet, "--run-dir", str(tmp_path)]) == 2
+    assert "--run-dir" in capsys.readouterr().err, "what hosts share may hold options of the head"

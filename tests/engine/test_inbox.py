@@ -299,6 +299,25 @@ def test_a_dismissed_peer_may_start_over(desk: Desk, zero: bytes) -> None:
     assert [type(message) for _, message in desk.sent] == [Goodbye]
 
 
+def test_a_process_that_is_refused_again_and_again_is_logged_once(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    for connection in range(5):
+        hello = Hello(PROTOCOL_VERSION + 1, 3, 1, 7, connection)
+        desk.inbox.take(server_identity(3, 1, 7, connection), [encode(hello)])
+    assert [type(message) for _, message in desk.sent] == [Goodbye] * 5
+    assert caplog.text.count("api-server-3-1-7") == 1
+
+
+def test_an_api_server_of_an_earlier_head_is_refused(desk: Desk) -> None:
+    for incarnation in (8, 7):
+        hello = Hello(PROTOCOL_VERSION, 0, 5, incarnation)
+        desk.inbox.take(server_identity(0, 5, incarnation), [encode(hello)])
+    assert [type(message) for _, message in desk.sent] == [Welcome, Goodbye]
+    desk.take(server_identity(0, 5, 8), submit(2))
+    assert desk.engine.asked[-1] == ("submit", 0, submit(2)), "the later one's streams are not dropped"
+
+
 def test_refusals_are_not_remembered_without_end(desk: Desk) -> None:
     for number in range(REFUSALS_KEPT + 10):
         desk.inbox.take(b"%d" % number, [b"\xc1"])

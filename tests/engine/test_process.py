@@ -32,7 +32,7 @@ from penstock.wire.control import (
     SupervisorGone,
 )
 from penstock.wire.frames import Finish
-from penstock.wire.messages import Abort, Bye, EngineInfo, Goodbye
+from penstock.wire.messages import Abort, Bye, EngineInfo, Goodbye, Leaving
 from penstock.wire.sockets import RouterSocket, engine_address
 
 from .peers import DEADLINE_S, ApiServer, launch, reports_until
@@ -356,6 +356,27 @@ def test_stop(host: Callable[..., Host], connect: Callable[..., ApiServer]) -> N
     assert received.failed == {}
     assert received.others == [Goodbye("engine is shutting down")]
     assert idle.read(lambda: bool(idle.received.others)).others == received.others
+    served.join()
+    assert served.error is None
+
+
+def test_an_engine_that_is_to_leave_finishes_what_it_runs(
+    host: Callable[..., Host], connect: Callable[..., ApiServer]
+) -> None:
+    served = host()
+    peer = connect(0)
+    peer.send(submit(1, ENDLESS), submit(2, 500))
+    peer.read(lambda: len(peer.received.tokens) == 2)
+    served.supervisor.send(Drain())
+    peer.read(lambda: peer.received.others == [Leaving()])
+    late = connect(1)
+    late.read(lambda: late.received.others == [Leaving()])
+    late.send(submit(7, 20))
+    late.read_ends(7)
+    peer.read_ends(2)
+    peer.send(Abort([1]))
+    peer.read_ends(1)
+    peer.read(lambda: peer.received.others[-1] == Goodbye("engine is shutting down"))
     served.join()
     assert served.error is None
 

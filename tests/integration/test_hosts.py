@@ -63,6 +63,7 @@ def test_an_engine_of_another_host_serves_and_may_be_killed(hosts: Hosts) -> Non
         assert head.metric("penstock:streams_interrupted_total", outcome="resumed") > 0
 
 
+@pytest.mark.slow
 def test_another_key_is_refused_by_name(hosts: Hosts, tmp_path: Path) -> None:
     with hosts.head() as head:
         hosts.key = new_key(tmp_path / "other.key")
