@@ -19,7 +19,7 @@ class PickRequest:
     """What picking looks at."""
 
     model: str = ""
-    blocks: Sequence[bytes] = ()
+    blocks: Sequence[int] = ()
     """Of :func:`penstock.gateway.prefix.prefix_blocks`."""
     session: str | None = None
     tokens: int = 0
@@ -129,9 +129,9 @@ class Picker:
     # -- filters
 
     def _candidates(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[Endpoint]:
-        allowed = [
-            endpoint for endpoint in endpoints if request.subset is None or endpoint.url in request.subset
-        ]
+        allowed, subset = endpoints, request.subset
+        if subset is not None:
+            allowed = [endpoint for endpoint in endpoints if endpoint.url in subset]
         ready = [endpoint for endpoint in allowed if endpoint.is_ready(now, scraped=self._scraped)]
         fresh = [endpoint for endpoint in ready if endpoint not in request.tried]
         if not fresh:
@@ -187,7 +187,9 @@ class Picker:
 
     def _bounded(self, scores: list[float], endpoints: Sequence[Endpoint]) -> list[float]:
         """Affinity, but not to an endpoint that has much more to do than another one."""
-        busy = [_requests(endpoint) for endpoint in endpoints]
+        if not any(scores):
+            return scores
+        busy = _requests(endpoints)
         most = self._limits.affinity_excess * min(busy) + AFFINITY_SLACK
         return [score if count <= most else 0.0 for score, count in zip(scores, busy, strict=True)]
 
@@ -195,13 +197,17 @@ class Picker:
 # -- scorers -------------------------------------------------------------------------------------------
 
 
-def _requests(endpoint: Endpoint) -> int:
-    """Requests at the endpoint, from wherever they came: what it said, and what it cannot have counted."""
-    load = endpoint.load
-    return max(load.waiting + load.running + endpoint.sent, endpoint.in_flight)
+def _requests(endpoints: Sequence[Endpoint]) -> list[int]:
+    """Requests at each endpoint, wherever they came from: what it said, and what it cannot have counted."""
+    counts = []
+    for endpoint in endpoints:
+        load = endpoint.load
+        told = load.waiting + load.running + endpoint.sent
+        counts.append(told if told > endpoint.in_flight else endpoint.in_flight)
+    return counts
 
 
-def _fewest(counts: list[float]) -> list[float]:
+def _fewest(counts: list[int]) -> list[float]:
     """Counts to scores: 1 for the smallest, 0 for the largest, all 1 when they are equal."""
     low, high = min(counts), max(counts)
     if high == low:
@@ -210,11 +216,11 @@ def _fewest(counts: list[float]) -> list[float]:
 
 
 def _queue(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
-    return _fewest([float(endpoint.load.waiting + endpoint.sent) for endpoint in endpoints])
+    return _fewest([endpoint.load.waiting + endpoint.sent for endpoint in endpoints])
 
 
 def _running(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
-    return _fewest([float(_requests(endpoint)) for endpoint in endpoints])
+    return _fewest(_requests(endpoints))
 
 
 def _kv(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
@@ -222,7 +228,7 @@ def _kv(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list
 
 
 def _tokens(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
-    return _fewest([float(endpoint.tokens) for endpoint in endpoints])
+    return _fewest([endpoint.tokens for endpoint in endpoints])
 
 
 def _lora(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
