@@ -32,6 +32,11 @@ COMMANDS = (
     Entry(("bench", "host"), "penstock.cli.bench_host", "Measure what an API server costs the host."),
     Entry(("bench", "engine"), "penstock.cli.bench_engine", "Measure what a decode step costs the host."),
     Entry(("bench", "gateway"), "penstock.cli.bench_gateway", "Measure what relaying costs the host."),
+    Entry(
+        ("bench", "gateway-memory"),
+        "penstock.cli.bench_gateway_memory",
+        "Measure whether the gateway's memory stays flat.",
+    ),
     Entry(("bench", "soak"), "penstock.cli.bench_soak", "Load a server, kill its parts, check every token."),
     Entry(("version",), "penstock.cli.version", "Print the versions of Penstock and what it runs on."),
     Entry(("docs-options",), "penstock.cli.docs_options", ""),

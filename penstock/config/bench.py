@@ -175,6 +175,20 @@ class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     )
 
 
+class BenchGatewayMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``penstock bench gateway-memory`` runs with."""
+
+    requests: Annotated[int, option("Requests in all.", "Load", ge=10)] = 100_000
+    clients: Annotated[int, option("Requests at a time.", "Load", ge=1, le=1024)] = 16
+    seed: Annotated[int, option("Seed of what becomes of requests.", "Load", ge=0)] = 0
+    timeout: Annotated[
+        float, option("Seconds after which the command gives up, everything included.", "Load", gt=0)
+    ] = 3600.0
+    json: Annotated[str | None, option("File to write the report to, as JSON.", "Report", metavar="FILE")] = (
+        None
+    )
+
+
 class BenchSoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What ``penstock bench soak`` runs with."""
 

@@ -6,6 +6,8 @@ import logging
 import secrets
 from collections.abc import Callable
 
+import msgspec
+
 from .. import __version__
 from ..api.access import Keys
 from ..api.errors import ApiError
@@ -13,6 +15,7 @@ from ..api.http import ClientGone, request_header, send_error, send_json
 from ..api.protocol import ServerProtocol
 from ..api.sink import EXTENSION, Receive, Scope, Send
 from ..config.gateway import GatewayConfig
+from ..metrics.garbage import Collector
 from .attempt import Attempt
 from .ledger import Ledger
 from .metrics import GatewayMetrics
@@ -26,7 +29,7 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID = b"x-request-id"
 CLIENT_KEYS = (b"authorization", b"x-api-key")
-OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version"})
+OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/debug/gc"})
 """What the gateway answers itself; these requests are not counted."""
 CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
 
@@ -42,6 +45,7 @@ class App:
         ledger: Ledger,
         rewrites: Rewrites,
         tracing: Tracing,
+        collector: Collector,
         clock: Callable[[], float],
     ) -> None:
         self.draining = False
@@ -51,6 +55,7 @@ class App:
         self._ledger = ledger
         self._rewrites = rewrites
         self._tracing = tracing
+        self._collector = collector
         self._clock = clock
         self._keys = Keys(config.api_key or ())
         self._session_header = config.session_header.lower().encode()
@@ -66,6 +71,9 @@ class App:
                 await send_json(send, self._metrics.exposition(), kind=CONTENT_TYPE)
             elif path == "/version":
                 await send_json(send, json.dumps({"version": __version__}).encode())
+            elif path == "/debug/gc":
+                report = {"processes": {"gateway": self._collector.report()}, "failed": {}}
+                await send_json(send, msgspec.json.encode(report))
             else:
                 self._check_ready()
                 await send_json(send, b"{}")
@@ -173,8 +181,10 @@ class ClientOfSink:
 
     # -- of the relay
 
-    def listen(self, attempt: Attempt) -> None:
+    def listen(self, attempt: Attempt | None) -> None:
         self._attempt = attempt
+        if attempt is None:
+            return
         if self.gone.done():
             attempt.on_disconnect()
         elif self._paused:

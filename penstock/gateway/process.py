@@ -17,6 +17,7 @@ from ..api.server import HttpServer, Limits
 from ..config.errors import ConfigError
 from ..config.gateway import GatewayConfig
 from ..config.origins import Origins
+from ..metrics.garbage import Collector
 from ..supervisor import logs
 from ..supervisor.exits import EXIT_OK
 from ..supervisor.keys import with_keys
@@ -149,6 +150,7 @@ class _Gateway:
         self._picks: Picks | None = None
         self._envoy: EnvoyServer | None = None
         self._spans: Spans | None = None
+        self._collector = Collector()
         self._http: HttpServer
         self._app: App
         self._relay: Relay
@@ -165,6 +167,7 @@ class _Gateway:
             background.append(asyncio.ensure_future(pool.scrape_for_ever(config.scrape_interval)))
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, self._on_signal)
+        self._collector.start()
         try:
             await self._http.run_to_the_end()
             await self._wait_for_envoy()
@@ -203,7 +206,7 @@ class _Gateway:
         options = MetricsOptions(config.metrics_compat, config.metrics_max_models, config.metrics_pool_name)
         self._metrics = metrics = GatewayMetrics(lambda: pool.endpoints, options, rewrites.pairs(), counts)
         ledger = Ledger(metrics, config.access_log, self._spans)
-        self._app = App(config, self._relay, metrics, ledger, rewrites, tracing, loop.time)
+        self._app = App(config, self._relay, metrics, ledger, rewrites, tracing, self._collector, loop.time)
         self._picks, self._envoy = serve_envoy(config, self._relay, ledger, rewrites, tracing, self._app)
         limits = Limits(HEADER_TIMEOUT_S, KEEP_ALIVE_S, config.max_connections, MAX_HEADER_BYTES, MAX_BACKLOG)
         self._http = HttpServer(
@@ -232,6 +235,10 @@ class _Gateway:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             self._relay.check()
+            if self._metrics.running:
+                self._collector.on_busy()
+            else:
+                self._collector.on_idle()
             if self._picks is not None:
                 self._picks.check()
                 if self._app.draining and not self._picks.is_busy:

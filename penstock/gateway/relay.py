@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 class ClientConnection(Client, Protocol):
     """The connection that the request came on, and who is told about it."""
 
-    def listen(self, attempt: Attempt) -> None:
-        """From here on ``attempt`` is told of disconnects and of a full write buffer."""
+    def listen(self, attempt: Attempt | None) -> None:
+        """From here on ``attempt`` is told of disconnects and of a full write buffer; None: nobody is."""
         ...
 
     @property
@@ -287,6 +287,7 @@ class _Run:
             await asyncio.wait((attempt.ended,))
         finally:
             relay.ended(attempt)
+            self._client.listen(None)  # they refer to each other
         return attempt
 
     def _is_wanted(self, status: int, with_usage: bool) -> bool:

@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
         self._pool = pool
         self._transport: asyncio.Transport
         self._receiver: Receiver | None = None
-        self._parser: httptools.HttpResponseParser
+        self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
         self._body: list[bytes] = []
         self._complete = False
@@ -96,6 +96,7 @@ class Connection(asyncio.Protocol):
         self._reusable = False
         self._pool.forget(self)
         self._break(str(exc) if exc else "the connection was closed before the reply was whole")
+        del self._parser  # it refers to this object
 
     # -- httptools
 

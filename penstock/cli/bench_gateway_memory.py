@@ -1,0 +1,21 @@
+"""``penstock bench gateway-memory``."""
+
+from penstock.cli.command import Command
+from penstock.cli.measuring import measured
+from penstock.config.bench import BenchGatewayMemoryConfig
+from penstock.config.origins import Origins
+
+
+def run(config: BenchGatewayMemoryConfig, origins: Origins) -> int:
+    """Measure, print the report, write it to ``--json``. 1 when nothing could be measured."""
+    from penstock.bench.gateway_memory import measure_memory, render
+
+    return 1 if measured(lambda say: measure_memory(config, say), render, config.json) is None else 0
+
+
+COMMAND = Command(
+    ("bench", "gateway-memory"),
+    "Measure whether the gateway's memory stays flat while requests fail in every way.",
+    BenchGatewayMemoryConfig,
+    run,
+)
