@@ -22,7 +22,7 @@ def exposed() -> dict[str, set[str]]:
     """Sample name to labels, of a gateway with an endpoint that has served and refused."""
     metrics = GatewayMetrics(lambda: [Endpoint("http://a:1")])
     seen = Observation(token_events=2, first_token_at=1.0, last_token_at=2.0, usage=Usage(1, 2, 1))
-    metrics.count(Record("/v1/completions", model="m", outcome=Outcome.OK, attempts=2, seen=seen))
+    metrics.count(Record("/v1/completions", model="m", outcome=Outcome.OK, attempts=2, seen=seen, pick_s=0.1))
     metrics.count(Record("/v1/completions", model="m", outcome=Outcome.REJECTED, reason="saturated"))
     found: dict[str, set[str]] = {}
     for name, labels in re.findall(r"^(\w+)(?:\{(.*)\})? ", metrics.exposition().decode(), re.MULTILINE):

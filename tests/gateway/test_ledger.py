@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
+import penstock
 from penstock.gateway.dialect import Usage
 from penstock.gateway.ledger import Ledger
 from penstock.gateway.metrics import GatewayMetrics
@@ -59,6 +60,8 @@ def test_all_facts(caplog: pytest.LogCaptureFixture) -> None:
         "bytes_in": 10,
         "bytes_out": 20,
     }
+    page = (Path(penstock.__file__).parents[1] / "docs" / "gateway.md").read_text()
+    assert not [fact for fact in line if f"`{fact}`" not in page]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +80,7 @@ def test_what_is_wanted(
 def test_a_file_of_nothing_but_json(tmp_path: Path) -> None:
     """Whatever the log level is; and opened anew when it was moved away, as log rotation does."""
     log, moved = tmp_path / "access.jsonl", tmp_path / "access.jsonl.1"
-    options = ("--access-log-file", str(log), "--log-level", "error")
+    options = ("--access-log-file", str(log), "--log-level", "error", "--scrape-interval", "0")
     dead = closed_port()
     with Upstream(good) as server, gateway(dead, server, options=options) as front:
         while not front.counts("retry_total")[""]:

@@ -181,6 +181,7 @@ def test_spans_reach_a_collector(collector: Collector) -> None:
 @otel
 def test_a_retry_is_an_event(collector: Collector) -> None:
     options = ("--otlp-endpoint", f"{collector.url}/mine", "--otlp-service-name", "edge")
+    options += ("--scrape-interval", "0")  # which would find out that it is dead
     dead = closed_port()
     with Upstream(good) as server, gateway(dead, server, options=options) as front:
         while not front.counts("retry_total")[""]:
