@@ -22,7 +22,8 @@ class AccessLog:
 
     ``request_id``, ``method``, ``path``, ``status``, ``seconds`` (from the request's headers to the end of
     its reply); of requests that generate also ``prompt_tokens``, ``output_tokens`` and ``outcome`` (stop,
-    length, error, abort: the client left, cut: it read too slowly). Queries, bodies, keys are never logged.
+    length, error, abort: the client left, cut: it read too slowly). Of what was no whole request only
+    ``status`` and ``refused``, why. Queries, bodies, keys are never logged.
     """
 
     def __init__(self, mode: Literal["none", "errors", "all"]) -> None:
@@ -51,7 +52,16 @@ class AccessLog:
             fields["prompt_tokens"] = usage["prompt_tokens"]
             fields["output_tokens"] = usage["completion_tokens"]
             fields["outcome"] = outcome
-        log.info("%s", " ".join(f"{name}={_value(str(value))}" for name, value in fields.items()))
+        _log(fields)
+
+    def refused(self, status: int, message: str) -> None:
+        """Logs an answer to what was no whole request: of that nothing else is known."""
+        if self._mode != "none":
+            _log({"status": status, "refused": message})
+
+
+def _log(fields: dict[str, object]) -> None:
+    log.info("%s", " ".join(f"{name}={_value(str(value))}" for name, value in fields.items()))
 
 
 def _value(text: str) -> str:

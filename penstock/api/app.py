@@ -103,6 +103,11 @@ class App:
             "/docs": {"GET": self._docs_page},
         }
 
+    def refused(self, error: ApiError) -> None:
+        """A request was answered before it was whole, or instead of being read."""
+        self._metrics.reject(error.status, error.code)
+        self._access_log.refused(error.status, error.message)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"unsupported ASGI scope {scope['type']}")

@@ -208,7 +208,7 @@ class _Server:
             limits,
             tls,
             self._control.ready,
-            lambda error: self._metrics.reject(error.status, error.code),
+            app.refused,
         )
         helpers = [asyncio.ensure_future(self._collect_garbage())]
         if self._launch.index % self._launch.api_server_count == 0 and config.log_interval:

@@ -73,3 +73,9 @@ def test_none(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_client_cannot_forge_lines_or_fields(caplog: pytest.LogCaptureFixture) -> None:
     [line] = lines(caplog, "all", ended(404, path=b"/a=b\xff", request_id='x status=200 "\n'))
     assert line.startswith('request_id="x status=200 \\"\\n" method=GET path="/a=b\\u00ff" status=404 ')
+
+
+@pytest.mark.parametrize(("mode", "count"), [("none", 0), ("errors", 1), ("all", 1)])
+def test_what_was_no_whole_request(caplog: pytest.LogCaptureFixture, mode: Any, count: int) -> None:
+    AccessLog(mode).refused(431, "Too large.")
+    assert [record.getMessage() for record in caplog.records] == ['status=431 refused="Too large."'] * count
