@@ -18,6 +18,7 @@ import time
 import uvloop
 
 from ..metrics.garbage import Collector
+from ..metrics.memory import Trimmer
 from ..metrics.server import ServerMetrics
 from ..streaming.table import StreamTable
 from ..streaming.token_log import TokenLog
@@ -239,11 +240,13 @@ class _Server:
         return self._http.connection_count, self._http.bytes_queued
 
     async def _collect_garbage(self) -> None:
-        """In idle gaps: while no stream is open."""
+        """In idle gaps, while no stream is open; memory that was freed goes back to the system there, too."""
+        trimmer = Trimmer()
         while True:
             due = time.monotonic() + COLLECT_INTERVAL_S
             await asyncio.sleep(COLLECT_INTERVAL_S)
             self._metrics.loop_lag.add(max(0.0, time.monotonic() - due))
+            trimmer.watch(self._http.connection_count, idle=not self._fleet.streams)
             if self._fleet.streams:
                 self._collector.on_busy()
             else:
