@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -41,6 +43,7 @@ class Observer:
         index: int,
         epoch: int,
         incarnation: int,
+        restarts: int,
         model: str,
         block_size: int,
         metrics: ServerMetrics,
@@ -54,6 +57,7 @@ class Observer:
         self._process = process_name("api-server", index)
         self._epoch = epoch
         self._incarnation = incarnation
+        self._restarts = restarts
         self._model = model
         self._block_size = block_size
         self._metrics = metrics
@@ -110,7 +114,7 @@ class Observer:
             (f.FRAMES_MERGED, self._fleet.frames_merged),
         ):
             yield Series(family.name, (server,), value)
-        yield from process_series(self._process, self._epoch, self._collector.pauses)
+        yield from process_series(self._process, self._restarts, self._collector.pauses)
 
 
 class Figures(Protocol):
@@ -119,18 +123,41 @@ class Figures(Protocol):
     def totals(self) -> Totals: ...
 
 
-class FleetLog:
-    """A line on what the fleet did since the last one, while it does anything."""
+class Turn:
+    """What one process of a fleet has at a time: a lock on the run directory. The kernel takes it back when
+    its holder ends, however that happens."""
 
-    def __init__(self, figures: Figures) -> None:
+    def __init__(self, run_dir: str) -> None:
+        self._fd = os.open(run_dir, os.O_RDONLY | os.O_CLOEXEC)
+
+    def take(self) -> bool:
+        """Whether this process has it, from now on until :meth:`close`."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class FleetLog:
+    """A line on what the fleet did since the last one was due, while it does anything.
+
+    Every API server keeps one, and one of them ``speaks`` for all, so that another one can go on at any time.
+    """
+
+    def __init__(self, figures: Figures, speaks: Callable[[], bool]) -> None:
         self._figures = figures
+        self._speaks = speaks
         self._before: tuple[float, float, float] | None = None
         """When the last line was due, and prompt and generated tokens by then."""
         self._idle = True
 
     def write(self, now: float) -> None:
-        """Write the line, unless the fleet was idle already at the last one. The first time is only noted:
-        engines may have worked for long before this process was started."""
+        """Write the line, unless the fleet was idle already at the last one, or another process speaks. The
+        first time is only noted: engines may have worked for long before this process was started."""
         found = self._figures.totals()
         prompt, generated = _sum(found, f.PROMPT_TOKENS), _sum(found, f.GENERATION_TOKENS)
         running, waiting = _sum(found, f.RUNNING), _sum(found, f.WAITING)
@@ -140,7 +167,7 @@ class FleetLog:
             return
         took = max(now - before[0], 1e-9)
         idle = not running and not waiting and (prompt, generated) == before[1:]
-        if not (idle and self._idle):
+        if self._speaks() and not (idle and self._idle):
             log.info(
                 "running %d, waiting %d, KV cache %.1f %%, prompts %.0f tokens/s, generated %.0f tokens/s",
                 running,

@@ -20,6 +20,7 @@ import uvloop
 from ..metrics.garbage import Collector
 from ..metrics.memory import Trimmer
 from ..metrics.server import ServerMetrics
+from ..metrics.snapshot import decode_snapshot, merge_views, view_of
 from ..streaming.table import StreamTable
 from ..streaming.token_log import TokenLog
 from ..wire.control import (
@@ -30,6 +31,7 @@ from ..wire.control import (
     Launch,
     Stop,
     SupervisorGone,
+    SupervisorMetrics,
 )
 from ..wire.handover import Taker
 from ..wire.messages import PROTOCOL_VERSION, EngineInfo, Hello
@@ -45,7 +47,7 @@ from .fleet import Fleet
 from .generate import Generator
 from .keepalive import KeepAlive
 from .membership import Membership
-from .observe import FleetLog, Observer
+from .observe import FleetLog, Observer, Turn
 from .operations import OperationRoutes
 from .planner import Planner
 from .replies import RequestContext, RequestReply, TextTables
@@ -166,6 +168,7 @@ class _Server:
             launch.index,
             launch.epoch,
             launch.incarnation,
+            launch.restarts,
             facts.names[0],
             self._config.block_size,
             metrics,
@@ -212,7 +215,7 @@ class _Server:
             app.refused,
         )
         helpers = [asyncio.ensure_future(self._collect_garbage())]
-        if self._launch.index % self._launch.api_server_count == 0 and config.log_interval:
+        if config.log_interval:
             self._speaking = asyncio.ensure_future(self._log_fleet())
             helpers.append(self._speaking)
         if tls is not None and config.enable_ssl_refresh:
@@ -253,11 +256,12 @@ class _Server:
                 self._collector.on_idle()
 
     async def _log_fleet(self) -> None:
-        """One API server speaks for all; when it is replaced, its successor does."""
-        fleet_log = FleetLog(self._observer)
-        while True:
-            await asyncio.sleep(self._config.log_interval)
-            fleet_log.write(time.monotonic())
+        """Until this API server ends or is replaced."""
+        with contextlib.closing(Turn(self._launch.run_dir)) as turn:
+            fleet_log = FleetLog(self._observer, turn.take)
+            while True:
+                await asyncio.sleep(self._config.log_interval)
+                fleet_log.write(time.monotonic())
 
     def _on_reply_end(self, reply: RequestReply, outcome: str) -> None:
         metrics = self._metrics
@@ -278,6 +282,9 @@ class _Server:
                     self._stop()
                 case EnginesDraining():
                     self._fleet.set_draining(order.ranks)
+                case SupervisorMetrics():
+                    told = view_of(decode_snapshot(order.snapshot))
+                    self._fleet.snapshots = merge_views(self._fleet.snapshots, told)
                 case AgreedStates():
                     self._agreement.told(order)
 

@@ -116,6 +116,10 @@ class Board:
                 self._post(identity, message)
                 return []
 
+    def post(self, metrics: ProcessMetrics) -> None:
+        """What this process itself has counted."""
+        self._post(b"", metrics)
+
     def _post(self, identity: bytes, metrics: ProcessMetrics) -> None:
         key = metrics.process, metrics.incarnation, metrics.epoch
         known = self._metrics.get(key)

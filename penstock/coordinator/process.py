@@ -6,17 +6,21 @@ other hosts stay where they are.
 """
 
 import logging
+import math
 import time
 
-from ..metrics.garbage import Collector
-from ..wire.control import ControlChannel, Stop
-from ..wire.coordination import FromCoordinator, decode_from_member
+from ..metrics.garbage import Collector, Pauses
+from ..metrics.snapshot import Snapshot, encode_snapshot, process_name, process_series
+from ..wire.control import ControlChannel, Launch, Stop
+from ..wire.coordination import FromCoordinator, ProcessMetrics, decode_from_member
 from ..wire.messages import WireError, encode
 from ..wire.sockets import PeerGone, RouterSocket, coordinator_address, resolved
 from .board import Board, Outgoing
 
 log = logging.getLogger(__name__)
 
+TELL_S = 1.0
+"""Least time between two reports of what this process has counted."""
 MESSAGES_PER_TURN = 1024
 """Messages taken before news are due again."""
 
@@ -41,7 +45,10 @@ def run(control: ControlChannel) -> int:
         collector = Collector(config.gc_policy, config.gc_pause_budget_ms / 1000)
         collector.start()
         control.ready()
+        figures = Figures(launch, collector.pauses)
         while not any(isinstance(order, Stop) for order in control.receive()):
+            if (metrics := figures.due(time.monotonic())) is not None:
+                board.post(metrics)
             if socket.wait(coordinator.turn(time.monotonic()), control.fileno()):
                 collector.on_busy()
             else:
@@ -49,6 +56,28 @@ def run(control: ControlChannel) -> int:
     finally:
         socket.close()
     return 0
+
+
+class Figures:
+    """What this process has counted."""
+
+    def __init__(self, launch: Launch, pauses: Pauses) -> None:
+        self._process = process_name("coordinator", launch.index)
+        self._launch = launch
+        self._pauses = pauses
+        self._sequence = 0
+        self._told_at = -math.inf
+
+    def due(self, now: float) -> ProcessMetrics | None:
+        """The metrics to tell, once in :data:`TELL_S`. Members that speak wake the process as often."""
+        if now < self._told_at + TELL_S:
+            return None
+        self._told_at = now
+        self._sequence += 1
+        epoch, incarnation = self._launch.epoch, self._launch.incarnation
+        series = list(process_series(self._process, self._launch.restarts, self._pauses))
+        snapshot = encode_snapshot(Snapshot(self._process, epoch, self._sequence, series, incarnation))
+        return ProcessMetrics(self._process, epoch, self._sequence, snapshot, incarnation)
 
 
 class Coordinator:

@@ -60,7 +60,7 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True):
 
 
 def process_name(role: str, index: int) -> str:
-    """What a process is called in snapshots and labels; ``role`` is api-server or engine."""
+    """What a process is called in snapshots and labels; ``role`` is supervisor or one of its children's."""
     return f"{role} {index}"
 
 
@@ -84,9 +84,9 @@ def observed(family: Family, labels: Labels, histogram: Histogram) -> Series:
     return Series(family.name, labels, Distribution(tuple(histogram.counts.tolist()), histogram.total))
 
 
-def process_series(process: str, epoch: int, pauses: Pauses | None) -> Iterator[Series]:
+def process_series(process: str, restarts: int, pauses: Pauses | None) -> Iterator[Series]:
     """The families that every process has; ``process`` is their label."""
-    yield Series(RESTARTS.name, (process,), epoch)
+    yield Series(RESTARTS.name, (process,), restarts)
     if pauses is not None:
         for generation, counts in enumerate(pauses.counts):
             labels = process, str(generation)

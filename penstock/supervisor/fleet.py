@@ -79,6 +79,8 @@ class _Child:
     name: Name
     state: State = State.GONE
     epoch: int = -1
+    # Starts after its deaths.
+    restarts: int = -1
     # WAITING: its start; otherwise when it is killed, for being late with its start, its beat or its exit.
     deadline: float | None = None
     policy: RestartPolicy = field(default_factory=RestartPolicy)
@@ -164,6 +166,10 @@ class Fleet:
     def info(self, name: Name) -> Info:
         """What the child said of itself when it became ready."""
         return self._children[name].info
+
+    def restarts(self, name: Name) -> int:
+        """How often the child was started again after it had died."""
+        return self._children[name].restarts
 
     def next_deadline(self) -> float | None:
         """When :meth:`tick` has something to do."""
@@ -295,6 +301,7 @@ class Fleet:
     def _spawn(self, child: _Child, now: float) -> None:
         child.epoch = self._starts[child.name]
         self._starts[child.name] += 1
+        child.restarts += 1
         child.state = State.STARTING
         child.failure, child.last_progress = None, None
         child.leaving = child.killed = child.felled = False

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import selectors
 import signal
 import socket
@@ -11,15 +12,19 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
 from penstock.metrics.garbage import Collector
+from penstock.metrics.snapshot import Snapshot, encode_snapshot, process_name, process_series
 from penstock.supervisor.actions import Action, Announce, Kill, Name, Say, Send, Show, Spawn
 from penstock.supervisor.display import Display
 from penstock.supervisor.fleet import Fleet
 from penstock.supervisor.processes import Process
 from penstock.supervisor.terminal import has_terminal
-from penstock.wire.control import ChildGone, ControlError, Info
+from penstock.wire.control import ChildGone, ControlError, Info, SupervisorMetrics
 
 log = logging.getLogger(__name__)
 
+TELL_S = 1.0
+"""Least time between two reports of what this process has counted; it wakes for none."""
+_PROCESS = process_name("supervisor", 0)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -31,14 +36,14 @@ class Supervisor:
     """Owns the child processes of one ``penstock serve``.
 
     Must be made and run in the main thread, which signals come to. ``start`` starts the process of a
-    place in the fleet, given its epoch; it may raise OSError. ``display`` shows progress until the first
-    end of the start, and log lines tell what comes after.
+    place in the fleet, given its epoch and its restarts; it may raise OSError. ``display`` shows progress
+    until the first end of the start, and log lines tell what comes after.
     """
 
     def __init__(
         self,
         fleet: Fleet,
-        start: Callable[[Name, int], Process],
+        start: Callable[[Name, int, int], Process],
         display: Display,
         announce: Announcement,
         collector: Collector,
@@ -52,6 +57,8 @@ class Supervisor:
         self._processes: dict[Name, Process] = {}
         self._selector = selectors.DefaultSelector()
         self._had_terminal = has_terminal()
+        self._told_at = -math.inf
+        self._sequence = 0
 
     def run(self) -> int:
         """Until every child is gone for good; returns the exit code. No child survives an exception."""
@@ -67,10 +74,24 @@ class Supervisor:
                     self._display.refresh()
                     self._do(self._fleet.tick(time.monotonic()))
                     self._collector.on_idle()
+                    self._tell(time.monotonic())
                 return self._fleet.exit_code
             finally:
                 self._display.close()
                 self._end_all()
+
+    def _tell(self, now: float) -> None:
+        """API servers what this process has counted."""
+        if now < self._told_at + TELL_S:
+            return
+        self._told_at = now
+        self._sequence += 1
+        series = list(process_series(_PROCESS, 0, self._collector.pauses))
+        message = SupervisorMetrics(snapshot=encode_snapshot(Snapshot(_PROCESS, 0, self._sequence, series)))
+        for name, process in self._processes.items():
+            if name.role == "api-server":
+                with contextlib.suppress(ChildGone):
+                    process.channel.offer(message)
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -156,7 +177,7 @@ class Supervisor:
 
     def _spawn(self, name: Name, epoch: int) -> None:
         try:
-            process = self._start(name, epoch)
+            process = self._start(name, epoch, self._fleet.restarts(name))
         except OSError as error:
             self._do(self._fleet.could_not_start(name, str(error), time.monotonic()))
             return

@@ -150,16 +150,16 @@ class _Service:
         """Only its stand-in runs here."""
         return self._on_cluster and name.role == "engine"
 
-    def _start(self, name: Name, epoch: int) -> Process:
+    def _start(self, name: Name, epoch: int, restarts: int) -> Process:
         if name.role != "api-server":
             command = STAND_IN if self._is_elsewhere(name) else self.command
-            return Process.start(self._launch(name, epoch), command)
+            return Process.start(self._launch(name, epoch, restarts), command)
         if self.acceptor is None:
             assert self.listener is not None, "a host without a listener has no API servers"
-            launch = self._launch(name, epoch, listen_fd=self.listener.socket.fileno())
+            launch = self._launch(name, epoch, restarts, listen_fd=self.listener.socket.fileno())
             return Process.start(launch, self.command)
         seat = self.acceptor.seat(str(name))
-        launch = self._launch(name, epoch, handover_fd=seat.giver.server_end)
+        launch = self._launch(name, epoch, restarts, handover_fd=seat.giver.server_end)
         try:
             return Process.start(launch, self.command, seat.leave)
         except OSError:
@@ -167,7 +167,13 @@ class _Service:
             raise
 
     def _launch(
-        self, name: Name, epoch: int, *, listen_fd: int | None = None, handover_fd: int | None = None
+        self,
+        name: Name,
+        epoch: int,
+        restarts: int,
+        *,
+        listen_fd: int | None = None,
+        handover_fd: int | None = None,
     ) -> Launch:
         return Launch(
             role=name.role,
@@ -189,6 +195,7 @@ class _Service:
             listen_fd=listen_fd,
             given=self.given,
             handover_fd=handover_fd,
+            restarts=restarts,
         )
 
     def _announce(self, pids: Mapping[Name, int], infos: Mapping[Name, Info]) -> None:

@@ -63,7 +63,7 @@ class Launch(_Message, frozen=True, tag="launch"):
     # Number of this process among those of its role, from 0. An API server that replaces another has the same
     # number modulo api_server_count.
     index: int
-    # How often this process was restarted: (role, index, epoch) is unique while the supervisor lives.
+    # Processes of this role and index before it: (role, index, epoch) is unique while the supervisor lives.
     epoch: int
     config: ServeConfig
     # Directory of the sockets between processes, mode 0700, absolute.
@@ -96,6 +96,9 @@ class Launch(_Message, frozen=True, tag="launch"):
     # The socket over which an API server is handed connections, see penstock.wire.handover, inherited: only
     # of one of several.
     handover_fd: int | None = None
+    # How often this process was started again after it had died; ``epoch`` also counts earlier processes of
+    # the same number, which others had replaced.
+    restarts: int = 0
 
     @property
     def key(self) -> ClusterKey | None:
@@ -197,11 +200,18 @@ class StatesAdopted(_Message, frozen=True, tag="states-adopted"):
     revision: int
 
 
-Order = Drain | Stop | EnginesDraining | AgreedStates
+class SupervisorMetrics(_Message, frozen=True, tag="supervisor-metrics"):
+    """To API servers, about once a second: what the supervisor has counted."""
+
+    # Encoded, see penstock.metrics.snapshot.
+    snapshot: bytes
+
+
+Order = Drain | Stop | EnginesDraining | AgreedStates | SupervisorMetrics
 Report = Progress | Ready | Failed | Beat | DrainEngine | ProposeState | StatesAdopted
 
 _to_child: msgspec.json.Decoder[Launch | Order] = msgspec.json.Decoder(
-    Launch | Drain | Stop | EnginesDraining | AgreedStates
+    Launch | Drain | Stop | EnginesDraining | AgreedStates | SupervisorMetrics
 )
 _to_supervisor: msgspec.json.Decoder[Report] = msgspec.json.Decoder(
     Progress | Ready | Failed | Beat | DrainEngine | ProposeState | StatesAdopted
@@ -368,6 +378,10 @@ class ChildChannel:
     def send(self, message: Launch | Order) -> None:
         """Raises ChildGone."""
         self._stream.write(message)
+
+    def offer(self, message: Order) -> None:
+        """Sends it unless the child is behind by a full socket buffer. Raises ChildGone."""
+        self._stream.offer(message)
 
     def receive(self) -> list[Report]:
         """Reports that arrived, possibly none. Raises ChildGone at the end of the file, ControlError."""

@@ -1,10 +1,12 @@
 """The line that the log gets on the fleet."""
 
 import logging
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from penstock.api.observe import FleetLog
+from penstock.api.observe import FleetLog, Turn
 from penstock.metrics import families as f
 from penstock.metrics.snapshot import Totals
 
@@ -32,7 +34,7 @@ def test_what_was_done_before_does_not_count(caplog: pytest.LogCaptureFixture) -
     caplog.set_level(logging.INFO)
     figures = Figures()
     figures.running, figures.generated = 1, 1_000_000
-    fleet_log = FleetLog(figures)
+    fleet_log = FleetLog(figures, lambda: True)
     fleet_log.write(100.0)
     figures.generated += 100
     fleet_log.write(110.0)
@@ -46,7 +48,7 @@ def test_a_line_while_something_happens_and_one_when_it_has_ceased(
 ) -> None:
     caplog.set_level(logging.INFO)
     figures = Figures()
-    fleet_log = FleetLog(figures)
+    fleet_log = FleetLog(figures, lambda: True)
     fleet_log.write(100.0)
     fleet_log.write(110.0)
     assert caplog.messages == []
@@ -63,3 +65,29 @@ def test_a_line_while_something_happens_and_one_when_it_has_ceased(
         "running 0, waiting 0, KV cache 0.0 %, prompts 0 tokens/s, generated 2 tokens/s",
         "running 0, waiting 0, KV cache 0.0 %, prompts 0 tokens/s, generated 0 tokens/s",
     ]
+
+
+def test_one_that_takes_over_goes_on_where_the_other_was(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    figures = Figures()
+    speaking: list[bool] = []
+    fleet_log = FleetLog(figures, lambda: bool(speaking))
+    fleet_log.write(100.0)
+    figures.running, figures.generated = 1, 100
+    fleet_log.write(110.0)
+    assert caplog.messages == []
+    speaking.append(True)
+    figures.generated = 150
+    fleet_log.write(120.0)
+    assert caplog.messages == [
+        "running 2, waiting 0, KV cache 0.0 %, prompts 0 tokens/s, generated 10 tokens/s"
+    ]
+
+
+def test_one_has_the_turn_until_it_ends(tmp_path: Path) -> None:
+    with closing(Turn(str(tmp_path))) as second:
+        with closing(Turn(str(tmp_path))) as first:
+            assert first.take()
+            assert not second.take()
+            assert first.take()
+        assert second.take()

@@ -7,8 +7,12 @@ from contextlib import ExitStack
 
 import pytest
 
+from penstock.config.options import ServeConfig
 from penstock.coordinator.board import Board
-from penstock.coordinator.process import Coordinator
+from penstock.coordinator.process import TELL_S, Coordinator, Figures
+from penstock.metrics.garbage import Pauses
+from penstock.metrics.snapshot import decode_snapshot
+from penstock.wire.control import Launch
 from penstock.wire.coordination import (
     PROTOCOL_VERSION,
     EngineJoin,
@@ -16,6 +20,7 @@ from penstock.wire.coordination import (
     FleetLoad,
     FromCoordinator,
     Joined,
+    ProcessMetrics,
     Rejoin,
     ServerJoin,
     decode_from_coordinator,
@@ -39,7 +44,8 @@ class Fleet:
         self.address = address
         self.socket = RouterSocket(address)
         stack.callback(lambda: self.socket.close())
-        self.coordinator = Coordinator(self.socket, Board())
+        self.board = Board()
+        self.coordinator = Coordinator(self.socket, self.board)
         self.engine = MemberLink(address, engine_identity(0, 0))
         stack.callback(self.engine.close)
         self.server = MemberLink(address, server_identity(0, 0))
@@ -104,3 +110,39 @@ def test_an_api_server_that_is_gone_is_forgotten(fleet: Fleet) -> None:
     fleet.engine.send(encode(EngineJoin(PROTOCOL_VERSION, 0, 0)))
     fleet.engine.send(encode(EngineReport(1, 2, 3, 4, [])))
     assert isinstance(fleet.next_for(fleet.server), FleetLoad)
+
+
+def test_what_it_counts_itself_reaches_api_servers_once_in_a_while(fleet: Fleet) -> None:
+    fleet.server.send(encode(ServerJoin(PROTOCOL_VERSION, 0, 0)))
+    assert fleet.next_for(fleet.server) == Joined()
+    launch = Launch(
+        role="coordinator",
+        index=0,
+        epoch=2,
+        config=ServeConfig(),
+        run_dir="",
+        model_dir="",
+        tokenizer_dir="",
+        served_model_names=["m"],
+        api_server_count=2,
+        engine_count=1,
+        supervisor_pid=1,
+        incarnation=7,
+        restarts=1,
+    )
+    figures = Figures(launch, Pauses())
+    first = figures.due(100.0)
+    assert first is not None
+    assert figures.due(100.0 + TELL_S / 2) is None
+    second = figures.due(100.0 + TELL_S)
+    assert second is not None
+    assert second.sequence > first.sequence
+    fleet.board.post(first)
+    told = fleet.next_for(fleet.server)
+    assert isinstance(told, ProcessMetrics)
+    snapshot = decode_snapshot(told.snapshot)
+    assert snapshot.key == ("coordinator 0", 7, 2)
+    families = [series.family for series in snapshot.series]
+    assert families.count("penstock:process_restarts") == 1
+    assert families.count("penstock:gc_pause_seconds") == 3
+    assert snapshot.series[0].value == 1

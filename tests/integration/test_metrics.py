@@ -1,7 +1,8 @@
 """/metrics of a running server: the documented families, exact counts, and the line in the log."""
 
 import re
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from penstock.metrics.families import FAMILIES, Kind
 from penstock.metrics.histogram import E2E_BOUNDS
 
 from .server import SYNTHETIC, Server, wait_until
+from .test_lifecycle import Pool
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `((?:vllm|penstock):\w+)` \| (\w+) \| ([^|]+) \| ([^|]*) \| (.+) \|$", re.MULTILINE)
@@ -107,12 +109,33 @@ def test_every_token_is_delivered_or_discarded(fleet: Server) -> None:
     wait_until(balanced, 30, "counting the others")
 
 
-def test_one_process_writes_a_line(fleet: Server) -> None:
-    fleet.complete("hello", max_tokens=500, ignore_eos=True)
-    pattern = r"running \d+, waiting 0, KV cache 0\.0 %, prompts \d+ tokens/s, generated [1-9]\d* tokens/s"
-    wait_until(lambda: re.search(pattern, fleet.log), 30, "writing the line")
-    writers = {line.partition("running ")[0] for line in fleet.log.splitlines() if re.search(pattern, line)}
-    assert all("api-server 0" in writer for writer in writers)
+def writers(log: str) -> list[str]:
+    """Who wrote each of the lines on the fleet."""
+    pattern = r"(api-server \d+) +running \d+, waiting \d+, KV cache \S+ %, prompts \d+ tokens/s, generated"
+    return re.findall(pattern, log)
+
+
+def next_writers(server: Server, count: int = 5) -> set[str]:
+    """Those of the next lines."""
+    seen = len(writers(server.log))
+    wait_until(lambda: len(writers(server.log)) >= seen + count, 60, "more lines")
+    return set(writers(server.log)[seen:])
+
+
+def test_one_process_speaks_for_the_fleet_whoever_dies_or_is_replaced(tmp_path: Path) -> None:
+    options = ("--api-server-count", "2", "--log-interval", "0.1")
+    with Server(*SYNTHETIC, *options, directory=tmp_path) as server, Pool(server.url):
+        [speaker] = next_writers(server)
+        [process] = server.children(speaker)
+        process.kill()
+        wait_until(lambda: set(writers(server.log)) != {speaker}, 60, "a line of another one")
+        [successor] = next_writers(server)
+        assert successor != speaker
+        wait_until(lambda: f"{speaker} is ready again" in server.log, 90, "the restart")
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: server.log.count("has served all it had") == 2, 90, "replacing both")
+        [new] = next_writers(server)
+        assert new not in (speaker, successor)
 
 
 def test_counters_of_a_killed_engine_are_kept(fleet: Server) -> None:
@@ -128,3 +151,76 @@ def test_counters_of_a_killed_engine_are_kept(fleet: Server) -> None:
     wait_until(lambda: not engine.is_running(), 30, "killing it")
     wait_until(lambda: fleet.metric("penstock:process_restarts") >= 1, 60, "starting it again")
     assert fleet.metric("vllm:generation_tokens_total") >= counted
+
+
+API_SERVERS = 3
+
+
+def totals(server: Server) -> tuple[float, ...]:
+    """Requests as API servers, clients and engines count them, tokens generated and delivered."""
+    return (
+        server.metric("penstock:requests_total"),
+        server.metric("penstock:client_request_latency_seconds_count"),
+        server.metric("vllm:request_success_total"),
+        server.metric("vllm:generation_tokens_total"),
+        server.metric("penstock:tokens_delivered_total"),
+    )
+
+
+def ask(server: Server, requests: int, before: int) -> int:
+    """Send so many after ``before`` others; returns how many that makes, once all API servers count exactly
+    so many."""
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: server.complete(max_tokens=3, ignore_eos=True), range(requests)))
+    total = before + requests
+
+    def agree() -> bool:
+        return {totals(server) for _ in range(2 * API_SERVERS)} == {
+            (total, total, total, 3 * total, 3 * total)
+        }
+
+    wait_until(agree, 90, "exact counts")
+    return total
+
+
+def killed(server: Server, role: str) -> str:
+    """Kills a process of this role and waits for the next one; returns its name."""
+    process = server.children(role)[0]
+    name = " ".join(process.cmdline()).strip().removeprefix("penstock: ")
+    process.kill()
+    wait_until(lambda: f"{name} is ready again" in server.log, 90, f"the restart of {name}")
+    wait_until(
+        lambda: all(server.metric("penstock:engine_up") == 2 for _ in range(2 * API_SERVERS)), 90, "engines"
+    )
+    return name
+
+
+def check_counts(directory: Path, requests: int, roles: Sequence[str]) -> None:
+    """After so many requests, with a part of each role killed in between, and all API servers replaced."""
+    options = ("--api-server-count", str(API_SERVERS), "--data-parallel-size", "2")
+    with Server(*SYNTHETIC, *options, directory=directory) as server:
+        wait_until(lambda: server.metric("penstock:engine_up") == 2, 60, "connecting to both engines")
+        share = requests // (len(roles) + 1)
+        total = ask(server, share, before=0)
+        restarted = []
+        for role in roles:
+            restarted.append(killed(server, role))
+            total = ask(server, share, before=total)
+        assert total == requests
+        for name in restarted:
+            assert server.metric("penstock:process_restarts", process=name) == 1
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: server.log.count("has served all it had") == API_SERVERS, 90, "replacing all")
+        assert ask(server, 0, before=total) == total
+        assert server.metric("penstock:process_restarts") == len(restarted)
+        for process in ("supervisor 0", "coordinator 0", "engine 0", *restarted):
+            assert server.metric("penstock:gc_pause_seconds_count", process=process) >= 1
+
+
+def test_counts_are_exact_after_a_restart(tmp_path: Path) -> None:
+    check_counts(tmp_path, 60, ["api-server"])
+
+
+@pytest.mark.slow
+def test_counts_are_exact_after_1000_requests_and_restarts_of_every_part(tmp_path: Path) -> None:
+    check_counts(tmp_path, 1000, ["api-server", "coordinator", "engine"])

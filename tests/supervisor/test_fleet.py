@@ -203,6 +203,7 @@ def test_a_death_is_told_once_with_its_cause_and_answered_by_a_restart(name: Nam
     actions = fleet.report(name, Ready(), 6.0)
     assert said(actions) == [f"{name} is ready again"]
     assert done(actions) == []
+    assert fleet.restarts(name) == 1
     # The reason of the first death is not told again at the second.
     assert errors(fleet.died(name, -signal.SIGSEGV, 7.0)) == [f"{name} was killed by SIGSEGV"]
 
@@ -567,6 +568,7 @@ def test_api_servers_are_replaced_one_by_one() -> None:
     assert done(actions) == []
     # Free numbers are used again, with epochs of their own.
     assert done(fleet.replace(600.0)) == [Spawn(SERVER, 1)]
+    assert fleet.restarts(SERVER) == 0
 
 
 def test_a_replacement_that_fails_changes_nothing() -> None:

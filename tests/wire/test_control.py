@@ -31,6 +31,7 @@ from penstock.wire.control import (
     StatesAdopted,
     Stop,
     SupervisorGone,
+    SupervisorMetrics,
     decode_for_child,
     decode_for_supervisor,
     encode,
@@ -71,6 +72,7 @@ def ends() -> Iterator[tuple[ChildChannel, ControlChannel]]:
         (Drain(replaced=True), b'{"type":"drain","replaced":true}\n'),
         (Beat(), b'{"type":"beat"}\n'),
         (DrainEngine(rank=1, draining=True), b'{"type":"drain-engine","rank":1,"draining":true}\n'),
+        (SupervisorMetrics(snapshot=b"abc"), b'{"type":"supervisor-metrics","snapshot":"YWJj"}\n'),
         (EnginesDraining(ranks=[0, 2]), b'{"type":"engines-draining","ranks":[0,2]}\n'),
         (
             ProposeState(name="sleep", key="k", base=2, arguments={"level": 1}),
