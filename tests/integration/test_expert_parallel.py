@@ -177,23 +177,29 @@ def test_a_model_split_over_ranks_generates_what_one_engine_does_also_over_a_kil
     model = tmp_path / "model"
     model.mkdir()
     write_mixture(model)
-    common: dict[str, Any] = {"max_tokens": 150, "ignore_eos": True, "temperature": 0}
+    common: dict[str, Any] = {"max_tokens": 500, "ignore_eos": True, "temperature": 0}
     bodies = [common | {"prompt": "The list " * (1 + 10 * (place % 5)) + str(place)} for place in range(10)]
     options = (str(model), "--load-format", "dummy", "--dtype", "float32", "--threads", "1")
     options += ("--max-num-batched-tokens", "64", "--kv-cache-memory", str(4 << 20))
     with Server(*options, directory=tmp_path) as alone:
         undisturbed = texts_of(alone, bodies)
     options += ("--data-parallel-size", "2", "--enable-expert-parallel", "--drain-timeout", "300")
+    options += ("--resume-timeout", "600")
     with Server(*options, directory=tmp_path) as pair:
         assert texts_of(pair, bodies) == undisturbed
         wait_until(lambda: len(set(steps_of(pair, 2))) == 1, WAIT_S, "agreeing on the number of steps")
         with Streams(pair.url, bodies) as streams:
-            streams.until_each_has(3)
+            streams.until_each_has(1)
             pair.children("engine")[0].kill()
             streams.until_all_ended()
         assert (streams.failures, streams.texts) == ([], undisturbed)
+        assert pair.metric("penstock:streams_interrupted_total", outcome="resumed") > 0
+        wait_until(lambda: pair.metric("penstock:engine_up") == 2, WAIT_S, "the start of both engines")
+        assert pair.post("/sleep?level=2", {}, timeout=WAIT_S).status_code == 200
+        assert pair.post("/wake_up", {}, timeout=WAIT_S).status_code == 200
+        assert texts_of(pair, bodies[:2]) == undisturbed[:2]
         with Streams(pair.url, bodies[:1]) as streams:
-            streams.until_each_has(3)
+            streams.until_each_has(1)
             pair.process.send_signal(signal.SIGTERM)
             streams.until_all_ended()
         assert (streams.failures, streams.texts) == ([], undisturbed[:1])
