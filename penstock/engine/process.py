@@ -219,7 +219,8 @@ class EngineLoop:
         if self._reporter.unheard:
             self._reporter.report(self._clock())
         has_work = self._engine.has_work()
-        if has_work if self._lockstep is None else self._may_step(self._lockstep, has_work):
+        may_step = has_work if self._lockstep is None else self._may_step(self._lockstep, has_work)
+        if may_step:
             self._look_at(orders, self._step() if has_work else self._idle_step())
         else:
             self._wait(orders)

@@ -3,12 +3,14 @@
 import random
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from tokenizers import Tokenizer
 
@@ -129,6 +131,25 @@ def test_a_rank_that_dies_or_hangs_takes_its_group_along_and_all_streams_go_on(
         if stopped:
             assert group.log.count("not heard of for 3 s (--engine-hang-timeout)") == 1
             assert "engine 1 was killed by SIGKILL" in group.log
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_group_killed_again_and_again_loses_no_token(server: Server, tmp_path: Path) -> None:
+    bodies = bodies_of(24, 1500)
+    undisturbed = texts_of(server, bodies)
+    options = ("--synthetic-step-ms", "5", "--resume-timeout", "300")
+    with Server(*GROUP, *options, directory=tmp_path) as group, Streams(group.url, bodies) as streams:
+        for kill in range(5):
+            wait_until(lambda: len(group.children("engine")) == RANKS, WAIT_S, "the start of the group")
+            streams.longest_pause_after(time.monotonic())
+            assert streams.running > 0
+            engines = group.children("engine")
+            engines[kill % RANKS].kill()
+            psutil.wait_procs(engines, WAIT_S)
+        streams.until_all_ended()
+        assert (streams.failures, streams.texts) == ([], undisturbed)
+        assert group.metric("penstock:streams_interrupted_total", outcome="given_up") == 0
 
 
 def test_a_drain_lets_streams_of_one_rank_end_and_ends_all_in_order(server: Server, tmp_path: Path) -> None:

@@ -54,24 +54,21 @@ class Ranks:
 
     def run(self, directory: Path, plans: Sequence[Plan], steps: int, **options: Any) -> list[Told]:
         """Every rank makes ``steps`` steps, idle ones where it has no work."""
-        rendezvous = str(directory / f"rendezvous-{self._groups}")
-        self._groups += 1
-        for pipe, plan in zip(self._pipes, plans, strict=True):
-            pipe.send((str(directory), rendezvous, plan, steps, SMALL_ENGINE | options))
-        answers = []
-        for rank, pipe in enumerate(self._pipes):
-            assert pipe.poll(PATIENCE_S), f"rank {rank} says nothing"
-            answers.append(pipe.recv())
+        answers = self._ask(directory, plans, steps, options)
         assert all(isinstance(answer, Told) for answer in answers), answers
         return answers
 
     def refusals(self, directory: Path, **options: Any) -> list[str]:
         """How each rank refuses to start."""
+        return self._ask(directory, [Plan()] * self.size, 0, options)
+
+    def _ask(self, directory: Path, plans: Sequence[Plan], steps: int, options: dict[str, Any]) -> list[Any]:
         rendezvous = str(directory / f"rendezvous-{self._groups}")
         self._groups += 1
-        for pipe in self._pipes:
-            pipe.send((str(directory), rendezvous, Plan(), 0, SMALL_ENGINE | options))
-        assert all(pipe.poll(PATIENCE_S) for pipe in self._pipes)
+        for pipe, plan in zip(self._pipes, plans, strict=True):
+            pipe.send((str(directory), rendezvous, plan, steps, SMALL_ENGINE | options))
+        for rank, pipe in enumerate(self._pipes):
+            assert pipe.poll(PATIENCE_S), f"rank {rank} says nothing"
         return [pipe.recv() for pipe in self._pipes]
 
     def close(self) -> None:
