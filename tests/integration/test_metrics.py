@@ -34,11 +34,14 @@ def test_the_page_has_every_family_of_a_running_server(server: Server) -> None:
         assert not served[name].samples or found == set(labels.split(", "))
 
 
+TWO_OF_EACH = ("--api-server-count", "2", "--data-parallel-size", "2")
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two API servers, two engines, a line in the log ten times a second."""
-    options = ("--api-server-count", "2", "--data-parallel-size", "2", "--log-interval", "0.1")
-    with Server(*SYNTHETIC, *options, directory=tmp_path_factory.mktemp("fleet")) as running:
+    options = ("--log-interval", "0.1")
+    with Server(*SYNTHETIC, *TWO_OF_EACH, *options, directory=tmp_path_factory.mktemp("fleet")) as running:
         wait_until(lambda: running.metric("penstock:engine_up") == 2, 60, "connecting to both engines")
         yield running
 
@@ -87,8 +90,9 @@ def test_a_stop_string_is_a_stop(fleet: Server) -> None:
     )
 
 
-def test_every_token_is_delivered_or_discarded(fleet: Server) -> None:
-    """Tokens that an engine made after the stop string are none of the reply's."""
+def test_every_token_is_delivered_or_discarded(tmp_path: Path) -> None:
+    """Tokens that an engine made after the stop string are none of the reply's. A fleet of its own: what API
+    servers know of each other is a second old, so there is no telling when earlier tokens are all counted."""
 
     def figures() -> tuple[float, float, float]:
         families = "vllm:generation_tokens", "penstock:tokens_delivered", "penstock:tokens_discarded"
@@ -99,14 +103,13 @@ def test_every_token_is_delivered_or_discarded(fleet: Server) -> None:
         generated, delivered, discarded = figures()
         return generated == delivered + discarded
 
-    wait_until(balanced, 30, "counting what came before")
-    delivered = figures()[1]
-    text = fleet.complete("hello", max_tokens=50, seed=2)["choices"][0]["text"]
-    reply = fleet.complete("hello", max_tokens=50, seed=2, stop=[text[10:14]])
-    used = reply["usage"]["completion_tokens"]
-    assert used < 50
-    wait_until(lambda: figures()[1] == delivered + 50 + used, 30, "counting the tokens of the replies")
-    wait_until(balanced, 30, "counting the others")
+    with Server(*SYNTHETIC, *TWO_OF_EACH, directory=tmp_path) as fleet:
+        text = fleet.complete("hello", max_tokens=50, seed=2)["choices"][0]["text"]
+        reply = fleet.complete("hello", max_tokens=50, seed=2, stop=[text[10:14]])
+        used = reply["usage"]["completion_tokens"]
+        assert used < 50
+        wait_until(lambda: figures()[1] == 50 + used, 30, "counting the tokens of the replies")
+        wait_until(balanced, 30, "counting the others")
 
 
 def writers(log: str) -> list[str]:
