@@ -27,8 +27,8 @@ class RunDirectory:
     """A directory of mode 0700 that belongs to this process until the ``with`` block ends.
 
     Without ``path`` it is a temporary one and removed at the end, and those that killed instances left behind
-    are removed at the start. A given one stays, and only its sockets are removed: what an instance that was
-    killed left there at the start, our own at the end.
+    are removed at the start. A given one stays, and only sockets and the like are removed: what an instance
+    that was killed left there at the start, our own at the end.
     """
 
     def __init__(self, path: str | None) -> None:

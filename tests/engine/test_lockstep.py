@@ -69,6 +69,11 @@ def test_a_peer_that_cannot_be_understood_breaks_the_group() -> None:
         lockstep.takes(engine_identity(1, 0), [encode(Wake(3))])
 
 
+def test_a_group_of_one_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"--enable-expert-parallel: .* --data-parallel-size, which is 1"):
+        ServeConfig(enable_expert_parallel=True)
+
+
 # -- loops over sockets --------------------------------------------------------------------------------
 
 

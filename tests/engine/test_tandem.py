@@ -272,11 +272,13 @@ def test_ranks_that_stop_leave_no_other_behind() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_three_ranks_that_stop_leave_no_other_behind() -> None:
     explore(3, 1, [(SUBMIT,)], stops=True)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_three_ranks_with_aborts_never_lose_work_or_step() -> None:
     explore(3, 1, [(SUBMIT, ABORT), (SUBMIT,)])
 

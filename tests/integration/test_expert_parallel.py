@@ -70,6 +70,7 @@ def storm(group: Server, bursts: int, seed: int) -> None:
             pause.wait(draw.choice([0, 0, 0.002, 0.01, 0.03]))
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("bursts", [40, pytest.param(600, marks=pytest.mark.slow)])
 def test_no_request_is_lost_between_waves_and_all_ranks_make_the_same_steps(
     group: Server, bursts: int

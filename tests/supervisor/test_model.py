@@ -41,6 +41,15 @@ def test_a_directory_is_served_under_what_the_user_wrote(
 
 
 @pytest.mark.usefixtures("importable")
+def test_a_model_without_experts_cannot_have_them_split(directory: Path) -> None:
+    options = {"model": str(directory), "data_parallel_size": 2, "enable_expert_parallel": True}
+    with pytest.raises(ConfigError, match=r"--enable-expert-parallel: .* 'llama', which has no experts"):
+        resolve_model(ServeConfig(**options), "/run")
+    (directory / "config.json").write_text('{"model_type": "mixtral"}')
+    assert resolve_model(ServeConfig(**options), "/run").model_dir == str(directory)
+
+
+@pytest.mark.usefixtures("importable")
 def test_names_the_user_gives_replace_it(directory: Path) -> None:
     config = ServeConfig(model=str(directory), served_model_name=["a", "b"])
     assert resolve_model(config, "/run").served_names == ["a", "b"]

@@ -9,6 +9,7 @@ import pytest
 from penstock.config.errors import ConfigError
 from penstock.supervisor.exits import StartError
 from penstock.supervisor.run_directory import MAX_PATH_BYTES, PID_FILE, RunDirectory
+from penstock.wire.sockets import place_of
 
 
 def _leave_socket(path: Path) -> None:
@@ -64,6 +65,7 @@ def test_a_given_one_is_made_private_and_stays_without_sockets(short_dir: Path) 
         assert run.path == str(path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
         _leave_socket(path / "engine-0")
+        Path(place_of(run.path, rank=0, size=2, epoch=0, incarnation=1).rendezvous).touch()
     assert [entry.name for entry in path.iterdir()] == [PID_FILE]
     with RunDirectory(str(path)):
         pass

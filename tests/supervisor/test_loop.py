@@ -1,0 +1,34 @@
+"""The supervisor's loop where the machine refuses processes; with processes it runs in test_main.py."""
+
+import pytest
+
+from penstock.metrics.garbage import Collector
+from penstock.supervisor.actions import Name
+from penstock.supervisor.display import LogLines
+from penstock.supervisor.exits import EXIT_FAILED
+from penstock.supervisor.fleet import Fleet
+from penstock.supervisor.loop import Supervisor
+from penstock.supervisor.processes import Process
+from penstock.supervisor.restart import MAX_FAILED_STARTS
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_a_fleet_that_cannot_be_started_is_given_up(lockstep: bool) -> None:
+    """Also engines in lock-step, which are ended together with the first one that is not started."""
+    tried = []
+
+    def start(name: Name, epoch: int, listener: int) -> Process:
+        tried.append(name)
+        raise OSError("no more processes")
+
+    fleet = Fleet(
+        engines=2,
+        api_servers=1,
+        startup_timeout=60,
+        drain_timeout=1,
+        engine_hang_timeout=60,
+        lockstep=lockstep,
+    )
+    supervisor = Supervisor(fleet, start, LogLines(), lambda pids, infos: None, Collector("off", 0.005))
+    assert supervisor.run() == EXIT_FAILED
+    assert tried.count(Name("engine", 1)) <= MAX_FAILED_STARTS
