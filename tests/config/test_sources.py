@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import ConfigError, Option, Origin, ServeConfig, options_of, resolve
@@ -168,7 +168,6 @@ def test_a_rule_over_several_options_is_a_config_error() -> None:
         resolve(Pair, {}, {})
 
 
-@settings(deadline=None)
 @given(st.integers(-10, 70_000))
 def test_all_sources_agree_on_what_is_valid(number: int) -> None:
     accepted = []

@@ -11,6 +11,9 @@ HOUR_S = 3600.0
 LEAST_SAMPLES = 5
 """What is judged has at least so many samples, over LEAST_SPAN_S; less says nothing."""
 LEAST_SPAN_S = 240.0
+MOST_FILES = 4
+"""So many more files in the run directory at the end than at the beginning are no leak yet: sockets are named
+by the numbers of processes, some of which may just be others."""
 MOST_DESCRIPTORS = 8
 """More of them at the end than at the beginning are a leak."""
 

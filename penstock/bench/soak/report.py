@@ -107,8 +107,8 @@ def _tokens(report: SoakReport) -> Table:
 
 def _growth(grown: Sequence[Growth]) -> Table:
     table = Table(box=box.SIMPLE)
-    table.add_column("growth in the second half")
-    for name in ("MiB", "MiB/hour", "KiB/1,000 requests", "descriptors", "objects/1,000 requests", "samples"):
+    table.add_column("growth in the second half, per hour and per 1,000 requests")
+    for name in ("MiB", "MiB/hour", "KiB/1,000", "descriptors", "objects/1,000", "samples", "judged"):
         table.add_column(name, justify="right")
     for each in grown:
         objects = each.objects_per_1000_requests
@@ -119,6 +119,7 @@ def _growth(grown: Sequence[Growth]) -> Table:
             f"{each.kib_per_1000_requests:+.1f}",
             f"{each.descriptors:+d}",
             "-" if objects is None else f"{objects:+.1f}",
-            f"{each.samples}" if each.judged else f"{each.samples}, too few to judge",
+            f"{each.samples}",
+            "yes" if each.judged else "too few",
         )
     return table

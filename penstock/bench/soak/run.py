@@ -22,7 +22,7 @@ from penstock.bench.soak.client import Clients
 from penstock.bench.soak.disturb import Disturber
 from penstock.bench.soak.expected import Oracle
 from penstock.bench.soak.fleet import Incarnation, Processes, files_below, is_alive, process_of
-from penstock.bench.soak.leaks import Growth, Sample, growth, leaks
+from penstock.bench.soak.leaks import MOST_FILES, Growth, Sample, growth, leaks
 from penstock.bench.soak.ledger import End, Ledger, Tally
 from penstock.bench.soak.recipes import Mix, Recipe
 from penstock.bench.soak.report import SoakReport
@@ -271,6 +271,8 @@ class _Soak:
         grown = self._growth()
         for leak in leaks(grown, self._config.most_mib_per_hour, self._config.most_objects):
             ledger.find("leak", leak)
+        if self._files[-1] > self._files[0] + MOST_FILES:
+            ledger.find("leak", f"{self._files[0]} files in the run directory have become {self._files[-1]}")
         found, tally = self._last
         most = sum(each.uncertain for each in self._balances)
         deaths = sum(each.deaths for each in self._balances)
