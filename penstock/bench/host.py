@@ -15,7 +15,7 @@ from penstock.bench.floor import Floor
 from penstock.bench.load import Plan, Round
 from penstock.bench.processes import PeakMemory, Processes, below_supervisor, cpu_time, named, resident_bytes
 from penstock.bench.prompts import Facts, Requests
-from penstock.bench.report import MeasuredRound, Report, SlowReading
+from penstock.bench.report import MeasuredRound, Report
 from penstock.bench.server import ServerProcess, serve_arguments
 from penstock.bench.slow import SlowReaders
 from penstock.config.bench import OF_STARTED_SERVER, BenchHostConfig
@@ -70,9 +70,12 @@ def measure(config: BenchHostConfig, say: Say) -> Report:
             resident, peak = resident_bytes(processes.api_servers), memory.peak
             if config.slow_readers:
                 say(f"{config.slow_readers:,} slow readers start")
+                without = [one.load for one in rounds]
                 with SlowReaders(plan, endless, config.slow_readers) as readers:
-                    without = [one.load for one in rounds]
-                    slow = _measure_beside(readers, config, load, processes, without, deadline)
+                    beside, grown = _measure_beside(config, load, processes, without, deadline)
+                say("the slow readers have left")
+                without += _plain_rounds(config, load, deadline)
+                slow = report.slow_reading(config.slow_readers, readers.cut, without, beside, grown)
             floors += _measure_floor(floor, config, chunk, deadline, say)
         time.sleep(AFTER_S)
         after = resident_bytes(processes.api_servers)
@@ -131,25 +134,26 @@ def _prepare(config: BenchHostConfig, url: str, deadline: Deadline) -> tuple[Fac
 
 
 def _measure_beside(
-    readers: SlowReaders,
     config: BenchHostConfig,
     load: LoadProcess,
     processes: Processes,
     without: list[Round],
     deadline: Deadline,
-) -> SlowReading:
-    """The same rounds again, once the server has more for the slow readers than the kernel takes."""
+) -> tuple[list[Round], int]:
+    """The same rounds again, once the server has more for the slow readers than the kernel takes; and by how
+    much the API servers' memory has grown since."""
     resident = resident_bytes(processes.api_servers)
     sent_per_s = sum(one.bytes for one in without) / sum(one.wall_s for one in without) / config.in_flight
     lead = time.monotonic() + LEAD_BYTES / max(sent_per_s, 1.0)
     while time.monotonic() < lead:
         load.run(keep=False, seconds=deadline.left("the slow readers' lead"))
-    beside = [
-        load.run(keep=False, seconds=deadline.left("a round beside slow readers"))
-        for _ in range(config.rounds)
-    ]
-    grown = resident_bytes(processes.api_servers) - resident
-    return report.slow_reading(config.slow_readers, readers.cut, without, beside, grown)
+    beside = _plain_rounds(config, load, deadline)
+    return beside, resident_bytes(processes.api_servers) - resident
+
+
+def _plain_rounds(config: BenchHostConfig, load: LoadProcess, deadline: Deadline) -> list[Round]:
+    """Rounds whose latencies alone are of interest."""
+    return [load.run(keep=False, seconds=deadline.left("another round")) for _ in range(config.rounds)]
 
 
 def _warm_up(config: BenchHostConfig, load: LoadProcess, deadline: Deadline, say: Say) -> int:

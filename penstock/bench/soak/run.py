@@ -91,6 +91,8 @@ class _Soak:
         """time.monotonic() at the start of the first round."""
         self._halved = False
         self._dead: set[Incarnation] = set()
+        self._told: set[str] = set()
+        """Kinds of findings of which one was shown."""
         self._first: Figures
         self._last: tuple[Figures, Tally]
 
@@ -222,6 +224,9 @@ class _Soak:
         self._last = found, tally
         await self._sample()
         requests, defects = tally.requests, sum(self._ledger.defects.values())
+        for kind in self._ledger.defects.keys() - self._told:
+            self._told.add(kind)
+            self._say(f"{kind}: {self._ledger.findings[kind][0]}")
         self._say(
             f"round {number + 1}: {time.monotonic() - self._began:,.0f} s, {requests:,} requests, "
             f"{balanced.generated:,.0f} tokens, {balanced.unaccounted:+,.0f} unaccounted for, "
