@@ -42,9 +42,9 @@ class MeasuredRound(msgspec.Struct, frozen=True):
 class SlowReading(msgspec.Struct, frozen=True):
     """What slow readers did to the others, and to the memory of the API servers.
 
-    ``itl_p99_ms`` and ``itl_p99_without_ms``: medians over the rounds beside them, and before and after, None where no
-    request had two events. ``cut``: connections that the server ended. ``resident_growth_bytes``: of all API
-    servers, from before the slow readers came to the last round.
+    ``itl_p99_ms`` and ``itl_p99_without_ms``: medians over the rounds beside them, and over those before and
+    after; None where no request had two events. ``cut``: connections that the server ended.
+    ``resident_growth_bytes``: of all API servers, from before the slow readers came to the last round.
     """
 
     readers: int
