@@ -33,7 +33,7 @@ $(RAY_VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 test-ray: $(RAY_VENV)/.installed  ## Engines on a real Ray cluster, in an environment of their own.
-	$(RAY_VENV)/bin/python -m pytest tests/ray tests/integration/test_ray.py $(ARGS)
+	$(RAY_VENV)/bin/python -m pytest tests/placement tests/integration/test_ray.py $(ARGS)
 
 test-vllm: $(VLLM_VENV)/.installed  ## The tests of --engine vllm, on the CPU.
 	$(VLLM_VENV)/bin/python -m pytest --slow -k "not torch" $(ARGS) \

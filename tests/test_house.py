@@ -23,7 +23,7 @@ RANK = {
     "supervisor": 5,
     "client": 5,
     "gateway": 6,
-    "ray": 6,
+    "placement": 6,
     "bench": 7,
     "cli": 8,
 }

@@ -39,7 +39,7 @@ from penstock.wire.sockets import coordinator_address, new_incarnation
 
 log = logging.getLogger(__name__)
 
-STAND_IN = module_command("penstock.ray.stand_in")
+STAND_IN = module_command("penstock.placement.stand_in")
 """Of an engine on a Ray cluster; not imported here, as Ray may not be installed."""
 _API_SERVER_GROUPS = ("HTTP server", "CORS", "TLS", "Streaming")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

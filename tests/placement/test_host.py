@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.options import ServeConfig
-from penstock.ray.host import EngineHost
+from penstock.placement.host import EngineHost
 from penstock.wire.control import (
     Failed,
     Launch,

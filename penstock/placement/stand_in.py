@@ -1,10 +1,10 @@
 """An engine's stand-in: the supervisor's child for an engine that runs on a Ray cluster.
 
-``python -m penstock.ray.stand_in FD``, started like every child (:mod:`penstock.supervisor.child`). It asks
-the cluster for the engine's resources, starts an :class:`~penstock.ray.host.EngineHost` there, and passes
-the control channel's messages on, both ways. So the supervisor starts, watches, stops and restarts engines of
-a cluster as it does its own, and a stand-in's end is its engine's: Ray ends what a driver that is gone has
-started.
+``python -m penstock.placement.stand_in FD``, started like every child (:mod:`penstock.supervisor.child`).
+It asks the cluster for the engine's resources, starts an :class:`~penstock.placement.host.EngineHost` there,
+and passes the control channel's messages on, both ways. So the supervisor starts, watches, stops and restarts
+engines of a cluster as it does its own, and a stand-in's end is its engine's: Ray ends what a driver that is
+gone has started.
 """
 
 import logging

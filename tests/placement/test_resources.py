@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.config.options import ServeConfig
-from penstock.ray.resources import resources_of
+from penstock.placement.resources import resources_of
 
 KEY = "/unread"
 

@@ -38,7 +38,7 @@ class Said(NamedTuple):
 
 
 class EngineHost:
-    """Runs one engine. Its methods are called by the engine's stand-in, see :mod:`penstock.ray.stand_in`."""
+    """Runs one engine. Its methods are called by the engine's :mod:`~penstock.placement.stand_in`."""
 
     def __init__(self) -> None:
         self._owned = contextlib.ExitStack()
