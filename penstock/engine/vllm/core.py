@@ -297,8 +297,22 @@ class Core:
             counts.draft_tokens += drafted.num_draft_tokens
             counts.accepted_tokens += drafted.num_accepted_tokens
 
+    # -- operations
+
     def reset_prefix_cache(self) -> bool:
+        """False while requests use it."""
         return bool(self._core.reset_prefix_cache())
+
+    @property
+    def can_sleep(self) -> bool:
+        return bool(self._config.model_config.enable_sleep_mode)
+
+    def sleep(self, level: int) -> None:
+        """Give the device's memory back; called while there is no work."""
+        self._core.model_executor.sleep(level)
+
+    def wake_up(self) -> None:
+        self._core.model_executor.wake_up(None)
 
 
 def _config(arguments: Sequence[str], rank: int) -> Any:

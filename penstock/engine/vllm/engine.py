@@ -273,7 +273,17 @@ class VllmEngine:
         }
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
-        if method != "reset_prefix_cache":
-            raise ValueError(f"the vllm engine has no operation {method!r}")
-        if not self._core.reset_prefix_cache():
-            raise ValueError("the prefix cache cannot be reset while requests use it; try again")
+        core = self._core
+        if method in ("sleep", "wake_up") and not core.can_sleep:
+            raise ValueError("vLLM's engine sleeps only when it is started with -- --enable-sleep-mode")
+        match method:
+            case "reset_prefix_cache":
+                if not core.reset_prefix_cache():
+                    raise ValueError("the prefix cache cannot be reset while requests use it; try again")
+            case "sleep":
+                core.reset_prefix_cache()
+                core.sleep(arguments["level"])
+            case "wake_up":
+                core.wake_up()
+            case _:
+                raise ValueError(f"the vllm engine has no operation {method!r}")

@@ -48,8 +48,11 @@ CALLS: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.core:EngineCore.post_step": ("model_executed",),
     "vllm.v1.engine.core:EngineCore.reset_prefix_cache": (),
     "vllm.v1.engine.core:EngineCore.execute_dummy_batch": (),
-    "vllm.v1.engine.core:EngineCore.shutdown": (),
     "vllm.v1.executor:Executor.get_class": ("vllm_config",),
+    "vllm.v1.executor:Executor.shutdown": (),
+    "vllm.v1.executor:Executor.sleep": ("level",),
+    "vllm.v1.executor:Executor.wake_up": ("tags",),
+    "vllm.v1.core.sched.scheduler:Scheduler.shutdown": (),
     "vllm.v1.core.sched.scheduler:Scheduler.has_requests": (),
     "vllm.v1.core.sched.scheduler:Scheduler.has_unfinished_requests": (),
     "vllm.v1.structured_output.backend_guidance:GuidanceBackend": ("vllm_config", "tokenizer", "vocab_size"),
@@ -132,7 +135,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "speculative_config",
         "structured_outputs_config",
     ),
-    "vllm.config:ModelConfig": ("max_model_len", "dtype", "skip_tokenizer_init"),
+    "vllm.config:ModelConfig": ("max_model_len", "dtype", "skip_tokenizer_init", "enable_sleep_mode"),
     "vllm.config:CacheConfig": ("num_gpu_blocks", "block_size"),
     "vllm.config:SchedulerConfig": ("max_num_seqs",),
     "vllm.config:ParallelConfig": ("data_parallel_rank_local", "data_parallel_index"),
@@ -214,7 +217,7 @@ def test_flags_that_options_become(flag: str) -> None:
 def test_attributes_of_a_core() -> None:
     """Instances have them, so they are looked for where they are assigned."""
     source = inspect.getsource(import_module("vllm.v1.engine.core").EngineCore)
-    for name in ("scheduler", "batch_queue", "step_fn", "structured_output_manager"):
+    for name in ("scheduler", "batch_queue", "step_fn", "model_executor", "structured_output_manager"):
         assert f"self.{name}" in source, name
     manager = inspect.getsource(import_module("vllm.v1.structured_output").StructuredOutputManager)
     for name in ("backend", "tokenizer", "executor"):

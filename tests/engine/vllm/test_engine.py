@@ -394,6 +394,12 @@ def test_dummy_steps_touch_no_stream(engine: VllmEngine) -> None:
     assert not engine.has_work()
 
 
+def test_sleep_needs_vllms_own_flag(engine: VllmEngine) -> None:
+    for method in ("sleep", "wake_up"):
+        with pytest.raises(ValueError, match="--enable-sleep-mode"):
+            engine.call(method, {"level": 1})
+
+
 def test_unknown_operations_are_refused(engine: VllmEngine) -> None:
     with pytest.raises(ValueError, match="no operation 'fly'"):
         engine.call("fly", {})
