@@ -59,7 +59,7 @@ def measure(config: BenchHostConfig, say: Say) -> Report:
     deadline = Deadline(config.timeout)
     with contextlib.ExitStack() as stack:
         url, processes = _server(config, deadline, stack, say)
-        facts, plan, endless = _prepare(config, url, deadline)
+        facts, plan, endless = prepare(config, url, deadline)
         floor = stack.enter_context(Floor())
         memory = stack.enter_context(PeakMemory(processes.api_servers))
         slow = None
@@ -86,7 +86,7 @@ def measure(config: BenchHostConfig, say: Say) -> Report:
         api_servers=len(processes.api_servers),
         engines=len(processes.engines),
         api_server_resident_bytes=resident,
-        options=_options(config),
+        options=options_shown(config),
     )
     per_stream = (peak - memory.before) / config.in_flight
     used = report.StreamMemory(memory.before, peak, after, per_stream)
@@ -102,7 +102,9 @@ def _server(
         return base, named(config.pid or [])
     say("starting penstock serve --engine synthetic")
     server = stack.enter_context(
-        ServerProcess(serve_arguments(config), deadline.left("the start of the server"))
+        ServerProcess(
+            serve_arguments(config, config.api_server_count[0]), deadline.left("the start of the server")
+        )
     )
     processes = below_supervisor(server.pid)
     if not processes.api_servers:
@@ -110,7 +112,7 @@ def _server(
     return server.url, processes
 
 
-def _prepare(config: BenchHostConfig, url: str, deadline: Deadline) -> tuple[Facts, Plan, str]:
+def prepare(config: BenchHostConfig, url: str, deadline: Deadline) -> tuple[Facts, Plan, str]:
     """Tries one request, plans the others; the last is the body of a slow reader's."""
     headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     parts = urlsplit(url)
@@ -171,12 +173,12 @@ def _measure_rounds(
 ) -> list[MeasuredRound]:
     rounds = []
     for number in range(1, config.rounds + 1):
-        rounds.append(_measure_round(config, load, processes, deadline.left(f"round {number}")))
+        rounds.append(measure_round(config, load, processes, deadline.left(f"round {number}")))
         say(f"round {number} of {config.rounds}: {rounds[-1].tokens_per_cpu_s:,.0f} tokens per CPU-second")
     return rounds
 
 
-def _measure_round(
+def measure_round(
     config: BenchHostConfig, load: LoadProcess, processes: Processes, seconds: float
 ) -> MeasuredRound:
     engines, api_servers = cpu_time(processes.engines), cpu_time(processes.api_servers)
@@ -201,7 +203,7 @@ def _measure_floor(
     return floor.measure(config.streams, chunk, times=FLOOR_RUNS, seconds=deadline.left("the C floor"))
 
 
-def _options(config: BenchHostConfig) -> dict[str, object]:
+def options_shown(config: BenchHostConfig) -> dict[str, object]:
     """The options that the figures depend on."""
     hidden = set(NOT_SHOWN)
     hidden |= {"url", "pid"} if config.url is None else set(OF_STARTED_SERVER)

@@ -38,6 +38,7 @@ class Processes(msgspec.Struct, frozen=True):
 
     api_servers: tuple[int, ...]
     engines: tuple[int, ...] = ()
+    coordinators: tuple[int, ...] = ()
 
 
 def below_supervisor(pid: int) -> Processes:
@@ -46,6 +47,7 @@ def below_supervisor(pid: int) -> Processes:
     return Processes(
         api_servers=tuple(pid for pid, title in children if title.startswith("penstock: api-server")),
         engines=tuple(pid for pid, title in children if title.startswith("penstock: engine")),
+        coordinators=tuple(pid for pid, title in children if title.startswith("penstock: coordinator")),
     )
 
 

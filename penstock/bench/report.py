@@ -227,9 +227,9 @@ def render(report: Report) -> str:
         " ".join(f"--{name.replace('_', '-')} {value}" for name, value in subject.options.items()),
         f"model {subject.model}, prompts of about {subject.prompt_tokens:,} tokens",
         "",
-        *_aligned(rows),
+        *aligned(rows),
         "",
-        *_aligned(
+        *aligned(
             [
                 ("milliseconds", "p50", "p90", "p99", "mean", "max"),
                 _latency_row("time to first event", report.ttft_ms),
@@ -238,7 +238,7 @@ def render(report: Report) -> str:
         ),
     ]
     if report.slow_readers is not None:
-        lines += ["", *_aligned(_slow_rows(report.slow_readers))]
+        lines += ["", *aligned(_slow_rows(report.slow_readers))]
     remarks = notes(report)
     return "\n".join(lines + ([""] + [f"note: {remark}" for remark in remarks] if remarks else []))
 
@@ -287,7 +287,7 @@ def _latency_row(name: str, latency: Latency) -> tuple[str, ...]:
     return (name, *("-" if value is None else f"{value:,.1f}" for value in values))
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of cells, the first to the left and others to the right; a third of three is a remark."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

@@ -120,15 +120,16 @@ class ServerProcess:
         self._ready.set()  # it ended
 
 
-def serve_arguments(config: BenchHostConfig) -> list[str]:
-    """The command line of a server on the synthetic engine; ``--server-args`` come last and win."""
+def serve_arguments(config: BenchHostConfig, api_servers: int = 1) -> list[str]:
+    """The command line of a server on the synthetic engine, with so many API servers; ``--server-args`` come
+    last and win."""
     longest = config.prompt_tokens + config.prompt_tokens // 16 + config.tokens + 256  # lengths of texts vary
     options = {
         "--engine": "synthetic",
         "--port": 0,
         "--synthetic-step-ms": config.step_ms,
         "--stream-interval": config.stream_interval,
-        "--api-server-count": config.api_server_count,
+        "--api-server-count": api_servers,
         "--data-parallel-size": config.engines,
         "--max-num-seqs": max(BASE_SLOTS, config.in_flight + config.slow_readers),
         "--max-model-len": max(SLOW_MODEL_LEN if config.slow_readers else BASE_MODEL_LEN, longest),

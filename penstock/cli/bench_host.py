@@ -16,7 +16,17 @@ def run(config: BenchHostConfig, origins: Origins) -> int:
     from penstock.bench.host import measure
 
     _check(config, origins)
+    if len(config.api_server_count) > 1:
+        return _compare(config)
     findings = measured(lambda say: measure(config, say), report.render, config.json)
+    return 1 if findings is None or findings.errors else 0
+
+
+def _compare(config: BenchHostConfig) -> int:
+    """Several numbers of API servers."""
+    from penstock.bench import scaling
+
+    findings = measured(lambda say: scaling.measure(config, say), scaling.render, config.json)
     return 1 if findings is None or findings.errors else 0
 
 

@@ -55,7 +55,20 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"],
         option("Tokens per event: a number, or auto as for penstock serve.", "Server"),
     ] = 1
-    api_server_count: Annotated[int, option("Number of API server processes.", "Server", ge=1, le=1024)] = 1
+    api_server_count: Annotated[
+        list[Annotated[int, Meta(ge=1, le=1024)]],
+        option(
+            "Number of API server processes; several numbers are measured by turns and compared: 1,2,4.",
+            "Server",
+        ),
+    ] = msgspec.field(default_factory=lambda: [1])
+    grow_load: Annotated[
+        bool,
+        option(
+            "With several numbers of API servers: so many --streams for each API server, not together.",
+            "Server",
+        ),
+    ] = False
     engines: Annotated[int, option("Number of engine processes.", "Server", ge=1, le=1024)] = 1
     server_args: Annotated[
         str | None,
@@ -88,6 +101,13 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def __post_init__(self) -> None:
         """Raises ValueError for options that contradict each other."""
+        counts = self.api_server_count
+        if len(set(counts)) < len(counts):
+            raise ValueError(f"--api-server-count: {', '.join(map(str, counts))} has a number twice")
+        if len(counts) > 1 and self.slow_readers:
+            raise ValueError("--slow-readers: takes one --api-server-count")
+        if self.grow_load and (len(counts) == 1 or self.requests or self.concurrency):
+            raise ValueError("--grow-load: takes several --api-server-count, no --requests or --concurrency")
         if self.slow_readers >= self.streams:
             raise ValueError(
                 f"--slow-readers: {self.slow_readers} leave none of {self.streams} streams to compare"

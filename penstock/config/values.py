@@ -69,6 +69,8 @@ def convert(option: Option, origin: Origin, given: str | list[str] | None) -> Va
     if isinstance(given, list) and not option.many:
         raise refuse(option, origin, "a list")
     texts = given if isinstance(given, list) else [given]
+    if option.many and {alternative.kind for alternative in option.alternatives} <= {"integer", "number"}:
+        texts = [part.strip() for text in texts for part in text.split(",")]
     if not texts:
         raise refuse(option, origin, "an empty list")
     values = [_convert_one(option, origin, text) for text in texts]

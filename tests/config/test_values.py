@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import ConfigError, Origin, ServeConfig, options_of
+from penstock.config.bench import BenchEngineConfig
 from penstock.config.introspect import Option
 from penstock.config.values import convert, parse_integer, parse_number
 
@@ -143,3 +144,10 @@ def test_any_text_gives_an_allowed_value_or_a_config_error(one: Option, text: st
             return
         raise
     assert msgspec.json.decode(msgspec.json.encode(config), type=ServeConfig) == config
+
+
+def test_numbers_of_a_list_may_be_separated_by_commas() -> None:
+    [rows] = [one for one in options_of(BenchEngineConfig) if one.field == "rows"]
+    assert convert(rows, HERE, ["1,2", " 4 "]) == [1, 2, 4]
+    with pytest.raises(ConfigError, match="--rows"):
+        convert(rows, HERE, ["1,"])

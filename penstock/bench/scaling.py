@@ -1,0 +1,247 @@
+"""``penstock bench host --api-server-count 1,2,4``: whether a token costs the same however many API servers
+there are, and what the parts that all of them share would cost with many more."""
+
+import contextlib
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.bench import host
+from penstock.bench.driver import LoadProcess
+from penstock.bench.errors import BenchError
+from penstock.bench.processes import Processes, below_supervisor, cpu_time
+from penstock.bench.report import Machine, MeasuredRound, aligned, this_machine
+from penstock.bench.server import ServerProcess, serve_arguments
+from penstock.config.bench import BenchHostConfig
+
+SIMULATED = 64
+"""API servers of the fleet that the shared parts are computed for."""
+LOADS_PER_S = 10
+"""Reports of a busy engine to the coordinator, and pushes from there to an API server, see
+:mod:`penstock.coordinator.board`."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One round of one fleet. ``coordinator_cpu_s`` and the others are CPU seconds during the round."""
+
+    round: MeasuredRound
+    coordinator_cpu_s: float
+
+    @property
+    def us_per_token(self) -> float:
+        return 1e6 / self.round.tokens_per_cpu_s if self.round.tokens_per_cpu_s else 0.0
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One number of API servers.
+
+    ``us_per_token`` is CPU time of all API servers, the median over the rounds; ``ratio`` is the median of
+    its ratios to the first number's in the same round, which compare only where ``events_per_token`` are the
+    same: a server that is behind merges tokens. ``engine_ms_per_step`` is CPU time of an engine per
+    step with all of its streams running. ``coordinator_share`` is of one core;
+    ``supervisor_us_per_connection`` is None where the only API server accepts itself.
+    """
+
+    api_servers: int
+    streams: int
+    us_per_token: float
+    ratio: float
+    events_per_token: float
+    engine_ms_per_step: float
+    coordinator_share: float
+    supervisor_us_per_connection: float | None
+    samples: list[Sample]
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """The same streams on :data:`SIMULATED` API servers with a core each, computed from the points: straight
+    lines through CPU time per token and through an engine's per step, the coordinator's CPU time per message
+    and the supervisor's per connection. ``engine_tokens_per_s`` is what the host's work leaves possible to
+    one engine. With --grow-load: so many streams for each API server, all on the same engines."""
+
+    api_servers: int
+    us_per_token: float
+    tokens_per_s: float
+    engine_ms_per_step: float
+    engine_tokens_per_s: float
+    coordinator_messages_per_s: float
+    coordinator_share: float
+    connections_per_s: float | None
+
+
+class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
+    points: list[Point]
+    limit: Limit
+    errors: int
+    options: dict[str, Any]
+    machine: Machine
+
+    def to_json(self) -> bytes:
+        """Indented, with a final newline."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+
+class _Fleet:
+    """A server with its load client, for as long as the measurement goes on."""
+
+    def __init__(
+        self, config: BenchHostConfig, api_servers: int, stack: contextlib.ExitStack, deadline: host.Deadline
+    ) -> None:
+        if config.grow_load:
+            config = msgspec.structs.replace(config, streams=config.streams * api_servers)
+        self.config = config
+        arguments = serve_arguments(config, api_servers)
+        server = stack.enter_context(ServerProcess(arguments, deadline.left("the start of a server")))
+        self._processes: Processes = below_supervisor(server.pid)
+        if len(self._processes.api_servers) != api_servers:
+            raise BenchError(f"the server has not the {api_servers} processes titled penstock: api-server")
+        _, plan, _ = host.prepare(config, server.url, deadline)
+        before = cpu_time([server.pid])
+        self._load = stack.enter_context(LoadProcess(plan, deadline.left("the connections")))
+        accepting = cpu_time([server.pid]) - before
+        self.us_per_connection = 1e6 * accepting.total / plan.connections if api_servers > 1 else None
+
+    def run(self, seconds: float) -> Sample:
+        before = cpu_time(self._processes.coordinators)
+        measured = host.measure_round(self.config, self._load, self._processes, seconds)
+        return Sample(measured, (cpu_time(self._processes.coordinators) - before).total)
+
+
+def measure(config: BenchHostConfig, say: Callable[[str], None]) -> ScalingReport:
+    """Runs the rounds of all numbers of API servers by turns. Raises BenchError as :func:`host.measure`."""
+    deadline = host.Deadline(config.timeout)
+    with contextlib.ExitStack() as stack:
+        fleets = []
+        for count in config.api_server_count:
+            say(f"starting penstock serve --engine synthetic --api-server-count {count}")
+            fleets.append(_Fleet(config, count, stack, deadline))
+        for _ in range(config.warmup_rounds):
+            for fleet in fleets:
+                fleet.run(deadline.left("the warm-up"))
+        samples: list[list[Sample]] = [[] for _ in fleets]
+        for number in range(1, config.rounds + 1):
+            for fleet, taken in zip(fleets, samples, strict=True):
+                taken.append(fleet.run(deadline.left(f"round {number}")))
+            costs = ", ".join(f"{taken[-1].us_per_token:.2f}" for taken in samples)
+            say(f"round {number} of {config.rounds}: {costs} microseconds per token")
+    points = [
+        point(fleet.config, count, taken, samples[0], fleet.us_per_connection)
+        for count, fleet, taken in zip(config.api_server_count, fleets, samples, strict=True)
+    ]
+    return ScalingReport(
+        points=points,
+        limit=limit(config, points),
+        errors=sum(sample.round.load.errors for taken in samples for sample in taken),
+        options=host.options_shown(config),
+        machine=this_machine(),
+    )
+
+
+def point(
+    config: BenchHostConfig,
+    api_servers: int,
+    samples: Sequence[Sample],
+    first: Sequence[Sample],
+    us_per_connection: float | None,
+) -> Point:
+    """``first``: the samples to compare to, of the same rounds. Rounds without tokens have no ratio."""
+    ratios = [
+        own.us_per_token / other.us_per_token
+        for own, other in zip(samples, first, strict=True)
+        if other.us_per_token
+    ]
+    loads = [sample.round.load for sample in samples]
+    tokens = sum(load.requests for load in loads) * config.tokens
+    wall_s = sum(load.wall_s for load in loads)
+    engine_s = sum(sample.round.engine_cpu_s.total for sample in samples)
+    return Point(
+        api_servers=api_servers,
+        streams=config.in_flight,
+        us_per_token=statistics.median(sample.us_per_token for sample in samples),
+        ratio=statistics.median(ratios) if ratios else 0.0,
+        events_per_token=sum(load.events for load in loads) / tokens,
+        engine_ms_per_step=1000 * engine_s / (tokens / _rows(config)),
+        coordinator_share=sum(sample.coordinator_cpu_s for sample in samples) / wall_s,
+        supervisor_us_per_connection=us_per_connection,
+        samples=list(samples),
+    )
+
+
+def limit(config: BenchHostConfig, points: Sequence[Point]) -> Limit:
+    """What :class:`Limit` says, from at least two points."""
+    counts = [float(each.api_servers) for each in points]
+    us_per_token = _extrapolate(counts, [each.us_per_token for each in points])
+    step_ms = _extrapolate(counts, [each.engine_ms_per_step for each in points])
+    with_coordinator = [each for each in points if each.api_servers > 1 or config.engines > 1]
+    carried = sum(coordinator_messages(each.api_servers, config.engines) for each in with_coordinator)
+    per_message = sum(each.coordinator_share for each in with_coordinator) / carried
+    messages = coordinator_messages(SIMULATED, config.engines)
+    rows = _rows(config) * (SIMULATED if config.grow_load else 1)
+    accepts = [us for each in points if (us := each.supervisor_us_per_connection)]
+    return Limit(
+        api_servers=SIMULATED,
+        us_per_token=us_per_token,
+        tokens_per_s=SIMULATED * 1e6 / us_per_token if us_per_token else 0.0,
+        engine_ms_per_step=step_ms,
+        engine_tokens_per_s=1000 * rows / step_ms if step_ms else 0.0,
+        coordinator_messages_per_s=messages,
+        coordinator_share=per_message * messages,
+        connections_per_s=1e6 / statistics.median(accepts) if accepts else None,
+    )
+
+
+def coordinator_messages(api_servers: int, engines: int) -> float:
+    """That a coordinator takes and sends in a second while all engines are busy: every API server joins and
+    tells its metrics, which all others are told, as they are the coordinator's own; engines report their
+    loads, and every API server is told those of all engines in one message."""
+    received = 2 * api_servers + LOADS_PER_S * engines
+    sent = api_servers * (api_servers - 1) + api_servers + LOADS_PER_S * api_servers
+    return float(received + sent)
+
+
+def _rows(config: BenchHostConfig) -> float:
+    """Of an engine's step, while all requests run."""
+    return config.in_flight / config.engines
+
+
+def _extrapolate(counts: Sequence[float], values: Sequence[float]) -> float:
+    """The value at :data:`SIMULATED` on a straight line through the others, which does not fall."""
+    slope = max(0.0, statistics.linear_regression(counts, values).slope)
+    return statistics.mean(values) + slope * (SIMULATED - statistics.mean(counts))
+
+
+def render(report: ScalingReport) -> str:
+    """The report as text for a terminal, without a newline at its end."""
+    here, far = report.machine, report.limit
+    table = [("API servers", "streams", "us/token", "ratio", "events/token", "engine ms/step", "coordinator")]
+    for each in report.points:
+        table.append(
+            (
+                str(each.api_servers),
+                f"{each.streams:,}",
+                f"{each.us_per_token:.2f}",
+                f"{each.ratio:.3f}",
+                f"{each.events_per_token:.2f}",
+                f"{each.engine_ms_per_step:.3f}",
+                f"{each.coordinator_share:.2%}",
+            )
+        )
+    accepted = "-" if far.connections_per_s is None else f"{far.connections_per_s:,.0f}"
+    lines = [
+        f"penstock {here.penstock}, Python {here.python}, {here.system}, {here.cpu}, {here.cores} cores",
+        " ".join(f"--{name.replace('_', '-')} {value}" for name, value in report.options.items()),
+        "",
+        *aligned(table),
+        "",
+        f"computed for {far.api_servers} API servers with a core each:",
+        f"  API servers: {far.us_per_token:.2f} microseconds per token, "
+        f"{far.tokens_per_s:,.0f} tokens per second",
+        f"  engine: {far.engine_ms_per_step:.3f} ms of host work per step, "
+        f"{far.engine_tokens_per_s:,.0f} tokens per second",
+        f"  coordinator: {far.coordinator_messages_per_s:,.0f} messages per second, "
+        f"{far.coordinator_share:.1%} of a core",
+        f"  supervisor: {accepted} connections per second",
+    ]
+    return "\n".join(lines + ([f"note: {report.errors:,} requests failed"] if report.errors else []))
