@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from ..config.errors import ConfigError
 from ..metrics.garbage import Collector
 from ..wire.control import BEAT_INTERVAL_S, ControlChannel, Drain, Info, Launch, Order, Stop, SupervisorGone
 from ..wire.messages import EngineInfo, Goodbye, Leaving
@@ -108,17 +107,17 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
         from .synthetic import SyntheticEngine
 
         return SyntheticEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir)
-    if config.engine == "vllm":
-        if config.enable_expert_parallel:
-            raise ConfigError("--enable-expert-parallel: is for --engine torch or synthetic, not for vllm")
-        from .vllm.engine import VllmEngine
-
-        return VllmEngine(config, launch.model_dir, progress, rank=launch.index, given=launch.given)
-    from .torch.engine import TorchEngine
-
     place = None
     if config.enable_expert_parallel:
         place = place_of(launch.run_dir, launch.index, launch.engine_count, launch.epoch, launch.incarnation)
+    if config.engine == "vllm":
+        from .vllm.engine import VllmEngine
+
+        return VllmEngine(
+            config, launch.model_dir, progress, rank=launch.index, given=launch.given, place=place
+        )
+    from .torch.engine import TorchEngine
+
     return TorchEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir, place=place)
 
 

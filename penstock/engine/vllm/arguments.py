@@ -53,6 +53,8 @@ def arguments(config: ServeConfig, model_dir: str, given: Sequence[str]) -> list
                 result += [f"--{flag}", str(value)]
         elif field == "async_scheduling" and value != "auto":
             result.append("--async-scheduling" if value == "on" else "--no-async-scheduling")
+    if config.enable_expert_parallel:
+        result.append("--enable-expert-parallel")
     return [*result, *(config.engine_args or ())]
 
 

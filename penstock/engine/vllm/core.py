@@ -6,11 +6,13 @@ Nothing else in Penstock imports vLLM. What is used of it, and how, is listed by
 
 import multiprocessing
 import os
+import socket
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Any, NoReturn
 
@@ -20,6 +22,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read at import: the core r
 os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # its lines go where Penstock's go
 
 import vllm.v1.engine as wire
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.platforms import current_platform
@@ -33,12 +36,15 @@ from ...config.errors import ConfigError
 from ...wire.arrays import F32, I32
 from ...wire.frames import Finish
 from ...wire.messages import Sampling, Submit
+from ...wire.sockets import Place
 from ..base import RequestRejected
 from .grammars import make_backend
 
 SEED_STEP = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio: seeds of resumed streams lie far apart."""
 SEED_MASK = (1 << 63) - 1
+MEETING = timedelta(minutes=10)
+"""How long a rank waits for the first one to say where it listens: all import vLLM before."""
 WORKERS_END_S = 2.0
 """How long vLLM's worker processes have to end; the supervisor waits 5 s for the engine."""
 REFUSALS = (ValueError, VLLMClientError)
@@ -99,11 +105,15 @@ class Counts:
 class Core:
     """One EngineCore: requests in, produced tokens out."""
 
-    def __init__(self, arguments: Sequence[str], rank: int) -> None:
+    def __init__(self, arguments: Sequence[str], rank: int, place: Place | None = None) -> None:
         """Loads the model. ``rank``: this engine's number; on a machine with several GPUs it takes the ones
-        behind those of the ranks before it. Raises ConfigError for arguments that vLLM refuses."""
+        behind those of the ranks before it. ``place``: among the ranks that compute layers together. Raises
+        ConfigError for arguments that vLLM refuses."""
+        if place is not None:
+            _meet(place)
         config = _config(arguments, rank)
         self._config = config
+        self._lockstep = place is not None
         self._failed = False
         self._core = EngineCore(
             config, Executor.get_class(config), log_stats=True, executor_fail_callback=self._on_failure
@@ -242,6 +252,8 @@ class Core:
             raise RuntimeError("a worker process of vLLM's has ended")
         outputs, executed = self._core.step_fn()
         self._core.post_step(executed)
+        if self._lockstep and not executed:
+            self.dummy_step()
         self.counts.steps += executed
         if not outputs:
             return Produced([], [])
@@ -313,6 +325,19 @@ class Core:
 
     def wake_up(self) -> None:
         self._core.model_executor.wake_up(None)
+
+
+def _meet(place: Place) -> None:
+    """Have vLLM join its ranks' process groups: it reads from the environment where the first one listens."""
+    store = FileStore(place.rendezvous, place.size)
+    store.set_timeout(MEETING)
+    if place.rank == 0:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            store.set("port", str(free.getsockname()[1]))
+    os.environ["VLLM_DP_SIZE"] = str(place.size)
+    os.environ["VLLM_DP_RANK"] = os.environ["VLLM_DP_RANK_LOCAL"] = str(place.rank)
+    os.environ["VLLM_DP_MASTER_IP"] = "127.0.0.1"
+    os.environ["VLLM_DP_MASTER_PORT"] = store.get("port").decode()
 
 
 def _config(arguments: Sequence[str], rank: int) -> Any:

@@ -12,6 +12,7 @@ from ...wire.arrays import I8
 from ...wire.frames import Finish
 from ...wire.logprobs import Logprobs
 from ...wire.messages import EngineInfo, Submit, WireError
+from ...wire.sockets import Place
 from ..base import Load, RequestRejected, StepRows, StreamFailure
 from ..logprobs import HeldLogprobs
 from ..prompt_logprobs import PromptColumns
@@ -48,10 +49,12 @@ class VllmEngine:
         *,
         rank: int = 0,
         given: Sequence[str] = (),
+        place: Place | None = None,
     ) -> None:
-        """Loads the model. ``given``: the fields of ``config`` that the operator set. Raises ConfigError."""
+        """Loads the model. ``given``: the fields of ``config`` that the operator set. ``place``: this rank's
+        among those over which experts are split, and which all load at the same time. Raises ConfigError."""
         with shown_start(progress):
-            self._core = core = Core(arguments(config, model_dir, given), rank)
+            self._core = core = Core(arguments(config, model_dir, given), rank, place)
         self._info = EngineInfo(
             engine="vllm",
             max_model_len=core.max_model_len,
