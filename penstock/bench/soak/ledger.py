@@ -115,6 +115,11 @@ class Ledger:
             self.find(end, f"{reason}; {_shown(recipe)}")
         return end
 
+    def enter_unsent(self, error: Exception) -> None:
+        """There was no connection to send the request on: the listening socket is never closed."""
+        self.tally.ends[End.BROKEN] += 1
+        self.find(End.BROKEN, f"cannot connect: {error!r}")
+
     def _judge(self, recipe: Recipe, attempt: Attempt) -> tuple[End, str]:
         seen = attempt.seen
         killed = self._killed(attempt.port, attempt.ended_at)

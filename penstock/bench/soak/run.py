@@ -166,9 +166,9 @@ class _Soak:
                 self._retry()
                 attempt = await self._clients.send(recipe, REQUEST_S)
         except (OSError, TimeoutError) as error:
-            self._ledger.find(End.BROKEN, f"cannot connect: {error!r}")
-            return
-        self._ledger.enter(recipe, attempt)
+            self._ledger.enter_unsent(error)
+        else:
+            self._ledger.enter(recipe, attempt)
 
     def _retry(self) -> None:
         """A client does so whose server has closed a connection that it kept; one that is replaced may."""
@@ -179,7 +179,11 @@ class _Soak:
     # -- at rest
 
     async def _engines_up(self) -> int:
-        return int((await figures(self._http)).engines_up)
+        """As far as is known: 0 where the API server that was asked has just died."""
+        try:
+            return int((await figures(self._http)).engines_up)
+        except httpx.HTTPError:
+            return 0
 
     async def _rest(self) -> Figures | None:
         """Waits until the fleet is whole and idle and has told all it has counted; None: it does not."""

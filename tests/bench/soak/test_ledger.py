@@ -120,6 +120,8 @@ def test_other_defects() -> None:
     assert book.enter(recipe(), late) is End.STUCK
     error = attempt(event("a"), b'data: {"error":{"message":"engine died"}}\n\n')
     assert book.enter(recipe(), error) is End.FAILED
+    book.enter_unsent(ConnectionRefusedError(111, "refused"))
+    assert book.tally.ends[End.BROKEN] == book.defects[End.BROKEN] == 2
     assert set(book.defects) == {End.BROKEN, End.STUCK, End.FAILED} < DEFECTS
 
 
