@@ -8,17 +8,8 @@ from collections.abc import Sequence
 from ..streaming.stream import Stream, StreamError
 from ..wire.logprobs import Logprobs
 from .events import EventShape
-from .http import ClientGone
 from .plan import RequestPlan
 from .replies import Choice, RequestContext, RequestReply
-
-
-class StreamFailed(Exception):
-    """A stream of a request that is not streamed failed."""
-
-    def __init__(self, error: StreamError) -> None:
-        super().__init__(error.message)
-        self.error = error
 
 
 class CollectedReply(RequestReply):
@@ -26,8 +17,11 @@ class CollectedReply(RequestReply):
 
     def __init__(self, context: RequestContext, plan: RequestPlan, shape: EventShape, arrival: float) -> None:
         super().__init__(context, plan, shape, arrival)
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Resolves when all choices have ended; raises StreamFailed or ClientGone."""
+        self.done: asyncio.Future[StreamError | None] = asyncio.get_running_loop().create_future()
+        """Resolves at the end; to an error when a stream failed. Never to an exception: that would refer to
+        whoever awaits it, and that to this, for the garbage collector to find."""
+        self.left = False
+        """The client has gone."""
 
     def _make_stream(self, index: int, rank: int) -> Stream:
         return Stream(self, index, rank, _no_write)
@@ -43,7 +37,7 @@ class CollectedReply(RequestReply):
             choice.likelihood += float(logprobs.values[logprobs.token < len(tokens), 0].sum())
         if all(other.stream is None for other in self.choices):
             self._end(self._outcome())
-            self.done.set_result(None)
+            self._resolve(None)
 
     def chosen(self) -> list[Choice]:
         """What is sent: all choices, or of each prompt's the likeliest as whole outputs."""
@@ -58,13 +52,18 @@ class CollectedReply(RequestReply):
         if not self.ended:
             self.drop_streams(stream)
             self._end("error")
-            self.done.set_exception(StreamFailed(error))
+            self._resolve(error)
 
     def on_disconnect(self) -> None:
         if not self.ended:
             self.drop_streams()
             self._end("abort")
-            self.done.set_exception(ClientGone())
+            self.left = True
+            self._resolve(None)
+
+    def _resolve(self, error: StreamError | None) -> None:
+        if not self.done.done():  # nobody may wait any longer: a server that stops cancels its tasks
+            self.done.set_result(error)
 
     def on_pause(self) -> None:
         pass

@@ -11,12 +11,12 @@ from ..streaming.table import StreamTable
 from ..wire.messages import Sampling, Submit
 from .admission import no_engine, stream_failed, unavailable
 from .bodies import collected_body
-from .collected import CollectedReply, StreamFailed
+from .collected import CollectedReply
 from .errors import ApiError
 from .events import EventShape
 from .exchange import EXCHANGE, Exchange
 from .fleet import Fleet, Wish
-from .http import read_body, request_header, send_json
+from .http import ClientGone, read_body, request_header, send_json
 from .plan import RequestPlan
 from .planner import Planner
 from .replies import Prompt, RequestContext
@@ -141,10 +141,11 @@ class Generator:
         exchange.reply = collected
         sink.listen(collected)
         self._submit(collected, wish, prompts, samplings)
-        try:
-            await collected.done
-        except StreamFailed as failure:
-            raise stream_failed(failure.error) from None
+        error = await collected.done
+        if error is not None:
+            raise stream_failed(error)
+        if collected.left:
+            raise ClientGone
         await send_json(exchange.send, collected_body(collected))
 
     def _submit(

@@ -219,7 +219,7 @@ def read_stream(sink: MemorySink) -> Reading:
 
 def read_body(reply: CollectedReply) -> Reading:
     """A body of one choice that is not streamed."""
-    reply.done.result()
+    assert reply.done.result() is None
     body = json.loads(collected_body(reply))
     [choice] = body["choices"]
     text = choice["message"]["content"] if "message" in choice else choice["text"]
