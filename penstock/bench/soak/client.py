@@ -24,10 +24,12 @@ REUSE = 0.7
 class Attempt:
     """A request on a connection: what was seen, and how it ended."""
 
-    def __init__(self, port: int, *, reused: bool) -> None:
+    def __init__(self, port: int, opened_at: float, *, reused: bool) -> None:
         self.seen = Seen()
         self.port = port
-        """The client's own, by which it is known who served it."""
+        """The client's own, by which it is known who served it, at a time: ports are used again."""
+        self.opened_at = opened_at
+        """time.monotonic() when the connection was opened."""
         self.reused = reused
         self.left = False
         """The client hung up."""
@@ -47,6 +49,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.port = 0
+        self.opened_at = 0.0
         self.used = False
         self.open = False
         self._transport: asyncio.Transport
@@ -60,6 +63,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self.port = transport.get_extra_info("sockname")[1]
+        self.opened_at = time.monotonic()
         self.open = True
 
     def data_received(self, data: bytes) -> None:
@@ -81,7 +85,7 @@ class _Connection(asyncio.Protocol):
 
     async def run(self, request: bytes, recipe: Recipe, seconds: float) -> Attempt:
         """Send it and behave as the recipe says, until it, or the connection, or time is at its end."""
-        attempt = self._attempt = Attempt(self.port, reused=self.used)
+        attempt = self._attempt = Attempt(self.port, self.opened_at, reused=self.used)
         self.used = True
         self._slow = recipe.manner is Manner.SLOW
         self._transport.write(request)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import psutil
 
+from penstock.bench.soak.client import Attempt
 from penstock.bench.soak.fleet import Incarnation, Processes, client_ports, is_alive, process_of
 
 PAUSES_S = (0.2, 2.0)
@@ -19,8 +20,8 @@ SETTLED_S = 8.0
 and three of these end the server, as they should."""
 GONE_S = 30.0
 """Time for what the system or the supervisor does at once, on a busy machine."""
-REMEMBERED_S = 60.0
-"""How long after a kill a client may notice it."""
+REMEMBERED_S = 300.0
+"""How long after a kill a client may notice it: longer than any request takes."""
 POLL_S = 0.05
 
 Disturbance = Callable[[], Awaitable[bool]]
@@ -66,9 +67,10 @@ class Disturber:
             "replace API servers": (self._replace, 1),
         }
 
-    def was_killed(self, port: int, ended_at: float) -> bool:
-        """Whether the API server of a client's connection was killed, which ended at ``ended_at``."""
-        return 0.0 <= ended_at - self._cut.get(port, ended_at + 1.0) <= REMEMBERED_S
+    def was_killed(self, attempt: Attempt) -> bool:
+        """Whether the API server of a request's connection was killed before it ended."""
+        killed_at = self._cut.get(attempt.port)
+        return killed_at is not None and attempt.opened_at <= killed_at <= attempt.ended_at
 
     async def run(self, every_s: float) -> None:
         """Until it is cancelled, about every so many seconds. What has begun is finished first."""

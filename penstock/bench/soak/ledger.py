@@ -73,10 +73,9 @@ class Tally(msgspec.Struct):
 
 
 class Ledger:
-    """Judges each request once. ``killed`` says whether a connection's server was killed, by the client's
-    port and the time at which the connection ended."""
+    """Judges each request once. ``killed`` says whether its server was killed."""
 
-    def __init__(self, oracle: Oracle, killed: Callable[[int, float], bool]) -> None:
+    def __init__(self, oracle: Oracle, killed: Callable[[Attempt], bool]) -> None:
         self.tally = Tally()
         self.findings: dict[str, list[str]] = {}
         """What must not have happened, by kind; the first MOST_SAMPLES of each."""
@@ -122,7 +121,7 @@ class Ledger:
 
     def _judge(self, recipe: Recipe, attempt: Attempt) -> tuple[End, str]:
         seen = attempt.seen
-        killed = self._killed(attempt.port, attempt.ended_at)
+        killed = self._killed(attempt)
         if attempt.stuck:
             return End.STUCK, f"status {seen.status}, {seen.events} events"
         if seen.whole and seen.status != 200:

@@ -162,7 +162,7 @@ class _Soak:
     async def _request(self, recipe: Recipe) -> None:
         try:
             attempt = await self._clients.send(recipe, REQUEST_S)
-            while attempt.stale and not self._disturber.was_killed(attempt.port, attempt.ended_at):
+            while attempt.stale and not self._disturber.was_killed(attempt):
                 self._retry()
                 attempt = await self._clients.send(recipe, REQUEST_S)
         except (OSError, TimeoutError) as error:

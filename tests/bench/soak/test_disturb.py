@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from penstock.bench.soak import disturb
-from penstock.bench.soak.disturb import REMEMBERED_S, Disturber
+from penstock.bench.soak.client import Attempt
+from penstock.bench.soak.disturb import Disturber
 from penstock.bench.soak.fleet import Incarnation, Processes, is_alive
 
 PATIENCE_S = 60.0
@@ -99,15 +100,19 @@ def until(condition: object) -> None:
 
 def test_a_killed_api_servers_clients_are_known(fake: Fake) -> None:
     made, _ = disturber(fake)
-    port = fake.client.getsockname()[1]
+    mine = Attempt(fake.client.getsockname()[1], time.monotonic(), reused=False)
+    other = Attempt(mine.port + 1, mine.opened_at, reused=False)
     (server,) = fake.of("api-server")
     until(lambda: psutil.Process(server.pid).net_connections("tcp"))
-    assert not made.was_killed(port, time.monotonic())
+    early = Attempt(mine.port, mine.opened_at, reused=False)
+    early.ended_at = time.monotonic()
     assert asyncio.run(made.once("kill API server"))
     until(lambda: not is_alive(server))
-    assert made.was_killed(port, time.monotonic())
-    assert not made.was_killed(port, time.monotonic() + 2 * REMEMBERED_S)
-    assert not made.was_killed(port + 1, time.monotonic())
+    again = Attempt(mine.port, time.monotonic(), reused=False)
+    for each in (mine, other, again):
+        each.ended_at = time.monotonic()
+    assert made.was_killed(mine)
+    assert not any(map(made.was_killed, (early, other, again)))
     assert made.killed == {server}
 
 

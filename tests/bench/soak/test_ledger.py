@@ -19,7 +19,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 
 
 def ledger() -> Ledger:
-    return Ledger(ORACLE, lambda port, at: port == KILLED)
+    return Ledger(ORACLE, lambda attempt: attempt.port == KILLED)
 
 
 def recipe(manner: Manner = Manner.READ, **fields: Any) -> Recipe:
@@ -33,7 +33,7 @@ def event(text: str, **more: Any) -> bytes:
 
 
 def attempt(*events: bytes, end: bool = True, port: int = 1, reused: bool = False) -> Attempt:
-    made = Attempt(port, reused=reused)
+    made = Attempt(port, 0.0, reused=reused)
     made.seen = Seen()
     made.seen.feed(HEAD + b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in events))
     if end:
@@ -47,7 +47,7 @@ def whole() -> list[bytes]:
 
 
 def refusal(status: int) -> Attempt:
-    made = Attempt(1, reused=False)
+    made = Attempt(1, 0.0, reused=False)
     body = b'{"error":{"message":"no"}}'
     made.seen.feed(b"HTTP/1.1 %d Reason\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
     return made
@@ -136,9 +136,9 @@ def test_findings_are_counted_all_and_kept_some() -> None:
 def test_a_kept_connection_that_gives_nothing_is_stale() -> None:
     assert attempt(end=False, reused=True).seen.status == 200
     assert not attempt(end=False, reused=True).stale
-    nothing = Attempt(1, reused=True)
+    nothing = Attempt(1, 0.0, reused=True)
     assert nothing.stale
-    assert not Attempt(1, reused=False).stale
+    assert not Attempt(1, 0.0, reused=False).stale
 
 
 def test_tallies_since_a_time() -> None:
