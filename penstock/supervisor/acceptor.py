@@ -158,7 +158,7 @@ class Acceptor:
                 self._spread.gave(seat, time.monotonic())
                 self._waiting.popleft().close()
             else:
-                self._spread.full(seat)
+                self._spread.full(seat, time.monotonic())
 
     def _take_back(self, seat: Seat) -> None:
         count, connections = seat.giver.take_back()

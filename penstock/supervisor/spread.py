@@ -75,9 +75,14 @@ class Spread(Generic[Server]):
         if place.waits_since is None:
             place.waits_since = now
 
-    def full(self, server: Server) -> None:
+    def full(self, server: Server, now: float) -> None:
         """It could not be given one: there is no room on the way to it."""
-        self._places[server].passed_over = True
+        place = self._places[server]
+        place.passed_over = True
+        if (
+            place.waits_since is None
+        ):  # the system has no room, and nothing waits whose taking it would report
+            place.waits_since = now
 
     def reported(self, server: Server, report: Report, now: float) -> None:
         place = self._places[server]

@@ -65,12 +65,20 @@ def test_one_that_left_gets_none() -> None:
 
 def test_one_without_room_is_passed_over_until_it_reports() -> None:
     spread = spread_of("a", "b")
-    spread.full("a")
+    spread.full("a", 0.0)
     assert [give(spread), give(spread)] == ["b", "b"]
-    spread.full("b")
+    spread.full("b", 0.0)
     assert spread.choose() is None
     spread.reported("a", Report(0, 0, True), 0.0)
     assert spread.choose() == "a"
+
+
+def test_one_without_room_is_asked_after_a_while_though_nothing_waits_for_it() -> None:
+    spread = spread_of("a")
+    spread.full("a", 10.0)
+    assert list(spread.stalled(10.0 + STALL_S)) == ["a"]
+    spread.reported("a", Report(0, 0, True), 20.0)
+    assert (spread.choose(), spread.next_stall()) == ("a", None)
 
 
 def test_one_that_takes_nothing_in_time_hangs_and_is_passed_over_until_it_reports() -> None:
