@@ -4,7 +4,8 @@ import errno
 import os
 import select
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -16,6 +17,16 @@ from penstock.supervisor.listener import listen
 from penstock.wire.handover import Taker
 
 PATIENCE_S = 60.0
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Poll what another thread does, for which there is nothing to wait on."""
+    pause = threading.Event()
+    for _ in range(int(seconds / 0.001)):
+        if condition():
+            return
+        pause.wait(0.001)
+    raise AssertionError(f"{what} did not happen")
 
 
 class Server:
@@ -32,7 +43,9 @@ class Server:
         self.seat.leave()
 
     def report(self, *, accepts: bool = True) -> None:
+        """Until the acceptor has read it: what connects later is spread by it."""
         assert self.taker.report(len(self.connections), accepts=accepts)
+        wait_until(lambda: not select.select([self.seat.giver], [], [], 0)[0], PATIENCE_S, "reading a report")
 
     def wait(self) -> None:
         assert select.select([self.taker], [], [], PATIENCE_S)[0], "nothing came"
