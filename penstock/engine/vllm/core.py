@@ -20,6 +20,8 @@ import numpy as np
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read at import: the core runs in this process
 os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # its lines go where Penstock's go
+# Read when PyTorch is imported: threads that wait between operators leave their cores to API servers.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import vllm.v1.engine as wire
 from torch.distributed import FileStore  # type: ignore[attr-defined]
