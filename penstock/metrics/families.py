@@ -7,8 +7,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from .bounds import E2E_BOUNDS, EVENT_BOUNDS, ITL_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS
 from .garbage import PAUSE_BOUNDS
-from .histogram import E2E_BOUNDS, EVENT_BOUNDS, ITL_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS
 
 
 class Kind(Enum):

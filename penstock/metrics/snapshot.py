@@ -7,14 +7,16 @@ snapshots arrive.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from .families import FAMILIES, GC_FREED, GC_PAUSE, RESTARTS, Family, Kind
 from .garbage import Pauses
-from .histogram import Histogram
+
+if TYPE_CHECKING:  # numpy, which the supervisor does without
+    from .histogram import Histogram
 
 Labels: TypeAlias = tuple[str, ...]
 """Values of a family's labels, in the order of the family."""
@@ -79,7 +81,7 @@ encode_snapshot = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
-def observed(family: Family, labels: Labels, histogram: Histogram) -> Series:
+def observed(family: Family, labels: Labels, histogram: "Histogram") -> Series:
     """What a histogram has seen, as a series of ``family``."""
     return Series(family.name, labels, Distribution(tuple(histogram.counts.tolist()), histogram.total))
 

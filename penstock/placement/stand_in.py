@@ -16,10 +16,7 @@ import sys
 import threading
 from typing import Any
 
-from setproctitle import setproctitle
-
-from ..supervisor import logs, orphans
-from ..supervisor.child import leave_signals_to_the_supervisor
+from ..supervisor.child import begun
 from ..supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED
 from ..wire.control import (
     ControlChannel,
@@ -53,16 +50,11 @@ class Elsewhere(Exception):
 def main(fd: int) -> int:
     """Stands in for the engine that the supervisor at the other end of ``fd`` asks for. Returns the engine's
     exit code, or dies of the signal that it died of."""
-    leave_signals_to_the_supervisor()
-    control = ControlChannel(fd)
     try:
-        launch = control.launch
+        control = begun(fd, "penstock: stand-in of {}")
     except SupervisorGone:
         return EXIT_ORPHANED
-    name = f"{launch.role} {launch.index}"
-    setproctitle(f"penstock: stand-in of {name}")
-    logs.configure(name, launch.config.log_level)
-    orphans.die_with(launch.supervisor_pid, control.fileno())
+    launch = control.launch
     try:
         returncode = _StandIn(control, launch).run()
     except SupervisorGone:

@@ -29,29 +29,38 @@ def main(fd: int, role_main: Callable[[Role], Callable[[ControlChannel], int]] |
 
     ``role_main`` gives the main function of a role; tests pass their own.
     """
-    leave_signals_to_the_supervisor()
-    control = ControlChannel(fd)
     try:
-        launch = control.launch
+        control = begun(fd)
     except SupervisorGone:
         return EXIT_ORPHANED
-    name = f"{launch.role} {launch.index}"
-    setproctitle(f"penstock: {name}")
-    logs.configure(name, launch.config.log_level)
+    launch = control.launch
     faulthandler.enable()
-    orphans.die_with(launch.supervisor_pid, control.fileno())
     try:
         return (role_main or import_role_main)(launch.role)(control)
     except SupervisorGone:
         return EXIT_ORPHANED
     except Exception as error:
         if not isinstance(error, ConfigError | JoinRefused):  # the supervisor says it in a line
-            log.exception("%s ends because of an error", name)
+            log.exception("%s ends because of an error", launch.name)
         # At a first start it is the same options on the same machine again; a child that worked before
         # may meet something that passes (memory of its predecessor that is not free yet).
         fatal = isinstance(error, JoinRefused) or (launch.epoch == 0 and not control.reported_ready)
         control.failed(f"{type(error).__name__}: {error}", fatal=fatal)
         return EXIT_FATAL if fatal else EXIT_FAILED
+
+
+def begun(fd: int, title: str = "penstock: {}") -> ControlChannel:
+    """The control channel of a child that knows what to run as, and ends with its supervisor.
+
+    ``title`` is the process's, given the role and number. Raises SupervisorGone.
+    """
+    _leave_signals_to_the_supervisor()
+    control = ControlChannel(fd)
+    launch = control.launch
+    setproctitle(title.format(launch.name))
+    logs.configure(launch.name, launch.config.log_level)
+    orphans.die_with(launch.supervisor_pid, control.fileno())
+    return control
 
 
 def import_role_main(role: Role) -> Callable[[ControlChannel], int]:
@@ -65,7 +74,7 @@ def import_role_main(role: Role) -> Callable[[ControlChannel], int]:
     return run
 
 
-def leave_signals_to_the_supervisor() -> None:
+def _leave_signals_to_the_supervisor() -> None:
     """Terminals and service managers signal the whole group; only the supervisor decides what follows.
 
     Handlers that do nothing, not SIG_IGN: programs that this process starts get the default back. The

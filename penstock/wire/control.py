@@ -101,6 +101,11 @@ class Launch(_Message, frozen=True, tag="launch"):
     restarts: int = 0
 
     @property
+    def name(self) -> str:
+        """Such as "engine 3"."""
+        return f"{self.role} {self.index}"
+
+    @property
     def key(self) -> ClusterKey | None:
         return None if self.cluster_key is None else ClusterKey(self.cluster_key)
 

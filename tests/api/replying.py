@@ -19,7 +19,8 @@ from penstock.api.plan import RequestPlan
 from penstock.api.replies import Prompt, RequestContext, RequestReply, TextTables
 from penstock.api.sink import Listener
 from penstock.api.streamed import StreamedReply
-from penstock.metrics.histogram import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS, Histogram
+from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
+from penstock.metrics.histogram import Histogram
 from penstock.streaming.stream import Stream
 from penstock.streaming.table import StreamTable
 from penstock.wire.frames import Finish, TokenFrame

@@ -11,7 +11,8 @@ import pytest
 
 from penstock.api.connections import SILENCE_S, EngineState
 from penstock.api.fleet import Fleet
-from penstock.metrics.histogram import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS, Histogram
+from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
+from penstock.metrics.histogram import Histogram
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.table import StreamTable
 from penstock.streaming.token_log import TokenLog

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from penstock.api.resumption import MOST_SETBACKS, Resumption
-from penstock.metrics.histogram import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS, Histogram
+from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
+from penstock.metrics.histogram import Histogram
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.table import NO_ENGINE, StreamTable
 from penstock.streaming.token_log import TokenLog

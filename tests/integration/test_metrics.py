@@ -10,8 +10,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.metrics.bounds import E2E_BOUNDS
 from penstock.metrics.families import FAMILIES, Kind
-from penstock.metrics.histogram import E2E_BOUNDS
 
 from .server import SYNTHETIC, Server, wait_until
 from .test_lifecycle import Pool
