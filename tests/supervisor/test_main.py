@@ -1,5 +1,6 @@
 """The supervisor with real processes, sockets and signals; the children are fakes."""
 
+import contextlib
 import os
 import re
 import signal
@@ -193,13 +194,12 @@ def test_a_second_signal_ends_at_once(serve: Serve) -> None:
     running.until_ready()
     running.process.send_signal(signal.SIGINT)
     running.until("got Drain")
-    for _ in range(100):
+    for _ in range(100):  # one that comes too soon after the first is no other one
         running.process.send_signal(signal.SIGINT)
-        try:
-            running.process.wait(timeout=0.2)
-            break
-        except subprocess.TimeoutExpired:
-            continue  # it came too soon after the first to be another one
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running.process.wait(timeout=1.0)
+        if "SIGINT while shutting down" in running.text:
+            break  # one more could meet the interpreter's own end
     assert running.exit_code() == 128 + signal.SIGINT
     assert gone(running.pids)
 
