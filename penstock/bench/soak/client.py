@@ -29,7 +29,8 @@ class Attempt:
         self.port = port
         """The client's own, by which it is known who served it, at a time: ports are used again."""
         self.opened_at = opened_at
-        """time.monotonic() when the connection was opened."""
+        """time.monotonic() before the connection was opened: it may be served, and its server killed, before
+        this process takes note of it."""
         self.reused = reused
         self.left = False
         """The client hung up."""
@@ -63,7 +64,6 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self.port = transport.get_extra_info("sockname")[1]
-        self.opened_at = time.monotonic()
         self.open = True
 
     def data_received(self, data: bytes) -> None:
@@ -167,6 +167,7 @@ class Clients:
 
     async def _connect(self, window: int | None) -> _Connection:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        opened_at = time.monotonic()
         plain = socket.socket(family)
         try:
             plain.setblocking(False)
@@ -178,6 +179,7 @@ class Clients:
         except BaseException:
             plain.close()
             raise
+        connection.opened_at = opened_at
         return connection
 
     def _request(self, recipe: Recipe) -> bytes:
