@@ -34,6 +34,10 @@ class Entrance(Protocol):
     def on_lost(self) -> None:
         """A connection of a protocol that was made is closed."""
 
+    @property
+    def coming(self) -> int:
+        """Connections that were taken and have no protocol yet."""
+
 
 class Listening:
     """Accepts on a listening socket, TCP or Unix, alone or beside others that have it."""
@@ -60,6 +64,10 @@ class Listening:
 
     def on_lost(self) -> None:
         pass
+
+    @property
+    def coming(self) -> int:
+        return 0
 
 
 class HandedOver:
@@ -90,6 +98,10 @@ class HandedOver:
         self._open -= 1
         if self._accepts:
             self._report_soon()
+
+    @property
+    def coming(self) -> int:
+        return len(self._coming)
 
     def _take(self, make: Make, tls: ssl.SSLContext | None, timeout_s: float | None) -> None:
         loop = asyncio.get_running_loop()

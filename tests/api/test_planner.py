@@ -172,12 +172,12 @@ def test_defaults_of_the_model_apply() -> None:
     )
     with_defaults = planner(defaults=defaults)
     sampling = with_defaults.chat(chat_body(seed=1)).sampling(10)
-    assert sampling == Sampling(64, 1, 0.6, 0.9, 20, 0.1, 1.1)
+    assert sampling == Sampling(64, 1, 0.6, 0.9, 20, 0.1, 1.1, seeded=True)
     assert with_defaults.completion(body(max_tokens=100, presence_penalty=1)).sampling(1).max_tokens == 64
     mine = with_defaults.chat(
         chat_body(temperature=1, top_p=1, top_k=0, min_p=0, repetition_penalty=1, seed=1)
     )
-    assert mine.sampling(10) == Sampling(64, 1)
+    assert mine.sampling(10) == Sampling(64, 1, seeded=True)
 
 
 @pytest.mark.parametrize(("given", "used"), [(0, 0.0), (1e-6, 0.0), (0.001, 0.01), (0.02, 0.02), (5, 5.0)])
