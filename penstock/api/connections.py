@@ -41,8 +41,10 @@ step takes long, or it hangs and will be killed for it (``--engine-hang-timeout`
 class EngineState:
     """One engine as seen from here. Lives as long as the API server; links come and go."""
 
-    def __init__(self, rank: int, address: str | None = None) -> None:
+    def __init__(self, rank: int, address: str | None = None, servers: int = 1) -> None:
+        """``servers``: API servers that share the engine."""
         self.rank = rank
+        self._servers = servers
         self.address = address
         """Where it is; None: it is not known, or it has left."""
         self.link: EngineLink | None = None
@@ -101,8 +103,9 @@ class EngineState:
 
     @property
     def load(self) -> int:
-        """Streams it has, from all API servers, with those of ours that it has not counted yet."""
-        return self.waiting + self.running + max(0, self.submitted - self.accepted)
+        """Streams it has, from all API servers, and those that it has not counted yet: ours, and likely as
+        many of every other API server, which sees the same loads and chooses alike."""
+        return self.waiting + self.running + self._servers * max(0, self.submitted - self.accepted)
 
     @property
     def up(self) -> bool:
@@ -155,10 +158,11 @@ class Connections:
         server: Hello,
         key: ClusterKey | None,
         receiver: Receiver,
+        servers: int = 1,
     ) -> None:
         """``places``: addresses that are known beforehand, by rank; others come by :meth:`place`. ``server``
-        says how this API server introduces itself. ``key`` is for tcp:// addresses."""
-        self.engines = [EngineState(rank, places.get(rank)) for rank in range(ranks)]
+        says how this API server introduces itself, one of ``servers``. ``key`` is for tcp:// addresses."""
+        self.engines = [EngineState(rank, places.get(rank), servers) for rank in range(ranks)]
         self._server = server
         self._key = key
         self._receiver = receiver

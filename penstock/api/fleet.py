@@ -81,9 +81,10 @@ class Fleet:
         key: ClusterKey | None = None,
         *,
         lockstep: bool = False,
+        servers: int = 1,
     ) -> None:
         """See :class:`Connections`. ``lockstep``: engines stand and fall together."""
-        self._connections = Connections(ranks, places, server, key, self)
+        self._connections = Connections(ranks, places, server, key, self, servers)
         self.engines = self._connections.engines
         self.streams: StreamTable | None = None
         """Set by :meth:`open`."""

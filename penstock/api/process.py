@@ -104,6 +104,7 @@ class _Server:
             self._on_engine_up,
             launch.key,
             lockstep=self._config.enable_expert_parallel,
+            servers=launch.api_server_count,
         )
         self._agreement = Agreement(self._fleet, self._control.propose, self._control.adopted)
         loop.add_reader(self._control.fileno(), self._on_order)

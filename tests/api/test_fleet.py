@@ -233,3 +233,12 @@ def test_new_streams_avoid_a_silent_engine_while_there_is_another(run: Run) -> N
         assert bench.fleet.pick() is silent
 
     run(scenario)
+
+
+def test_what_is_not_counted_yet_stands_for_the_other_api_servers_too() -> None:
+    engine = EngineState(0, servers=4)
+    engine.asked(now=0.0)
+    engine.asked(now=0.0)
+    assert engine.load == 8
+    engine.loaded(step=1, waiting=0, running=7, kv_used_permille=0, accepted=2, now=1.0)
+    assert engine.load == 7

@@ -458,4 +458,6 @@ def _is_refused(front: Gateway) -> bool:
         httpx.get(front.url + "/ready", timeout=WAIT_S)
     except httpx.ConnectError:
         return True
+    except httpx.TransportError:  # a connection that was made just before
+        return False
     return False

@@ -16,7 +16,7 @@ from .server import SYNTHETIC, Server, wait_until
 
 SERVERS, ENGINES = 4, 4
 WAIT_S = 90
-BODY = json.dumps({"prompt": "hello", "max_tokens": 100, "ignore_eos": True}).encode()
+BODY = json.dumps({"prompt": "hello", "max_tokens": 800, "ignore_eos": True}).encode()
 """Long enough for all requests of a round to run at the same time, so that loads can be compared."""
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
 LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n")
@@ -161,11 +161,11 @@ def test_connections_are_even_and_stay_so_when_one_server_is_left(fleet: Server)
     settle(fleet)
     with Pool(fleet) as pool:
         pool.open(400)
-        check(fleet, pool, times=3)
+        check(fleet, pool, times=1)
         left = pool.leave(fleet.children("api-server")[1])
         assert 90 <= left <= 110
         pool.open(left)
-        servers, _ = asked(fleet, pool, times=2)
+        servers, _ = asked(fleet, pool, times=1)
         assert_even(servers)
 
 
@@ -185,7 +185,7 @@ def test_a_killed_api_server_s_connections_are_opened_anew_and_even(fleet: Serve
         broken = pool.drop_broken()
         assert 10 <= broken <= 30
         pool.open(broken)
-        servers, _ = asked(fleet, pool, times=2)
+        servers, _ = asked(fleet, pool, times=1)
         assert_even(servers)
 
 
