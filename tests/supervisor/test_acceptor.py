@@ -181,11 +181,13 @@ def test_a_server_that_hangs_loses_what_waits_for_it_until_it_is_back(
     hanging, other = site.server(), site.server()
     site.connect(8)
     other.take(4)
+    # For a moment only: nobody takes what is given to it within no time at all.
     monkeypatch.setattr(spread, "STALL_S", 0.0)
-    site.connect(2)
-    other.take(6)
-    assert "takes no connections" in caplog.text
+    site.connect(1)
+    wait_until(lambda: "takes no connections" in caplog.text, PATIENCE_S, "noticing the one that hangs")
     monkeypatch.setattr(spread, "STALL_S", 3600.0)
+    site.connect(1)
+    other.take(6)
     site.connect(2)
     other.take(2)
     hanging.wait()

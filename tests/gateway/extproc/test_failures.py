@@ -44,7 +44,7 @@ def well(upstream: Upstream, front: Gateway, edge: Envoy, dialect: Dialect) -> d
     done = front.counts().get("ok", 0.0) + 3
     for _ in range(3):
         assert ask(edge.client, dialect).content == dialect.raw
-    eventually(lambda: front.counts()["ok"] == done)
+    eventually(lambda: front.counts().get("ok") == done)
     return front.counts()
 
 
