@@ -92,11 +92,6 @@ class Attempt:
     def seen(self) -> Observation:
         return self._observer.seen
 
-    @property
-    def streamed(self) -> bool:
-        """Whether the reply is an event stream."""
-        return isinstance(self._observer, StreamObserver)
-
     # -- the reply
 
     def on_head(self, status: int, headers: Headers) -> None:
@@ -162,7 +157,7 @@ class Attempt:
             if now - self._paused_at > timeouts.event:
                 self._give_up(f"the client read nothing for {timeouts.event:g} s")
             return
-        begun = self.seen.first_token_at is not None or (self.relayed and not self.streamed)
+        begun = self.seen.first_token_at is not None or (self.relayed and not self.seen.stream)
         if now - self._sent_at > timeouts.total:
             reason = f"the reply took more than {timeouts.total:g} s"
         elif not begun and now - self._sent_at > timeouts.first_token:
@@ -186,7 +181,7 @@ class Attempt:
         """A reply that has begun cannot be replaced: its client is told within the stream, or cut off."""
         self.reason = reason
         if self.relayed and not self.seen.ended:
-            if self.streamed and not self._has_length():
+            if self.seen.stream and not self._has_length():
                 self._client.write(b"\n\ndata: " + error_body("upstream_broken", reason) + b"\n\n")
                 self._client.end()
             else:

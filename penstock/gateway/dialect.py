@@ -122,7 +122,7 @@ def read_event(data: bytes, name: bytes = b"") -> Meaning:
     if data == DONE:
         return _END
     try:
-        event = _event.decode(data)
+        event = _read(data)
         return _of_typed(event, name) if event.type or name else _of_chunk(event)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ContentError(f"{error}: {data[:200]!r}") from None
@@ -131,10 +131,17 @@ def read_event(data: bytes, name: bytes = b"") -> Meaning:
 def read_reply(body: bytes) -> Meaning:
     """What a whole reply says, one that is not streamed. Raises ContentError."""
     try:
-        event = _event.decode(body)
+        event = _read(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ContentError(f"{error}: {body[:200]!r}") from None
     return Meaning(usage=_usage(event.usage), error=_error(event), end=True)
+
+
+def _read(data: bytes) -> _Event:
+    """Raises MsgspecError, UnicodeDecodeError."""
+    if not data.isascii():
+        data.decode()  # msgspec looks only at strings that it returns
+    return _event.decode(data)
 
 
 def _of_chunk(event: _Event) -> Meaning:

@@ -14,6 +14,8 @@ _GAP_BOUNDS = ITL.bounds
 class Observation:
     """What was seen so far. Times are seconds of the caller's clock."""
 
+    stream: bool = False
+    """It is an event stream."""
     first_token_at: float | None = None
     """When the first event with tokens came: not the first byte, a role, a comment."""
     last_token_at: float | None = None
@@ -39,7 +41,7 @@ class StreamObserver:
     """
 
     strip_usage: bool = False
-    seen: Observation = field(default_factory=Observation)
+    seen: Observation = field(default_factory=lambda: Observation(stream=True))
     _parser: SSEParser = field(default_factory=SSEParser)
     _broken: bool = False
     """It cannot be cut into events any more."""

@@ -42,13 +42,13 @@ class Ending(enum.Enum):
     CLIENT_GONE = enum.auto()
 
 
-def judge(ending: Ending, status: int | None, seen: Observation, *, streamed: bool) -> Outcome:
+def judge(ending: Ending, status: int | None, seen: Observation) -> Outcome:
     """The outcome of a request that was sent to an endpoint.
 
-    ``status`` is the model server's, None when it sent none. A reply whose terminator was relayed is whole,
+    ``status`` is the model server's, None when it sent none. A stream whose terminator was relayed is whole,
     whatever happens to the connections afterwards.
     """
-    whole = ending is Ending.COMPLETE or (streamed and seen.ended)
+    whole = ending is Ending.COMPLETE or (seen.stream and seen.ended)
     if not whole:
         return Outcome.CLIENT_DISCONNECT if ending is Ending.CLIENT_GONE else _unfinished(seen)
     if status is None or status >= 500:

@@ -62,6 +62,7 @@ class Record:
     """What the endpoint was asked for."""
     priority: int = 0
     streamed: bool = False
+    """Whether the client asked for a stream."""
     began_at: float = 0.0
     ended_at: float = 0.0
     sent_at: float | None = None
@@ -314,10 +315,9 @@ class _Run:
         record = self._record
         now = self._relay.clock()
         if attempt is not None:
-            record.seen, record.streamed = attempt.seen, attempt.streamed
-            record.status = attempt.status or 0
+            record.seen, record.status = attempt.seen, attempt.status or 0
         status = record.status if attempt is not None else None
-        record.outcome = judge(ending, status or None, record.seen, streamed=record.streamed)
+        record.outcome = judge(ending, status or None, record.seen)
         record.reason = reason or reason_of(record)
         endpoint.breaker.judged(record.outcome, now, self._sent_at)
         if record.seen.first_token_at is not None and record.sent_at is not None:

@@ -128,4 +128,11 @@ ALL = [
         None,
         Outcome.CONTENT_ERROR,
     ),
+    Recording(
+        "wrong charset where nobody looks",
+        'data: {"who":"ü","choices":[{"text":"x"}]}\n\ndata: [DONE]\n\n'.encode("latin-1"),
+        0,
+        None,
+        Outcome.CONTENT_ERROR,
+    ),
 ]

@@ -187,7 +187,7 @@ class Picks:
         assert entry is not None, "a request is settled by the log"
         seen = Observation()
         if pick.observer is not None:
-            seen, record.streamed = pick.observer.seen, isinstance(pick.observer, StreamObserver)
+            seen = pick.observer.seen
         self._release(pick)
         self._conclude(record, entry, seen, observed=pick.observer is not None)
         self._tell_endpoints(pick, entry, record.outcome)
@@ -203,7 +203,7 @@ class Picks:
         if is_envoys_own(entry) and ending is Ending.COMPLETE:
             record.outcome, record.reason = Outcome.REJECTED, "envoy"
         else:
-            record.outcome = judge(ending, entry.status or None, seen, streamed=record.streamed)
+            record.outcome = judge(ending, entry.status or None, seen)
             record.reason = record.reason or reason_of(record)
         record.ended_at = record.began_at + entry.duration_s
         self.close(record)
@@ -235,10 +235,9 @@ class Picks:
         self._release(pick)
         if pick.observer is not None:
             record.seen, record.status = pick.observer.seen, pick.seen_status
-            record.streamed = isinstance(pick.observer, StreamObserver)
         record.endpoint = self._url(pick.served) or pick.endpoints[0].url
         record.attempts = 1
-        record.outcome = judge(ending, record.status or None, record.seen, streamed=record.streamed)
+        record.outcome = judge(ending, record.status or None, record.seen)
         record.reason = reason if ending is not Ending.COMPLETE else reason_of(record)
         if pick.observer is None:
             pick.endpoints[0].breaker.released()
