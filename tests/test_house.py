@@ -41,8 +41,8 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> list[str]:
-    """Dotted names of everything ``path`` imports from the package, at any depth."""
+def imports(path: Path, of: str = "penstock") -> list[str]:
+    """Dotted names of everything ``path`` imports from the package ``of``, at any depth."""
     names = []
     package = dotted(path).split(".")
     if path.name != "__init__.py":
@@ -54,7 +54,7 @@ def imports(path: Path) -> list[str]:
             base = package[: len(package) - node.level + 1] if node.level else []
             start = ".".join([*base, *([node.module] if node.module else [])])
             names += [f"{start}.{alias.name}" for alias in node.names]
-    return [name for name in names if name.split(".")[0] == "penstock"]
+    return [name for name in names if name.split(".")[0] == of]
 
 
 def test_every_room_has_a_rank() -> None:
@@ -70,6 +70,12 @@ def test_imports_point_downwards(path: Path) -> None:
         if (other := room(name)) in RANK and other != own and RANK[other] >= RANK[own]
     ]
     assert not wrong, f"{dotted(path)} (rank {RANK[own]}) imports {wrong}"
+
+
+def test_one_module_imports_vllm() -> None:
+    """Its internals move from version to version."""
+    importing = [dotted(path) for path in MODULES if imports(path, of="vllm")]
+    assert importing == ["penstock.engine.vllm.internals"]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)

@@ -111,6 +111,9 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
     if config.enable_expert_parallel:
         place = place_of(launch.run_dir, launch.index, launch.engine_count, launch.epoch, launch.incarnation)
     if config.engine == "vllm":
+        from .vllm.versions import check_installed
+
+        check_installed()  # before its import, which another version may fail
         from .vllm.engine import VllmEngine
 
         return VllmEngine(

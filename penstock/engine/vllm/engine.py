@@ -21,7 +21,8 @@ from ..rows import joined
 from ..slots import SlotTable
 from ..waiting import Waiting, WaitingQueue
 from .arguments import arguments
-from .core import Core, Produced, Scores
+from .internals import Core
+from .produced import Produced, Scores
 from .start import shown_start
 
 Slots = NDArray[np.intp]

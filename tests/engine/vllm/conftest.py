@@ -8,6 +8,6 @@ collect_ignore_glob: list[str] = []
 if find_spec("vllm"):
     with warnings.catch_warnings():  # what vLLM and its dependencies warn of at import is not ours
         warnings.simplefilter("ignore")
-        import penstock.engine.vllm.core  # noqa: F401
+        import penstock.engine.vllm.internals  # noqa: F401
 else:
-    collect_ignore_glob += ["test_contract.py", "test_core.py", "test_engine.py"]
+    collect_ignore_glob += ["test_contract.py", "test_internals.py", "test_engine.py"]

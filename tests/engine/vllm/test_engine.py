@@ -12,8 +12,8 @@ import transformers
 
 from penstock.config.options import ServeConfig
 from penstock.engine.base import RequestRejected, StepRows
-from penstock.engine.vllm.core import Produced
 from penstock.engine.vllm.engine import VllmEngine
+from penstock.engine.vllm.produced import Produced
 from penstock.wire.frames import Finish
 from penstock.wire.messages import WireError
 

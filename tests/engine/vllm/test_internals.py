@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.vllm import core
+from penstock.engine.vllm import internals, meeting
+from penstock.engine.vllm.produced import Counts
 from penstock.wire.sockets import Place
-
-DP = ("VLLM_DP_SIZE", "VLLM_DP_RANK", "VLLM_DP_RANK_LOCAL", "VLLM_DP_MASTER_IP", "VLLM_DP_MASTER_PORT")
 
 
 def test_ranks_learn_where_the_first_one_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in DP:
+    for name in meeting.VARIABLES:
         monkeypatch.setenv(name, "")
     met = []
     for rank in range(2):
-        core._meet(Place(rank, 2, str(tmp_path / "rendezvous")))
-        met.append([os.environ[name] for name in DP])
+        meeting.meet(Place(rank, 2, str(tmp_path / "rendezvous")))
+        met.append([os.environ[name] for name in meeting.VARIABLES])
     port = met[0][4]
     assert 0 < int(port) < 65536
     assert met == [["2", str(rank), str(rank), "127.0.0.1", port] for rank in range(2)]
@@ -33,8 +32,8 @@ def test_a_step_that_ran_nothing_is_a_dummy_step_for_the_other_ranks(
     lockstep: bool, executed: bool, dummies: int
 ) -> None:
     made: list[str] = []
-    alone: Any = core.Core.__new__(core.Core)
-    alone._failed, alone._lockstep, alone.counts = False, lockstep, core.Counts()
+    alone: Any = internals.Core.__new__(internals.Core)
+    alone._failed, alone._lockstep, alone.counts = False, lockstep, Counts()
     alone._core = SimpleNamespace(
         step_fn=lambda: ({}, executed),
         post_step=lambda executed: None,
@@ -45,7 +44,7 @@ def test_a_step_that_ran_nothing_is_a_dummy_step_for_the_other_ranks(
 
 
 def test_a_lost_worker_ends_the_engine() -> None:
-    alone: Any = core.Core.__new__(core.Core)
+    alone: Any = internals.Core.__new__(internals.Core)
     alone._failed = False
     alone._on_failure()
     assert alone.has_work()

@@ -1,22 +1,29 @@
-"""vLLM's EngineCore in this process: every touch of vLLM's internals.
+"""Every touch of vLLM's internals: its EngineCore in this process.
 
-Nothing else in Penstock imports vLLM. What is used of it, and how, is listed by the contract test
-(``tests/engine/vllm/test_contract.py``), which fails first when a version of vLLM moves a name.
+Nothing else in Penstock imports vLLM or reads what its objects hold. It is made for the versions in
+:mod:`.versions`, a module apart because the supervisor looks at them and must not import PyTorch; an engine
+checks them before it imports this. What is used of vLLM, and how, is listed by the contract test
+(``tests/engine/vllm/test_contract.py``), which fails first, with its name, when a version moves something.
 """
 
 import multiprocessing
 import os
-import socket
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from typing import Any, NoReturn
 
+import llguidance
 import numpy as np
+
+from ...config.errors import ConfigError
+from ...wire.frames import Finish
+from ...wire.messages import Sampling, Submit
+from ...wire.sockets import Place
+from ..base import RequestRejected
+from .produced import Counts, Produced, Scores
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read at import: the core runs in this process
 os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # its lines go where Penstock's go
@@ -24,7 +31,6 @@ os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # its lines go where Penst
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import vllm.v1.engine as wire
-from torch.distributed import FileStore  # type: ignore[attr-defined]
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.platforms import current_platform
@@ -33,24 +39,19 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
+from vllm.v1.structured_output.backend_guidance import GuidanceBackend, GuidanceGrammar
 
-from ...config.errors import ConfigError
-from ...wire.arrays import F32, I32
-from ...wire.frames import Finish
-from ...wire.messages import Sampling, Submit
-from ...wire.sockets import Place
-from ..base import RequestRejected
-from .grammars import make_backend
+from .meeting import meet
 
 SEED_STEP = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio: seeds of resumed streams lie far apart."""
 SEED_MASK = (1 << 63) - 1
-MEETING = timedelta(minutes=10)
-"""How long a rank waits for the first one to say where it listens: all import vLLM before."""
 WORKERS_END_S = 2.0
 """How long vLLM's worker processes have to end; the supervisor waits 5 s for the engine."""
 REFUSALS = (ValueError, VLLMClientError)
 """What vLLM raises for what it cannot run."""
+BACKEND = "guidance"
+"""vLLM's name of llguidance."""
 STOPPED, LENGTH, ABORTED = (
     wire.FinishReason.STOP,
     wire.FinishReason.LENGTH,
@@ -65,43 +66,22 @@ class Arguments(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is not in
         raise ConfigError(f"vLLM: {message}")
 
 
-@dataclass(slots=True)
-class Scores:
-    """Logprobs of L tokens: ids int32[L, W], values float32[L, W], the token itself first; rank int32[L]."""
+class Grammars(GuidanceBackend):  # type: ignore[misc]  # likewise
+    """vLLM's backend for llguidance, for grammars that need no translation.
 
-    ids: I32
-    values: F32
-    rank: I32
+    API servers send llguidance's own texts, validated. vLLM's own backend would take them for Lark or GBNF
+    and wrap them once more, so this one compiles them as they are.
+    """
 
-
-@dataclass(slots=True)
-class Produced:
-    """What one step gave: one entry per request with output, and the few facts that only some have."""
-
-    ids: list[str]
-    tokens: list[list[int]]
-    ended: list[tuple[int, Finish | None]] = field(default_factory=list)
-    """(entry, why it ended); None: by an error inside vLLM."""
-    cached: list[tuple[int, int]] = field(default_factory=list)
-    """(entry, prompt tokens found in the prefix cache) with a request's first output."""
-    logprobs: list[tuple[int, Scores]] = field(default_factory=list)
-    """(entry, logprobs of its tokens)"""
-    prompts: list[tuple[int, Scores]] = field(default_factory=list)
-    """(entry, logprobs of its prompt from the second token on)"""
-
-
-@dataclass(slots=True)
-class Counts:
-    """What vLLM's scheduler has counted since the start."""
-
-    steps: int = 0
-    kv_usage: float = 0.0
-    preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
+    def compile_grammar(
+        self, request_type: Any, grammar_spec: str, stop_token_ids: set[int] | None = None
+    ) -> Any:
+        """Raises ValueError for a grammar that llguidance refuses; vLLM ends its request with an error."""
+        level = int(os.environ.get("LLGUIDANCE_LOG_LEVEL", "0"))
+        matcher = llguidance.LLMatcher(self.ll_tokenizer, grammar_spec, log_level=level)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+        return GuidanceGrammar(ll_matcher=matcher, ll_tokenizer=self.ll_tokenizer, vocab_size=self.vocab_size)
 
 
 class Core:
@@ -112,7 +92,7 @@ class Core:
         behind those of the ranks before it. ``place``: among the ranks that compute layers together. Raises
         ConfigError for arguments that vLLM refuses."""
         if place is not None:
-            _meet(place)
+            meet(place)
         config = _config(arguments, rank)
         self._config = config
         self._lockstep = place is not None
@@ -177,22 +157,25 @@ class Core:
         """Give vLLM a request. Raises RequestRejected when vLLM cannot run it."""
         prompt = np.frombuffer(request.prompt, "<i4").tolist()
         sampling = request.sampling
-        params = self._params(sampling, request.resumed)
         core = self._core
-        made, wave = core.preprocess_add_request(
-            wire.EngineCoreRequest(
-                request_id=request_id,
-                prompt_token_ids=prompt,
-                mm_features=None,
-                sampling_params=params,
-                pooling_params=None,
-                arrival_time=time.time(),
-                lora_request=None,
-                cache_salt=request.cache_salt,
-                data_parallel_rank=None,
-                priority=request.priority,
+        try:
+            params = self._params(sampling, request.resumed)
+            made, wave = core.preprocess_add_request(
+                wire.EngineCoreRequest(
+                    request_id=request_id,
+                    prompt_token_ids=prompt,
+                    mm_features=None,
+                    sampling_params=params,
+                    pooling_params=None,
+                    arrival_time=time.time(),
+                    lora_request=None,
+                    cache_salt=request.cache_salt,
+                    data_parallel_rank=None,
+                    priority=request.priority,
+                )
             )
-        )
+        except REFUSALS as error:
+            raise RequestRejected(str(error)) from None
         if sampling.grammar is not None and request.resumed:
             delivered = prompt[-request.resumed :]
             waiting = made.structured_output_request
@@ -201,42 +184,42 @@ class Core:
         core.add_request(made, wave)
 
     def _params(self, sampling: Sampling, resumed: int) -> Any:
-        """What vLLM's input processor would make of a request, of which ``resumed`` tokens are generated."""
+        """What vLLM's input processor would make of a request, of which ``resumed`` tokens are generated.
+        Raises what vLLM refuses it with."""
         seed = (sampling.seed + SEED_STEP * resumed) & SEED_MASK if sampling.seeded else None
         config = self._config
-        try:
-            params = SamplingParams(
-                presence_penalty=sampling.presence_penalty,
-                frequency_penalty=sampling.frequency_penalty,
-                repetition_penalty=sampling.repetition_penalty,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                min_p=sampling.min_p,
-                seed=seed,
-                stop_token_ids=list(sampling.stop_token_ids),
-                ignore_eos=sampling.ignore_eos,
-                max_tokens=sampling.max_tokens - resumed,
-                min_tokens=max(sampling.min_tokens - resumed, 0),
-                logprobs=None if sampling.logprobs < 0 else sampling.logprobs,
-                prompt_logprobs=None if sampling.prompt_logprobs < 0 else sampling.prompt_logprobs,
-                detokenize=False,
-                logit_bias=sampling.logit_bias,
-                allowed_token_ids=None
-                if sampling.allowed_token_ids is None
-                else list(sampling.allowed_token_ids),
-            )
-            params.verify(config.model_config, config.speculative_config, None, None)
-        except REFUSALS as error:
-            raise RequestRejected(str(error)) from None
+        params = SamplingParams(
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=seed,
+            stop_token_ids=list(sampling.stop_token_ids),
+            ignore_eos=sampling.ignore_eos,
+            max_tokens=sampling.max_tokens - resumed,
+            min_tokens=max(sampling.min_tokens - resumed, 0),
+            logprobs=None if sampling.logprobs < 0 else sampling.logprobs,
+            prompt_logprobs=None if sampling.prompt_logprobs < 0 else sampling.prompt_logprobs,
+            detokenize=False,
+            logit_bias=sampling.logit_bias,
+            allowed_token_ids=None
+            if sampling.allowed_token_ids is None
+            else list(sampling.allowed_token_ids),
+        )
+        params.verify(config.model_config, config.speculative_config, None, None)
         params.update_from_generation_config(self._generation_config, self._eos)
         if sampling.bad_words:
             params._bad_words_token_ids = [list(word) for word in sampling.bad_words]
         if sampling.grammar is not None:
             manager = self._core.structured_output_manager
             if manager.backend is None:
-                manager.backend = make_backend(config, manager.tokenizer)
-            params.structured_outputs = StructuredOutputsParams(grammar=sampling.grammar)
+                size = config.model_config.get_vocab_size()
+                manager.backend = Grammars(config, tokenizer=manager.tokenizer, vocab_size=size)
+            params.structured_outputs = asked = StructuredOutputsParams(grammar=sampling.grammar)
+            asked._backend = BACKEND
         return params
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -329,19 +312,6 @@ class Core:
         self._core.model_executor.wake_up(None)
 
 
-def _meet(place: Place) -> None:
-    """Have vLLM join its ranks' process groups: it reads from the environment where the first one listens."""
-    store = FileStore(place.rendezvous, place.size)
-    store.set_timeout(MEETING)
-    if place.rank == 0:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            store.set("port", str(free.getsockname()[1]))
-    os.environ["VLLM_DP_SIZE"] = str(place.size)
-    os.environ["VLLM_DP_RANK"] = os.environ["VLLM_DP_RANK_LOCAL"] = str(place.rank)
-    os.environ["VLLM_DP_MASTER_IP"] = "127.0.0.1"
-    os.environ["VLLM_DP_MASTER_PORT"] = store.get("port").decode()
-
-
 def _config(arguments: Sequence[str], rank: int) -> Any:
     parser = EngineArgs.add_cli_args(Arguments(prog="vLLM", add_help=False))
     parsed = EngineArgs.from_cli_args(parser.parse_args(list(arguments)))
@@ -352,7 +322,7 @@ def _config(arguments: Sequence[str], rank: int) -> Any:
     except REFUSALS as error:
         raise ConfigError(f"vLLM: {error}") from error
     backend = config.structured_outputs_config.backend
-    if backend not in ("auto", "guidance"):
+    if backend not in ("auto", BACKEND):
         raise ConfigError(
             f"--structured-outputs-config.backend {backend}: grammars are llguidance's here, leave it out"
         )
