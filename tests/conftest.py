@@ -22,6 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # that interrupt a process would wait for ever.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, which the supervisor heeds
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

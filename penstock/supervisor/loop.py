@@ -57,6 +57,8 @@ class Supervisor:
         self._processes: dict[Name, Process] = {}
         self._selector = selectors.DefaultSelector()
         self._had_terminal = has_terminal()
+        # As nohup leaves it; a SIGHUP that somebody sends replaces API servers all the same.
+        self._outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         self._told_at = -math.inf
         self._sequence = 0
 
@@ -106,6 +108,8 @@ class Supervisor:
         for signum in signums:
             if signum == signal.SIGHUP and not (self._had_terminal and not has_terminal()):
                 self._do(self._fleet.replace(time.monotonic()))
+            elif signum == signal.SIGHUP and self._outlives_terminal:
+                continue
             elif signum != signal.SIGCHLD:
                 self._display.close()
                 self._do(self._fleet.signalled(signum, time.monotonic()))
@@ -203,7 +207,7 @@ class Supervisor:
         self._selector.register(read, selectors.EVENT_READ, None)
         wakeup_before = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
         for signum in (*_ENDING, signal.SIGCHLD):
-            if signum == signal.SIGCHLD or signal.getsignal(signum) != signal.SIG_IGN:  # nohup
+            if signum in (signal.SIGCHLD, signal.SIGHUP) or signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, _noted)
         try:
             yield read

@@ -242,6 +242,25 @@ def test_sighup_replaces_api_servers_and_a_closed_terminal_ends_everything(serve
     assert gone(running.pids)
 
 
+def test_one_that_outlives_its_terminal_still_takes_sighup_as_an_order(serve: Serve) -> None:
+    """As ``nohup`` starts it: with SIGHUP ignored."""
+    primary, secondary = os.openpty()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        running = serve(terminal=secondary)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    os.close(secondary)
+    running.until_ready()
+    running.process.send_signal(signal.SIGHUP)
+    running.until("api-server 0 has served all it had")
+    os.close(primary)
+    assert ask(running)[:2] == ["api-server", "1"]
+    running.process.send_signal(signal.SIGTERM)
+    assert running.exit_code() == EXIT_OK
+    assert "SIGHUP: shutting down" not in running.text
+
+
 def test_sighup_is_an_order_where_there_is_no_terminal(serve: Serve) -> None:
     running = serve({"api-server": ["deaf"]})
     running.until_ready()
