@@ -73,6 +73,8 @@ class App:
         self._keys = Keys(config.api_key or ())
         self._cors = Cors(config)
         self._access_log = AccessLog(config.access_log)
+        self._late: set[asyncio.Task[None]] = set()
+        """They tell streamed requests of errors that came before the first event."""
         self._draw = random.Random().getrandbits
         self._models = model_list(facts.names, model_root, facts.max_model_len)
         self._openapi = encode_json(
@@ -115,11 +117,7 @@ class App:
         try:
             await self._answer(scope, receive, exchange)
         except ApiError as error:
-            if scope["path"] in OPEN_PATHS:
-                self._metrics.rejected[error.status] += 1  # a probe wants nothing that could be refused
-            else:
-                self._metrics.reject(error.status, error.code)
-            await send_error(exchange.send, error, close=error.status in (408, 413))
+            await self._tell(exchange, error, probe=scope["path"] in OPEN_PATHS)
         except ClientGone:
             pass  # the access log tells
         except Exception:
@@ -131,6 +129,30 @@ class App:
             )
         finally:
             del scope[EXCHANGE]  # they refer to each other
+            if not exchange.goes_on:
+                self._access_log.write(exchange)
+
+    async def _tell(self, exchange: Exchange, error: ApiError, *, probe: bool = False) -> None:
+        """Answer with an error. A ``probe`` wants nothing that could be refused."""
+        if probe:
+            self._metrics.rejected[error.status] += 1
+        else:
+            self._metrics.reject(error.status, error.code)
+        await send_error(exchange.send, error, close=error.status in (408, 413))
+
+    def _on_over(self, exchange: Exchange, error: ApiError | None) -> None:
+        """A streamed reply has ended, long after the call for it."""
+        if error is None:
+            self._access_log.write(exchange)
+        else:
+            late = asyncio.ensure_future(self._tell_late(exchange, error))
+            self._late.add(late)
+            late.add_done_callback(self._late.discard)
+
+    async def _tell_late(self, exchange: Exchange, error: ApiError) -> None:
+        try:
+            await self._tell(exchange, error)
+        finally:
             self._access_log.write(exchange)
 
     def _exchange(self, scope: Scope, send: Send) -> Exchange:
@@ -139,7 +161,7 @@ class App:
         headers = self._cors.reply_headers(scope)
         if self._config.enable_request_id_headers:
             headers.append((b"x-request-id", request_id.encode("latin-1")))
-        return Exchange(scope, send, request_id, headers)
+        return Exchange(scope, send, request_id, headers, self._on_over)
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
         root = self._config.root_path

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from .errors import ApiError
 from .replies import RequestReply
 from .sink import REPLY_HEADERS, Message, Scope, Send
 from .streamed import StreamedReply
@@ -18,14 +19,34 @@ CLIENT_GONE = 499
 class Exchange:
     """A request from its arrival to the end of its reply. Its ``send`` stands in for the server's."""
 
-    __slots__ = ("_send", "_status", "arrival", "headers", "method", "path", "reply", "request_id")
+    __slots__ = (
+        "_on_over",
+        "_send",
+        "_status",
+        "arrival",
+        "goes_on",
+        "headers",
+        "method",
+        "path",
+        "reply",
+        "request_id",
+    )
 
     def __init__(
-        self, scope: Scope, send: Send, request_id: str, headers: Sequence[tuple[bytes, bytes]]
+        self,
+        scope: Scope,
+        send: Send,
+        request_id: str,
+        headers: Sequence[tuple[bytes, bytes]],
+        on_over: Callable[[Exchange, ApiError | None], None],
     ) -> None:
-        """``headers`` are added to the reply, whoever sends it. Leaves itself in the scope."""
+        """``headers`` are added to the reply, whoever sends it; for ``on_over`` see :meth:`over`. Leaves
+        itself in the scope."""
         self._send = send
+        self._on_over = on_over
         self._status = 0
+        self.goes_on = False
+        """The application's call returns before the reply has ended: its sink writes it."""
         self.arrival = time.monotonic()
         self.method: str = scope["method"]
         self.path: bytes = scope.get("raw_path") or scope["path"].encode()
@@ -36,6 +57,10 @@ class Exchange:
         """Set by the endpoints that generate, once they have one."""
         scope[EXCHANGE] = self
         scope[REPLY_HEADERS] = headers
+
+    def over(self, error: ApiError | None) -> None:
+        """A reply that went on has ended; with an error that is yet to be told, if nothing was sent."""
+        self._on_over(self, error)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

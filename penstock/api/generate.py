@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 from ..config.options import ServeConfig
+from ..streaming.stream import StreamError
 from ..streaming.table import StreamTable
 from ..wire.messages import Sampling, Submit
 from .admission import no_engine, stream_failed, unavailable
@@ -28,6 +30,18 @@ from .tokenizer import Tokenizer
 INLINE_BODY = 256 * 1024
 """Bytes of a body that is planned on the event loop, in 5 ms at most (20 ns a byte where messages are short,
 measured); a larger one is planned in a thread."""
+
+MakePlan = Callable[[bytes, str | None], RequestPlan]
+
+
+class Work(NamedTuple):
+    """A request that is ready to be started."""
+
+    plan: RequestPlan
+    wish: Wish
+    prompts: list[Prompt]
+    samplings: list[Sampling]
+    """For every choice of every prompt."""
 
 
 class Generator:
@@ -56,37 +70,32 @@ class Generator:
         self._quiet.set()
 
     async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._request():
-            await self._run(scope, receive, send, self._planner.completion)
+        await self._count(scope, receive, self._planner.completion)
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._request():
-            await self._run(scope, receive, send, self._planner.chat)
+        await self._count(scope, receive, self._planner.chat)
 
     async def drain(self) -> None:
         """Refuse new requests; returns when those that run have ended."""
         self.draining = True
         await self._quiet.wait()
 
-    @contextlib.contextmanager
-    def _request(self) -> Iterator[None]:
+    async def _count(self, scope: Scope, receive: Receive, make_plan: MakePlan) -> None:
+        exchange: Exchange = scope[EXCHANGE]
         self._running += 1
         self._quiet.clear()
         try:
-            yield
+            await self._run(scope, receive, exchange, make_plan)
         finally:
-            self._running -= 1
-            if not self._running:
-                self._quiet.set()
+            if not exchange.goes_on:
+                self._leave()
 
-    async def _run(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        make_plan: Callable[[bytes, str | None], RequestPlan],
-    ) -> None:
-        exchange: Exchange = scope[EXCHANGE]
+    def _leave(self) -> None:
+        self._running -= 1
+        if not self._running:
+            self._quiet.set()
+
+    async def _run(self, scope: Scope, receive: Receive, exchange: Exchange, make_plan: MakePlan) -> None:
         body = await read_body(scope, receive, self._config.max_request_bytes)
         self._check_open()
         request_id = request_header(scope, b"x-request-id")
@@ -104,43 +113,61 @@ class Generator:
             prompts = await asyncio.to_thread(self._tokenize_all, plan)
             self._check_open()
         samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
-        reply_id = f"{'chatcmpl' if plan.chat else 'cmpl'}-{plan.request_id or exchange.request_id}"
-        shape = EventShape(chat=plan.chat, request_id=reply_id, model=plan.model, role=plan.role)
+        work = Work(plan, wish, prompts, samplings)
         extensions = scope.get("extensions") or {}
         sink: Sink | None = extensions.get(EXTENSION)
-        if sink is not None:
-            await self._reply(plan, wish, prompts, samplings, shape, sink, exchange)
-            return
-        portable = AsgiSink(receive, send)
-        runner = asyncio.ensure_future(portable.run())
+        if sink is None:
+            await self._reply_portably(work, exchange, receive)
+        elif plan.stream:
+            self._leave_to(sink, work, exchange)
+        else:
+            await self._collect(work, exchange, sink)
+
+    def _leave_to(self, sink: Sink, work: Work, exchange: Exchange) -> None:
+        """Start a streamed reply that goes on by itself: no task waits for its end."""
+        exchange.goes_on = True
         try:
-            await self._reply(plan, wish, prompts, samplings, shape, portable, exchange)
+            self._stream(work, exchange, sink, partial(self._over, exchange))
+        except BaseException:
+            exchange.goes_on = False
+            raise
+
+    def _over(self, exchange: Exchange, error: StreamError | None) -> None:
+        self._leave()
+        exchange.over(None if error is None else stream_failed(error))
+
+    async def _reply_portably(self, work: Work, exchange: Exchange, receive: Receive) -> None:
+        """Over a server that offers no sink."""
+        sink = AsgiSink(receive, exchange.send)
+        runner = asyncio.ensure_future(sink.run())
+        try:
+            if work.plan.stream:
+                over: asyncio.Future[StreamError | None] = asyncio.get_running_loop().create_future()
+                self._stream(work, exchange, sink, partial(_resolve, over))
+                error = await over
+                if error is not None:
+                    raise stream_failed(error)
+            else:
+                await self._collect(work, exchange, sink)
         finally:
-            portable.cut_unless_finished()
+            sink.cut_unless_finished()
             await runner
 
-    async def _reply(
-        self,
-        plan: RequestPlan,
-        wish: Wish,
-        prompts: list[Prompt],
-        samplings: list[Sampling],
-        shape: EventShape,
-        sink: Sink,
-        exchange: Exchange,
+    def _stream(
+        self, work: Work, exchange: Exchange, sink: Sink, on_over: Callable[[StreamError | None], None]
     ) -> None:
-        if plan.stream:
-            streamed = StreamedReply(self._context, plan, shape, exchange.arrival, sink)
-            exchange.reply = streamed
-            self._submit(streamed, wish, prompts, samplings)
-            error = await streamed.done
-            if error is not None:
-                raise stream_failed(error)
-            return
-        collected = CollectedReply(self._context, plan, shape, exchange.arrival)
+        shape = _shape(work.plan, exchange)
+        streamed = StreamedReply(self._context, work.plan, shape, exchange.arrival, sink, on_over)
+        exchange.reply = streamed
+        sink.listen(streamed)
+        self._submit(streamed, work)
+
+    async def _collect(self, work: Work, exchange: Exchange, sink: Sink) -> None:
+        shape = _shape(work.plan, exchange)
+        collected = CollectedReply(self._context, work.plan, shape, exchange.arrival)
         exchange.reply = collected
         sink.listen(collected)
-        self._submit(collected, wish, prompts, samplings)
+        self._submit(collected, work)
         error = await collected.done
         if error is not None:
             raise stream_failed(error)
@@ -148,23 +175,21 @@ class Generator:
             raise ClientGone
         await send_json(exchange.send, collected_body(collected))
 
-    def _submit(
-        self,
-        reply: StreamedReply | CollectedReply,
-        wish: Wish,
-        prompts: list[Prompt],
-        samplings: list[Sampling],
-    ) -> None:
-        """Start all streams of a reply before any of their rows is delivered."""
+    def _submit(self, reply: StreamedReply | CollectedReply, work: Work) -> None:
+        """Start all streams of a reply before any of their rows is delivered.
+
+        Raises ApiError when there is no engine; then the reply has ended without a word.
+        """
         if reply.ended:  # the client left while its prompt was tokenized
             return
-        plan = reply.plan
+        plan = work.plan
         pace = plan.pace
-        for number, sampling in enumerate(samplings):
-            prompt = prompts[number // plan.n]
-            engine = self._fleet.pick(wish, prompt.ids, plan.cache_salt)
+        for number, sampling in enumerate(work.samplings):
+            prompt = work.prompts[number // plan.n]
+            engine = self._fleet.pick(work.wish, prompt.ids, plan.cache_salt)
             if engine is None:
                 reply.drop_streams()
+                reply.ended = True
                 raise no_engine(sleeping=self._fleet.sleeps())
             stream = reply.add(prompt, engine.rank)
             self._streams.open(stream, reply.arrival)
@@ -219,3 +244,13 @@ class Generator:
             ids = plan.truncate(ids)
             length = len(ids) // 4
         return Prompt(ids, length, echo)
+
+
+def _shape(plan: RequestPlan, exchange: Exchange) -> EventShape:
+    reply_id = f"{'chatcmpl' if plan.chat else 'cmpl'}-{plan.request_id or exchange.request_id}"
+    return EventShape(chat=plan.chat, request_id=reply_id, model=plan.model, role=plan.role)
+
+
+def _resolve(over: asyncio.Future[StreamError | None], error: StreamError | None) -> None:
+    if not over.done():  # nobody may wait any longer: a server that stops cancels its tasks
+        over.set_result(error)

@@ -3,11 +3,13 @@
 Adds to :class:`HttpToolsProtocol`: a sink that streamed replies write to directly, limits on connections
 and on the time a client takes to send a request, errors in OpenAI's shape. Rests on these parts of uvicorn:
 ``cycle`` attributes (``response_started``, ``response_complete``, ``chunked_encoding``, ``keep_alive``,
-``message_event``, ``disconnected``), ``_start_asgi_task`` and ``on_response_complete``; a test names them.
+``message_event``, ``disconnected``, ``send_500_response``), ``_start_asgi_task`` and
+``on_response_complete``; a test names them.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from http.client import responses
@@ -18,6 +20,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from .admission import unavailable
 from .errors import ApiError
 from .sink import EVENT_STREAM_HEADERS, EXTENSION, HIGH_WATER_BYTES, REPLY_HEADERS, Listener, unframed
+
+log = logging.getLogger(__name__)
 
 
 def _lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -209,7 +213,24 @@ class ServerProtocol(HttpToolsProtocol):
         self.write = self.transport.write if self._chunks else self._write_unframed
         if self.ending:
             cycle.keep_alive = False
-        super()._start_asgi_task(cycle, app)
+        task = self.loop.create_task(self._run(cycle, app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    async def _run(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Unlike the cycle's own, lets the application return while a reply goes on by the sink."""
+        try:
+            await app(cycle.scope, cycle.receive, cycle.send)
+        except Exception:
+            log.exception("the application failed")
+            if cycle.response_started:
+                self.transport.close()
+            else:
+                await cycle.send_500_response()
+            return
+        if not (cycle.response_complete or cycle.disconnected or self._listener is not None):
+            log.error("the application has not completed a reply")
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         """As uvicorn's, but one sweep closes idle connections instead of a timer for each."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..streaming.stream import Stream, StreamError, chunk
@@ -28,12 +27,18 @@ class StreamedReply(RequestReply):
     """
 
     def __init__(
-        self, context: RequestContext, plan: RequestPlan, shape: EventShape, arrival: float, sink: Sink
+        self,
+        context: RequestContext,
+        plan: RequestPlan,
+        shape: EventShape,
+        arrival: float,
+        sink: Sink,
+        on_over: Callable[[StreamError | None], None],
     ) -> None:
+        """``on_over`` is called at the end, once; with an error when it came before anything was sent."""
         super().__init__(context, plan, shape, arrival)
         self.sink = sink
-        self.done: asyncio.Future[StreamError | None] = asyncio.get_running_loop().create_future()
-        """Resolves at the end; to an error when it came before anything was sent."""
+        self._on_over: Callable[[StreamError | None], None] | None = on_over
         self.started = False
         self._tail = shape.tail() + b"\r\n"
         self._spoke_at = 0.0
@@ -48,7 +53,6 @@ class StreamedReply(RequestReply):
             and not plan.continuous_usage
             and plan.skip_special_tokens
         )
-        sink.listen(self)
 
     def add(self, prompt: Prompt, rank: int) -> Stream:
         stream = super().add(prompt, rank)
@@ -185,7 +189,7 @@ class StreamedReply(RequestReply):
         data = b"".join([self._rest(*each) for each in running if each[0].generated])
         if not self.started and not data:  # an HTTP status can tell it
             self._end("error")
-            self._resolve(error)
+            self._tell(error)
             return
         data += error_event(error)
         self._finish("error", data + DONE if self.context.done_after_error else data)
@@ -199,7 +203,7 @@ class StreamedReply(RequestReply):
         """Send the last events."""
         self._end(outcome)
         self._send(data, last=True)
-        self._resolve(None)
+        self._tell(None)
 
     def on_disconnect(self) -> None:
         if not self.ended:
@@ -213,8 +217,9 @@ class StreamedReply(RequestReply):
     def _leave(self, outcome: str) -> None:
         self.drop_streams()
         self._end(outcome)
-        self._resolve(None)
+        self._tell(None)
 
-    def _resolve(self, error: StreamError | None) -> None:
-        if not self.done.done():  # nobody may wait any longer: a server that stops cancels its tasks
-            self.done.set_result(error)
+    def _tell(self, error: StreamError | None) -> None:
+        on_over, self._on_over = self._on_over, None  # it refers to whoever refers to this
+        assert on_over is not None
+        on_over(error)

@@ -21,7 +21,7 @@ from penstock.api.sink import Listener
 from penstock.api.streamed import StreamedReply
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
-from penstock.streaming.stream import Stream
+from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.table import StreamTable
 from penstock.wire.frames import Finish, TokenFrame
 from penstock.wire.logprobs import Logprobs
@@ -37,6 +37,8 @@ class MemorySink:
     def __init__(self) -> None:
         self.data = b""
         self.listener: Listener | None = None
+        self.over: asyncio.Future[StreamError | None] = asyncio.get_running_loop().create_future()
+        """What its reply said at its end."""
         self.starts = 0
         self.ended = ""
         """How the body ended: finish or cut; empty while it goes on."""
@@ -127,7 +129,8 @@ class Desk:
 
     def streamed(self, plan: RequestPlan, prompt: Prompt = PROMPT) -> tuple[StreamedReply, MemorySink]:
         sink = MemorySink()
-        reply = StreamedReply(self.context, plan, self._shape(plan), 0.0, sink)
+        reply = StreamedReply(self.context, plan, self._shape(plan), 0.0, sink, sink.over.set_result)
+        sink.listen(reply)
         self._open(reply, prompt)
         return reply, sink
 

@@ -32,7 +32,8 @@ def ended(
 ) -> Exchange:
     async def send(message: Any) -> None: ...
 
-    exchange = Exchange({"method": "GET", "path": "", "raw_path": path}, send, request_id, [])
+    scope = {"method": "GET", "path": "", "raw_path": path}
+    exchange = Exchange(scope, send, request_id, [], lambda exchange, error: None)
     exchange.reply = reply  # type: ignore[assignment]
     start = exchange.send({"type": "http.response.start", "status": status, "headers": []})
     with pytest.raises(StopIteration):

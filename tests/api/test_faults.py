@@ -55,7 +55,7 @@ def run_stream(fault: str | None, **fields: Any) -> tuple[MemorySink, StreamErro
     """A stream of 64 tokens with the fault; what the client got, and the error left to the HTTP status."""
     desk = Desk(tables())
     plan = PLANNER.completion(body(stream=True, return_token_ids=True, max_tokens=TOKENS, **fields))
-    reply, sink = desk.streamed(plan)
+    _, sink = desk.streamed(plan)
     config = ServeConfig(synthetic_step_ms=0, synthetic_fault=fault, max_num_seqs=2)
     engine = SyntheticEngine(config, str(DEMO_DIR), sleep=lambda seconds: None)
     publisher = Publisher(ToDesk(desk))
@@ -65,7 +65,7 @@ def run_stream(fault: str | None, **fields: Any) -> tuple[MemorySink, StreamErro
         publisher.publish(step(engine), engine.load())
     assert len(desk.streams) == 0
     assert len(desk.outcomes) == 1
-    return sink, reply.done.result()
+    return sink, sink.over.result()
 
 
 def step(engine: SyntheticEngine) -> StepRows:

@@ -92,12 +92,12 @@ def test_a_stream_that_speaks_gets_no_comment(clocked: Clocked) -> None:
 @with_clock
 def test_a_stream_that_waits_for_its_engine_gets_headers_and_comments(clocked: Clocked) -> None:
     desk = clocked.desk
-    reply, sink = desk.streamed(PLANNER.completion(body(stream=True)))
+    _, sink = desk.streamed(PLANNER.completion(body(stream=True)))
     clocked.tick(2, 4, 6, 8)
     assert (sink.starts, sink.lines()) == (1, [COMMENT])
     desk.streams.fail(0, 0, StreamError(503, "overloaded", "full"))
     assert sink.events()[-1]["error"]["code"] == "overloaded"
-    assert reply.done.result() is None
+    assert sink.over.result() is None
 
 
 @with_clock

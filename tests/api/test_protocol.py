@@ -202,6 +202,52 @@ def test_the_head_and_the_first_event_are_one_write_and_http_1_0_has_no_chunks()
     asyncio.run(run())
 
 
+class Absent:
+    """A listener to whom nothing matters."""
+
+    def on_disconnect(self) -> None: ...
+    def on_pause(self) -> None: ...
+    def on_resume(self) -> None: ...
+
+
+def test_a_reply_goes_on_when_the_application_has_returned() -> None:
+    async def leave(scope: Any, receive: Any, send: Any) -> None:
+        scope["extensions"][EXTENSION].listen(Absent())
+
+    async def run() -> None:
+        protocol, transport = connection(leave)
+        protocol.data_received(REQUEST + REQUEST)
+        await settle()
+        assert (transport.end, transport.written) == ("", b"")
+        protocol.send(chunk(b"first"), last=True)
+        await settle()
+        protocol.send(chunk(b"second"), last=True)
+        assert transport.written.count(b"HTTP/1.1 200") == 2
+        assert transport.written.endswith(chunk(b"second") + b"0\r\n\r\n")
+        protocol.connection_lost(None)
+
+    asyncio.run(run())
+
+
+def test_an_application_that_returns_without_a_reply_loses_the_connection() -> None:
+    async def forget(scope: Any, receive: Any, send: Any) -> None: ...
+
+    async def fail(scope: Any, receive: Any, send: Any) -> None:
+        raise ValueError
+
+    async def run() -> None:
+        protocol, transport = connection(forget)
+        protocol.data_received(REQUEST)
+        await settle()
+        assert (transport.end, transport.written) == ("close", b"")
+        protocol, transport = connection(fail)
+        protocol.data_received(REQUEST)
+        await settle()
+        assert (transport.end, transport.written[:12]) == ("close", b"HTTP/1.1 500")
+
+    asyncio.run(run())
+
+
 def test_a_reply_is_framed_for_its_own_request_not_for_the_next_one() -> None:
     async def run() -> None:
         protocol, transport = connection(stream)

@@ -107,7 +107,7 @@ def check(
     assert got == expected
     assert sink.lines()[-1] == "data: [DONE]"
     assert (sink.ended, desk.outcomes) == ("finish", whole_desk.outcomes)
-    assert reply.done.result() is None
+    assert sink.over.result() is None
 
     skip, include = fields.get("skip_special_tokens", True), fields.get("include_stop_str_in_output", False)
     shown = tokens[:-1] if finish is not Finish.LENGTH and not include else tokens

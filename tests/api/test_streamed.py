@@ -94,7 +94,7 @@ def test_ids_and_logprobs_wait_for_their_text() -> None:
 @within_loop
 def test_a_stop_string_ends_the_stream_at_once_and_the_surplus_is_not_billed() -> None:
     desk = Desk(tables())
-    reply, sink, handle = open_stream(desk, stop="stop", stream_options={"include_usage": True})
+    _, sink, handle = open_stream(desk, stop="stop", stream_options={"include_usage": True})
     tokens = ids("one two stop three four")
     place = next(at for at in range(len(tokens)) if "stop" in decoded(tokens[:at]))
     desk.deliver(desk.rows(handle, [tokens[:1], tokens[1:]]))
@@ -107,7 +107,7 @@ def test_a_stop_string_ends_the_stream_at_once_and_the_surplus_is_not_billed() -
     desk.deliver(desk.rows(handle, [tokens, []], Finish.ABORT))  # on its way when the engine was told
     assert len(desk.streams) == 0
     assert desk.outcomes == ["stop"]
-    assert reply.done.result() is None
+    assert sink.over.result() is None
 
 
 # -- clients that do not read
@@ -175,7 +175,7 @@ def test_a_client_is_cut_when_its_backlog_is_full(fields: dict[str, Any], most_t
             assert given <= most_tokens
         assert (sink.ended, desk.outcomes) == ("cut", ["cut"])
         assert (len(desk.fleet.aborted), desk.fleet.stopped) == (1, 0)
-        assert reply.done.result() is None
+        assert sink.over.result() is None
 
     in_loop(run)
 
@@ -209,7 +209,7 @@ def test_all_that_was_generated_comes_before_the_error(chat: bool, done_after_er
             "return_token_ids": True,
         }
         plan = PLANNER.chat(chat_body(**fields)) if chat else PLANNER.completion(body(**fields))
-        reply, sink = desk.streamed(plan)
+        _, sink = desk.streamed(plan)
         tokens = [*ids("all of this and mor"), ids("é")[0]]  # held: a possible stop, half a character
         desk.deliver(desk.rows(0, [[token] for token in tokens]))
         desk.streams.fail(0, 0, ERROR)
@@ -222,7 +222,7 @@ def test_all_that_was_generated_comes_before_the_error(chat: bool, done_after_er
         assert all(choice["finish_reason"] is None for choice in told)
         assert (sink.lines()[-1] == "data: [DONE]") == done_after_error
         assert (sink.ended, desk.outcomes, len(desk.streams)) == ("finish", ["error"], 0)
-        assert reply.done.result() is None
+        assert sink.over.result() is None
 
     in_loop(run)
 
@@ -240,20 +240,20 @@ def test_tokens_without_text_are_told_before_the_error() -> None:
 @within_loop
 def test_a_failure_before_anything_was_sent_is_left_to_the_http_status() -> None:
     desk = Desk(tables())
-    reply, sink, handle = open_stream(desk)
+    _, sink, handle = open_stream(desk)
     desk.streams.fail(0, handle, ERROR)
     assert (sink.data, sink.ended) == (b"", "")
-    assert reply.done.result() == ERROR
+    assert sink.over.result() == ERROR
 
 
 @within_loop
 def test_what_was_generated_and_not_yet_sent_is_told_also_when_it_is_the_first() -> None:
     desk = Desk(tables())
-    half, sink, handle = open_stream(desk)
+    _, half, handle = open_stream(desk)
     desk.deliver(desk.rows(handle, [[ids("é")[0]]]))
-    assert sink.data == b""
+    assert half.data == b""
     desk.streams.fail(0, handle, ERROR)
-    *told, error = sink.events()
+    *told, error = half.events()
     assert [event["choices"][0]["text"] for event in told] == ["\ufffd"]
     assert "error" in error
     unread, sink, handle = open_stream(desk)
@@ -261,13 +261,13 @@ def test_what_was_generated_and_not_yet_sent_is_told_also_when_it_is_the_first()
     desk.deliver(desk.rows(handle, [ids("a")]))
     desk.streams.fail(0, handle, ERROR)
     assert [event["choices"][0]["text"] for event in sink.events()[:-1]] == ["a"]
-    assert (half.done.result(), unread.done.result()) == (None, None)
+    assert (half.over.result(), sink.over.result()) == (None, None)
 
 
 @within_loop
 def test_one_failed_choice_ends_all_with_one_error() -> None:
     desk = Desk(tables())
-    reply, sink = desk.streamed(PLANNER.completion(body(stream=True, n=3, temperature=1.0, stop="ab!")))
+    _, sink = desk.streamed(PLANNER.completion(body(stream=True, n=3, temperature=1.0, stop="ab!")))
     for handle in range(3):
         desk.deliver(desk.rows(handle, [ids("x"), ids("ab")]))
     desk.deliver(desk.rows(1, [ids("c")], Finish.LENGTH))
@@ -281,7 +281,7 @@ def test_one_failed_choice_ends_all_with_one_error() -> None:
     assert "error" in error
     assert [stream.index for stream in desk.fleet.aborted] == [0]
     assert desk.outcomes == ["error"]
-    assert reply.done.result() is None
+    assert sink.over.result() is None
 
 
 @within_loop
@@ -303,7 +303,7 @@ def test_a_client_that_left_is_an_abort_and_gets_nothing_more() -> None:
     desk.deliver(desk.rows(handle, [ids("b"), []], Finish.ABORT))
     assert len(sink.data) == sent
     assert (desk.outcomes, len(desk.streams)) == (["abort"], 0)
-    assert reply.done.result() is None
+    assert sink.over.result() is None
 
 
 # -- what comes first
