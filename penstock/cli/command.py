@@ -7,7 +7,7 @@
     COMMAND = Command(("bench", "host"), "Measure the host cost of an API server.", BenchHostConfig, run)
 
 Flags, variables, file keys, help and documentation come from the fields of the config Struct, written with
-:func:`penstock.config.options.option`. :mod:`penstock.cli.main` lists name and module of each command and
+:func:`penstock.config.describe.option`. :mod:`penstock.cli.main` lists name and module of each command and
 imports a module only when it is needed. Importing one must stay cheap: heavy imports (torch, numpy, uvicorn,
 httpx, rich …) belong inside ``run``.
 """

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.cli.command import Command
-from penstock.config.options import option
+from penstock.config.describe import option
 from penstock.config.origins import Origins
 
 

@@ -6,7 +6,24 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.config.options import option
+from penstock.config.describe import option
+from penstock.config.groups.synthetic import STEP_MS
+
+# -- of several commands
+
+Tokens = Annotated[int, option("Tokens that every request asks for and gets.", "Load", ge=1)]
+Endpoint = Annotated[
+    Literal["completions", "chat"], option("API that is asked, always with streaming.", "Load")
+]
+Rounds = Annotated[int, option("Measured rounds.", "Load", ge=1, le=1000)]
+Timeout = Annotated[
+    float, option("Seconds after which the command gives up, everything included.", "Load", gt=0)
+]
+ServerArgs = Annotated[
+    str | None,
+    option("Further options for penstock serve: --server-args='--log-level debug'.", "Server"),
+]
+Report = Annotated[str | None, option("File to write the report to, as JSON.", "Report", metavar="FILE")]
 
 
 class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,15 +33,13 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     streams: Annotated[
         int, option("Connections, kept open and reused from round to round.", "Load", ge=1, le=65536)
     ] = 1024
-    tokens: Annotated[int, option("Tokens that every request asks for and gets.", "Load", ge=1)] = 128
+    tokens: Tokens = 128
     prompt_tokens: Annotated[int, option("Length of the prompts, in tokens.", "Load", ge=1)] = 32
     prompt_kind: Annotated[
         Literal["text", "ids"],
         option("text: the server tokenizes; ids: prompts are lists of exactly that many token ids.", "Load"),
     ] = "text"
-    endpoint: Annotated[
-        Literal["completions", "chat"], option("API that is asked, always with streaming.", "Load")
-    ] = "completions"
+    endpoint: Endpoint = "completions"
     requests: Annotated[
         Annotated[int, Meta(ge=1)] | None, option("Requests of a round; default: one per stream.", "Load")
     ] = None
@@ -41,16 +56,12 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             ge=0,
         ),
     ] = 0
-    rounds: Annotated[int, option("Measured rounds.", "Load", ge=1, le=1000)] = 3
+    rounds: Rounds = 3
     warmup_rounds: Annotated[int, option("Rounds before the measured ones.", "Load", ge=1, le=1000)] = 1
-    timeout: Annotated[
-        float, option("Seconds after which the command gives up, everything included.", "Load", gt=0)
-    ] = 300.0
+    timeout: Timeout = 300.0
 
     # -- server started for the run
-    step_ms: Annotated[
-        float, option("Duration of one step of the synthetic engine, in milliseconds.", "Server", ge=0)
-    ] = 15.0
+    step_ms: Annotated[float, option(STEP_MS, "Server", ge=0)] = 15.0
     stream_interval: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"],
         option("Tokens per event: a number, or auto as for penstock serve.", "Server"),
@@ -70,10 +81,7 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ),
     ] = False
     engines: Annotated[int, option("Number of engine processes.", "Server", ge=1, le=1024)] = 1
-    server_args: Annotated[
-        str | None,
-        option("Further options for penstock serve: --server-args='--log-level debug'.", "Server"),
-    ] = None
+    server_args: ServerArgs = None
 
     # -- server that runs already
     url: Annotated[
@@ -95,9 +103,7 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = None
 
     # -- report
-    json: Annotated[str | None, option("File to write the report to, as JSON.", "Report", metavar="FILE")] = (
-        None
-    )
+    json: Report = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for options that contradict each other."""
@@ -153,9 +159,7 @@ class BenchEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         list[Annotated[int, Meta(ge=1, le=1 << 20)]],
         option("Length of the streams' prompts, in tokens; several are measured, too.", "Load"),
     ] = msgspec.field(default_factory=lambda: [128])
-    json: Annotated[str | None, option("File to write the report to, as JSON.", "Report", metavar="FILE")] = (
-        None
-    )
+    json: Report = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for more than can be held."""
@@ -174,11 +178,9 @@ class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """What ``penstock bench gateway`` runs with."""
 
     streams: Annotated[int, option("Streams at a time.", "Load", ge=1, le=65536)] = 256
-    tokens: Annotated[int, option("Tokens that every request asks for and gets.", "Load", ge=1)] = 128
-    endpoint: Annotated[
-        Literal["completions", "chat"], option("API that is asked, always with streaming.", "Load")
-    ] = "completions"
-    rounds: Annotated[int, option("Measured rounds.", "Load", ge=1, le=1000)] = 3
+    tokens: Tokens = 128
+    endpoint: Endpoint = "completions"
+    rounds: Rounds = 3
     step_ms: Annotated[
         float, option("Duration of one step of the model servers, in milliseconds.", "Load", ge=0)
     ] = 20.0
@@ -187,12 +189,8 @@ class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         str | None,
         option("Further options for penstock gateway: --gateway-args='--include-usage off'.", "Servers"),
     ] = None
-    timeout: Annotated[
-        float, option("Seconds after which the command gives up, everything included.", "Load", gt=0)
-    ] = 300.0
-    json: Annotated[str | None, option("File to write the report to, as JSON.", "Report", metavar="FILE")] = (
-        None
-    )
+    timeout: Timeout = 300.0
+    json: Report = None
 
 
 class BenchGatewayMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -201,12 +199,8 @@ class BenchGatewayMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid
     requests: Annotated[int, option("Requests in all.", "Load", ge=10)] = 100_000
     clients: Annotated[int, option("Requests at a time.", "Load", ge=1, le=1024)] = 16
     seed: Annotated[int, option("Seed of what becomes of requests.", "Load", ge=0)] = 0
-    timeout: Annotated[
-        float, option("Seconds after which the command gives up, everything included.", "Load", gt=0)
-    ] = 3600.0
-    json: Annotated[str | None, option("File to write the report to, as JSON.", "Report", metavar="FILE")] = (
-        None
-    )
+    timeout: Timeout = 3600.0
+    json: Report = None
 
 
 class BenchSoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -243,16 +237,11 @@ class BenchSoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     # -- server
     api_server_count: Annotated[int, option("Number of API server processes.", "Server", ge=1, le=64)] = 2
     engines: Annotated[int, option("Number of engine processes.", "Server", ge=1, le=64)] = 3
-    step_ms: Annotated[
-        float, option("Duration of one step of the synthetic engine, in milliseconds.", "Server", gt=0)
-    ] = 10.0
+    step_ms: Annotated[float, option(STEP_MS, "Server", gt=0)] = 10.0
     hang_timeout: Annotated[
         float, option("Seconds an engine may be silent before it is replaced.", "Server", gt=0)
     ] = 8.0
-    server_args: Annotated[
-        str | None,
-        option("Further options for penstock serve: --server-args='--log-level debug'.", "Server"),
-    ] = None
+    server_args: ServerArgs = None
 
     # -- bounds
     most_mib_per_hour: Annotated[
@@ -265,9 +254,7 @@ class BenchSoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = 200.0
 
     # -- report
-    json: Annotated[str | None, option("File to write the report to, as JSON.", "Report", metavar="FILE")] = (
-        None
-    )
+    json: Report = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for --server-args that are no command line."""

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from penstock.config.options import option
+from penstock.config.describe import option
 
 
 def short(letter: str) -> Meta:

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.config.options import option
+from penstock.config.describe import option
+from penstock.config.groups import http
 
 Url = Annotated[str, Meta(pattern=r"^https?://[^/@?#]+/?$")]
 """Of an endpoint: a scheme, a host and perhaps a port."""
@@ -40,10 +41,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         ),
     ] = 0.5
 
-    host: Annotated[str, option("Address to listen on.", "HTTP server")] = "127.0.0.1"
-    port: Annotated[
-        int, option("Port to listen on; 0 takes a free one and prints it.", "HTTP server", ge=0, le=65535)
-    ] = 8080
+    host: http.Host = "127.0.0.1"
+    port: http.Port = 8080
     ext_proc_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
         option(
@@ -62,15 +61,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         list[str] | None,
         option("Keys that clients may present; default: none is needed.", "HTTP server", secret=True),
     ] = None
-    api_key_file: Annotated[
-        str | None,
-        option("File with further keys, one per line; lines that start with # are comments.", "HTTP server"),
-    ] = None
+    api_key_file: http.ApiKeyFile = None
     endpoint_api_key: Annotated[
         str | None,
         option("Key to present to the endpoints; default: the client's own.", "HTTP server", secret=True),
     ] = None
-    max_request_bytes: Annotated[int, option("Largest request body.", "HTTP server", ge=1024)] = 64 << 20
+    max_request_bytes: http.MaxRequestBytes = 64 << 20
     max_connections: Annotated[int, option("Most client connections.", "HTTP server", ge=1)] = 65536
 
     scorers: Annotated[

@@ -115,7 +115,7 @@ def options_of(config: type[msgspec.Struct]) -> tuple[Option, ...]:
     """The options of a config Struct, in the order of its fields.
 
     Raises TypeError for a field that no source could set: a required one, one without
-    :func:`penstock.config.options.option`, or one of a type other than bool, int, float, str, a Literal of
+    :func:`penstock.config.describe.option`, or one of a type other than bool, int, float, str, a Literal of
     strings, a list of these, or a union of them with each other or None.
     """
     described = {field.name: field for field in inspect.type_info(config).fields}  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from penstock.config.options import option
+from penstock.config.describe import option
 
 
 class StatusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,25 @@
+"""Options of the engine without a model."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from penstock.config.describe import option
+
+STEP_MS = "Duration of one step of the synthetic engine, in milliseconds."
+
+SyntheticStepMs = Annotated[float, option(STEP_MS, "Synthetic engine", ge=0)]
+
+SyntheticPrefillTokensPerS = Annotated[
+    float,
+    option("Prompt tokens the synthetic engine takes per second; 0: no limit.", "Synthetic engine", ge=0),
+]
+
+SyntheticFault = Annotated[
+    Annotated[str, Meta(pattern=r"^(error|exit|hang|stream-error)@[0-9]+$")] | None,
+    option(
+        "Fault to inject, KIND@STEP: error (an exception), exit (the process ends), hang, or "
+        "stream-error (the oldest stream fails), at the given step of those with work, counted from 0.",
+        "Synthetic engine",
+    ),
+]
