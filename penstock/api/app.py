@@ -76,7 +76,7 @@ class App:
         self._late: set[asyncio.Task[None]] = set()
         """They tell streamed requests of errors that came before the first event."""
         self._draw = random.Random().getrandbits
-        self._models = model_list(facts.names, model_root, facts.max_model_len)
+        self._models = model_list(facts, model_root)
         self._openapi = encode_json(
             openapi_document(__version__, api_key=bool(config.api_key), root_path=config.root_path)
         )
@@ -208,7 +208,7 @@ class App:
             if card["id"] == name:
                 await send_json(send, encode_json(card))
                 return
-        raise unknown_model(name, self._facts.names)
+        raise unknown_model(name, self._facts.all_names)
 
     async def _tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         plan = self._planner.tokenize(await read_body(scope, receive, self._config.max_request_bytes))

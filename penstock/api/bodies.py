@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from .collected import CollectedReply
 from .events import SYSTEM_FINGERPRINT, encode_json
+from .facts import ModelFacts
 from .replies import Choice, prompt_token_ids
 
 
@@ -64,21 +64,22 @@ def _ending(choice: Choice, return_ids: bool) -> dict[str, Any]:
     return ending
 
 
-def model_card(name: str, root: str, created: int, max_model_len: int) -> dict[str, Any]:
+def model_list(facts: ModelFacts, root: str) -> dict[str, Any]:
+    """The body of /v1/models; ``root`` is where the model is."""
+    cards = [_model_card(name, root, None, facts.max_model_len) for name in facts.names]
+    for adapter in facts.adapters:
+        parent = adapter.parent or facts.names[0]
+        cards.append(_model_card(adapter.name, adapter.path, parent, facts.max_model_len))
+    return {"object": "list", "data": cards}
+
+
+def _model_card(name: str, root: str, parent: str | None, max_model_len: int) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": created,
+        "created": int(time.time()),
         "owned_by": "penstock",
         "root": root,
-        "parent": None,
+        "parent": parent,
         "max_model_len": max_model_len,
-    }
-
-
-def model_list(names: Sequence[str], root: str, max_model_len: int) -> dict[str, Any]:
-    created = int(time.time())
-    return {
-        "object": "list",
-        "data": [model_card(name, root, created, max_model_len) for name in names],
     }

@@ -9,6 +9,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from ..wire.messages import Adapter
+
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """Values of sampling fields that a request leaves out: OpenAI's, unless the model has its own."""
@@ -26,13 +28,19 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The served model, as far as requests are concerned."""
 
     names: tuple[str, ...]
-    """Names a request may use, at least one; replies report the first."""
+    """Names of the model itself, at least one; replies report the first."""
     max_model_len: int
     """Prompt plus output, in tokens; at least 2."""
     vocab_size: int
     """Rows of the model's output; token ids in requests are below it."""
     eos_token_ids: tuple[int, ...] = ()
     defaults: SamplingDefaults = SamplingDefaults()
+    adapters: tuple[Adapter, ...] = ()
+    """Whose names a request may use, too; replies report them."""
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        return (*self.names, *(adapter.name for adapter in self.adapters))
 
 
 def sampling_defaults(directory: str | os.PathLike[str]) -> SamplingDefaults:

@@ -201,6 +201,7 @@ class Generator:
                 plan.priority,
                 plan.cache_salt,
                 interval_ms=pace.ms,
+                adapter=plan.adapter,
             )
             self._fleet.submit(stream, request)
         self._fleet.breathe()

@@ -50,6 +50,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     """When the engine sends what it has generated."""
     priority: int = 0
     cache_salt: str | None = None
+    adapter: str | None = None
+    """What the model is to run with; None: as it is."""
     request_id: str | None = None
     truncate_prompt_tokens: int | None = None
     """Most prompt tokens to keep; None: all."""

@@ -60,7 +60,8 @@ class Planner:
         self._gate_tokenize = unsupported.Gate(unsupported.TOKENIZE)
         self._facts = info
         self._model = info.names[0]
-        self._names = frozenset(info.names)
+        self._names = frozenset(info.all_names)
+        self._adapters = frozenset(adapter.name for adapter in info.adapters)
         self._most_logprobs = config.max_logprobs
         self._force_usage = config.enable_force_include_usage
         self._pacing = Pacing(config)
@@ -190,6 +191,8 @@ class Planner:
         if request.priority is not None:
             plan.priority = request.priority
         plan.cache_salt = request.cache_salt
+        if request.model in self._adapters:
+            plan.model = plan.adapter = request.model
         if request.truncate_prompt_tokens is not None or request.truncation_side is not None:
             plan.truncate_prompt_tokens, plan.truncate_left = truncation(
                 request, self._facts.max_model_len, max_tokens
@@ -227,7 +230,7 @@ class Planner:
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name not in self._names:
-            raise unknown_model(name, self._facts.names)
+            raise unknown_model(name, self._facts.all_names)
 
     def _chat_logprobs(self, request: ChatCompletionRequest) -> int:
         alternatives = request.top_logprobs or 0

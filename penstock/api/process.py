@@ -149,6 +149,7 @@ class _Server:
             vocab_size=info.vocab_size,
             eos_token_ids=info.eos_token_ids,
             defaults=defaults,
+            adapters=info.adapters,
         )
         planner = Planner(self._config, facts, tokenizer, template)
         metrics = self._metrics

@@ -1,14 +1,18 @@
 """What every engine with a model asks of a request before it takes it in."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from ..wire.messages import Submit
+from ..wire.messages import Adapter, Submit
 from .base import RequestRejected
 
 
-def check_request(request: Submit, max_model_len: int, vocab_size: int) -> None:
+def check_request(
+    request: Submit, max_model_len: int, vocab_size: int, adapters: Sequence[Adapter] = ()
+) -> None:
     """Raises RequestRejected for a prompt that leaves no room for output, for token ids outside the
-    vocabulary, and for output that is complete already."""
+    vocabulary, for output that is complete already, and for an adapter other than ``adapters``."""
     length, limit = len(request.prompt) // 4, request.sampling.max_tokens
     if len(request.prompt) % 4 or not length or length < request.resumed:
         raise RequestRejected("prompt: at least one token, four bytes each, of which resumed are output")
@@ -19,6 +23,8 @@ def check_request(request: Submit, max_model_len: int, vocab_size: int) -> None:
         )
     if limit <= request.resumed:
         raise RequestRejected(f"max_tokens: {limit}, but must be more than {request.resumed}")
+    if request.adapter is not None and request.adapter not in [adapter.name for adapter in adapters]:
+        raise RequestRejected(f"model: this engine has no adapter {request.adapter!r}")
     prompt = np.frombuffer(request.prompt, "<i4")
     for token in (int(prompt.min()), int(prompt.max())):
         if not 0 <= token < vocab_size:

@@ -99,6 +99,8 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     """How many tokens at the prompt's end are output of this stream, generated elsewhere before."""
     interval_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
     """Least time between rows, but for the first and the last; 0: none."""
+    adapter: str | None = None
+    """Name of one of EngineInfo.adapters; None: the model as it is."""
 
 
 class Abort(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
@@ -142,6 +144,15 @@ class Call(msgspec.Struct, array_like=True, frozen=True, tag=5):
 # -- engine → API server
 
 
+class Adapter(msgspec.Struct, array_like=True, frozen=True):
+    """A variant of the model: low-rank additions to its weights, which an engine has loaded."""
+
+    name: str
+    path: str
+    parent: str | None = None
+    """The model it was trained on; None: the served one."""
+
+
 class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     """What an engine serves with; the same on every rank."""
 
@@ -154,6 +165,8 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     dtype: str = ""
     kv_cache_tokens: Count = 0
     """Capacity of the KV cache in tokens; 0 when the engine has none."""
+    adapters: tuple[Adapter, ...] = ()
+    """Whose names requests may give as their model."""
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=16):

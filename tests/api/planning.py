@@ -12,6 +12,7 @@ from penstock.api.facts import ModelFacts, SamplingDefaults
 from penstock.api.planner import Planner
 from penstock.api.tokenizer import Tokenizer
 from penstock.config.options import ServeConfig
+from penstock.wire.messages import Adapter
 
 DATA = Path(__file__).parent.parent / "data"
 TINY_LLAMA = DATA / "tiny_llama"
@@ -34,6 +35,7 @@ def planner(
     *,
     template: ChatTemplate | None = None,
     defaults: SamplingDefaults | None = None,
+    adapters: tuple[Adapter, ...] = (),
 ) -> Planner:
     """For the model of the recorded replies: 2,048 tokens of context, 16,384 entries."""
     facts = ModelFacts(
@@ -42,6 +44,7 @@ def planner(
         vocab_size=16384,
         eos_token_ids=(1,),
         defaults=defaults or SamplingDefaults(),
+        adapters=adapters,
     )
     return Planner(config or ServeConfig(), facts, tiny_tokenizer(), template or tiny_template())
 

@@ -15,7 +15,7 @@ from penstock.api.pace import Pace
 from penstock.api.planner import Planner
 from penstock.api.types import ChatCompletionRequest, CompletionRequest
 from penstock.config.options import ServeConfig
-from penstock.wire.messages import Sampling
+from penstock.wire.messages import Adapter, Sampling
 
 from .planning import body, chat_body, error_of, error_or_none, planner, tiny_tokenizer
 
@@ -164,6 +164,16 @@ def test_echo_without_output() -> None:
     plan = PLANNER.completion(body(max_tokens=0, echo=True))
     assert (plan.max_tokens, plan.sampling(5).max_tokens) == (0, 1)
     assert error_of(PLANNER.completion, body(max_tokens=0)).param == "max_tokens"
+
+
+def test_a_model_may_be_an_adapter() -> None:
+    tuned = planner(adapters=(Adapter("tuned", "/tuned"),))
+    plan = tuned.chat(chat_body(model="tuned"))
+    assert (plan.model, plan.adapter) == ("tuned", "tuned")
+    for fields in ({}, {"model": "tiny-llama"}):
+        plan = tuned.completion(body(**fields))
+        assert (plan.model, plan.adapter) == ("tiny-llama", None)
+    assert "tiny-llama, tuned." in error_of(tuned.completion, body(model="other")).message
 
 
 def test_defaults_of_the_model_apply() -> None:

@@ -41,6 +41,7 @@ def submit(
     seed: int | None = None,
     priority: int = 0,
     salt: str | None = None,
+    adapter: str | None = None,
     **sampling: Any,
 ) -> Submit:
     """A request whose seed is its stream's number unless given."""
@@ -52,6 +53,7 @@ def submit(
         priority,
         salt,
         resumed,
+        adapter=adapter,
     )
 
 

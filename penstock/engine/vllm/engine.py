@@ -20,6 +20,7 @@ from ..requests import check_request
 from ..rows import joined
 from ..slots import SlotTable
 from ..waiting import Waiting, WaitingQueue
+from .adapters import take_adapters
 from .arguments import arguments
 from .internals import Core
 from .produced import Produced, Scores
@@ -54,8 +55,10 @@ class VllmEngine:
     ) -> None:
         """Loads the model. ``given``: the fields of ``config`` that the operator set. ``place``: this rank's
         among those over which experts are split, and which all load at the same time. Raises ConfigError."""
+        names = config.served_model_name or [config.model or ""]
+        adapters, own = take_adapters(arguments(config, model_dir, given), names)
         with shown_start(progress):
-            self._core = core = Core(arguments(config, model_dir, given), rank, place)
+            self._core = core = Core(own, rank, place, adapters)
         self._info = EngineInfo(
             engine="vllm",
             max_model_len=core.max_model_len,
@@ -65,6 +68,7 @@ class VllmEngine:
             device=core.device,
             dtype=core.dtype,
             kv_cache_tokens=core.kv_cache_tokens,
+            adapters=adapters,
         )
         self._table = table = SlotTable(core.max_num_seqs, core.max_model_len, ())
         self._queue = WaitingQueue(config)
@@ -92,7 +96,7 @@ class VllmEngine:
     def submit(self, server: int, request: Submit) -> None:
         if self._table.find(server, request.stream) is not None:
             raise WireError(f"Submit.stream {request.stream} is running already")
-        check_request(request, self._table.max_model_len, self._info.vocab_size)
+        check_request(request, self._table.max_model_len, self._info.vocab_size, self._info.adapters)
         self._queue.push(server, request, self._table.free_count())
 
     def abort(self, server: int, streams: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from ...config.errors import ConfigError
 from ...wire.frames import Finish
-from ...wire.messages import Sampling, Submit
+from ...wire.messages import Adapter, Sampling, Submit
 from ...wire.sockets import Place
 from ..base import RequestRejected
 from .produced import Counts, Produced, Scores
@@ -33,6 +33,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import vllm.v1.engine as wire
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMClientError
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import cached_tokenizer_from_config
@@ -87,10 +88,16 @@ class Grammars(GuidanceBackend):  # type: ignore[misc]  # likewise
 class Core:
     """One EngineCore: requests in, produced tokens out."""
 
-    def __init__(self, arguments: Sequence[str], rank: int, place: Place | None = None) -> None:
-        """Loads the model. ``rank``: this engine's number; on a machine with several GPUs it takes the ones
-        behind those of the ranks before it. ``place``: among the ranks that compute layers together. Raises
-        ConfigError for arguments that vLLM refuses."""
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        rank: int,
+        place: Place | None = None,
+        adapters: Sequence[Adapter] = (),
+    ) -> None:
+        """Loads the model and what it may run with. ``rank``: this engine's number; on a machine with several
+        GPUs it takes the ones behind those of the ranks before it. ``place``: among the ranks that compute
+        layers together. Raises ConfigError for arguments that vLLM refuses, and for adapters."""
         if place is not None:
             meet(place)
         config = _config(arguments, rank)
@@ -103,6 +110,18 @@ class Core:
         self._generation_config = config.model_config.try_get_generation_config()
         self._eos = _eos_token_id(config.model_config)
         self.counts = Counts()
+        self._adapters = {adapter.name: self._load(adapter, at + 1) for at, adapter in enumerate(adapters)}
+
+    def _load(self, adapter: Adapter, number: int) -> LoRARequest:
+        """Before any request names it, as a request would break the engine with what cannot be loaded."""
+        if self._config.lora_config is None:
+            raise ConfigError("--lora-modules needs vLLM's --enable-lora behind --")
+        request = LoRARequest(adapter.name, number, adapter.path)
+        try:
+            self._core.add_lora(request)
+        except Exception as error:  # vLLM's loader raises what it meets, a worker process RuntimeError
+            raise ConfigError(f"--lora-modules {adapter.name}={adapter.path}: {error}") from error
+        return request
 
     def _on_failure(self) -> None:
         """A worker process of vLLM's is gone. Called in a thread of vLLM's."""
@@ -168,7 +187,7 @@ class Core:
                     sampling_params=params,
                     pooling_params=None,
                     arrival_time=time.time(),
-                    lora_request=None,
+                    lora_request=request.adapter and self._adapters[request.adapter],
                     cache_salt=request.cache_salt,
                     data_parallel_rank=None,
                     priority=request.priority,
