@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from penstock.supervisor.fleet import SAME_SIGNAL_S
+from penstock.supervisor.phases import SAME_SIGNAL_S
 
 from .clients import Streams
 from .server import SYNTHETIC, Server, wait_until

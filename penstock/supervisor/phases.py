@@ -1,0 +1,137 @@
+"""The phases of a fleet, above all how it ends.
+
+STARTING ──all ready──► SERVING ──signal, gave up──► DRAINING ──streams done──► STOPPING ──► ENDED
+    └───────────────────signal, gave up────────────────────────────────────────────►┘
+"""
+
+import enum
+import logging
+import math
+import signal
+
+from penstock.supervisor.actions import Announce
+from penstock.supervisor.children import GRACE_S, Children, State
+from penstock.supervisor.exits import EXIT_OK, exit_code_of
+from penstock.wire.control import Drain, Role, Stop
+
+SAME_SIGNAL_S = 0.1
+"""Signals closer together than this are one: what starts the supervisor may pass on a SIGINT that the
+terminal has sent to the whole group already. A closed terminal sends several SIGHUP; they never hurry."""
+
+
+class Phase(enum.Enum):
+    STARTING = enum.auto()
+    SERVING = enum.auto()
+    DRAINING = enum.auto()
+    STOPPING = enum.auto()
+    ENDED = enum.auto()
+
+
+class Phases:
+    """Leads all children from one phase to the next. ``drained`` is the role that has streams to finish."""
+
+    def __init__(self, children: Children, drained: Role, drain_timeout: float) -> None:
+        self._children = children
+        self._drained = drained
+        self._drain_timeout = drain_timeout
+        self._current = Phase.STARTING
+        self._signalled_at = -math.inf
+        self._exit_code = EXIT_OK
+        # End of DRAINING or STOPPING.
+        self._deadline: float | None = None
+
+    @property
+    def current(self) -> Phase:
+        return self._current
+
+    @property
+    def ending(self) -> bool:
+        """No child that ends is started again."""
+        return self._current in (Phase.DRAINING, Phase.STOPPING)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None until every child is gone for good."""
+        return self._exit_code if self._current is Phase.ENDED else None
+
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`tick` has something to do."""
+        return self._deadline
+
+    def serve(self) -> None:
+        """All are ready for the first time."""
+        self._current = Phase.SERVING
+        self._children.act(Announce())
+
+    def signalled(self, signum: int, now: float) -> None:
+        """The first signal drains; the next one ends running streams with an error, one more kills."""
+        name = signal.Signals(signum).name
+        if self._current in (Phase.STARTING, Phase.SERVING):
+            draining = self._current is Phase.SERVING
+            wait = f", finishing running streams for up to {self._drain_timeout:g} s" if draining else ""
+            self._children.say(logging.INFO, f"{name}: shutting down{wait}")
+            self._signalled_at = now
+            self.wind_down(EXIT_OK, now)
+        elif signum != signal.SIGHUP and now - self._signalled_at >= SAME_SIGNAL_S:
+            self._signalled_at = now
+            self._exit_code = self._exit_code or exit_code_of(signum)
+            if self._current is Phase.DRAINING:
+                told = f"{name} while shutting down: running streams end with an error"
+                self._children.say(logging.WARNING, told)
+                self._stop(now)
+            else:
+                told = f"{name} while stopping: killing what has not ended"
+                self._children.say(logging.WARNING, told)
+                self._kill_all()
+        self.advance(now)
+
+    def wind_down(self, exit_code: int, now: float) -> None:
+        """Begins the end: running streams may finish, if there can be any."""
+        self._exit_code = exit_code
+        for child in self._children:
+            if child.state is State.WAITING:
+                child.state, child.deadline = State.GONE, None
+        if self._current is Phase.STARTING:
+            self._stop(now)
+            return
+        self._current, self._deadline = Phase.DRAINING, now + self._drain_timeout
+        for child in self._children:
+            if child.state is State.STARTING:
+                self._children.kill(child)
+            elif child.alive and child.name.role == self._drained:
+                self._children.send(child, Drain())
+
+    def advance(self, now: float) -> None:
+        """To the next phase, when the last child that this one waits for is gone."""
+        alive = self._children.alive()
+        if self._current is Phase.DRAINING and not any(child.name.role == self._drained for child in alive):
+            self._stop(now)
+        if self._current is Phase.STOPPING and not alive:
+            self._current, self._deadline = Phase.ENDED, None
+
+    def tick(self, now: float) -> None:
+        """Ends a phase that has taken its time."""
+        if self._deadline is None or now < self._deadline:
+            return
+        self._deadline = None
+        if self._current is Phase.DRAINING:
+            waited = f"{self._drain_timeout:g} s (--drain-timeout)"
+            self._children.say(logging.WARNING, f"streams still run after {waited}; they end with an error")
+            self._stop(now)
+        else:
+            left = ", ".join(str(child.name) for child in self._children.alive())
+            self._children.say(logging.WARNING, f"killing what has not ended: {left}")
+            self._kill_all()
+
+    def _stop(self, now: float) -> None:
+        self._current, self._deadline = Phase.STOPPING, now + GRACE_S
+        for child in self._children.alive():
+            if child.state is State.STARTING:
+                self._children.kill(child)  # it has nothing to finish, and does not listen while it loads
+            else:
+                self._children.send(child, Stop())
+
+    def _kill_all(self) -> None:
+        for child in self._children.alive():
+            self._children.kill(child)

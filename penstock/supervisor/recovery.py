@@ -1,0 +1,71 @@
+"""What follows a death that nobody asked for: another start, or giving up.
+
+Engines in lock-step stand and fall together: when one dies, the others are killed, and all are started again.
+"""
+
+import logging
+
+from penstock.supervisor.children import Child, Children, State
+from penstock.supervisor.exits import EXIT_FAILED
+from penstock.supervisor.phases import Phase, Phases
+
+
+class Recovery:
+    """Starts children again. ``lockstep``: engines run in lock-step."""
+
+    def __init__(self, children: Children, phases: Phases, *, lockstep: bool) -> None:
+        self._children = children
+        self._phases = phases
+        # Engines in lock-step, which share a policy; none otherwise.
+        self._group = [child for child in children if lockstep and child.name.role == "engine"]
+        for child in self._group:
+            child.policy = self._group[0].policy
+
+    def ready(self, child: Child, now: float) -> None:
+        """The start was a success; of engines in lock-step, when it is that of all."""
+        if child not in self._group or all(other.state is State.READY for other in self._group):
+            child.policy.ready(now)
+
+    def in_group(self, child: Child) -> bool:
+        """It is one of the engines in lock-step."""
+        return child in self._group
+
+    def restart_group(self, child: Child, cause: str, now: float) -> None:
+        """Ends the engines in lock-step with one that died, then settles what follows for all of them."""
+        left = [other for other in self._group if other.alive]
+        if not child.felled:
+            self._children.say(logging.ERROR, f"{child.name} {cause}")
+            fellows = [other for other in left if not other.killed]
+            if fellows:
+                told = f"killing what runs in lock-step with it: {_listed(fellows)}"
+                self._children.say(logging.INFO, told)
+            for other in fellows:
+                other.felled = True
+                self._children.kill(other)
+        if not left:
+            self.restart_or_give_up(self._group, now)
+
+    def restart_or_give_up(self, gone: list[Child], now: float) -> None:
+        """Settles what follows for one child, or for all engines in lock-step."""
+        # What a killed one complained of last was that the others had left.
+        fatal = any(child.failure is not None and child.failure.fatal and not child.felled for child in gone)
+        delay = None if fatal else gone[0].policy.died(now)
+        name = _listed(gone) if len(gone) == 1 else f"the group of {_listed(gone)}"
+        if delay is not None:
+            self._children.say(logging.INFO, f"{name} is started again in {delay:g} s")
+            for child in gone:
+                child.state, child.deadline = State.WAITING, now + delay
+            return
+        if not fatal:
+            self._children.say(logging.ERROR, f"{name} keeps failing to start; giving up")
+        role = gone[0].name.role
+        others = self._children.of(role, State.WAITING, State.STARTING, State.READY)
+        if self._phases.current is Phase.SERVING and (others or role == "coordinator"):
+            rest = f", with {_listed(others)}" if others else ""
+            self._children.say(logging.ERROR, f"serving goes on without {name}{rest}")
+        else:
+            self._phases.wind_down(EXIT_FAILED, now)
+
+
+def _listed(children: list[Child]) -> str:
+    return ", ".join(str(child.name) for child in children)

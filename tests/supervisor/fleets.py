@@ -1,0 +1,76 @@
+"""Fleets in known states, and what there is to read in their actions."""
+
+import logging
+
+from penstock.supervisor.actions import Action, Name, Say
+from penstock.supervisor.fleet import Fleet
+from penstock.supervisor.phases import Phase
+from penstock.wire.control import Ready
+
+ENGINE = Name("engine", 0)
+SERVER = Name("api-server", 0)
+OTHER = Name("api-server", 1)
+STARTUP_S = 100.0
+DRAIN_S = 7.0
+HANG_S = 20.0
+
+
+def make(
+    api_servers: int = 1,
+    hang_timeout: float = 0,
+    group: int = 0,
+    *,
+    engines: int = 1,
+    coordinator: bool = False,
+    first_rank: int = 0,
+    all_engines: int | None = None,
+) -> Fleet:
+    """With ``engines``, or a ``group`` of so many in lock-step."""
+    return Fleet(
+        engines=group or engines,
+        api_servers=api_servers,
+        startup_timeout=STARTUP_S,
+        drain_timeout=DRAIN_S,
+        engine_hang_timeout=hang_timeout,
+        coordinator=coordinator,
+        lockstep=group > 0,
+        first_rank=first_rank,
+        all_engines=all_engines,
+    )
+
+
+def ready(fleet: Fleet) -> Fleet:
+    """Started at time 0, and all are ready at time 1."""
+    fleet.begin(0.0)
+    for name in fleet.names():
+        fleet.report(name, Ready(), 1.0)
+    assert fleet.phase is Phase.SERVING
+    return fleet
+
+
+def serving(api_servers: int = 1, hang_timeout: float = 0, group: int = 0) -> Fleet:
+    return ready(make(api_servers, hang_timeout, group))
+
+
+def said(actions: list[Action]) -> list[str]:
+    return [action.text for action in actions if isinstance(action, Say)]
+
+
+def errors(actions: list[Action]) -> list[str]:
+    return [a.text for a in actions if isinstance(a, Say) and a.level >= logging.WARNING]
+
+
+def done(actions: list[Action]) -> list[Action]:
+    return [action for action in actions if not isinstance(action, Say)]
+
+
+def fail_for_good(fleet: Fleet, name: Name, now: float) -> tuple[list[Action], float]:
+    """Dies, and fails to start until that is given up; returns what the last failure led to, and when."""
+    fleet.died(name, 1, now)
+    for _ in range(2):
+        now += 40.0
+        assert done(fleet.tick(now)) != []
+        fleet.died(name, 1, now)
+    now += 40.0
+    fleet.tick(now)
+    return fleet.died(name, 1, now), now
