@@ -142,11 +142,13 @@ class GatewayMetrics:
             self._histogram(names.ITL, key).merge(seen.gaps, streaming)
 
     def _count_tokens(self, record: Record, key: Key) -> int:
-        """Returns the output tokens, as well as they are known."""
-        usage, output = record.seen.usage, record.seen.token_events
+        """Returns the output tokens, as well as they are known: what a stream has said before it broke may be
+        less than what has come (messages begin with an output of one token)."""
+        seen = record.seen
+        usage, output = seen.usage, seen.token_events
         source = "events"
         if usage is not None:
-            if usage.output_tokens is not None:
+            if usage.output_tokens is not None and (seen.ended or usage.output_tokens >= output):
                 output, source = usage.output_tokens, "usage"
             for kind, measure, count in (
                 ("input", names.INPUT_TOKENS, usage.input_tokens),

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import pytest
 
-from tests.gateway.test_gateway import eventually
+from tests.gateway.processes import eventually
 
 otel = pytest.mark.skipif(find_spec("opentelemetry") is None, reason="needs penstock[otel]")
 

@@ -7,6 +7,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -142,6 +143,26 @@ def _read_chunks(connection: socket.socket, data: bytes) -> bytes:
         body, data = body + data[:count], data[count + 2 :]
 
 
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def three_in_a_row(goes_well: Callable[[], bool]) -> None:
+    """Requests that go well, so that failures of other tests do not add up to an open breaker; on a loaded
+    machine one of them may fail."""
+    in_a_row = 0
+
+    def done() -> bool:
+        nonlocal in_a_row
+        in_a_row = in_a_row + 1 if goes_well() else 0
+        return in_a_row == 3
+
+    eventually(done)
+
+
 @dataclass
 class Gateway:
     """A gateway process and a client for it."""
@@ -168,9 +189,12 @@ class Gateway:
 
 @contextlib.contextmanager
 def gateway(*upstreams: Upstream | str, options: tuple[str, ...] = ()) -> Iterator[Gateway]:
-    """A gateway in front of ``upstreams``."""
+    """A gateway in front of ``upstreams``. It reads no loads unless ``options`` say so: a loaded machine must
+    not take an endpoint out."""
     urls = [each if isinstance(each, str) else each.url for each in upstreams]
     command = [sys.executable, "-m", "penstock.cli.main", "gateway", "--port", "0", "--access-log", "all"]
+    if "--scrape-interval" not in options:
+        options = (*options, "--scrape-interval", "0")
     process = subprocess.Popen(
         [*command, *(["--endpoints", *urls] if urls else []), *options],
         stderr=subprocess.PIPE,

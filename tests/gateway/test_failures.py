@@ -2,16 +2,27 @@
 
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
 import pytest
 
-from tests.gateway.processes import WAIT_S, Behaviour, Call, Gateway, Upstream, gateway
+from penstock.gateway.observer import StreamObserver
+from tests.gateway.processes import (
+    WAIT_S,
+    Behaviour,
+    Call,
+    Gateway,
+    Upstream,
+    eventually,
+    gateway,
+    three_in_a_row,
+)
 from tests.gateway.streams import ANTHROPIC, RESPONSES
-from tests.gateway.test_gateway import LATIN_1, QUICK, eventually, outcome_of
+from tests.gateway.test_gateway import LATIN_1, outcome_of
 from tests.golden_replies import load_cases
 
 RECORDED = {case["name"]: case["response_body"].encode() for case in load_cases()}
@@ -29,6 +40,16 @@ class Dialect:
     @property
     def events(self) -> list[bytes]:
         return [event + b"\n\n" for event in self.raw.removesuffix(b"\n\n").split(b"\n\n")]
+
+    @property
+    def before_tokens(self) -> int:
+        """Events that come before the first one with tokens."""
+        observer = StreamObserver()
+        for count, event in enumerate(self.events):
+            observer.feed(event, 0.0)
+            if observer.seen.token_events:
+                return count
+        raise AssertionError("no event has tokens")
 
 
 USAGE = {"model": "m", "stream": True, "stream_options": {"include_usage": True}}
@@ -58,12 +79,17 @@ DIALECTS = {
 }
 
 
-def send(call: Call, *pieces: bytes, kind: str = "text/event-stream", end: bool = True) -> None:
-    """A stream, each piece a chunk; without its ``end`` the connection breaks."""
+def send_on(call: Call, *pieces: bytes, kind: str = "text/event-stream") -> None:
+    """A stream that is not over, each piece a chunk."""
     head = f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n"
     call.send(head.encode())
     for piece in pieces:
         call.chunk(piece)
+
+
+def send(call: Call, *pieces: bytes, kind: str = "text/event-stream", end: bool = True) -> None:
+    """A stream; without its ``end`` the connection breaks."""
+    send_on(call, *pieces, kind=kind)
     if end:
         call.send(b"0\r\n\r\n")
     else:
@@ -107,6 +133,32 @@ def answers_500(call: Call, dialect: Dialect) -> None:
     call.reply(500, b'{"error":{"message":"out of memory"}}')
 
 
+def never_answers(call: Call, dialect: Dialect) -> None:
+    call.wait_until_gone()
+
+
+def sends_a_head_alone(call: Call, dialect: Dialect) -> None:
+    send_on(call)
+    call.wait_until_gone()
+
+
+def sends_no_token(call: Call, dialect: Dialect) -> None:
+    """But a comment, and what else comes before the first one."""
+    send_on(call, b": waiting\n\n", *dialect.events[: dialect.before_tokens])
+    call.wait_until_gone()
+
+
+def stops_between_events(call: Call, dialect: Dialect) -> None:
+    send_on(call, b"".join(dialect.events[: dialect.before_tokens + 1]))
+    call.wait_until_gone()
+
+
+def stops_within_an_event(call: Call, dialect: Dialect) -> None:
+    events = dialect.events
+    send_on(call, b"".join(events[: dialect.before_tokens + 1]) + events[dialect.before_tokens + 1][:7])
+    call.wait_until_gone()
+
+
 FAILURES: list[tuple[Callable[[Call, Dialect], None], int, str]] = [
     (refuses, 502, "network_error"),
     (breaks_at_the_first_byte, 200, "network_error"),
@@ -137,7 +189,7 @@ def upstream() -> Iterator[Upstream]:
 @pytest.fixture(scope="module")
 def front(upstream: Upstream) -> Iterator[Gateway]:
     """Of one endpoint, so that nothing is retried."""
-    with gateway(upstream, options=QUICK) as running:
+    with gateway(upstream) as running:
         yield running
 
 
@@ -145,9 +197,7 @@ def well(upstream: Upstream, front: Gateway, dialect: Dialect, behaviour: Behavi
     """Has requests that go well, so that failures of other tests do not add up to an open breaker, and then
     the behaviour to test."""
     upstream.behaviour = lambda call: send(call, *dialect.events)
-    eventually(lambda: front.client.get("/ready").status_code == 200)
-    for _ in range(3):
-        assert ask(front.client, dialect).content == dialect.raw
+    three_in_a_row(lambda: ask(front.client, dialect).content == dialect.raw)
     upstream.behaviour = behaviour
 
 
@@ -192,3 +242,65 @@ def test_a_client_that_leaves(upstream: Upstream, front: Gateway, dialect: Diale
 
     assert outcome_of(front, leave) == "client_disconnect"
     assert upstream.calls[-1].gone.wait(WAIT_S), "the model server is told"
+
+
+# -- stalls: all dialects at once, as each takes as long as a time-out
+
+Stall = Callable[[Call, Dialect], None]
+Reply = TypeVar("Reply")
+NO_TOKEN = ("--first-token-timeout", "1")
+NO_EVENT = ("--event-timeout", "1")
+STALLS = [
+    (never_answers, NO_TOKEN, {504}),
+    (sends_a_head_alone, NO_TOKEN, {504}),
+    (sends_no_token, NO_TOKEN, {200, 504}),  # 504 where a second passes until it is relayed
+    (stops_between_events, NO_EVENT, {200}),
+    (stops_within_an_event, NO_EVENT, {200}),
+]
+LIKE_OTHERS = (sends_a_head_alone, stops_within_an_event)
+REASONS = {NO_TOKEN: "no token came within 1 s", NO_EVENT: "nothing came for 1 s"}
+
+
+def ask_all(ask_one: Callable[[Dialect], Reply]) -> list[Reply]:
+    """In each dialect at once."""
+    with ThreadPoolExecutor(len(DIALECTS)) as pool:
+        return list(pool.map(ask_one, DIALECTS.values()))
+
+
+def stalling(stall: Stall) -> Behaviour:
+    by_path = {dialect.path: dialect for dialect in DIALECTS.values()}
+    return lambda call: stall(call, by_path[call.path])
+
+
+def check_stalls(server: Upstream, front: Gateway, stall: Stall) -> None:
+    """They have been counted once each, with the tokens that came, and nothing remains of them."""
+    eventually(lambda: front.counts() == {"network_error": len(DIALECTS)})
+    assert front.counts("requests_in_flight") == {"": 0.0}
+    assert front.counts("endpoint_in_flight") == {server.url: 0.0}
+    for call in server.calls:
+        assert call.gone.wait(WAIT_S), "the model server is told"
+    tokens = front.counts("tokens_total")
+    if stall in (
+        stops_between_events,
+        stops_within_an_event,
+    ):  # two of the dialects have told of usage by then
+        assert (tokens["output,events"], tokens["output,usage"]) == (2, 2)
+    else:
+        assert "output,events" not in tokens
+
+
+@pytest.mark.parametrize(
+    ("stall", "options", "statuses"),
+    [
+        pytest.param(*row, id=row[0].__name__, marks=[pytest.mark.slow] if row[0] in LIKE_OTHERS else [])
+        for row in STALLS
+    ],
+)
+def test_stalls(stall: Stall, options: tuple[str, ...], statuses: set[int]) -> None:
+    with Upstream(stalling(stall)) as server, gateway(server, options=options) as front:
+        replies = ask_all(lambda dialect: ask(front.client, dialect))
+        check_stalls(server, front, stall)
+    assert len(replies) == len(server.calls) == len(DIALECTS)
+    for reply in replies:
+        assert reply.status_code in statuses
+        assert REASONS[options] in reply.text

@@ -11,14 +11,14 @@ import httpx
 import pytest
 
 from tests.gateway.model_server import ModelServer, model_server
-from tests.gateway.processes import WAIT_S, Gateway, gateway
-from tests.gateway.test_gateway import eventually
+from tests.gateway.processes import WAIT_S, Gateway, eventually, gateway
+from tests.gateway.test_gateway import refused_by
 
 CLIENTS = 6
 BODY = {"model": "m", "prompt": "p", "stream": True}
 LEAVES_S = 1.0
 """Within this time traffic leaves an endpoint that has gone bad."""
-OPTIONS = ("--first-token-timeout", "3", "--access-log", "none")
+OPTIONS = ("--first-token-timeout", "3", "--access-log", "none", "--scrape-interval", "0.5")
 
 
 @dataclass
@@ -134,7 +134,7 @@ def test_one_killed_one_slow_one_failing() -> None:
                 (slow.count(), failing.count(), attempts(front, killed)), before, strict=True
             )
         )
-        assert answered > 3 * (failed + retried), "what is left are probes, one at a time"
+        assert answered > 2 * (failed + retried), "what is left are probes, one at a time"
         assert running.since(0) <= {"whole", "broken", "500"}
         assert running.replies.count("broken") <= CLIENTS
 
@@ -152,8 +152,7 @@ def test_all_bad_then_well_again() -> None:
     with three() as (servers, front):
         for server in servers:
             server.behave("unready")
-        eventually(lambda: code_of(front.complete()) == "none_ready")
-        refused = front.complete()
+        refused = refused_by(front, "none_ready")
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "1"
         for server in servers:
@@ -175,7 +174,3 @@ def test_a_killed_server_is_taken_back_when_it_is_started_again() -> None:
         running.more(30)
         with model_server(urlsplit(servers[0].url).port or 0) as again:
             eventually(lambda: again.count() > 10)
-
-
-def code_of(reply: httpx.Response) -> str | None:
-    return None if reply.status_code == 200 else reply.json()["error"].get("code")

@@ -15,8 +15,8 @@ from penstock.gateway.observer import Observation
 from penstock.gateway.outcome import Outcome
 from penstock.gateway.relay import Failure, Record
 from penstock.gateway.trace import Trace
-from tests.gateway.processes import Upstream, gateway
-from tests.gateway.test_gateway import closed_port, eventually, good
+from tests.gateway.processes import Upstream, eventually, gateway
+from tests.gateway.test_gateway import closed_port, good
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ def test_what_is_wanted(
 def test_a_file_of_nothing_but_json(tmp_path: Path) -> None:
     """Whatever the log level is; and opened anew when it was moved away, as log rotation does."""
     log, moved = tmp_path / "access.jsonl", tmp_path / "access.jsonl.1"
-    options = ("--access-log-file", str(log), "--log-level", "error", "--scrape-interval", "0")
+    options = ("--access-log-file", str(log), "--log-level", "error")
     dead = closed_port()
     with Upstream(good) as server, gateway(dead, server, options=options) as front:
         while not front.counts("retry_total")[""]:

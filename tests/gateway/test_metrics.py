@@ -182,6 +182,15 @@ def test_tokens_without_usage_are_events() -> None:
     assert samples(told, "penstock_gateway_tokens_total", kind="output") == {("m", "events", "m"): 2}
 
 
+def test_tokens_of_a_broken_stream_are_those_that_came() -> None:
+    """It began with a usage of one token."""
+    told = metrics()
+    seen = streamed(1.0, 2.0, 3.0, usage=Usage(7, 1))
+    told.count(record(outcome=Outcome.NETWORK_ERROR, seen=seen))
+    tokens = samples(told, "penstock_gateway_tokens_total", model=OTHER, target_model=OTHER)
+    assert tokens == {("input", "usage"): 7, ("output", "events"): 3}
+
+
 def test_errors_have_a_status() -> None:
     told = busy()
     assert samples(told, "penstock_gateway_request_error_total", status="429") == {("m", "rejected", "m"): 1}

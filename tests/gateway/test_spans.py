@@ -17,8 +17,8 @@ from penstock.gateway.relay import Failure, Record
 from penstock.gateway.spans import Spans, tell
 from penstock.gateway.trace import Trace
 from tests.gateway.collector import Collector, attributes_of, otel
-from tests.gateway.processes import WAIT_S, Upstream, gateway
-from tests.gateway.test_gateway import closed_port, eventually, good
+from tests.gateway.processes import WAIT_S, Upstream, eventually, gateway
+from tests.gateway.test_gateway import closed_port, good
 
 CLIENT = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "v=1", "baggage": "user=a"}
 
@@ -181,7 +181,6 @@ def test_spans_reach_a_collector(collector: Collector) -> None:
 @otel
 def test_a_retry_is_an_event(collector: Collector) -> None:
     options = ("--otlp-endpoint", f"{collector.url}/mine", "--otlp-service-name", "edge")
-    options += ("--scrape-interval", "0")  # which would find out that it is dead
     dead = closed_port()
     with Upstream(good) as server, gateway(dead, server, options=options) as front:
         while not front.counts("retry_total")[""]:

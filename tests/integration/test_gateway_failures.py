@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, gateway
+from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, gateway, three_in_a_row
 
 from .server import SYNTHETIC, Server, data_of, wait_until
 from .test_connections import connect, request
@@ -27,8 +27,6 @@ DIALECTS: dict[str, dict[str, Any]] = {
 }
 """Path to what a request there needs besides."""
 dialects = pytest.mark.parametrize("path", DIALECTS, ids=["completions", "chat"])
-NOT_SCRAPED = ("--scrape-interval", "0")
-"""Only requests say how the server is."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +40,7 @@ def paced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def front(paced: Server) -> Iterator[Gateway]:
     """Of one endpoint, so that nothing is retried."""
-    with gateway(paced.url, options=NOT_SCRAPED) as running:
+    with gateway(paced.url) as running:
         yield running
 
 
@@ -143,19 +141,14 @@ def nothing_remains(server: Server) -> None:
 
 
 def well(front: Gateway) -> None:
-    """Three requests in a row go well, so that failures of other tests do not add up to an open breaker."""
-    in_a_row = 0
 
     def goes_well() -> bool:
-        nonlocal in_a_row
         reply = front.client.post(
             "/v1/completions", json=SHORT | DIALECTS["/v1/completions"] | {"max_tokens": 1}
         )
-        whole = reply.status_code == 200 and reply.text.endswith("data: [DONE]\n\n")
-        in_a_row = in_a_row + 1 if whole else 0
-        return in_a_row == 3
+        return reply.status_code == 200 and reply.text.endswith("data: [DONE]\n\n")
 
-    wait_until(goes_well, 2 * WAIT_S, "three good replies")
+    three_in_a_row(goes_well)
 
 
 @contextlib.contextmanager
@@ -228,7 +221,7 @@ def test_an_api_server_dies_within_streams(paced: Server, front: Gateway) -> Non
 
 def test_a_server_fails_and_is_gone(tmp_path: Path) -> None:
     options = (*SYNTHETIC, "--synthetic-fault", "stream-error@0")
-    with Server(*options, directory=tmp_path) as server, gateway(server.url, options=NOT_SCRAPED) as front:
+    with Server(*options, directory=tmp_path) as server, gateway(server.url) as front:
         body = SHORT | DIALECTS["/v1/completions"]
         with counted(front, "model_server_error") as tokens:
             reply = front.client.post("/v1/completions", json=body | {"stream": False})
@@ -246,7 +239,7 @@ def test_a_server_fails_and_is_gone(tmp_path: Path) -> None:
 
 def test_no_first_token_comes(paced: Server) -> None:
     """The engine is stopped; its API server takes requests, and hears that the gateway has given up."""
-    options = (*NOT_SCRAPED, "--first-token-timeout", "1")
+    options = ("--first-token-timeout", "1")
     with gateway(paced.url, options=options) as front, counted(front, "network_error", 2) as tokens:
         with stopped(paced.children("engine")), cancelled(paced, 2), asked(front, LONG) as requests:
             for each in requests:
@@ -260,7 +253,7 @@ def test_no_first_token_comes(paced: Server) -> None:
 
 @pytest.mark.parametrize("role", ["engine", pytest.param("api-server", marks=pytest.mark.slow)])
 def test_streams_stop_between_events(paced: Server, role: str) -> None:
-    options = (*NOT_SCRAPED, "--event-timeout", "1")
+    options = ("--event-timeout", "1")
     with gateway(paced.url, options=options) as front, counted(front, "network_error", 2) as tokens:
         with cancelled(paced, 2), asked(front, LONG) as requests:
             begun(requests)
@@ -277,7 +270,7 @@ def test_streams_stop_between_events(paced: Server, role: str) -> None:
 @pytest.mark.slow
 def test_an_api_server_takes_connections_only(paced: Server) -> None:
     """It is stopped: connections are made by its kernel, and nothing answers."""
-    options = (*NOT_SCRAPED, "--first-token-timeout", "1")
+    options = ("--first-token-timeout", "1")
     with gateway(paced.url, options=options) as front, counted(front, "network_error", 2) as tokens:
         with stopped(paced.children("api-server")), asked(front, LONG) as requests:
             for each in requests:
@@ -339,7 +332,7 @@ def wire(paced: Server) -> Iterator[Upstream]:
 
 @pytest.fixture(scope="module")
 def behind_wire(wire: Upstream) -> Iterator[Gateway]:
-    with gateway(wire, options=NOT_SCRAPED) as running:
+    with gateway(wire) as running:
         yield running
 
 

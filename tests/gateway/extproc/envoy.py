@@ -75,6 +75,11 @@ def _configured(upstreams: list[str], gateway_port: int, change: Change | None) 
         cluster["load_assignment"]["endpoints"][0]["lb_endpoints"] = [
             {"endpoint": {"address": _address(port)}} for port in ports[cluster["name"]]
         ]
+        # on a loaded machine: what is not answered in time goes to a model server without a pick
+        for check in cluster.get("health_checks", ()):
+            check["timeout"] = f"{WAIT_S:g}s"
+        cluster["connect_timeout"] = f"{WAIT_S:g}s"
+    manager(config)["http_filters"][0]["typed_config"]["message_timeout"] = f"{WAIT_S:g}s"
     if change is not None:
         change(config)
     return config

