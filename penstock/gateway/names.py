@@ -3,14 +3,14 @@
 A dialect is a set of names and labels that dashboards and autoscalers know. Beside our own there are those of
 the endpoint pickers whose place the gateway may take:
 
-- ``llm-d``: the picker of the llm-d Router, its ``docs/metrics.md`` of September 2026 (release 0.10).
-- ``gie``: the picker of the Gateway API Inference Extension, its ``pkg/epp/metrics`` before the picker moved
-  to the llm-d Router (April 2026).
+- ``llm-d``: the picker of the llm-d Router, ``docs/metrics.md`` and ``pkg/epp/metrics`` of its release 0.10.
+- ``gie``: the picker of the Gateway API Inference Extension, ``pkg/epp/metrics`` of its repository at commit
+  382cda8d4597, before the picker moved to the llm-d Router.
 """
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Literal
 
 from ..metrics.bounds import E2E_BOUNDS, ITL_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS
@@ -35,12 +35,17 @@ class Measure:
     kind: Kind
     unit: str
     help: str
-    names: Mapping[Dialect, Name]
+    own: InitVar[Name]
+    llm_d: InitVar[Name | None] = None
+    gie: InitVar[Name | None] = None
+    names: Mapping[Dialect, Name] = field(init=False)
     """A dialect that is missing has no such metric."""
     bounds: tuple[float, ...] = field(init=False)
     """Of a histogram: all dialects' bounds, so that one histogram has the buckets of each of them."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, own: Name, llm_d: Name | None, gie: Name | None) -> None:
+        names: dict[Dialect, Name | None] = {"own": own, "llm-d": llm_d, "gie": gie}
+        self.names = {dialect: name for dialect, name in names.items() if name is not None}
         self.bounds = tuple(sorted({bound for name in self.names.values() for bound in name.bounds}))
 
     def family(self, dialect: Dialect) -> Family | None:
@@ -69,6 +74,21 @@ CONSTANT_LABELS = {"fairness_id": "default-flow", "streaming": "true"}
 _OWN = ("model", "target_model", "outcome")
 _GIE = ("model_name", "target_model_name")
 _LLM_D = ("model_name", "target_model_name", "fairness_id", "priority")
+_POOL = ("name",)
+_ENDPOINT = ("endpoint",)
+
+
+def _own(name: str, bounds: tuple[float, ...] = (), labels: tuple[str, ...] = _OWN) -> Name:
+    return Name("penstock_gateway_" + name, labels, bounds)
+
+
+def _llm_d(name: str, bounds: tuple[float, ...] = (), labels: tuple[str, ...] = _LLM_D) -> Name:
+    return Name("llm_d_epp_" + name, labels, bounds)
+
+
+def _gie(name: str, bounds: tuple[float, ...] = (), labels: tuple[str, ...] = _GIE) -> Name:
+    return Name("inference_" + name, labels, bounds)
+
 
 # Bucket bounds of the pickers' metrics.
 _EPP_DURATION_BOUNDS = (
@@ -86,6 +106,11 @@ _PICK_BOUNDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0
 _EPP_REQUEST_BYTES = tuple(float(1 << power) for power in range(6, 31))
 _EPP_RESPONSE_BYTES = tuple(float(1 << power) for power in (0, *range(3, 17)))
 _EPP_TOKENS = tuple(float(1 << power) for power in (0, *range(3, 21)))
+_GIE_RESPONSE_BYTES, _GIE_TOKENS = (
+    tuple(32778.0 if bound == 32768.0 else bound for bound in bounds)
+    for bounds in (_EPP_RESPONSE_BYTES, _EPP_TOKENS)
+)
+"""Theirs have 32778 where powers of two have 32768."""
 _SIZE_BOUNDS = tuple(float(1 << power) for power in range(6, 31, 2))
 
 # -- requests
@@ -94,50 +119,44 @@ REQUESTS = Measure(
     Kind.COUNTER,
     "requests",
     "Requests that ended.",
-    {
-        "own": Name("penstock_gateway_request", _OWN),
-        "llm-d": Name("llm_d_epp_request", _LLM_D),
-        "gie": Name("inference_objective_request", _GIE),
-    },
+    _own("request"),
+    _llm_d("request"),
+    _gie("objective_request"),
 )
 ERRORS = Measure(
     Kind.COUNTER,
     "requests",
     "Requests that ended otherwise than ok, with the status that the client got; 0: none.",
-    {
-        "own": Name("penstock_gateway_request_error", (*_OWN, "status")),
-        "llm-d": Name("llm_d_epp_request_error", (*_LLM_D, "error_code")),
-        "gie": Name("inference_objective_request_error", (*_GIE, "error_code")),
-    },
+    _own("request_error", labels=(*_OWN, "status")),
+    _llm_d("request_error", labels=(*_LLM_D, "error_code")),
+    _gie("objective_request_error", labels=(*_GIE, "error_code")),
 )
 RUNNING = Measure(
     Kind.GAUGE,
     "requests",
     "Requests that have not ended.",
-    {
-        "own": Name("penstock_gateway_requests_in_flight", ("model", "target_model")),
-        "llm-d": Name("llm_d_epp_request_running", _LLM_D),
-        "gie": Name("inference_objective_running_requests", ("model_name",)),
-    },
+    _own("requests_in_flight", labels=("model", "target_model")),
+    _llm_d("request_running"),
+    _gie("objective_running_requests", labels=("model_name",)),
 )
 REJECTIONS = Measure(
     Kind.COUNTER,
     "requests",
     "Requests the gateway refused itself.",
-    {"own": Name("penstock_gateway_rejection", ("reason",))},
+    _own("rejection", labels=("reason",)),
 )
 RETRIES = Measure(
     Kind.COUNTER,
     "requests",
     "Requests sent again to another endpoint.",
-    {"own": Name("penstock_gateway_retry")},
+    _own("retry", labels=()),
 )
 
 SPANS = Measure(
     Kind.COUNTER,
     "spans",
     "Spans of requests: exported, failed (the collector did not take them), dropped (too many waited).",
-    {"own": Name("penstock_gateway_spans", ("state",))},
+    _own("spans", labels=("state",)),
 )
 
 # -- latencies
@@ -146,69 +165,54 @@ DURATION = Measure(
     Kind.HISTOGRAM,
     "seconds",
     "From the request to its end.",
-    {
-        "own": Name("penstock_gateway_request_duration_seconds", _OWN, E2E_BOUNDS),
-        "llm-d": Name("llm_d_epp_request_duration_seconds", _LLM_D, _EPP_DURATION_BOUNDS),
-        "gie": Name("inference_objective_request_duration_seconds", _GIE, _EPP_DURATION_BOUNDS),
-    },
+    _own("request_duration_seconds", E2E_BOUNDS),
+    _llm_d("request_duration_seconds", _EPP_DURATION_BOUNDS),
+    _gie("objective_request_duration_seconds", _EPP_DURATION_BOUNDS),
 )
 PICK = Measure(
     Kind.HISTOGRAM,
     "seconds",
     "What picking endpoints for a request took.",
-    {
-        "own": Name("penstock_gateway_pick_duration_seconds", (), _PICK_BOUNDS),
-        "llm-d": Name("llm_d_epp_scheduler_e2e_duration_seconds", (), _PICK_BOUNDS),
-        "gie": Name("inference_extension_scheduler_e2e_duration_seconds", (), _PICK_BOUNDS),
-    },
+    _own("pick_duration_seconds", _PICK_BOUNDS, labels=()),
+    _llm_d("scheduler_e2e_duration_seconds", _PICK_BOUNDS, labels=()),
+    _gie("extension_scheduler_e2e_duration_seconds", _PICK_BOUNDS, labels=()),
 )
 TTFT = Measure(
     Kind.HISTOGRAM,
     "seconds",
     "From the request to its first event with tokens.",
-    {
-        "own": Name("penstock_gateway_time_to_first_token_seconds", _OWN, TTFT_BOUNDS),
-        "llm-d": Name("llm_d_epp_request_ttft_seconds", (*_LLM_D, "streaming"), _EPP_DURATION_BOUNDS[:24]),
-        "gie": Name("inference_objective_request_ttft_seconds", _GIE, _EPP_DURATION_BOUNDS),
-    },
+    _own("time_to_first_token_seconds", TTFT_BOUNDS),
+    _llm_d("request_ttft_seconds", _EPP_DURATION_BOUNDS[:24], labels=(*_LLM_D, "streaming")),
+    _gie("objective_request_ttft_seconds", _EPP_DURATION_BOUNDS),
 )
 TPOT = Measure(
     Kind.HISTOGRAM,
     "seconds",
     "Mean between a reply's first and last token.",
-    {
-        "own": Name("penstock_gateway_time_per_output_token_seconds", _OWN, ITL_BOUNDS),
-        "llm-d": Name("llm_d_epp_request_streaming_tpot_seconds", _LLM_D, (*_EPP_TPOT_BOUNDS, 2.0)),
-        "gie": Name(
-            "inference_objective_request_tpot_seconds",
-            _GIE,
-            (
-                *(*_EPP_TPOT_BOUNDS, 1.5, 2.0, 3.0, 4.5, 6.0, 12.0, 18.0, 24.0, 30.0),
-                *(36.0, 48.0, 60.0, 90.0, 120.0, 180.0, 270.0, 360.0),
-            ),
+    _own("time_per_output_token_seconds", ITL_BOUNDS),
+    _llm_d("request_streaming_tpot_seconds", (*_EPP_TPOT_BOUNDS, 2.0)),
+    _gie(
+        "objective_request_tpot_seconds",
+        (
+            *(*_EPP_TPOT_BOUNDS, 1.5, 2.0, 3.0, 4.5, 6.0, 12.0, 18.0, 24.0, 30.0),
+            *(36.0, 48.0, 60.0, 90.0, 120.0, 180.0, 270.0, 360.0),
         ),
-    },
+    ),
 )
 NTPOT = Measure(
     Kind.HISTOGRAM,
     "seconds",
     "Duration of a request by its output tokens.",
-    {
-        "own": Name("penstock_gateway_normalized_time_per_output_token_seconds", _OWN, ITL_BOUNDS),
-        "llm-d": Name("llm_d_epp_request_ntpot_seconds", _LLM_D, _EPP_NTPOT_BOUNDS),
-        "gie": Name("inference_objective_normalized_time_per_output_token_seconds", _GIE, _EPP_NTPOT_BOUNDS),
-    },
+    _own("normalized_time_per_output_token_seconds", ITL_BOUNDS),
+    _llm_d("request_ntpot_seconds", _EPP_NTPOT_BOUNDS),
+    _gie("objective_normalized_time_per_output_token_seconds", _EPP_NTPOT_BOUNDS),
 )
 ITL = Measure(
     Kind.HISTOGRAM,
     "seconds",
     "Between a stream's events with tokens.",
-    {
-        "own": Name(
-            "penstock_gateway_inter_token_latency_seconds", _OWN, (0.001, 0.0025, 0.005, *ITL_BOUNDS)
-        ),
-        "llm-d": Name("llm_d_epp_request_streaming_itl_seconds", _LLM_D, _EPP_ITL_BOUNDS),
-    },
+    _own("inter_token_latency_seconds", (0.001, 0.0025, 0.005, *ITL_BOUNDS)),
+    _llm_d("request_streaming_itl_seconds", _EPP_ITL_BOUNDS),
 )
 
 # -- sizes
@@ -217,57 +221,47 @@ REQUEST_SIZE = Measure(
     Kind.HISTOGRAM,
     "bytes",
     "Size of request bodies.",
-    {
-        "own": Name("penstock_gateway_request_size_bytes", _OWN, _SIZE_BOUNDS),
-        "llm-d": Name("llm_d_epp_request_size_bytes", _LLM_D, _EPP_REQUEST_BYTES),
-        "gie": Name("inference_objective_request_sizes", _GIE, _EPP_REQUEST_BYTES),
-    },
+    _own("request_size_bytes", _SIZE_BOUNDS),
+    _llm_d("request_size_bytes", _EPP_REQUEST_BYTES),
+    _gie("objective_request_sizes", _EPP_REQUEST_BYTES),
 )
 RESPONSE_SIZE = Measure(
     Kind.HISTOGRAM,
     "bytes",
     "Size of the bodies that clients were sent.",
-    {
-        "own": Name("penstock_gateway_response_size_bytes", _OWN, _SIZE_BOUNDS),
-        "llm-d": Name("llm_d_epp_response_size_bytes", _LLM_D, _EPP_RESPONSE_BYTES),
-        "gie": Name("inference_objective_response_sizes", _GIE, _EPP_RESPONSE_BYTES),
-    },
+    _own("response_size_bytes", _SIZE_BOUNDS),
+    _llm_d("response_size_bytes", _EPP_RESPONSE_BYTES),
+    _gie("objective_response_sizes", _GIE_RESPONSE_BYTES),
 )
 TOKENS = Measure(
     Kind.COUNTER,
     "tokens",
     "Tokens of ended requests: input, output, cached; source: the server's usage, or counted events.",
-    {"own": Name("penstock_gateway_tokens", ("model", "target_model", "kind", "source"))},
+    _own("tokens", labels=("model", "target_model", "kind", "source")),
 )
 INPUT_TOKENS = Measure(
     Kind.HISTOGRAM,
     "tokens",
     "Prompt tokens of a request, as the model server says.",
-    {
-        "own": Name("penstock_gateway_request_input_tokens", _OWN, TOKEN_BOUNDS),
-        "llm-d": Name("llm_d_epp_request_input_tokens", _LLM_D, _EPP_TOKENS),
-        "gie": Name("inference_objective_input_tokens", _GIE, _EPP_TOKENS),
-    },
+    _own("request_input_tokens", TOKEN_BOUNDS),
+    _llm_d("request_input_tokens", _EPP_TOKENS),
+    _gie("objective_input_tokens", _GIE_TOKENS),
 )
 OUTPUT_TOKENS = Measure(
     Kind.HISTOGRAM,
     "tokens",
     "Tokens of a reply, as the model server says; else its events with tokens.",
-    {
-        "own": Name("penstock_gateway_request_output_tokens", _OWN, TOKEN_BOUNDS),
-        "llm-d": Name("llm_d_epp_request_output_tokens", _LLM_D, _EPP_TOKENS[:12]),
-        "gie": Name("inference_objective_output_tokens", _GIE, _EPP_TOKENS[:12]),
-    },
+    _own("request_output_tokens", TOKEN_BOUNDS),
+    _llm_d("request_output_tokens", _EPP_TOKENS[:12]),
+    _gie("objective_output_tokens", _EPP_TOKENS[:12]),
 )
 CACHED_TOKENS = Measure(
     Kind.HISTOGRAM,
     "tokens",
     "Prompt tokens of a request that were in the model server's cache, as it says.",
-    {
-        "own": Name("penstock_gateway_request_cached_tokens", _OWN, TOKEN_BOUNDS),
-        "llm-d": Name("llm_d_epp_request_cached_tokens", _LLM_D, _EPP_TOKENS),
-        "gie": Name("inference_objective_prompt_cached_tokens", _GIE, _EPP_TOKENS),
-    },
+    _own("request_cached_tokens", TOKEN_BOUNDS),
+    _llm_d("request_cached_tokens", _EPP_TOKENS),
+    _gie("objective_prompt_cached_tokens", _GIE_TOKENS),
 )
 
 # -- the pool
@@ -276,79 +270,67 @@ READY = Measure(
     Kind.GAUGE,
     "endpoints",
     "Endpoints that are up.",
-    {
-        "own": Name("penstock_gateway_ready_endpoints"),
-        "llm-d": Name("llm_d_epp_ready_endpoints", ("name",)),
-        "gie": Name("inference_pool_ready_pods", ("name",)),
-    },
+    _own("ready_endpoints", labels=()),
+    _llm_d("ready_endpoints", labels=_POOL),
+    _gie("pool_ready_pods", labels=_POOL),
 )
 AVERAGE_KV_USED = Measure(
     Kind.GAUGE,
     "share, 0 to 1",
     "Mean share of the KV cache in use, over the endpoints that are up.",
-    {
-        "own": Name("penstock_gateway_average_kv_used"),
-        "llm-d": Name("llm_d_epp_average_kv_cache_utilization", ("name",)),
-        "gie": Name("inference_pool_average_kv_cache_utilization", ("name",)),
-    },
+    _own("average_kv_used", labels=()),
+    _llm_d("average_kv_cache_utilization", labels=_POOL),
+    _gie("pool_average_kv_cache_utilization", labels=_POOL),
 )
 AVERAGE_WAITING = Measure(
     Kind.GAUGE,
     "requests",
     "Mean of the requests waiting at the endpoints that are up.",
-    {
-        "own": Name("penstock_gateway_average_waiting"),
-        "llm-d": Name("llm_d_epp_average_queue_size", ("name",)),
-        "gie": Name("inference_pool_average_queue_size", ("name",)),
-    },
+    _own("average_waiting", labels=()),
+    _llm_d("average_queue_size", labels=_POOL),
+    _gie("pool_average_queue_size", labels=_POOL),
 )
 AVERAGE_RUNNING = Measure(
     Kind.GAUGE,
     "requests",
     "Mean of the requests running at the endpoints that are up.",
-    {
-        "own": Name("penstock_gateway_average_running"),
-        "llm-d": Name("llm_d_epp_average_running_requests", ("name",)),
-    },
+    _own("average_running", labels=()),
+    _llm_d("average_running_requests", labels=_POOL),
 )
 
 # -- endpoints
-
-_ENDPOINT = ("endpoint",)
 
 ENDPOINT_IN_FLIGHT = Measure(
     Kind.GAUGE,
     "requests",
     "Requests sent to the endpoint that have not ended.",
-    {"own": Name("penstock_gateway_endpoint_in_flight", _ENDPOINT)},
+    _own("endpoint_in_flight", labels=_ENDPOINT),
 )
 ENDPOINT_WAITING = Measure(
     Kind.GAUGE,
     "requests",
     "Requests waiting at the endpoint, as it says.",
-    {
-        "own": Name("penstock_gateway_endpoint_waiting", _ENDPOINT),
-        "llm-d": Name("llm_d_epp_per_endpoint_queue_size", ("name", "model_server_endpoint")),
-        "gie": Name("inference_pool_per_pod_queue_size", ("name", "model_server_pod")),
-    },
+    _own("endpoint_waiting", labels=_ENDPOINT),
+    _llm_d("per_endpoint_queue_size", labels=("name", "model_server_endpoint")),
+    _gie("pool_per_pod_queue_size", labels=("name", "model_server_pod")),
 )
 ENDPOINT_RUNNING = Measure(
     Kind.GAUGE,
     "requests",
     "Requests running at the endpoint, as it says.",
-    {"own": Name("penstock_gateway_endpoint_running", _ENDPOINT)},
+    _own("endpoint_running", labels=_ENDPOINT),
 )
 ENDPOINT_KV_USED = Measure(
     Kind.GAUGE,
     "share, 0 to 1",
     "Share of the endpoint's KV cache in use.",
-    {"own": Name("penstock_gateway_endpoint_kv_used", _ENDPOINT)},
+    _own("endpoint_kv_used", labels=_ENDPOINT),
 )
 ENDPOINT_UP = Measure(
     Kind.GAUGE,
     "0 or 1",
     "1 unless the endpoint fails requests or cannot be read.",
-    {"own": Name("penstock_gateway_endpoint_up", _ENDPOINT)},
+    _own("endpoint_up", labels=_ENDPOINT),
 )
 
 MEASURES = tuple(each for each in tuple(globals().values()) if isinstance(each, Measure))

@@ -266,6 +266,27 @@ def test_their_buckets_hold_what_ours_do() -> None:
 
 
 @pytest.mark.parametrize(
+    ("dialect", "measure", "bounds"),
+    [
+        ("llm-d", names.TTFT, [0.005, 0.025, 0.05, 45.0, 60.0, 120.0]),
+        ("llm-d", names.TPOT, [0.0005, 0.00205, 0.005, 0.8, 1.0, 2.0]),
+        ("llm-d", names.RESPONSE_SIZE, [1.0, 8.0, 16.0, 16384.0, 32768.0, 65536.0]),
+        ("llm-d", names.INPUT_TOKENS, [1.0, 8.0, 16.0, 262144.0, 524288.0, 1048576.0]),
+        ("gie", names.TTFT, [0.005, 0.025, 0.05, 1800.0, 2700.0, 3600.0]),
+        ("gie", names.TPOT, [0.0005, 0.00205, 0.005, 180.0, 270.0, 360.0]),
+        ("gie", names.RESPONSE_SIZE, [1.0, 8.0, 16.0, 16384.0, 32778.0, 65536.0]),
+        ("gie", names.OUTPUT_TOKENS, [1.0, 8.0, 16.0, 2048.0, 4096.0, 8192.0]),
+    ],
+)
+def test_the_ends_of_their_buckets(
+    dialect: names.Dialect, measure: names.Measure, bounds: list[float]
+) -> None:
+    """32778 is what the Inference Extension's code has."""
+    told = measure.names[dialect].bounds
+    assert [*told[:3], *told[-3:]] == bounds
+
+
+@pytest.mark.parametrize(
     ("outcome", "status", "code"),
     [
         (Outcome.REJECTED, 429, "ResourceExhausted"),
