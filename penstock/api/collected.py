@@ -35,7 +35,7 @@ class CollectedReply(RequestReply):
             choice.logprobs.add(tokens, logprobs)
         if self.plan.kept is not None and logprobs is not None:
             choice.likelihood += float(logprobs.values[logprobs.token < len(tokens), 0].sum())
-        if all(other.stream is None for other in self.choices):
+        if self._all_ended():
             self._end(self._outcome())
             self._resolve(None)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from asyncio import current_task
 from collections.abc import Callable, Sequence
 from http.client import responses
 from typing import Any
@@ -213,9 +214,7 @@ class ServerProtocol(HttpToolsProtocol):
         self.write = self.transport.write if self._chunks else self._write_unframed
         if self.ending:
             cycle.keep_alive = False
-        task = self.loop.create_task(self._run(cycle, app))
-        task.add_done_callback(self.tasks.discard)
-        self.tasks.add(task)
+        self.tasks.add(self.loop.create_task(self._run(cycle, app)))
 
     async def _run(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Unlike the cycle's own, lets the application return while a reply goes on by the sink."""
@@ -228,6 +227,8 @@ class ServerProtocol(HttpToolsProtocol):
             else:
                 await cycle.send_500_response()
             return
+        finally:
+            self.tasks.discard(current_task())  # cheaper than a callback, which takes another turn
         if not (cycle.response_complete or cycle.disconnected or self._listener is not None):
             log.error("the application has not completed a reply")
             self.transport.close()

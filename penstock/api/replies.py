@@ -73,7 +73,8 @@ class Choice:
     """One stream's state beyond the fast path."""
 
     prompt: Prompt
-    assembler: Assembler
+    assembler: Assembler | None = None
+    """None until a row needs more than its tokens' own texts."""
     stream: Stream | None = None
     """None once the stream has ended."""
     tokens: list[int] = field(default_factory=list)
@@ -96,7 +97,9 @@ class Choice:
     @property
     def plain(self) -> bool:
         """Whether a token's text can go out as it is: nothing is held back that it could depend on."""
-        return not self.assembler.pending and (self.parser is None or self.parser.idle)
+        if self.assembler is not None and self.assembler.pending:
+            return False
+        return self.parser is None or self.parser.idle
 
     def parse(self, text: str) -> Delta:
         """What the next piece of text adds to the message; the last piece once the stream has ended.
@@ -143,12 +146,9 @@ class RequestReply(ABC):
         """A stream for the next choice; the caller opens and submits it."""
         plan, tables = self.plan, self.context.tables
         index = len(self.choices)
-        assembler = Assembler(
-            tables.of(plan), plan.stop, include_stop=plan.include_stop_str, exempt=plan.base.min_tokens
-        )
         if plan.prompt_logprobs >= 0 and prompt.scores is None:
             prompt.scores = PromptScores(tables.full, prompt_token_ids(prompt), plan.prompt_logprobs)
-        choice = Choice(prompt, assembler)
+        choice = Choice(prompt)
         if plan.logprobs >= 0:
             echo = prompt.scores if plan.echo else None
             choice.logprobs = LogprobFormatter(tables.full, echo, chat=plan.chat, alternatives=plan.logprobs)
@@ -183,15 +183,25 @@ class RequestReply(ABC):
             self.on_failure(stream, _ABORTED)
             return
         choice = self.choices[stream.index]
-        if stream.index % self.plan.n == 0:  # the other choices found what this one computed
-            self.cached += cached
+        self._add_cached(stream, cached)
         if self.plan.max_tokens == 0:  # the one token that is generated is not shown
             self.context.streams.discard_tokens(len(tokens))
             tokens, finish, logprobs = (), Finish.LENGTH, None
+        if choice.assembler is None:
+            choice.assembler = self._assembler()
         piece = assemble(choice.assembler, self._finished_text(tokens, finish), finish)
         self._settle(choice, stream, piece, tokens, finish)
         counted = tokens[: piece.used] if piece.stop is not None else tokens
         self._extend(choice, stream, piece.text, counted, logprobs)
+
+    def _add_cached(self, stream: Stream, cached: int) -> None:
+        if stream.index % self.plan.n == 0:  # the other choices found what this one computed
+            self.cached += cached
+
+    def _assembler(self) -> Assembler:
+        plan = self.plan
+        table = self.context.tables.of(plan)
+        return Assembler(table, plan.stop, include_stop=plan.include_stop_str, exempt=plan.base.min_tokens)
 
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
         scores = self.choices[stream.index].prompt.scores
@@ -232,18 +242,31 @@ class RequestReply(ABC):
             if not finish:
                 self._drop(stream, stopped=True)
         elif finish:
-            choice.finish_reason = _REASON[finish]
             choice.stop_reason = tokens[-1] if finish is Finish.STOP_TOKEN else None
-            choice.generated = self.context.streams.generated(stream) if self.plan.max_tokens != 0 else 0
-            choice.stream = None
+            self._close(choice, stream, finish)
+
+    def _close(self, choice: Choice, stream: Stream, finish: Finish) -> None:
+        """The engine has ended the choice's stream."""
+        choice.finish_reason = _REASON[finish]
+        choice.generated = self.context.streams.generated(stream) if self.plan.max_tokens != 0 else 0
+        choice.stream = None
 
     def _end(self, outcome: str) -> None:
         self.ended = True
         self.outcome = outcome
         self.context.on_end(self, outcome)
 
+    def _all_ended(self) -> bool:
+        for choice in self.choices:  # noqa: SIM110 - all() over a generator takes three times as long
+            if choice.stream is not None:
+                return False
+        return True
+
     def _outcome(self) -> str:
-        return "length" if any(choice.finish_reason == b"length" for choice in self.choices) else "stop"
+        for choice in self.choices:
+            if choice.finish_reason == b"length":
+                return "length"
+        return "stop"
 
     def _finished_text(self, tokens: Sequence[int], finish: Finish) -> Sequence[int]:
         """The tokens whose text counts: EOS and stop tokens end a text, they are no part of it.

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..streaming.stream import Stream, StreamError, chunk
 from ..streaming.token_table import escape_json
+from ..wire.frames import Finish
 from ..wire.logprobs import Logprobs
 from .events import COMMENT, DONE, EventShape, error_event, usage
 from .plan import RequestPlan
@@ -17,6 +18,8 @@ TOKEN_BYTES = 40
 """Memory of a token id that is held for a client: a reference and an int object."""
 CANDIDATE_BYTES = 1024
 """The same of a token's logprob and of each of its alternatives: a dictionary, text and bytes."""
+_WITH_TEXT = (Finish.NONE, Finish.LENGTH, Finish.GRAMMAR)
+"""Rows whose tokens all belong to the text."""
 
 
 class StreamedReply(RequestReply):
@@ -52,6 +55,7 @@ class StreamedReply(RequestReply):
             and not plan.return_token_ids
             and not plan.continuous_usage
             and plan.skip_special_tokens
+            and plan.max_tokens != 0
         )
 
     def add(self, prompt: Prompt, rank: int) -> Stream:
@@ -65,17 +69,49 @@ class StreamedReply(RequestReply):
 
     # -- rows
 
+    def on_row(
+        self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
+    ) -> None:
+        choice = self.choices[stream.index]
+        if not self._plain or self._paused or choice.unsent or not choice.plain or finish not in _WITH_TEXT:
+            super().on_row(stream, tokens, finish, cached, logprobs)
+            return
+        texts = self.context.tables.plain
+        try:
+            text = b"".join([texts[token] for token in tokens])  # type: ignore[misc]
+        except TypeError:  # a None: a token that does not stand for itself
+            text = b""
+        if text:
+            self._plain_row(choice, stream, text, finish, cached)
+        else:
+            super().on_row(stream, tokens, finish, cached, logprobs)
+
+    def _plain_row(self, choice: Choice, stream: Stream, text: bytes, finish: Finish, cached: int) -> None:
+        """The first or the last row of most streams: JSON-escaped ``text``, as the rows between have it."""
+        self._add_cached(stream, cached)
+        shape, index = self.shape, stream.index
+        role = shape.first(index, None, None) if self.plan.chat and not choice.begun else b""
+        choice.begun = True
+        if finish:
+            self._close(choice, stream, finish)
+            self._put(choice, role + shape.event(index, text, finish_reason=choice.finish_reason))
+        else:
+            stream.plain = True
+            self._send(b"".join((role, stream.head, text, self._tail[:-2])))
+
     def _extend(
         self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
     ) -> None:
         self._hold(choice, text, tokens, logprobs)
-        ended = choice.stream is None
-        if self._paused and not ended:
+        if self._paused and choice.stream is not None:
             if self._backlog > self.context.max_backlog:
                 self._cut()
             return
-        data = self._event(choice, stream)
-        if ended and all(other.stream is None for other in self.choices):
+        self._put(choice, self._event(choice, stream))
+
+    def _put(self, choice: Choice, data: bytes) -> None:
+        """Send events of a choice; what else ends the reply with them if it was the last one."""
+        if choice.stream is None and self._all_ended():
             if self.plan.include_usage:
                 data += self.shape.usage_event(self.usage())
             self._finish(self._outcome(), data + DONE)
@@ -196,7 +232,8 @@ class StreamedReply(RequestReply):
 
     def _rest(self, choice: Choice, stream: Stream) -> bytes:
         """What a choice holds that ends too early: nothing that was generated is lost with it."""
-        choice.unsent += choice.assembler.finish().text.encode()
+        if choice.assembler is not None:
+            choice.unsent += choice.assembler.finish().text.encode()
         return self._event(choice, stream, failed=True)
 
     def _finish(self, outcome: str, data: bytes) -> None:
