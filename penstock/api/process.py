@@ -23,16 +23,8 @@ from ..metrics.server import ServerMetrics
 from ..metrics.snapshot import decode_snapshot, merge_views, view_of
 from ..streaming.table import StreamTable
 from ..streaming.token_log import TokenLog
-from ..wire.control import (
-    AgreedStates,
-    ControlChannel,
-    Drain,
-    EnginesDraining,
-    Launch,
-    Stop,
-    SupervisorGone,
-    SupervisorMetrics,
-)
+from ..wire.channel import ControlChannel, SupervisorGone
+from ..wire.control import AgreedStates, Drain, EnginesDraining, Launch, Stop, SupervisorMetrics
 from ..wire.handover import Taker
 from ..wire.messages import PROTOCOL_VERSION, EngineInfo, Hello
 from ..wire.sockets import engine_address

@@ -11,7 +11,8 @@ import time
 
 from ..metrics.garbage import Collector, Pauses
 from ..metrics.snapshot import Snapshot, encode_snapshot, process_name, process_series
-from ..wire.control import ControlChannel, Launch, Stop
+from ..wire.channel import ControlChannel
+from ..wire.control import Launch, Stop
 from ..wire.coordination import FromCoordinator, ProcessMetrics, decode_from_member
 from ..wire.messages import WireError, encode
 from ..wire.sockets import PeerGone, RouterSocket, coordinator_address, resolved

@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from ..metrics.garbage import Collector
-from ..wire.control import BEAT_INTERVAL_S, ControlChannel, Drain, Info, Launch, Order, Stop, SupervisorGone
+from ..wire.channel import ControlChannel, SupervisorGone
+from ..wire.control import BEAT_INTERVAL_S, Drain, Info, Launch, Order, Stop
 from ..wire.messages import EngineInfo, Goodbye, Leaving
 from ..wire.sockets import RouterSocket, place_of
 from .base import Engine

@@ -18,15 +18,8 @@ from typing import Any
 
 from ..supervisor.child import begun
 from ..supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED
-from ..wire.control import (
-    ControlChannel,
-    Launch,
-    LineBuffer,
-    Ready,
-    SupervisorGone,
-    decode_for_supervisor,
-    encode,
-)
+from ..wire.channel import ControlChannel, SupervisorGone
+from ..wire.control import Launch, LineBuffer, Ready, decode_for_supervisor, encode
 from .host import CONCURRENCY, EngineHost, Said
 from .resources import resources_of
 

@@ -16,7 +16,8 @@ from setproctitle import setproctitle
 from penstock.config.errors import ConfigError
 from penstock.supervisor import logs, orphans
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED
-from penstock.wire.control import ControlChannel, Role, SupervisorGone
+from penstock.wire.channel import ControlChannel, SupervisorGone
+from penstock.wire.control import Role
 from penstock.wire.coordination import JoinRefused
 
 log = logging.getLogger(__name__)

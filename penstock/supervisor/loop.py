@@ -18,7 +18,8 @@ from penstock.supervisor.display import Display
 from penstock.supervisor.fleet import Fleet
 from penstock.supervisor.processes import Process
 from penstock.supervisor.terminal import has_terminal
-from penstock.wire.control import ChildGone, ControlError, Info, SupervisorMetrics
+from penstock.wire.channel import ChildGone
+from penstock.wire.control import ControlError, Info, SupervisorMetrics
 
 log = logging.getLogger(__name__)
 

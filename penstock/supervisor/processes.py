@@ -5,7 +5,8 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 
-from penstock.wire.control import ChildChannel, ChildGone, Launch
+from penstock.wire.channel import ChildChannel, ChildGone
+from penstock.wire.control import Launch
 
 _BLOCKED_AT_START = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STDERR = 2

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from launches import launch
 
-from penstock.config.options import ServeConfig
 from penstock.coordinator.board import Board
 from penstock.coordinator.process import TELL_S, Coordinator, Figures
 from penstock.metrics.garbage import Pauses
 from penstock.metrics.snapshot import decode_snapshot
-from penstock.wire.control import Launch
 from penstock.wire.coordination import (
     PROTOCOL_VERSION,
     EngineJoin,
@@ -115,22 +114,7 @@ def test_an_api_server_that_is_gone_is_forgotten(fleet: Fleet) -> None:
 def test_what_it_counts_itself_reaches_api_servers_once_in_a_while(fleet: Fleet) -> None:
     fleet.server.send(encode(ServerJoin(PROTOCOL_VERSION, 0, 0)))
     assert fleet.next_for(fleet.server) == Joined()
-    launch = Launch(
-        role="coordinator",
-        index=0,
-        epoch=2,
-        config=ServeConfig(),
-        run_dir="",
-        model_dir="",
-        tokenizer_dir="",
-        served_model_names=["m"],
-        api_server_count=2,
-        engine_count=1,
-        supervisor_pid=1,
-        incarnation=7,
-        restarts=1,
-    )
-    figures = Figures(launch, Pauses())
+    figures = Figures(launch("coordinator", epoch=2, incarnation=7, restarts=1), Pauses())
     first = figures.due(100.0)
     assert first is not None
     assert figures.due(100.0 + TELL_S / 2) is None

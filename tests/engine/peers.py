@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+from launches import launch
 
 from penstock.config.options import ServeConfig
-from penstock.wire.control import ChildChannel, Launch
+from penstock.wire.channel import ChildChannel
+from penstock.wire.control import Launch
 from penstock.wire.messages import PROTOCOL_VERSION, Call, CallReply, Hello, Welcome, encode
 from penstock.wire.sockets import EngineLink, engine_address, server_identity
 
 from .support import Received
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class ApiServer:
@@ -73,21 +75,10 @@ class ApiServer:
         self._context.term()
 
 
-def launch(model_dir: Path, run_dir: str, **options: Any) -> Launch:
-    return Launch(
-        role="engine",
-        index=0,
-        epoch=0,
-        config=ServeConfig(engine="synthetic", **options),
-        run_dir=run_dir,
-        model_dir=str(model_dir),
-        tokenizer_dir=str(model_dir),
-        served_model_names=["m"],
-        api_server_count=1,
-        engine_count=1,
-        supervisor_pid=0,
-        local_ranks=[0],
-    )
+def engine_launch(model_dir: Path, run_dir: str, **options: Any) -> Launch:
+    """Of a synthetic engine that API servers reach in ``run_dir``."""
+    config = ServeConfig(engine="synthetic", **options)
+    return launch("engine", str(model_dir), run_dir=run_dir, config=config, local_ranks=[0])
 
 
 def reports_until(channel: ChildChannel, kind: type) -> list[Any]:

@@ -15,7 +15,8 @@ from penstock.engine.lockstep import Lockstep
 from penstock.engine.process import EngineLoop
 from penstock.engine.synthetic import SyntheticEngine
 from penstock.engine.tandem import TandemError
-from penstock.wire.control import ChildChannel, ControlChannel, Stop
+from penstock.wire.channel import ChildChannel, ControlChannel
+from penstock.wire.control import Stop
 from penstock.wire.messages import Abort, Goodbye, WireError, encode
 from penstock.wire.sockets import PeerLinks, RouterSocket, engine_address, engine_identity
 from penstock.wire.tandem import TandemMessage, Vote, Wake, decode_from_peer

@@ -20,22 +20,13 @@ from penstock.engine.synthetic import EXIT_CODE_OF_FAULT, InjectedFault, Synthet
 from penstock.metrics import families
 from penstock.metrics.families import Family
 from penstock.metrics.snapshot import Distribution, Labels, Value, decode_snapshot, totals, view_of
-from penstock.wire.control import (
-    Beat,
-    ChildChannel,
-    ControlChannel,
-    Drain,
-    Progress,
-    Ready,
-    Report,
-    Stop,
-    SupervisorGone,
-)
+from penstock.wire.channel import ChildChannel, ControlChannel, SupervisorGone
+from penstock.wire.control import Beat, Drain, Progress, Ready, Report, Stop
 from penstock.wire.frames import Finish
 from penstock.wire.messages import Abort, Bye, EngineInfo, Goodbye, Leaving
 from penstock.wire.sockets import RouterSocket, engine_address
 
-from .peers import DEADLINE_S, ApiServer, launch, reports_until
+from .peers import DEADLINE_S, ApiServer, engine_launch, reports_until
 from .support import submit
 
 ENDLESS = 99_000
@@ -470,7 +461,7 @@ def test_a_start_that_fails(tmp_path: Path, run_dir: str) -> None:
     supervisor, theirs = ChildChannel.pair()
     control = ControlChannel(theirs.detach())
     try:
-        supervisor.send(launch(tmp_path, run_dir))
+        supervisor.send(engine_launch(tmp_path, run_dir))
         with pytest.raises(ConfigError, match=r"tokenizer\.json"):
             run(control)
         assert not any(isinstance(report, Ready) for report in supervisor.receive())
@@ -482,7 +473,7 @@ def test_a_start_that_fails(tmp_path: Path, run_dir: str) -> None:
 _CHILD = """
 import sys
 from penstock.engine.process import run
-from penstock.wire.control import ControlChannel
+from penstock.wire.channel import ControlChannel
 code = run(ControlChannel(int(sys.argv[1])))
 assert not {"torch", "transformers"} & sys.modules.keys()
 sys.exit(code)
@@ -505,7 +496,7 @@ class Child:
             )
         stack.enter_context(self.process)
         stack.callback(self.process.kill)
-        self.channel.send(launch(model_dir, run_dir, **options))
+        self.channel.send(engine_launch(model_dir, run_dir, **options))
         self.reports = reports_until(self.channel, Ready)
 
     def end(self) -> tuple[int, str]:

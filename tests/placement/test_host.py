@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from launches import launch
 
 from penstock.config.options import ServeConfig
 from penstock.placement.host import EngineHost
@@ -21,33 +22,22 @@ from penstock.wire.control import (
 )
 
 CHILD = """
-import os, signal, sys
-from penstock.wire.control import ControlChannel, Stop
+import os, select, signal, sys
+from penstock.wire.channel import ControlChannel
+from penstock.wire.control import Stop
 control = ControlChannel(int(sys.argv[1]))
 launch = control.launch
 assert launch.supervisor_pid == os.getppid() and os.path.isdir(launch.run_dir)
 control.ready({"run_dir": launch.run_dir, "tokenizer": launch.tokenizer_dir})
-while not (orders := control.receive()):
-    pass
-assert orders == [Stop()]
+select.select([control], [], [])
+assert control.receive() == [Stop()]
 %s
 """
 
 
-def launch(model: str | None = None) -> Launch:
-    return Launch(
-        role="engine",
-        index=1,
-        epoch=0,
-        config=ServeConfig(engine="synthetic", model=model),
-        run_dir="/of/another/machine",
-        model_dir="/of/another/machine",
-        tokenizer_dir="/of/another/machine",
-        served_model_names=["m"],
-        api_server_count=1,
-        engine_count=2,
-        supervisor_pid=1,
-    )
+def engine(model: str | None = None) -> Launch:
+    config = ServeConfig(engine="synthetic", model=model)
+    return launch("engine", "/of/another/machine", index=1, config=config, engine_count=2)
 
 
 def started(message: Launch, end: str = "") -> EngineHost:
@@ -73,7 +63,7 @@ def first_report(host: EngineHost) -> Report:
     [("", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)],
 )
 def test_an_engine_from_its_launch_to_its_end(end: str, returncode: int) -> None:
-    host = started(launch(), end)
+    host = started(engine(), end)
     ready = first_report(host)
     assert isinstance(ready, Ready)
     assert Path(str(ready.info["tokenizer"])).is_dir()
@@ -84,7 +74,7 @@ def test_an_engine_from_its_launch_to_its_end(end: str, returncode: int) -> None
 
 
 def test_a_machine_without_the_model_says_so() -> None:
-    host = started(launch(model="/no/such/model"))
+    host = started(engine(model="/no/such/model"))
     reports, returncode = reports_until_the_end(host)
     assert returncode == 3
     (failed,) = reports
@@ -96,7 +86,7 @@ def test_a_machine_without_the_model_says_so() -> None:
 def test_a_child_that_cannot_be_started() -> None:
     host = EngineHost()
     command: Sequence[str] = ["/no/such/interpreter"]
-    host.start(encode(launch()), command)
+    host.start(encode(engine()), command)
     reports, _ = reports_until_the_end(host)
     assert isinstance(reports[0], Failed)
     assert "/no/such/interpreter" in reports[0].message

@@ -16,7 +16,8 @@ from collections.abc import Callable
 
 from penstock.config.errors import ConfigError
 from penstock.supervisor.child import main
-from penstock.wire.control import ControlChannel, Drain, Launch, Role, Stop
+from penstock.wire.channel import ControlChannel
+from penstock.wire.control import Drain, Launch, Role, Stop
 from penstock.wire.handover import Taker
 
 log = logging.getLogger("penstock.fake")

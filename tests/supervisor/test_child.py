@@ -9,27 +9,16 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from launches import launch
 
-from penstock.config.options import ServeConfig
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_ORPHANED
-from penstock.wire.control import ChildChannel, ChildGone, Failed, Launch, Ready, Report, Stop
+from penstock.wire.channel import ChildChannel, ChildGone
+from penstock.wire.control import Failed, Ready, Report, Stop
 
 from .harness import PATIENCE_S
 
 FAKE_CHILD = Path(__file__).parent / "fake_child.py"
-LAUNCH = Launch(
-    role="engine",
-    index=3,
-    epoch=0,
-    config=ServeConfig(),
-    run_dir="/run",
-    model_dir="/model",
-    tokenizer_dir="/model",
-    served_model_names=["m"],
-    api_server_count=1,
-    engine_count=4,
-    supervisor_pid=os.getpid(),
-)
+LAUNCH = launch("engine", index=3, engine_count=4, supervisor_pid=os.getpid())
 
 
 class Child:

@@ -1,11 +1,8 @@
-import socket
-import threading
-from collections.abc import Iterator
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from launches import launch
 
 from penstock.config.options import ServeConfig
 from penstock.wire.control import (
@@ -13,9 +10,6 @@ from penstock.wire.control import (
     AgreedState,
     AgreedStates,
     Beat,
-    ChildChannel,
-    ChildGone,
-    ControlChannel,
     ControlError,
     Drain,
     DrainEngine,
@@ -30,36 +24,19 @@ from penstock.wire.control import (
     Report,
     StatesAdopted,
     Stop,
-    SupervisorGone,
     SupervisorMetrics,
     decode_for_child,
     decode_for_supervisor,
     encode,
 )
 
-LAUNCH = Launch(
-    role="api-server",
+LAUNCH = launch(
+    "api-server",
     index=1,
     epoch=2,
     config=ServeConfig(model="m", api_key=["secret"], kv_cache_memory=1 << 40),
-    run_dir="/run/p",
-    model_dir="/models/m",
-    tokenizer_dir="/models/t",
-    served_model_names=["m"],
-    api_server_count=2,
-    engine_count=3,
-    supervisor_pid=77,
     listen_fd=5,
 )
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[ChildChannel, ControlChannel]]:
-    supervisor, theirs = ChildChannel.pair()
-    child = ControlChannel(theirs.detach())
-    yield supervisor, child
-    supervisor.close()
-    child.close()
 
 
 # -- messages ------------------------------------------------------------------------------------------
@@ -168,6 +145,13 @@ def test_a_message_that_is_too_long_is_not_sent() -> None:
         encode(Failed(message="x" * MAX_LINE_BYTES, fatal=False))
 
 
+def test_messages_are_immutable() -> None:
+    message = Progress(text="a")
+    with pytest.raises(AttributeError):
+        message.text = "b"  # type: ignore[misc]
+    assert msgspec.structs.replace(message, text="b") == Progress(text="b")
+
+
 # -- lines ---------------------------------------------------------------------------------------------
 
 
@@ -188,155 +172,3 @@ def test_a_line_without_end_is_refused(end: bytes) -> None:
     assert buffer.feed(b"x" * (MAX_LINE_BYTES - 1)) == []
     with pytest.raises(ControlError, match="more than"):
         buffer.feed(b"x" + end)
-
-
-# -- both ends -----------------------------------------------------------------------------------------
-
-
-def test_launch_is_read_first_and_kept(ends: tuple[ChildChannel, ControlChannel]) -> None:
-    supervisor, child = ends
-    supervisor.send(LAUNCH)
-    supervisor.send(Drain())
-    assert child.launch == LAUNCH
-    assert child.launch is child.launch
-    # The drain came in the same read as the launch.
-    assert child.receive() == [Drain()]
-    assert child.receive() == []
-
-
-def test_launch_waits_for_the_whole_line() -> None:
-    ours, theirs = socket.socketpair()
-    child = ControlChannel(theirs.detach())
-    line = encode(LAUNCH)
-    ours.sendall(line[:100])
-    found: list[Launch] = []
-    reader = threading.Thread(target=lambda: found.append(child.launch))
-    reader.start()
-    ours.sendall(line[100:])
-    reader.join(timeout=10)
-    assert found == [LAUNCH]
-    ours.close()
-    child.close()
-
-
-def test_something_else_than_launch_is_refused(ends: tuple[ChildChannel, ControlChannel]) -> None:
-    supervisor, child = ends
-    supervisor.send(Stop())
-    with pytest.raises(ControlError, match="expected Launch, got Stop"):
-        _ = child.launch
-
-
-def test_a_second_launch_is_refused(ends: tuple[ChildChannel, ControlChannel]) -> None:
-    supervisor, child = ends
-    supervisor.send(LAUNCH)
-    assert child.launch == LAUNCH
-    supervisor.send(LAUNCH)
-    with pytest.raises(ControlError, match="second Launch"):
-        child.receive()
-
-
-def test_reports_arrive_in_order(ends: tuple[ChildChannel, ControlChannel]) -> None:
-    supervisor, child = ends
-    assert supervisor.receive() == []
-    child.progress("weights", 0.25)
-    assert not child.reported_ready
-    child.ready({"device": "cpu"})
-    assert child.reported_ready
-    child.failed("gone wrong", fatal=False)
-    assert supervisor.receive() == [
-        Progress(text="weights", fraction=0.25),
-        Ready(info={"device": "cpu"}),
-        Failed(message="gone wrong", fatal=False),
-    ]
-
-
-def test_orders_before_the_end_are_returned_before_it_is_raised(
-    ends: tuple[ChildChannel, ControlChannel],
-) -> None:
-    supervisor, child = ends
-    supervisor.send(LAUNCH)
-    assert child.launch == LAUNCH
-    supervisor.send(Drain())
-    supervisor.send(Stop())
-    supervisor.close()
-    assert child.receive() == [Drain(), Stop()]
-    for _ in range(2):
-        with pytest.raises(SupervisorGone):
-            child.receive()
-
-
-def test_a_child_without_supervisor_learns_it_from_every_method() -> None:
-    for use in (
-        lambda child: child.launch,
-        lambda child: child.progress("x"),
-        lambda child: child.ready(),
-        lambda child: child.failed("x", fatal=True),
-    ):
-        supervisor, theirs = ChildChannel.pair()
-        child = ControlChannel(theirs.detach())
-        supervisor.close()
-        with pytest.raises(SupervisorGone):
-            use(child)
-        child.close()
-
-
-def test_reports_before_the_end_of_a_child_are_read(ends: tuple[ChildChannel, ControlChannel]) -> None:
-    supervisor, child = ends
-    supervisor.send(LAUNCH)  # never read: the kernel tells that as a reset connection
-    child.failed("why", fatal=True)
-    child.close()
-    assert supervisor.receive() == [Failed(message="why", fatal=True)]
-    with pytest.raises(ChildGone):
-        supervisor.receive()
-    with pytest.raises(ChildGone):
-        supervisor.send(Stop())
-
-
-def test_beats_never_wait_for_the_supervisor(ends: tuple[ChildChannel, ControlChannel]) -> None:
-    supervisor, child = ends
-    for _ in range(20_000):  # far more than a socket's buffer holds
-        child.beat()
-    reports = supervisor.receive()
-    assert 0 < len(reports) < 20_000
-    assert set(reports) == {Beat()}
-    child.ready()
-    assert supervisor.receive() == [Ready()]
-
-
-def test_rubbish_from_a_child_is_named() -> None:
-    ours, theirs = socket.socketpair()
-    supervisor = ChildChannel(ours)
-    theirs.sendall(b"Loading weights...\n")
-    with pytest.raises(ControlError, match="Loading weights"):
-        supervisor.receive()
-    supervisor.close()
-    theirs.close()
-
-
-def test_reports_of_several_threads_do_not_mix(ends: tuple[ChildChannel, ControlChannel]) -> None:
-    supervisor, child = ends
-    texts = [character * 3000 for character in "abcd"]
-
-    def send(text: str) -> None:
-        for _ in range(20):
-            child.progress(text)
-
-    threads = [threading.Thread(target=send, args=(text,)) for text in texts]
-    for thread in threads:
-        thread.start()
-    received: list[Progress | Ready | Failed] = []
-    with socket.socket(fileno=socket.dup(supervisor.fileno())) as waiting:
-        waiting.settimeout(10)
-        while len(received) < 80:
-            waiting.recv(1, socket.MSG_PEEK)
-            received += supervisor.receive()
-    for thread in threads:
-        thread.join()
-    assert {message.text for message in received if isinstance(message, Progress)} == set(texts)
-
-
-def test_messages_are_immutable() -> None:
-    message = Progress(text="a")
-    with pytest.raises(AttributeError):
-        message.text = "b"  # type: ignore[misc]
-    assert msgspec.structs.replace(message, text="b") == Progress(text="b")

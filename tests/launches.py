@@ -1,0 +1,26 @@
+"""What a child is told to run as, for tests of one process."""
+
+from typing import Any
+
+import msgspec
+
+from penstock.config.options import ServeConfig
+from penstock.wire.control import Launch, Role
+
+
+def launch(role: Role, directory: str = "/somewhere", **fields: Any) -> Launch:
+    """A child's first start, with everything it reads in ``directory``; ``fields`` replace what is usual."""
+    usual = Launch(
+        role=role,
+        index=0,
+        epoch=0,
+        config=ServeConfig(),
+        run_dir=directory,
+        model_dir=directory,
+        tokenizer_dir=directory,
+        served_model_names=["m"],
+        api_server_count=1,
+        engine_count=1,
+        supervisor_pid=1,
+    )
+    return msgspec.structs.replace(usual, **fields)
