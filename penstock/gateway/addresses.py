@@ -102,8 +102,8 @@ def read_endpoints(text: str) -> list[str]:
         raise ValueError(str(error)) from None
     for url in urls:
         try:
-            msgspec.convert(url, Url)
-        except msgspec.ValidationError:
+            port_of(msgspec.convert(url, Url))
+        except ValueError:  # ValidationError is one
             raise ValueError(f"{url!r} is not http://HOST:PORT") from None
     return urls
 

@@ -75,7 +75,8 @@ class App:
                 report = {"processes": {"gateway": self._collector.report()}, "failed": {}}
                 await send_json(send, msgspec.json.encode(report))
             else:
-                self._check_ready()
+                if path == "/ready":
+                    self._check_ready()
                 await send_json(send, b"{}")
         except ApiError as error:
             await send_error(send, error, close=error.status == 413)

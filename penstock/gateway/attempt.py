@@ -182,7 +182,7 @@ class Attempt:
         self.reason = reason
         if self.relayed and not self.seen.ended:
             if self.seen.stream and not self._has_length():
-                self._client.write(b"\n\ndata: " + error_body("upstream_broken", reason) + b"\n\n")
+                self._client.write(error_event("upstream_broken", reason))
                 self._client.end()
             else:
                 self._client.cut()
@@ -229,6 +229,12 @@ def answer_headers(status: int) -> Headers:
     if status in (429, 503):
         headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]
     return headers
+
+
+def error_event(code: str, message: str) -> bytes:
+    """That a stream broke, whatever its dialect: clients of completions and chat look for ``error``, those of
+    responses and messages for the event's name or type. What came of an event before is ended."""
+    return b'\n\nevent: error\ndata: {"type":"error",' + error_body(code, message)[1:] + b"\n\n"
 
 
 def error_body(code: str, message: str) -> bytes:

@@ -81,7 +81,7 @@ class Pool:
                 load = await self.read_load(endpoint)
         except (UpstreamError, ScrapeError, TimeoutError) as error:
             if endpoint.scrape_failures == 1:
-                log.warning("endpoint %s cannot be read: %s", endpoint.url, error or "it takes too long")
+                log.warning("endpoint %s cannot be read: %s", endpoint.url, str(error) or "it takes too long")
             endpoint.scrape_failed()
         else:
             if endpoint.scrape_failures > 1:

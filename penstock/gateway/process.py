@@ -19,7 +19,7 @@ from ..config.gateway import GatewayConfig
 from ..config.origins import Origins
 from ..metrics.garbage import Collector
 from ..supervisor import logs
-from ..supervisor.exits import EXIT_OK
+from ..supervisor.exits import EXIT_FAILED, EXIT_OK, StartError
 from ..supervisor.keys import with_keys
 from ..supervisor.listener import Listener, listen
 from .addresses import EndpointsFile, host_and_port, resolve
@@ -31,9 +31,10 @@ from .picker import SCORERS, Picker
 from .picker import Limits as PickerLimits
 from .pool import Pool
 from .relay import Relay
-from .request import Rewrites
+from .request import Rewrites, read_weight
 from .spans import Spans, spans_to
 from .trace import Tracing
+from .upstream import port_of
 
 if TYPE_CHECKING:
     from .extproc.picks import Picks
@@ -51,31 +52,43 @@ MAX_BACKLOG = 4 << 20
 
 
 def serve(config: GatewayConfig, origins: Origins) -> int:
-    """Serves until SIGINT or SIGTERM; returns the exit code. Raises ConfigError, StartError."""
+    """Serves until SIGINT or SIGTERM; returns the exit code. Raises ConfigError."""
     setproctitle("penstock: gateway")
     logs.configure("gateway", config.log_level)
+    try:
+        return _serve(config, origins)
+    except StartError as error:
+        log.error("%s", error)
+        return EXIT_FAILED
+
+
+def _serve(config: GatewayConfig, origins: Origins) -> int:
     config = with_keys(config, origins)
     if config.access_log_file is not None:
         log_to(config.access_log_file)
     named = EndpointNames(config)
-    weights = read_weights(config.scorers)
+    weights = read_weights(config.scorers, config.ttft_slo)
     listener = listen(config.host, config.port)
     with listener.socket:
         code: int = uvloop.run(_Gateway(config, named, weights, listener).run())
     return code
 
 
-def read_weights(text: str) -> dict[str, float]:
-    """Of ``--scorers``: NAME=WEIGHT,… Raises ConfigError for an unknown name or a bad number."""
-    weights = {}
+def read_weights(text: str, ttft_slo_s: float | None) -> dict[str, float]:
+    """Of ``--scorers``: NAME=WEIGHT,… Raises ConfigError for an unknown name, a bad number, and a latency
+    objective that nothing aims at, or the other way round."""
+    weights: dict[str, float] = {}
     for pair in text.split(","):
         name, _, weight = pair.partition("=")
         if name not in SCORERS:
             raise ConfigError(f"--scorers {pair}: there is no scorer {name!r}, but {', '.join(SCORERS)}")
-        try:
-            weights[name] = float(weight)
-        except ValueError:
-            raise ConfigError(f"--scorers {pair}: {weight!r} is not a number") from None
+        if name in weights:
+            raise ConfigError(f"--scorers {text}: {name} stands there twice")
+        weights[name] = read_weight(weight, f"--scorers {pair}")
+    if weights.get("slo") and ttft_slo_s is None:
+        raise ConfigError("--scorers slo=…: there is no --ttft-slo that it aims at")
+    if ttft_slo_s is not None and not weights.get("slo"):
+        raise ConfigError(f"--ttft-slo {ttft_slo_s:g}: the scorer that aims at it, slo, is not in --scorers")
     return weights
 
 
@@ -120,13 +133,18 @@ class EndpointNames:
     """What the operator names, from the command line and the file."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        """Raises ConfigError when there is none."""
+        """Raises ConfigError when there is none, or one with a bad port."""
         self._listed = list(config.endpoints or ())
         self._file = None if config.endpoints_file is None else EndpointsFile(config.endpoints_file)
         if not self._listed and self._file is None:
             raise ConfigError(
                 "there are no endpoints: --endpoints http://127.0.0.1:8000, or --endpoints-file FILE"
             )
+        for url in self._listed:
+            try:
+                port_of(url)
+            except ValueError as error:
+                raise ConfigError(f"--endpoints {url}: {error}") from None
         self.urls()
 
     def urls(self) -> list[str]:

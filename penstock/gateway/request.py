@@ -1,9 +1,12 @@
 """What the gateway looks at in a request's body, and the one thing it may change in it."""
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 
 import msgspec
+
+from ..config.errors import ConfigError
 
 GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 STREAMING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
@@ -85,17 +88,34 @@ def read_request(raw: bytes) -> RequestBody:
     )
 
 
+def read_weight(text: str, option: str) -> float:
+    """A weight among the values of ``option``. Raises ConfigError."""
+    try:
+        weight = float(text)
+    except ValueError:
+        raise ConfigError(f"{option}: {text!r} is not a number") from None
+    if not 0 <= weight < math.inf:
+        raise ConfigError(f"{option}: the weight {text} is not allowed, it takes one of at least 0")
+    return weight
+
+
 class Rewrites:
     """Of ``--model-rewrite``: which models are asked for instead of a name, by weight."""
 
     def __init__(self, texts: Sequence[str], rng: random.Random | None = None) -> None:
-        """``texts`` are ``NAME=MODEL[:WEIGHT],…`` each."""
+        """``texts`` are ``NAME=MODEL[:WEIGHT],…`` each. Raises ConfigError."""
         self._rng = rng or random.Random()
         self._targets: dict[str, tuple[list[str], list[float]]] = {}
         for text in texts:
+            option = f"--model-rewrite {text}"
             name, _, targets = text.partition("=")
             pairs = [target.partition(":") for target in targets.split(",")]
-            self._targets[name] = [model for model, _, _ in pairs], [float(w or 1) for _, _, w in pairs]
+            weights = [read_weight(weight or "1", option) for _, _, weight in pairs]
+            if not any(weights):
+                raise ConfigError(f"{option}: all weights are 0")
+            if name in self._targets:
+                raise ConfigError(f"{option}: {name} is rewritten already; give all its models at once")
+            self._targets[name] = [model for model, _, _ in pairs], weights
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Each name, and each model that is asked for instead of it."""

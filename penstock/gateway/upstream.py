@@ -253,7 +253,7 @@ class ConnectionPool:
 
 
 def port_of(url: str) -> int:
-    """The port of a URL, its scheme's own when it names none."""
+    """The port of a URL, its scheme's own when it names none. Raises ValueError for what is no port."""
     parts = urlsplit(url)
     return parts.port or (443 if parts.scheme == "https" else 80)
 

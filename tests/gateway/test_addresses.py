@@ -44,6 +44,7 @@ def test_a_file_may_name_nobody(text: str) -> None:
     [
         ("a:8000", "'a:8000' is not http://HOST:PORT"),
         ("- http://a/path", "'http://a/path' is not"),
+        ("- http://a:99999", "'http://a:99999' is not"),
         ("servers: [http://a]", "unknown field `servers`"),
         ("endpoints: http://a", "Expected `array`"),
         ("- {url: http://a}", "Expected `str`"),

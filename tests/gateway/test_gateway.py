@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
 from tests.gateway.processes import WAIT_S, Behaviour, Call, Gateway, Upstream, eventually, gateway
@@ -141,8 +142,40 @@ def test_a_broken_stream_ends_with_an_error_event(upstream: Upstream, front: Gat
     upstream.behaviour = broken_stream
     text = front.complete().text
     assert text.startswith(f"data: {TEXT}\n\n")
+    assert '\n\nevent: error\ndata: {"type":"error","error":{"message":"gateway: ' in text
     assert '"code":"upstream_broken"' in text
     assert DONE not in text
+    upstream.behaviour = good
+    front.complete()
+
+
+@pytest.mark.parametrize("dialect", ["completions", "chat", "responses"])
+def test_the_openai_client_raises_where_a_stream_breaks(
+    upstream: Upstream, front: Gateway, dialect: str
+) -> None:
+    events = {
+        "completions": TEXT,
+        "chat": '{"choices":[{"index":0,"delta":{"content":"a"}}]}',
+        "responses": '{"type":"response.output_text.delta","delta":"a"}',
+    }
+
+    def breaks(call: Call) -> None:
+        call.stream(events[dialect], end=False)
+        call.connection.shutdown(socket.SHUT_RDWR)
+
+    upstream.behaviour = breaks
+    with openai.OpenAI(base_url=f"{front.url}/v1", api_key="none", max_retries=0) as client:
+        asks: dict[str, Callable[[], Iterator[object]]] = {
+            "completions": lambda: client.completions.create(model="m", prompt="p", stream=True),
+            "chat": lambda: client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "p"}], stream=True
+            ),
+            "responses": lambda: client.responses.create(model="m", input="p", stream=True),
+        }
+        stream = iter(asks[dialect]())
+        assert next(stream)
+        with pytest.raises(openai.APIError, match="the connection was closed"):
+            next(stream)
     upstream.behaviour = good
     front.complete()
 
@@ -366,6 +399,7 @@ def test_nobody_is_there() -> None:
         assert refused.status_code == 503
         assert "retry-after" in refused.headers
         eventually(lambda: bool(refused_by(front, "none_ready")) and not is_ready(front))
+        assert front.client.get("/health").status_code == 200, "it is alive"
 
 
 def is_ready(front: Gateway) -> bool:
