@@ -17,7 +17,7 @@ import psutil
 # Making one takes longer than most requests, and every client of httpx makes its own.
 TLS = ssl.create_default_context()
 START_S = 90.0
-END_S = 20.0
+END_S = 60.0
 
 
 class Server:
@@ -91,7 +91,7 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        _, alive = psutil.wait_procs(self._children, timeout=3)
+        _, alive = psutil.wait_procs(self._children, timeout=END_S)
         for process in alive:
             process.kill()
         self._reader.join(END_S)
@@ -113,7 +113,7 @@ class Server:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples, those with these labels."""
-        text = httpx.get(f"{self.url}/metrics", timeout=30, verify=TLS).raise_for_status().text
+        text = self.get("/metrics").raise_for_status().text
         samples = re.findall(rf"^{re.escape(name)}({{[^}}]*}})? (\S+)$", text, re.MULTILINE)
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         values = [float(value) for given, value in samples if all(label in given for label in wanted)]
@@ -121,6 +121,9 @@ class Server:
         return sum(values)
 
     # -- requests
+
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", headers=headers, timeout=30, verify=TLS)
 
     def post(self, path: str, body: dict[str, Any], timeout: float = 30.0, **headers: str) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=timeout, verify=TLS)

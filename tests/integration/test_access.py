@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-import httpx
 import openai
 import psutil
 import pytest
@@ -22,9 +21,9 @@ def test_keys_of_file_and_environment_guard_every_route_and_stay_secret(tmp_path
             with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
                 assert client.completions.create(model="m", prompt="x", max_tokens=1).choices
         for probe in ("health", "ready", "ping"):
-            assert httpx.get(f"{server.url}/{probe}").status_code == 200
+            assert server.get(f"/{probe}").status_code == 200
         for guarded in ("v1/models", "metrics", "docs", "openapi.json", "load", "no/such/route", "//health"):
-            reply = httpx.get(f"{server.url}/{guarded}", headers={"authorization": "Bearer key-of-the"})
+            reply = server.get(f"/{guarded}", authorization="Bearer key-of-the")
             assert reply.status_code == 401, guarded
             assert reply.headers["www-authenticate"] == "Bearer"
             assert reply.json()["error"]["code"] == "invalid_api_key"

@@ -50,7 +50,7 @@ def check(reply: httpx.Response, status: int, *words: str, param: str | None = N
 )
 def test_bodies_that_are_not_requests(server: Server, body: bytes, words: tuple[str, ...]) -> None:
     headers = {"content-type": "application/json"}
-    check(httpx.post(f"{server.url}/v1/completions", content=body, headers=headers), 400, *words)
+    check(httpx.post(f"{server.url}/v1/completions", content=body, headers=headers, timeout=30), 400, *words)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,14 @@ def test_values_out_of_range(
 
 
 def test_routes_and_methods(server: Server) -> None:
-    check(httpx.get(f"{server.url}/v1/nothing"), 404, "/v1/nothing", "/v1/completions")
-    refused = httpx.get(f"{server.url}/v1/completions")
+    check(server.get("/v1/nothing"), 404, "/v1/nothing", "/v1/completions")
+    refused = server.get("/v1/completions")
     check(refused, 405, "POST")
     assert refused.headers["allow"] == "POST"
-    check(httpx.post(f"{server.url}/v1/models", json={}), 405, "GET")
-    plain = httpx.post(f"{server.url}/v1/completions", content=b"{}", headers={"content-type": "text/plain"})
+    check(server.post("/v1/models", {}), 405, "GET")
+    plain = httpx.post(
+        f"{server.url}/v1/completions", content=b"{}", headers={"content-type": "text/plain"}, timeout=30
+    )
     check(plain, 400, "application/json", "text/plain")
 
 
@@ -101,7 +103,8 @@ def test_bodies_over_the_limit(strict: Server) -> None:
             yield b"x" * 1000
 
     headers = {"content-type": "application/json"}
-    check(httpx.post(f"{strict.url}/v1/completions", content=pieces(), headers=headers), 413, "20000")
+    url = f"{strict.url}/v1/completions"
+    check(httpx.post(url, content=pieces(), headers=headers, timeout=30), 413, "20000")
     assert strict.complete(max_tokens=1)["choices"]
 
 

@@ -21,7 +21,7 @@ def request(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
 
 def connect(server: Server) -> socket.socket:
     url = httpx.URL(server.url)
-    return socket.create_connection((url.host, url.port), timeout=20)
+    return socket.create_connection((url.host, url.port), timeout=60)
 
 
 def read_until(connection: socket.socket, end: bytes, times: int) -> bytes:
@@ -56,7 +56,7 @@ def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
 
 
 def test_a_connection_serves_many_requests_of_all_kinds(server: Server) -> None:
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         for number in range(20):
             stream = bool(number % 2)
             reply = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2, "stream": stream})

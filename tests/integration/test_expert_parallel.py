@@ -84,7 +84,9 @@ def test_no_request_is_lost_between_waves_and_all_ranks_make_the_same_steps(
 def test_a_drained_rank_takes_part_and_gets_no_streams(group: Server) -> None:
     assert group.post("/admin/engines/1/drain", {}).status_code == 200
     wait_until(
-        lambda: group.metric("penstock:engine_draining", engine="1") == 1, WAIT_S, "draining everywhere"
+        lambda: all(group.metric("penstock:engine_draining", engine="1") == 1 for _ in range(10)),
+        WAIT_S,
+        "both API servers to know",
     )
     before = of_ranks(group, "penstock:engine_steps_total")
     for _ in range(6):
@@ -113,9 +115,9 @@ def texts_of(server: Server, bodies: list[dict[str, Any]]) -> list[str]:
 def test_a_rank_that_dies_or_hangs_takes_its_group_along_and_all_streams_go_on(
     server: Server, tmp_path: Path, stopped: bool
 ) -> None:
-    bodies = bodies_of(12, 250)
+    bodies = bodies_of(12, 500)
     undisturbed = texts_of(server, bodies)
-    options = ("--synthetic-step-ms", "5", "--engine-hang-timeout", "3")
+    options = ("--synthetic-step-ms", "5", *(("--engine-hang-timeout", "3") if stopped else ()))
     with Server(*GROUP, *options, directory=tmp_path) as group:
         engines = group.children("engine")
         with Streams(group.url, bodies) as streams:

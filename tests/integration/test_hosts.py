@@ -53,7 +53,7 @@ def test_an_engine_of_another_host_serves_and_may_be_killed(hosts: Hosts) -> Non
         assert head.metric("penstock:engine_info", engine="1", host="127.0.0.2") == 1
         pinned = head.post("/v1/completions", LONG | {"max_tokens": 5}, **{"X-data-parallel-rank": "1"})
         assert pinned.json()["usage"]["completion_tokens"] == 5
-        short = [body | {"max_tokens": 400} for body in bodies(6)]
+        short = [body | {"max_tokens": 800} for body in bodies(6)]
         undisturbed = texts_of(head, short)
         with Streams(head.url, short) as streams:
             streams.until_each_has(3)

@@ -105,11 +105,11 @@ def test_a_client_that_leaves_within_its_request_is_no_error_of_it(server: Serve
 def test_routes_answer_with_and_without_the_root_path(server: Server) -> None:
     assert complete(server, "/llm/v1/completions").status_code == 200
     assert data_of(complete(server, "/llm/v1/completions", stream=True).text)[-1] == "[DONE]"
-    assert httpx.get(f"{server.url}/llm/v1/models/m", headers=KEY).json()["id"] == "m"
-    assert httpx.get(f"{server.url}/llm/health").status_code == 200
-    assert httpx.get(f"{server.url}/llm/v1/models").status_code == 401
-    assert httpx.get(f"{server.url}/llmv1/models", headers=KEY).status_code == 404
-    document = httpx.get(f"{server.url}/llm/openapi.json", headers=KEY).json()
+    assert server.get("/llm/v1/models/m", **KEY).json()["id"] == "m"
+    assert server.get("/llm/health").status_code == 200
+    assert server.get("/llm/v1/models").status_code == 401
+    assert server.get("/llmv1/models", **KEY).status_code == 404
+    document = server.get("/llm/openapi.json", **KEY).json()
     assert document["servers"] == [{"url": "/llm"}]
 
 
@@ -131,8 +131,7 @@ def test_heads_up_to_the_limit(server: Server) -> None:
     assert b"--max-header-bytes" in refused
     wait_until(lambda: "status=431 refused=" in server.log, 30, "the line of the access log")
     counted = re.compile(r'requests_rejected_total{.*status="431".*} [1-9]')
-    metrics = f"{server.url}/metrics"
-    wait_until(lambda: counted.search(httpx.get(metrics, headers=KEY).text), 30, "counting the refusal")
+    wait_until(lambda: counted.search(server.get("/metrics", **KEY).text), 30, "counting the refusal")
 
 
 @pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nX: y\r\n"])
@@ -152,7 +151,7 @@ def test_heads_without_end_are_cut_before_their_end(server: Server, start: bytes
             pass  # closed with unread bytes
         else:
             assert received.startswith(b"HTTP/1.1 431 ")
-    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert server.get("/health").status_code == 200
 
 
 def test_errors_alone_are_logged_when_asked_for(tmp_path: Path) -> None:

@@ -30,23 +30,20 @@ def texts_of(server: Server, bodies: list[dict[str, Any]]) -> list[str]:
     return streams.texts
 
 
-def status(server: Server, path: str) -> int:
-    return httpx.get(f"{server.url}{path}", timeout=30).status_code
-
-
 def drained(server: Server, directory: Path, count: int) -> None:
     """SIGTERM under ``count`` streams of two API servers."""
-    bodies = bodies_of(count)
+    bodies = [
+        body | {"max_tokens": 1200} for body in bodies_of(count)
+    ]  # they outlast what is asked meanwhile
     undisturbed = texts_of(server, bodies)
     arguments = (*PACED, "--api-server-count", "2", "--drain-timeout", "300")
     with Server(*arguments, directory=directory) as pair, Streams(pair.url, bodies) as streams:
         streams.until_each_has(1)
         pair.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: status(pair, "/ready") == 503, 30, "refusing work")
+        wait_until(lambda: pair.get("/ready").status_code == 503, 30, "refusing work")
         refused = pair.post("/v1/completions", BODY)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert refused.headers["connection"] == "close"
-        assert streams.running == count
         streams.until_all_ended()
         assert (streams.failures, streams.texts) == ([], undisturbed)
         assert pair.process.wait(60) == 0
@@ -162,19 +159,21 @@ def test_drained_engines_finish_what_they_run_and_get_nothing_new(server: Server
         with Streams(pair.url, bodies) as streams:
             streams.until_each_has(1)
             assert pair.post("/admin/engines/0/drain", {}).json()["draining"] is True
-            states = httpx.get(f"{pair.url}/admin/engines").json()["engines"]
+            states = pair.get("/admin/engines").json()["engines"]
             assert [(state["rank"], state["up"]) for state in states] == [(0, True), (1, True)]
             assert pair.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
             pair.post("/admin/engines/1/drain", {}).raise_for_status()
             # The API server that answered knows at once, the other one soon.
-            wait_until(lambda: all(status(pair, "/ready") == 503 for _ in range(20)), 30, "both to know")
+            wait_until(
+                lambda: all(pair.get("/ready").status_code == 503 for _ in range(20)), 30, "both to know"
+            )
             refused = pair.post("/v1/completions", BODY)
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             assert pair.metric("penstock:engine_draining") == 2
             streams.until_all_ended()
         assert (streams.failures, streams.texts) == ([], undisturbed)
         assert pair.post("/admin/engines/1/resume", {}).json()["draining"] is False
-        wait_until(lambda: all(status(pair, "/ready") == 200 for _ in range(20)), 30, "both to know")
+        wait_until(lambda: all(pair.get("/ready").status_code == 200 for _ in range(20)), 30, "both to know")
         assert pair.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,7 +21,7 @@ ROW = re.compile(r"^\| `((?:vllm|penstock):\w+)` \| (\w+) \| ([^|]+) \| ([^|]*) 
 
 def test_the_page_has_every_family_of_a_running_server(server: Server) -> None:
     server.complete(max_tokens=3)
-    text = httpx.get(f"{server.url}/metrics").text
+    text = server.get("/metrics").text
     served = {family.name: family for family in text_string_to_metric_families(text)}
     documented = {name: rest for name, *rest in ROW.findall(PAGE.read_text())}
     assert list(documented) == list(served)

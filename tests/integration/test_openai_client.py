@@ -101,7 +101,7 @@ def test_requests_refused_for_a_while_are_tried_again(tmp_path: Path) -> None:
         engine.kill()
 
         def noticed() -> bool:
-            down = httpx.get(f"{server.url}/health").status_code == 503
+            down = server.get("/health").status_code == 503
             return down or any(other.pid != engine.pid for other in server.children("engine"))
 
         wait_until(noticed, 30, "the engine's end")
@@ -208,10 +208,8 @@ def test_keys_guard_everything_but_probes(tmp_path: Path) -> None:
                 with pytest.raises(openai.AuthenticationError):
                     client.completions.create(model="m", prompt="x", max_tokens=1)
             client.close()
-        assert httpx.get(f"{server.url}/metrics").status_code == 401
-        assert [httpx.get(f"{server.url}/{probe}").status_code for probe in ("health", "ready", "ping")] == [
-            200
-        ] * 3
+        assert server.get("/metrics").status_code == 401
+        assert [server.get(f"/{probe}").status_code for probe in ("health", "ready", "ping")] == [200] * 3
 
 
 def test_many_at_once(server: Server) -> None:

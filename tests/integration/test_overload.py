@@ -131,9 +131,12 @@ class Reply:
 
 def test_too_many_connections_are_told_to_come_back(tmp_path: Path) -> None:
     options = ("--engine", "synthetic", "--max-connections", "1")
-    with Server(*options, directory=tmp_path) as server, httpx.Client(base_url=server.url) as first:
+    with (
+        Server(*options, directory=tmp_path) as server,
+        httpx.Client(base_url=server.url, timeout=60) as first,
+    ):
         assert first.get("/health").status_code == 200
-        refused = httpx.get(f"{server.url}/v1/models")
+        refused = server.get("/v1/models")
         assert refused.status_code == 503
         assert refused.headers["retry-after-ms"] == "1000"
         assert refused.json()["error"]["code"] == "too_many_connections"

@@ -70,6 +70,7 @@ def test_an_engine_that_there_is_not(fleet: Server, rank: str) -> None:
         f"{fleet.url}/v1/completions",
         json={"prompt": "hello"},
         headers={"x-data-parallel-rank": rank.encode()},
+        timeout=30,
     )
     assert reply.status_code == 400
     assert "there are engines 0 to 3" in reply.json()["error"]["message"]

@@ -33,10 +33,10 @@ def test_tls_streams_and_replies_as_without(certificates: Certificates, tmp_path
             again = openai_client.completions.create(model="m", stream=True, **body)
             assert "".join(event.choices[0].text for event in again) == whole
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-            httpx.get(f"{server.url}/health")
+            httpx.get(f"{server.url}/health", timeout=30)
         with pytest.raises(httpx.HTTPError):
-            httpx.get(f"{server.url.replace('https', 'http')}/health")  # no TLS
-        assert httpx.get(f"{server.url}/health", verify=trust).status_code == 200
+            httpx.get(f"{server.url.replace('https', 'http')}/health", timeout=30)  # no TLS
+        assert httpx.get(f"{server.url}/health", verify=trust, timeout=30).status_code == 200
     assert "Traceback" not in server.log
 
 
@@ -48,7 +48,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(certificates: Certifica
 
         def check(authority: str) -> None:
             trust = ssl.create_default_context(cafile=authority)
-            assert httpx.get(f"{server.url}/health", verify=trust).status_code == 200
+            assert httpx.get(f"{server.url}/health", verify=trust, timeout=30).status_code == 200
 
         check(certificates.authority)
         used.write_bytes(Path(renewed.both).read_bytes())
@@ -61,9 +61,9 @@ def test_certificates_of_clients_are_required(certificates: Certificates, tmp_pa
     trust = ssl.create_default_context(cafile=certificates.authority)
     with Server(*SYNTHETIC, *options, "--ssl-cert-reqs", "2", directory=tmp_path) as server:
         with pytest.raises(httpx.HTTPError):
-            httpx.get(f"{server.url}/health", verify=trust)
+            httpx.get(f"{server.url}/health", verify=trust, timeout=30)
         trust.load_cert_chain(certificates.both)
-        assert httpx.get(f"{server.url}/health", verify=trust).status_code == 200
+        assert httpx.get(f"{server.url}/health", verify=trust, timeout=30).status_code == 200
     assert "Traceback" not in server.log
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.config.options import ServeConfig
 
-from .harness import Running, Serve
+from .harness import PATIENCE_S, Running, Serve
 
 HERE = Path(__file__).parent
 
@@ -35,7 +35,12 @@ def serve(tmp_path: Path, short_dir: Path) -> Iterator[Serve]:
     def start(
         behaviour: dict[str, list[str]] | None = None, *, terminal: int | None = None, **options: object
     ) -> Running:
-        options = {"model": str(model), "engine": "synthetic", "port": 0} | options
+        options = {
+            "model": str(model),
+            "engine": "synthetic",
+            "port": 0,
+            "drain_timeout": PATIENCE_S,
+        } | options
         config = msgspec.json.encode(msgspec.convert(options, ServeConfig)).decode()
         command = [sys.executable, str(HERE / "run_serve.py"), config, json.dumps(behaviour or {})]
         env = os.environ | {

@@ -13,13 +13,16 @@ from penstock.supervisor import listener
 from penstock.supervisor.exits import StartError
 from penstock.supervisor.listener import listen, listening
 
+from .harness import PATIENCE_S
+
 
 def test_port_0_takes_a_free_one_and_says_which() -> None:
     sock, (host, port) = listen("127.0.0.1", 0)
     with sock:
         assert host == "127.0.0.1"
         assert port > 0
-        with socket.create_connection(("127.0.0.1", port), timeout=10):
+        sock.settimeout(PATIENCE_S)
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S):
             connection, _ = sock.accept()
             connection.close()
 
@@ -49,16 +52,17 @@ def _has_ipv6() -> bool:
 @pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
 def test_ipv6_and_every_address_of_both_kinds() -> None:
     sock, (host, port) = listen("::1", 0)
-    with sock, socket.create_connection(("::1", port), timeout=10):
+    with sock, socket.create_connection(("::1", port), timeout=PATIENCE_S):
         assert host == "::1"
     sock, (host, port) = listen("::", 0)
-    with sock, socket.create_connection(("127.0.0.1", port), timeout=10):
+    with sock, socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S):
         assert host == "::"
 
 
 def test_a_port_that_was_just_used_can_be_taken_again() -> None:
     sock, (_, port) = listen("127.0.0.1", 0)
-    with sock, socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+    with sock, socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
+        sock.settimeout(PATIENCE_S)
         connection, _ = sock.accept()
         connection.close()  # this side closes first: its address stays in TIME_WAIT
         assert client.recv(1) == b""
@@ -129,7 +133,7 @@ def test_an_address_of_another_machine() -> None:
 def test_listens_where_the_options_say_until_the_end_of_the_block(tmp_path: Path) -> None:
     with listening(ServeConfig(port=0), {}) as (sock, address):
         assert isinstance(address, tuple)
-        socket.create_connection(address, timeout=10).close()
+        socket.create_connection(address, timeout=PATIENCE_S).close()
     assert sock.fileno() == -1
     path = str(tmp_path / "s")
     with listening(ServeConfig(uds=path), {}) as (sock, address), socket.socket(socket.AF_UNIX) as client:

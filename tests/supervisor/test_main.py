@@ -1,18 +1,18 @@
 """The supervisor with real processes, sockets and signals; the children are fakes."""
 
-import contextlib
 import os
 import re
 import signal
 import socket
 import stat
-import subprocess
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_OK
+from penstock.supervisor.phases import SAME_SIGNAL_S
 
 from .harness import PATIENCE_S, Running, Serve
 
@@ -126,9 +126,9 @@ def test_a_start_that_dies_every_time_is_given_up(serve: Serve) -> None:
 
 
 def test_a_start_that_hangs_ends_at_its_timeout(serve: Serve) -> None:
-    running = serve({"engine": ["hang"]}, startup_timeout=5.0)
+    running = serve({"engine": ["hang"]}, startup_timeout=3.0)
     assert running.exit_code() == EXIT_FAILED
-    assert "not ready within 5 s (--startup-timeout); it was at: loading weights" in running.text
+    assert "not ready within 3 s (--startup-timeout)" in running.text
 
 
 def test_a_port_in_use_names_its_holder(serve: Serve) -> None:
@@ -194,12 +194,8 @@ def test_a_second_signal_ends_at_once(serve: Serve) -> None:
     running.until_ready()
     running.process.send_signal(signal.SIGINT)
     running.until("got Drain")
-    for _ in range(100):  # one that comes too soon after the first is no other one
-        running.process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            running.process.wait(timeout=1.0)
-        if "SIGINT while shutting down" in running.text:
-            break  # one more could meet the interpreter's own end
+    threading.Event().wait(3 * SAME_SIGNAL_S)  # what comes sooner is taken for the same signal
+    running.process.send_signal(signal.SIGINT)
     assert running.exit_code() == 128 + signal.SIGINT
     assert gone(running.pids)
 
@@ -279,6 +275,7 @@ def test_an_api_server_that_is_killed_is_replaced_behind_the_same_socket(serve: 
     _, _, epoch, pid = ask(running)
     assert epoch == "0"
     os.kill(int(pid), signal.SIGKILL)
+    assert gone({int(pid)})  # what it took until then was its own
     # Connections wait in the socket meanwhile, none is refused.
     assert ask(running)[2] == "1"
     running.until("api-server 0 is ready again")

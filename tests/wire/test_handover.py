@@ -28,7 +28,7 @@ def give(giver: Giver) -> socket.socket:
     client, connection = socket.socketpair()
     with connection:
         assert giver.give(connection)
-    client.settimeout(10)
+    client.settimeout(60)
     return client
 
 

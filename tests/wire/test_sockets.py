@@ -27,7 +27,7 @@ from penstock.wire.sockets import (
 )
 
 ME = server_identity(3, 1)
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

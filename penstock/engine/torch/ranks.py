@@ -13,7 +13,8 @@ from torch import Tensor
 from ...wire.sockets import Place
 
 LOOK_S = 0.05
-"""How often a rank looks whether the others have loaded."""
+"""How often a rank looks whether the others have loaded. There is nothing to wait on: a FileStore's own wait
+looks every so often, too, and its timeout is a RuntimeError like any other."""
 PROGRESS_S = 5.0
 """How often it says that it waits."""
 FOREVER = timedelta(days=365)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import psutil
@@ -26,16 +26,18 @@ listening = int(sys.argv[1])
 for title in sys.argv[2:]:
     code = ("import sys, time, socket; from setproctitle import setproctitle; setproctitle(sys.argv[1]); "
             "s = socket.socket(fileno=int(sys.argv[2])); "
-            "kept = s.accept() if 'api' in sys.argv[1] else None; time.sleep(600)")
+            "kept = s.accept() if 'api' in sys.argv[1] else None; print(flush=True); time.sleep(600)")
     subprocess.Popen([sys.executable, "-c", code, "penstock: " + title, str(listening)], pass_fds=[listening])
 setproctitle("penstock: supervisor")
+print(flush=True)
 time.sleep(600)
 """
 
 
 @dataclass
 class Fake:
-    """A supervisor of sleeping children; its API server has accepted one connection."""
+    """A supervisor of sleeping children. Each writes a line when it has its title, and the API server when it
+    has also accepted one connection."""
 
     processes: Processes
     port: int
@@ -55,20 +57,22 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     monkeypatch.setattr(disturb, "PAUSES_S", (0.01, 0.02))
     listener = socket.create_server(("127.0.0.1", 0))
     fd = listener.fileno()
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(fd), *TITLES], pass_fds=[fd])
+    command = [sys.executable, "-c", PARENT, str(fd), *TITLES]
+    parent = subprocess.Popen(command, pass_fds=[fd], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
     client = socket.create_connection(listener.getsockname())
     processes = Processes(parent.pid)
     try:
-        end = time.monotonic() + PATIENCE_S
-        while len(processes.alive()) < 1 + len(TITLES):
-            assert time.monotonic() < end, processes.alive()
-            time.sleep(0.05)
+        for _ in ("supervisor", *TITLES):
+            assert parent.stdout.readline() == b"\n"
+        assert len(processes.alive()) == 1 + len(TITLES)
         yield Fake(processes, listener.getsockname()[1], client)
     finally:
         for each in processes.left_over():
             psutil.Process(each.pid).kill()
         parent.kill()
         parent.wait()
+        parent.stdout.close()
         client.close()
         listener.close()
 
@@ -90,8 +94,8 @@ def disturber(fake: Fake, seed: int = 0) -> tuple[Disturber, list[str]]:
     return made, found
 
 
-def until(condition: object) -> None:
-    assert callable(condition)
+def until(condition: Callable[[], bool]) -> None:
+    """Polls: who is killed here is another process's child, for which there is nothing to wait on."""
     end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end
@@ -103,7 +107,6 @@ def test_a_killed_api_servers_clients_are_known(fake: Fake) -> None:
     mine = Attempt(fake.client.getsockname()[1], time.monotonic(), reused=False)
     other = Attempt(mine.port + 1, mine.opened_at, reused=False)
     (server,) = fake.of("api-server")
-    until(lambda: psutil.Process(server.pid).net_connections("tcp"))
     early = Attempt(mine.port, mine.opened_at, reused=False)
     early.ended_at = time.monotonic()
     assert asyncio.run(made.once("kill API server"))
