@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -123,29 +121,10 @@ class Figures(Protocol):
     def totals(self) -> Totals: ...
 
 
-class Turn:
-    """What one process of a fleet has at a time: a lock on the run directory. The kernel takes it back when
-    its holder ends, however that happens."""
-
-    def __init__(self, run_dir: str) -> None:
-        self._fd = os.open(run_dir, os.O_RDONLY | os.O_CLOEXEC)
-
-    def take(self) -> bool:
-        """Whether this process has it, from now on until :meth:`close`."""
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
 class FleetLog:
     """A line on what the fleet did since the last one was due, while it does anything.
 
-    Every API server keeps one, and one of them ``speaks`` for all, so that another one can go on at any time.
+    Every API server keeps one, and the one that ``speaks`` does so for all: another can go on at any time.
     """
 
     def __init__(self, figures: Figures, speaks: Callable[[], bool]) -> None:

@@ -24,7 +24,7 @@ from ..metrics.snapshot import decode_snapshot, merge_views, view_of
 from ..streaming.table import StreamTable
 from ..streaming.token_log import TokenLog
 from ..wire.channel import ControlChannel, SupervisorGone
-from ..wire.control import AgreedStates, Drain, EnginesDraining, Launch, Stop, SupervisorMetrics
+from ..wire.control import AgreedStates, Drain, EnginesDraining, Launch, Speak, Stop, SupervisorMetrics
 from ..wire.handover import Taker
 from ..wire.messages import PROTOCOL_VERSION, EngineInfo, Hello
 from ..wire.sockets import engine_address
@@ -39,7 +39,7 @@ from .fleet import Fleet
 from .generate import Generator
 from .keepalive import KeepAlive
 from .membership import Membership
-from .observe import FleetLog, Observer, Turn
+from .observe import FleetLog, Observer
 from .operations import OperationRoutes
 from .planner import Planner
 from .replies import RequestContext, RequestReply, TextTables
@@ -79,6 +79,7 @@ class _Server:
         self._ended: asyncio.Future[None]
         self._draining: asyncio.Task[None] | None = None
         self._speaking: asyncio.Task[None] | None = None
+        self._speaks = False
 
     async def serve(self) -> int:
         loop = asyncio.get_running_loop()
@@ -251,11 +252,10 @@ class _Server:
 
     async def _log_fleet(self) -> None:
         """Until this API server ends or is replaced."""
-        with contextlib.closing(Turn(self._launch.run_dir)) as turn:
-            fleet_log = FleetLog(self._observer, turn.take)
-            while True:
-                await asyncio.sleep(self._config.log_interval)
-                fleet_log.write(time.monotonic())
+        fleet_log = FleetLog(self._observer, lambda: self._speaks)
+        while True:
+            await asyncio.sleep(self._config.log_interval)
+            fleet_log.write(time.monotonic())
 
     def _on_reply_end(self, reply: RequestReply, outcome: str) -> None:
         metrics = self._metrics
@@ -281,6 +281,8 @@ class _Server:
                     self._fleet.snapshots = merge_views(self._fleet.snapshots, told)
                 case AgreedStates():
                     self._agreement.told(order)
+                case Speak():
+                    self._speaks = True
 
     def _drain(self, order: Drain) -> None:
         if not self._first_engine.done():

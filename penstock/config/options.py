@@ -102,6 +102,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     data_parallel_backend: hosts.DataParallelBackend = "mp"
     ray_address: hosts.RayAddress = "auto"
     engine_resources: hosts.EngineResources = None
+    api_server_hosts: hosts.ApiServerHosts = None
 
     # -- Processes
     run_dir: processes.RunDir = None
@@ -150,6 +151,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         count = self.data_parallel_size_local
         return range(first, self.data_parallel_size if count is None else first + count)
 
+    def host_of_server(self, index: int) -> str:
+        """Which of --api-server-hosts has this API server; one that replaces another is where that was."""
+        names = self.api_server_hosts.split(",") if self.api_server_hosts else [hosts.HEAD]
+        return names[index % self.api_server_count % len(names)]
+
 
 def _check_hosts(config: ServeConfig) -> None:
     """Raises ValueError for options of several hosts that contradict each other."""
@@ -188,9 +194,10 @@ def _check_ray(config: ServeConfig) -> None:
         for flag, given in (
             (f"--ray-address {config.ray_address}", config.ray_address != "auto"),
             (f"--engine-resources {config.engine_resources}", config.engine_resources is not None),
+            (f"--api-server-hosts {config.api_server_hosts}", config.api_server_hosts is not None),
         ):
             if given:
-                raise ValueError(f"{flag}: is for engines on a Ray cluster, --data-parallel-backend ray")
+                raise ValueError(f"{flag}: is for a Ray cluster, --data-parallel-backend ray")
         return
     if config.coordinator is None:
         raise ValueError(
@@ -206,3 +213,15 @@ def _check_ray(config: ServeConfig) -> None:
             raise ValueError(
                 f"{flag}: does not go with --data-parallel-backend ray, which places all engines"
             )
+    if config.api_server_hosts is not None:
+        _check_server_hosts(config, config.api_server_hosts.split(","))
+
+
+def _check_server_hosts(config: ServeConfig, names: list[str]) -> None:
+    """Raises ValueError for options that do not go with API servers on several hosts."""
+    flag = f"--api-server-hosts {','.join(names)}"
+    if config.api_server_count < len(names):
+        raise ValueError(f"{flag}: --api-server-count {config.api_server_count} leaves hosts without one")
+    if set(names) != {hosts.HEAD} and (config.port == 0 or config.uds is not None):
+        other = "--port 0" if config.uds is None else f"--uds {config.uds}"
+        raise ValueError(f"{flag}: does not go with {other}; every host listens on the same port")

@@ -1,9 +1,9 @@
-"""An engine's host: the actor that runs one engine process on a machine of a Ray cluster.
+"""A process's host: the actor that runs one process of the fleet on a machine of a Ray cluster.
 
-The engine is the same child process as on the supervisor's own machine, with the same control channel; the
-actor passes the channel's bytes on, both ways, and knows nothing of what they mean but the first line, the
-:class:`~penstock.wire.control.Launch`: directories and process ids are this machine's. The engine ends with
-the actor, whatever ends that.
+The engine or API server is the same child process as on the supervisor's own machine, with the same control
+channel; the actor passes the channel's bytes on, both ways, and knows nothing of what they mean but the first
+line, the :class:`~penstock.wire.control.Launch`: directories, process ids and the listening socket are this
+machine's. The process ends with the actor, whatever ends that.
 """
 
 import contextlib
@@ -18,11 +18,14 @@ import msgspec
 
 from ..config.errors import ConfigError
 from ..supervisor.cluster import traits_of
-from ..supervisor.exits import EXIT_FATAL, StartError
+from ..supervisor.exits import EXIT_FAILED, EXIT_FATAL, StartError
+from ..supervisor.file_limit import raise_file_limit
+from ..supervisor.listener import listen
 from ..supervisor.model import resolve_model
 from ..supervisor.python import module_command
 from ..supervisor.run_directory import RunDirectory
 from ..wire.control import Failed, Launch, decode_for_child, encode
+from .port import claimed
 
 CONCURRENCY = 3
 """Calls that an actor answers at the same time: a read that waits, a write, and one to spare."""
@@ -30,15 +33,15 @@ _READ_BYTES = 1 << 16
 
 
 class Said(NamedTuple):
-    """What the engine has said since the last :meth:`EngineHost.read`."""
+    """What the process has said since the last :meth:`ProcessHost.read`."""
 
     data: bytes
     returncode: int | None
     """Set when it has ended and all was read; negative for a signal."""
 
 
-class EngineHost:
-    """Runs one engine. Its methods are called by the engine's :mod:`~penstock.placement.stand_in`."""
+class ProcessHost:
+    """Runs one process. Its methods are called by the process's :mod:`~penstock.placement.stand_in`."""
 
     def __init__(self) -> None:
         self._owned = contextlib.ExitStack()
@@ -48,17 +51,18 @@ class EngineHost:
         self._returncode = EXIT_FATAL
         self._failure = b""
 
-    def start(self, line: bytes, command: Sequence[str] | None = None) -> None:
-        """Start the engine that ``line``, a Launch, asks for."""
+    def start(self, line: bytes, command: Sequence[str] | None = None, listen_on: str | None = None) -> None:
+        """Start the process that ``line``, a Launch, asks for. ``listen_on``: the address of this machine at
+        which an API server listens, with --port."""
         launch = decode_for_child(line)
         assert isinstance(launch, Launch)
         # The kernel ends a child with the *thread* that started it, so this one waits until the child's end.
-        arguments = launch, command or module_command("penstock.supervisor.child")
+        arguments = launch, command or module_command("penstock.supervisor.child"), listen_on
         threading.Thread(target=self._keep, args=arguments, name="keeper", daemon=True).start()
         self._started.wait()
 
     def read(self) -> Said:
-        """Waits for more that the engine says on its control channel, or for its end."""
+        """Waits for more that the process says on its control channel, or for its end."""
         if self._failure:
             data, self._failure = self._failure, b""
             return Said(data, None)
@@ -72,38 +76,55 @@ class EngineHost:
         return Said(b"", self._returncode)
 
     def write(self, data: bytes) -> None:
-        """For the engine's control channel. Nothing when it has closed that: :meth:`read` tells why."""
+        """For the process's control channel. Nothing when it has closed that: :meth:`read` tells why."""
         if self._channel is not None:
             with contextlib.suppress(OSError):
                 self._channel.sendall(data)
 
-    def _keep(self, launch: Launch, command: Sequence[str]) -> None:
+    def _keep(self, launch: Launch, command: Sequence[str], listen_on: str | None) -> None:
         try:
             with self._owned:
-                process = self._start(launch, command)
+                process = self._start(self._at_home(launch), command, listen_on)
                 self._started.set()
                 self._returncode = process.wait()
         except (ConfigError, StartError, OSError) as error:
-            self._failure = encode(Failed(message=f"{os.uname().nodename}: {error}", fatal=True))
+            fatal = launch.epoch == 0  # it is the same options on the same machine again
+            self._failure = encode(Failed(message=f"{os.uname().nodename}: {error}", fatal=fatal))
+            self._returncode = EXIT_FATAL if fatal else EXIT_FAILED
         finally:
             self._started.set()
             self._ended.set()
 
-    def _start(self, launch: Launch, command: Sequence[str]) -> "subprocess.Popen[bytes]":
+    def _at_home(self, launch: Launch) -> Launch:
+        """The launch with this machine's directories."""
         run_dir = self._owned.enter_context(RunDirectory(None)).path
-        model = resolve_model(launch.config, run_dir)
-        here = msgspec.structs.replace(
+        engine = launch.role == "engine"
+        model = resolve_model(launch.config, run_dir, for_engine=engine)
+        return msgspec.structs.replace(
             launch,
             run_dir=run_dir,
             model_dir=model.model_dir,
             tokenizer_dir=model.tokenizer_dir,
             supervisor_pid=os.getpid(),
-            traits=traits_of(launch.config, model),
+            traits=traits_of(launch.config, model) if engine else {},
         )
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
+
+    def _start(
+        self, launch: Launch, command: Sequence[str], listen_on: str | None
+    ) -> "subprocess.Popen[bytes]":
+        with contextlib.ExitStack() as handed_over:
+            self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            shared = [handed_over.enter_context(theirs).fileno()]
+            if listen_on is not None:
+                raise_file_limit()
+                port = launch.config.port
+                self._owned.enter_context(claimed(listen_on, port, launch.incarnation))
+                # a socket of its own for each: the kernel deals connections out
+                listener = handed_over.enter_context(listen(listen_on, port, shared=True).socket)
+                shared.append(listener.fileno())
+                launch = msgspec.structs.replace(launch, listen_fd=listener.fileno())
             process = subprocess.Popen(
-                [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                [*command, str(theirs.fileno())], pass_fds=shared, stdin=subprocess.DEVNULL
             )
-        self._channel.sendall(encode(here))
+        self._channel.sendall(encode(launch))
         return process

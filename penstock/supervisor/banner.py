@@ -23,8 +23,8 @@ def banner(
 ) -> str:
     """The block of lines, without a newline at its end.
 
-    ``address`` is what the server listens on, None on a host that runs engines only; ``infos`` holds what
-    each child said of itself.
+    ``address`` is what the server listens on, None on a host without API servers; ``infos`` holds what each
+    child said of itself, API servers on other hosts their URL.
     """
     names = ", ".join(served_model_names)
     source = model_dir if model_dir not in names else ""
@@ -38,12 +38,15 @@ def banner(
         lines["engines"] = f"{len(ranks)} of {config.data_parallel_size}, {_ranks(ranks)}"
     if config.coordinator is not None:
         lines["fleet"] = config.coordinator
+    urls = {str(info["URL"]): "" for info in infos.values() if "URL" in info}
     if address is not None:
-        url = base_url(address, tls=config.ssl_certfile is not None)
+        urls = {base_url(address, tls=config.ssl_certfile is not None): _reach(address)} | urls
+    if urls:
+        first = next(iter(urls))
         lines |= {
-            "URL": f"{url}/v1{_reach(address)}",
-            "metrics": f"{url}/metrics",
-            "docs": f"{url}/docs",
+            "URL": ", ".join(f"{url}/v1{reach}" for url, reach in urls.items()),
+            "metrics": f"{first}/metrics",
+            "docs": f"{first}/docs",
             "API key": "required" if config.api_key else "off, anybody who can connect may use the server",
         }
     return "\n".join([f"penstock {__version__}", *(f"  {key:<10} {value}" for key, value in lines.items())])

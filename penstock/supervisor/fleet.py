@@ -12,7 +12,7 @@ from penstock.supervisor.children import GRACE_S, Child, Children, State
 from penstock.supervisor.exits import EXIT_FATAL, EXIT_OK, describe_exit
 from penstock.supervisor.notices import Notices
 from penstock.supervisor.phases import Phase, Phases
-from penstock.supervisor.recovery import Recovery
+from penstock.supervisor.recovery import Recovery, listed
 from penstock.supervisor.replacement import Replacement
 from penstock.wire.control import (
     Beat,
@@ -194,6 +194,7 @@ class Fleet:
             self._children.act(Show(child.name, Progress(text="ready", fraction=1.0)))
             if all(other.state is State.READY for other in self._children):
                 self._phases.serve()
+        self._notices.appoint_speaker()
 
     def _hears(self, child: Child, now: float) -> None:
         """An engine that is ready must be heard again in time."""
@@ -218,14 +219,23 @@ class Fleet:
                 fatal=child.epoch == 0,
             )
         elif child.state is State.READY and not child.leaving:
-            if overdue > LATE_S:
+            fellows = self._recovery.fellows(child)
+            if overdue > LATE_S or any(other.killed for other in fellows):  # it falls with that one
                 self._hears(child, now)
                 return
-            child.failure = Failed(
-                message=f"not heard of for {self._engine_hang_timeout:g} s (--engine-hang-timeout)",
-                fatal=False,
-            )
+            child.failure = Failed(message=self._silence(fellows, now), fatal=False)
         self._children.kill(child)
+
+    def _silence(self, fellows: list[Child], now: float) -> str:
+        """What is to be said of a silent engine: those that compute in step with one that hangs wait for it
+        within a step, and may have been heard of a little earlier or later."""
+        told = f"not heard of for {self._engine_hang_timeout:g} s (--engine-hang-timeout)"
+        soon = now + self._engine_hang_timeout / 2
+        ready = [other for other in fellows if other.state is State.READY and not other.leaving]
+        silent = [other for other in ready if other.deadline is not None and other.deadline < soon]
+        if not silent:
+            return told
+        return f"{told}, and {listed(silent)} hardly less: one of them hangs, the others may wait for it"
 
     def _gone(self, child: Child, cause: str, now: float, *, orderly: bool = False) -> None:
         """Tells the death once, with its cause, and settles what follows."""

@@ -55,16 +55,18 @@ def listening(config: ServeConfig, origins: Origins) -> Iterator[Listener]:
         yield Listener(sock, config.uds)
 
 
-def listen(host: str, port: int) -> Listener:
+def listen(host: str, port: int, *, shared: bool = False) -> Listener:
     """Listens on ``host`` (a name, an IPv4 or IPv6 address; ``::`` takes IPv4 as well) and ``port``.
 
-    Port 0 takes a free one. Raises ConfigError when there can be no such address, StartError when it
-    cannot be had.
+    Port 0 takes a free one. ``shared``: beside other sockets that share it. Raises ConfigError when there can
+    be no such address, StartError when it cannot be had.
     """
     family, address = _resolve(host, port)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address[0] == "::" else 1)
         # Connections inherit it. Else the kernel takes megabytes for a client that does not read.

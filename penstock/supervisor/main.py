@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import resource
 import signal
 import sys
 import time
@@ -15,6 +14,7 @@ from setproctitle import setproctitle
 
 from penstock.api.tls import server_context
 from penstock.config.errors import ConfigError
+from penstock.config.groups.hosts import HEAD
 from penstock.config.introspect import options_of
 from penstock.config.options import ServeConfig
 from penstock.config.origins import Origins
@@ -26,6 +26,7 @@ from penstock.supervisor.banner import banner
 from penstock.supervisor.cluster import read_key, traits_of
 from penstock.supervisor.display import display
 from penstock.supervisor.exits import EXIT_FAILED, StartError, exit_code_of
+from penstock.supervisor.file_limit import raise_file_limit
 from penstock.supervisor.fleet import Fleet
 from penstock.supervisor.keys import with_keys
 from penstock.supervisor.listener import Listener, listening
@@ -40,7 +41,7 @@ from penstock.wire.sockets import coordinator_address, new_incarnation
 log = logging.getLogger(__name__)
 
 STAND_IN = module_command("penstock.placement.stand_in")
-"""Of an engine on a Ray cluster; not imported here, as Ray may not be installed."""
+"""Of what runs on a Ray cluster; not imported here, as Ray may not be installed."""
 _API_SERVER_GROUPS = ("HTTP server", "CORS", "TLS", "Streaming")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -75,12 +76,13 @@ def serve(
         server_context(config)  # the API servers make their own; what is wrong with it is told here, once
     try:
         with _handlers_restored(), contextlib.ExitStack() as owned, _interruptible():
-            listener = None if config.headless else owned.enter_context(listening(config, origins or {}))
+            here = _servers_here(config)
+            listener = owned.enter_context(listening(config, origins or {})) if here else None
             run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
             model = resolve_model(config, run_dir)
-            _raise_file_limit()
+            raise_file_limit()
             acceptor = None
-            if listener is not None and config.api_server_count > 1:
+            if listener is not None and here > 1:
                 acceptor = owned.enter_context(Acceptor(listener.socket))
             traits = {} if config.coordinator is None else traits_of(config, model)
             given = sorted(origins or {})
@@ -102,9 +104,9 @@ class _Service:
     config: ServeConfig
     # Fields of config that were set.
     given: list[str]
-    # None on a host that runs engines only.
+    # None on a host without API servers.
     listener: Listener | None
-    # Where there are several API servers; one accepts itself.
+    # Where there are several API servers here; one accepts itself.
     acceptor: Acceptor | None
     run_dir: str
     model: Model
@@ -148,12 +150,15 @@ class _Service:
 
     def _is_elsewhere(self, name: Name) -> bool:
         """Only its stand-in runs here."""
+        if name.role == "api-server":
+            return self.config.host_of_server(name.index) != HEAD
         return self._on_cluster and name.role == "engine"
 
     def _start(self, name: Name, epoch: int, restarts: int) -> Process:
+        if self._is_elsewhere(name):
+            return Process.start(self._launch(name, epoch, restarts), STAND_IN)
         if name.role != "api-server":
-            command = STAND_IN if self._is_elsewhere(name) else self.command
-            return Process.start(self._launch(name, epoch, restarts), command)
+            return Process.start(self._launch(name, epoch, restarts), self.command)
         if self.acceptor is None:
             assert self.listener is not None, "a host without a listener has no API servers"
             launch = self._launch(name, epoch, restarts, listen_fd=self.listener.socket.fileno())
@@ -213,6 +218,13 @@ class _Service:
             sys.stderr.flush()
 
 
+def _servers_here(config: ServeConfig) -> int:
+    """How many of the API servers this host runs."""
+    if config.headless:
+        return 0
+    return [config.host_of_server(index) for index in range(config.api_server_count)].count(HEAD)
+
+
 def _check_headless(config: ServeConfig, origins: Origins) -> None:
     """Raises ConfigError for options of API servers on the command line of a host that has none. In files and
     variables, which hosts may share, they are passed over."""
@@ -254,16 +266,3 @@ def _interruptible() -> Iterator[None]:
     finally:
         for signum in handled:
             signal.signal(signum, ignore)
-
-
-def _raise_file_limit() -> None:
-    """Takes the open files that the system allows: every connection is one. Children inherit it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # macOS calls its hard limit infinite and refuses that; 10240 is OPEN_MAX of its sys/syslimits.h.
-    for limit in (hard, 10240):
-        if soft in (hard, limit):
-            return
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-            return
-    log.warning("the limit of %d open files cannot be raised to %d", soft, hard)

@@ -29,16 +29,29 @@ class Model:
     served_names: list[str]
 
 
-def resolve_model(config: ServeConfig, run_dir: str) -> Model:
+def resolve_model(config: ServeConfig, run_dir: str, *, for_engine: bool = True) -> Model:
     """Finds or downloads the model and sees that it has what the engine needs.
 
-    ``run_dir`` takes a converted tokenizer. Raises ConfigError, StartError.
+    ``run_dir`` takes a converted tokenizer. Not ``for_engine``: API servers need no weights, nor what
+    computes with them. Raises ConfigError, StartError.
     """
+    if for_engine:
+        _require_software(config)
+    model_dir = _model_directory(config, for_engine=for_engine)
+    if for_engine:
+        _check_model(config, model_dir)
+    names = list(config.served_model_name or []) or [config.model or DEMO_NAME]
+    return Model(str(model_dir), str(_tokenizer_directory(config, model_dir, run_dir)), names)
+
+
+def _require_software(config: ServeConfig) -> None:
     if config.engine == "torch":
         _require_torch()
     elif config.engine == "vllm":
         check_installed()
-    model_dir = _model_directory(config)
+
+
+def _check_model(config: ServeConfig, model_dir: Path) -> None:
     if config.engine != "synthetic" and not (model_dir / "config.json").is_file():
         raise ConfigError(
             f"model {config.model or DEMO_NAME}: no config.json in {model_dir}; "
@@ -46,8 +59,6 @@ def resolve_model(config: ServeConfig, run_dir: str) -> Model:
         )
     if config.engine == "torch":
         check_family(model_dir, with_experts=config.enable_expert_parallel)
-    names = list(config.served_model_name or []) or [config.model or DEMO_NAME]
-    return Model(str(model_dir), str(_tokenizer_directory(config, model_dir, run_dir)), names)
 
 
 def _require_torch() -> None:
@@ -59,7 +70,7 @@ def _require_torch() -> None:
         )
 
 
-def _model_directory(config: ServeConfig) -> Path:
+def _model_directory(config: ServeConfig, *, for_engine: bool) -> Path:
     if config.model is None:
         if config.revision is not None:
             raise ConfigError(f"--revision {config.revision}: the bundled demo model has no revisions")
@@ -77,9 +88,8 @@ def _model_directory(config: ServeConfig) -> Path:
         raise ConfigError(f"model {config.model}: is a file; give its directory")
     if not _HUB_ID.fullmatch(config.model):
         raise ConfigError(f"model {config.model}: no such directory, nor a hub id (owner/name)")
-    return download(
-        config.model, config.revision, weights=config.engine != "synthetic" and config.load_format != "dummy"
-    )
+    weights = for_engine and config.engine != "synthetic" and config.load_format != "dummy"
+    return download(config.model, config.revision, weights=weights)
 
 
 def _tokenizer_directory(config: ServeConfig, model_dir: Path, run_dir: str) -> Path:

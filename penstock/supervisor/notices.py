@@ -1,15 +1,15 @@
-"""What every API server must know of the engines, also one that starts later."""
+"""What API servers are told of the engines, each and whenever it starts, and which one speaks in the log."""
 
 import logging
 
 from penstock.supervisor.actions import Name
 from penstock.supervisor.agreement import Register
 from penstock.supervisor.children import Child, Children, State
-from penstock.wire.control import DrainEngine, EnginesDraining, Order, ProposeState
+from penstock.wire.control import DrainEngine, EnginesDraining, Order, ProposeState, Speak
 
 
 class Notices:
-    """Which engines get no new streams, and the states that all engines agree on.
+    """Which engines get no new streams, the states that all engines agree on, and who speaks.
 
     ``all_engines`` counts those of all hosts.
     """
@@ -20,6 +20,7 @@ class Notices:
         # Ranks of the engines that get no new streams.
         self._draining: set[int] = set()
         self._register = Register()
+        self._speaker: Name | None = None
 
     def tell(self, server: Child) -> None:
         """Everything there is to know, to an API server that has become ready."""
@@ -57,6 +58,16 @@ class Notices:
         """It is gone, and not waited for."""
         self._register.forget(server)
         self._settle()
+        if server == self._speaker:
+            self._speaker = None
+            self.appoint_speaker()
+
+    def appoint_speaker(self) -> None:
+        """One that gets new connections, unless there is none or one speaks already."""
+        ready = [child.name for child in self._children.of("api-server", State.READY)]
+        if ready and self._speaker not in ready:
+            self._speaker = ready[0]
+            self._children.send(self._children[self._speaker], Speak())
 
     def _settle(self) -> None:
         if self._register.adopt([child.name for child in self._serving()]):

@@ -30,14 +30,18 @@ class Recovery:
         """It is one of the engines in lock-step."""
         return child in self._group
 
+    def fellows(self, child: Child) -> list[Child]:
+        """Those that live and run in lock-step with it."""
+        return [other for other in self._group if self.in_group(child) and other is not child and other.alive]
+
     def restart_group(self, child: Child, cause: str, now: float) -> None:
         """Ends the engines in lock-step with one that died, then settles what follows for all of them."""
-        left = [other for other in self._group if other.alive]
+        left = self.fellows(child)
         if not child.felled:
             self._children.say(logging.ERROR, f"{child.name} {cause}")
             fellows = [other for other in left if not other.killed]
             if fellows:
-                told = f"killing what runs in lock-step with it: {_listed(fellows)}"
+                told = f"killing what runs in lock-step with it: {listed(fellows)}"
                 self._children.say(logging.INFO, told)
             for other in fellows:
                 other.felled = True
@@ -50,7 +54,7 @@ class Recovery:
         # What a killed one complained of last was that the others had left.
         fatal = any(child.failure is not None and child.failure.fatal and not child.felled for child in gone)
         delay = None if fatal else gone[0].policy.died(now)
-        name = _listed(gone) if len(gone) == 1 else f"the group of {_listed(gone)}"
+        name = listed(gone) if len(gone) == 1 else f"the group of {listed(gone)}"
         if delay is not None:
             self._children.say(logging.INFO, f"{name} is started again in {delay:g} s")
             for child in gone:
@@ -61,11 +65,12 @@ class Recovery:
         role = gone[0].name.role
         others = self._children.of(role, State.WAITING, State.STARTING, State.READY)
         if self._phases.current is Phase.SERVING and (others or role == "coordinator"):
-            rest = f", with {_listed(others)}" if others else ""
+            rest = f", with {listed(others)}" if others else ""
             self._children.say(logging.ERROR, f"serving goes on without {name}{rest}")
         else:
             self._phases.wind_down(EXIT_FAILED, now)
 
 
-def _listed(children: list[Child]) -> str:
+def listed(children: list[Child]) -> str:
+    """Their names."""
     return ", ".join(str(child.name) for child in children)

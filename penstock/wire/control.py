@@ -3,8 +3,8 @@
 One Unix stream socketpair per child carries JSON lines, each a tagged struct of this module.
 
 Supervisor to child: :class:`Launch` first and once, then :class:`Drain`, :class:`Stop`; to API servers
-:class:`EnginesDraining`, for which they ask with :class:`DrainEngine`, and :class:`AgreedStates`, for which
-they ask with :class:`ProposeState` and which they confirm by :class:`StatesAdopted`.
+:class:`EnginesDraining`, for which they ask with :class:`DrainEngine`, :class:`AgreedStates`, for which
+they ask with :class:`ProposeState` and which they confirm by :class:`StatesAdopted`, and :class:`Speak`.
 Child to supervisor: any number of :class:`Progress`, then :class:`Ready` or :class:`Failed`; a child that
 meets its end later may send :class:`Failed` before it exits. An engine sends :class:`Beat` while it is ready.
 Ready, failed and dead (the end of the file, the exit code) are three different signals.
@@ -188,6 +188,10 @@ class StatesAdopted(_Message, frozen=True, tag="states-adopted"):
     revision: int
 
 
+class Speak(_Message, frozen=True, tag="speak"):
+    """To one API server that serves: write what the fleet does to the log, until the end."""
+
+
 class SupervisorMetrics(_Message, frozen=True, tag="supervisor-metrics"):
     """To API servers, about once a second: what the supervisor has counted."""
 
@@ -195,11 +199,11 @@ class SupervisorMetrics(_Message, frozen=True, tag="supervisor-metrics"):
     snapshot: bytes
 
 
-Order = Drain | Stop | EnginesDraining | AgreedStates | SupervisorMetrics
+Order = Drain | Stop | EnginesDraining | AgreedStates | Speak | SupervisorMetrics
 Report = Progress | Ready | Failed | Beat | DrainEngine | ProposeState | StatesAdopted
 
 _to_child: msgspec.json.Decoder[Launch | Order] = msgspec.json.Decoder(
-    Launch | Drain | Stop | EnginesDraining | AgreedStates | SupervisorMetrics
+    Launch | Drain | Stop | EnginesDraining | AgreedStates | Speak | SupervisorMetrics
 )
 _to_supervisor: msgspec.json.Decoder[Report] = msgspec.json.Decoder(
     Progress | Ready | Failed | Beat | DrainEngine | ProposeState | StatesAdopted

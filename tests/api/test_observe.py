@@ -1,12 +1,10 @@
 """The line that the log gets on the fleet."""
 
 import logging
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from penstock.api.observe import FleetLog, Turn
+from penstock.api.observe import FleetLog
 from penstock.metrics import families as f
 from penstock.metrics.snapshot import Totals
 
@@ -82,12 +80,3 @@ def test_one_that_takes_over_goes_on_where_the_other_was(caplog: pytest.LogCaptu
     assert caplog.messages == [
         "running 2, waiting 0, KV cache 0.0 %, prompts 0 tokens/s, generated 10 tokens/s"
     ]
-
-
-def test_one_has_the_turn_until_it_ends(tmp_path: Path) -> None:
-    with closing(Turn(str(tmp_path))) as second:
-        with closing(Turn(str(tmp_path))) as first:
-            assert first.take()
-            assert not second.take()
-            assert first.take()
-        assert second.take()

@@ -66,7 +66,7 @@ class Server:
 
     def __enter__(self) -> Self:
         started = self._ready.wait(self._start_s)
-        match = re.search(r"https?://(127\.0\.0\.1:\d+|localhost)", self.log)
+        match = re.search(r"https?://(127\.0\.0\.\d+:\d+|localhost)", self.log)
         if not started or (self._listens and match is None) or self.process.poll() is not None:
             self.end()
             raise AssertionError(f"the server did not start:\n{self.log}")

@@ -1,10 +1,13 @@
 """Engines on a real Ray cluster of three raylets on this machine; needs Ray (make test-ray)."""
 
+import contextlib
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -32,36 +35,40 @@ def cluster() -> Iterator[Any]:
         made.shutdown()
 
 
-def options(address: str, directory: Path) -> list[str]:
-    key = directory / "fleet.key"
-    write_key(key)
+def free_port(address: str = "127.0.0.1") -> int:
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        free.bind((address, 0))
+        return int(free.getsockname()[1])
+
+
+def options(address: str, directory: Path, engines: int = ENGINES) -> list[str]:
+    key = directory / "fleet.key"
+    if not key.exists():
+        write_key(key)
     return [
         *SYNTHETIC,
         *("--synthetic-step-ms", "10"),
-        *("--data-parallel-size", str(ENGINES)),
+        *("--data-parallel-size", str(engines)),
         *("--data-parallel-backend", "ray"),
         *("--ray-address", address),
-        *("--coordinator", f"tcp://127.0.0.1:{port}"),
+        *("--coordinator", f"tcp://127.0.0.1:{free_port()}"),
         *("--cluster-key-file", str(key)),
     ]
 
 
-def engines_by_node() -> dict[int, list[psutil.Process]]:
-    """Engine processes by the raylet that they descend from."""
+def by_raylet(title: str) -> dict[int, list[psutil.Process]]:
+    """Processes of a title by the raylet that they descend from."""
     found: dict[int, list[psutil.Process]] = {}
     for process in psutil.process_iter():
-        try:
-            if not process.name().startswith("penstock: engin"):
-                continue
-            raylets = [parent.pid for parent in process.parents() if parent.name() == "raylet"]
-        except psutil.NoSuchProcess:
-            continue
-        if raylets:
-            found.setdefault(raylets[0], []).append(process)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name().startswith(title):
+                for raylet in [parent.pid for parent in process.parents() if parent.name() == "raylet"]:
+                    found.setdefault(raylet, []).append(process)
     return found
+
+
+def engines_by_node() -> dict[int, list[psutil.Process]]:
+    return by_raylet("penstock: engin")
 
 
 def engines_up(server: Server, count: int) -> None:
@@ -99,13 +106,146 @@ def raylet_of(node: Any) -> int:
     return int(raylet.process.pid)
 
 
+# -- API servers on machines of the cluster
+
+
+@pytest.fixture
+def wide() -> Iterator[Any]:
+    """Three raylets at addresses of their own: the first has room for engines, the others have none."""
+    made = ray_cluster.Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    try:
+        for number in (2, 3):
+            add_machine(made, number)
+        yield made
+    finally:
+        made.shutdown()
+
+
+def add_machine(cluster: Any, number: int) -> Any:
+    return cluster.add_node(num_cpus=0, node_name=f"machine{number}", node_ip_address=f"127.0.0.{number}")
+
+
+def serving_on(hosts: str, cluster: Any, directory: Path) -> Server:
+    count = len(hosts.split(","))
+    return Server(
+        *options(cluster.address, directory, engines=2),
+        *("--api-server-hosts", hosts, "--api-server-count", str(count), "--port", str(free_port())),
+        *("--drain-timeout", "120"),
+        directory=directory,
+    )
+
+
+def url_at(server: Server, address: str) -> str:
+    return f"http://{address}:{httpx.URL(server.url).port}"
+
+
+def answers(url: str) -> bool:
+    try:
+        reply = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 3}, timeout=30)
+    except httpx.TransportError:
+        return False
+    return reply.status_code == 200
+
+
+def api_servers() -> dict[str, psutil.Process]:
+    """Those on machines of the cluster, by the address that they listen on."""
+    found = {}
+    for processes in by_raylet("penstock: api-s").values():
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                listening = [each for each in process.net_connections("tcp") if each.status == "LISTEN"]
+                found |= {each.laddr.ip: process for each in listening}
+    return found
+
+
+def kill_all_of(raylet: psutil.Process) -> None:
+    """As when its machine is gone; alone, it would be survived by what it has started for a while."""
+    for process in [raylet, *raylet.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def test_a_machine_with_an_api_server_is_lost_and_the_other_goes_on(
+    wide: Any, server: Server, tmp_path: Path
+) -> None:
+    bodies = [LONG | {"seed": seed} for seed in range(8)]
+    with Streams(server.url, bodies) as streams:
+        streams.until_all_ended()
+        undisturbed = streams.texts
+    with serving_on("machine2,machine3", wide, tmp_path) as placed:
+        engines_up(placed, 2)
+        staying, leaving = url_at(placed, "127.0.0.2"), url_at(placed, "127.0.0.3")
+        assert placed.url == staying
+        lost = next(node for node in wide.worker_nodes if node.node_ip_address == "127.0.0.3")
+        with Streams(staying, bodies) as kept, Streams(leaving, bodies) as cut:
+            kept.until_each_has(5)
+            cut.until_each_has(5)
+            wait_until(lambda: placed.metric("penstock:streams") == 16, 30, "all streams being counted")
+            kill_all_of(psutil.Process(raylet_of(lost)))
+            cut.until_all_ended()
+            kept.until_all_ended()
+        assert kept.failures == []
+        assert kept.texts == undisturbed
+        assert len(cut.failures) == 8
+        assert answers(staying)
+        wait_until(lambda: "waits for the machine machine3" in placed.log, 120, "its being missed")
+        wide.remove_node(lost)
+        add_machine(wide, 3)
+        wait_until(lambda: answers(leaving), 120, "its being back")
+        assert "api-server 1 is ready again" in placed.log
+    wait_until(lambda: not by_raylet("penstock: api-s"), 30, "the end of the API servers")
+
+
+def test_api_servers_of_the_cluster_are_killed_replaced_and_drained(wide: Any, tmp_path: Path) -> None:
+    with serving_on("head,machine2", wide, tmp_path) as placed:
+        engines_up(placed, 2)
+        here, there = placed.url, url_at(placed, "127.0.0.2")
+        assert answers(here)
+        first = api_servers()["127.0.0.2"]
+        with Streams(here, [LONG] * 4) as others:
+            others.until_each_has(5)
+            first.kill()
+            wait_until(lambda: answers(there), 120, "a new API server in its place")
+            others.until_all_ended()
+        assert others.failures == []
+        second = api_servers()["127.0.0.2"]
+
+        with Streams(there, [LONG] * 4) as streams:
+            streams.until_each_has(5)
+            placed.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: not second.is_running(), 120, "the old one's end")
+            streams.until_all_ended()
+        assert streams.failures == []
+        assert answers(there)
+
+        with Streams(there, [LONG] * 4) as streams, Streams(here, [LONG] * 4) as local:
+            streams.until_each_has(5)
+            local.until_each_has(5)
+            placed.process.send_signal(signal.SIGTERM)
+            streams.until_all_ended()
+            local.until_all_ended()
+        assert streams.failures == local.failures == []
+        assert placed.process.wait(60) == 0
+
+
+def test_machines_and_ports_that_cannot_be_had_are_named(wide: Any, tmp_path: Path) -> None:
+    """At the first start it is final."""
+    for hosts, said in (
+        ("machine9", "--api-server-hosts machine9: the cluster has no such machine"),
+        ("machine2", "cannot listen on 127.0.0.2"),
+    ):
+        with socket.create_server(("127.0.0.2", 0)) as taken:
+            arguments = [*options(wide.address, tmp_path, engines=1), "--api-server-hosts", hosts]
+            server = Server(*arguments, "--port", str(taken.getsockname()[1]), directory=tmp_path)
+            assert server.process.wait(120) != 0
+            server.end()
+        assert said in server.log
+
+
 def test_a_cluster_that_is_not_there_is_named(tmp_path: Path) -> None:
     """At the first start it is final."""
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
-
-        server = Server(*options(address, tmp_path), directory=tmp_path)
-        assert server.process.wait(120) != 0
-        server.end()
+    address = f"127.0.0.1:{free_port()}"
+    server = Server(*options(address, tmp_path), directory=tmp_path)
+    assert server.process.wait(120) != 0
+    server.end()
     assert f"--ray-address {address}" in server.log

@@ -143,6 +143,7 @@ def test_a_request_that_seems_to_end_engines_is_given_up(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_model_goes_on_as_it_would_have(tmp_path: Path) -> None:
     """Greedy and seeded streams, penalties and limits, over the kill of one of two engines with a model."""
     pytest.importorskip("torch")

@@ -1,7 +1,9 @@
 """The actor without Ray: a child process, and its control channel passed on."""
 
 import signal
+import socket
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +11,9 @@ import pytest
 from launches import launch
 
 from penstock.config.options import ServeConfig
-from penstock.placement.host import EngineHost
+from penstock.placement.host import ProcessHost
+from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL
+from penstock.supervisor.model import DEMO_DIR, resolve_model
 from penstock.wire.control import (
     Failed,
     Launch,
@@ -21,6 +25,19 @@ from penstock.wire.control import (
     encode,
 )
 
+SERVER = """
+import select, socket, sys
+from penstock.wire.channel import ControlChannel
+control = ControlChannel(int(sys.argv[1]))
+listener = socket.socket(fileno=control.launch.listen_fd)
+listener.setblocking(True)
+control.ready({"port": listener.getsockname()[1], "address": listener.getsockname()[0]})
+connection, _ = listener.accept()
+listener.close()
+connection.sendall(b"served")
+select.select([control], [], [])
+"""
+"""An API server that takes one connection."""
 CHILD = """
 import os, select, signal, sys
 from penstock.wire.channel import ControlChannel
@@ -40,20 +57,25 @@ def engine(model: str | None = None) -> Launch:
     return launch("engine", "/of/another/machine", index=1, config=config, engine_count=2)
 
 
-def started(message: Launch, end: str = "") -> EngineHost:
-    host = EngineHost()
+def api_server(port: int, epoch: int = 0) -> Launch:
+    config = ServeConfig(engine="synthetic", port=port)
+    return launch("api-server", "/of/another/machine", epoch=epoch, config=config)
+
+
+def started(message: Launch, end: str = "") -> ProcessHost:
+    host = ProcessHost()
     host.start(encode(message), [sys.executable, "-c", CHILD % end])
     return host
 
 
-def reports_until_the_end(host: EngineHost) -> tuple[list[Report], int]:
+def reports_until_the_end(host: ProcessHost) -> tuple[list[Report], int]:
     lines, buffer = [], LineBuffer()
     while (said := host.read()).returncode is None:
         lines += buffer.feed(said.data)
     return [decode_for_supervisor(line) for line in lines], said.returncode
 
 
-def first_report(host: EngineHost) -> Report:
+def first_report(host: ProcessHost) -> Report:
     (line,) = LineBuffer().feed(host.read().data)
     return decode_for_supervisor(line)
 
@@ -84,9 +106,64 @@ def test_a_machine_without_the_model_says_so() -> None:
 
 
 def test_a_child_that_cannot_be_started() -> None:
-    host = EngineHost()
+    host = ProcessHost()
     command: Sequence[str] = ["/no/such/interpreter"]
     host.start(encode(engine()), command)
     reports, _ = reports_until_the_end(host)
     assert isinstance(reports[0], Failed)
     assert "/no/such/interpreter" in reports[0].message
+
+
+# -- API servers
+
+
+@pytest.fixture
+def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def serving(port: int) -> ProcessHost:
+    host = ProcessHost()
+    host.start(encode(api_server(port)), [sys.executable, "-c", SERVER], listen_on="127.0.0.1")
+    ready = first_report(host)
+    assert ready == Ready(info={"port": port, "address": "127.0.0.1"})
+    return host
+
+
+def ask(port: int) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        return connection.recv(6)
+
+
+def test_api_servers_share_a_port_and_what_one_closes_gets_nothing_more(port: int) -> None:
+    """Also not by way of its host, which has opened it."""
+    hosts = [serving(port), serving(port)]
+    assert {ask(port), ask(port)} == {b"served"}  # each has had one, and the first was closed by then
+    with pytest.raises(ConnectionRefusedError):
+        ask(port)
+    for host in hosts:
+        host.write(encode(Stop()))
+        assert reports_until_the_end(host) == ([], 0)
+
+
+@pytest.mark.parametrize(("epoch", "returncode"), [(0, EXIT_FATAL), (1, EXIT_FAILED)])
+def test_a_port_of_somebody_else(port: int, epoch: int, returncode: int) -> None:
+    """It may be free again, if it was ours."""
+    with socket.create_server(("127.0.0.1", port)):
+        host = ProcessHost()
+        host.start(encode(api_server(port, epoch)), listen_on="127.0.0.1")
+        reports, ended = reports_until_the_end(host)
+    assert ended == returncode
+    (failed,) = reports
+    assert isinstance(failed, Failed)
+    assert failed.fatal == (epoch == 0)
+    assert f"cannot listen on 127.0.0.1:{port}" in failed.message
+
+
+def test_a_machine_without_an_engine_needs_nothing_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.supervisor.model._require_torch", lambda: 1 / 0)
+    config = ServeConfig(model=str(DEMO_DIR), engine="torch")  # which has a tokenizer only
+    assert resolve_model(config, "/run", for_engine=False).tokenizer_dir == str(DEMO_DIR)

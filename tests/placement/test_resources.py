@@ -31,6 +31,9 @@ def test_what_an_engine_takes(config: ServeConfig, resources: dict[str, float]) 
         ({"data_parallel_size_local": 1}, "--data-parallel-size-local"),
         ({"headless": True}, "--headless"),
         ({"enable_expert_parallel": True, "data_parallel_size": 2}, "--enable-expert-parallel"),
+        ({"api_server_hosts": "head,a"}, "--api-server-hosts head,a: --api-server-count 1 leaves"),
+        ({"api_server_hosts": "a", "port": 0}, "--api-server-hosts a: does not go with --port 0"),
+        ({"api_server_hosts": "a", "uds": "/s"}, "--api-server-hosts a: does not go with --uds /s"),
     ],
 )
 def test_options_that_do_not_go_with_a_cluster(options: dict[str, object], names: str) -> None:
@@ -38,7 +41,10 @@ def test_options_that_do_not_go_with_a_cluster(options: dict[str, object], names
         on_ray(**options)
 
 
-@pytest.mark.parametrize("option", [{"ray_address": "10.0.0.1:6379"}, {"engine_resources": "CPU=1"}])
+@pytest.mark.parametrize(
+    "option",
+    [{"ray_address": "10.0.0.1:6379"}, {"engine_resources": "CPU=1"}, {"api_server_hosts": "head"}],
+)
 def test_options_of_a_cluster_without_one(option: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="--data-parallel-backend ray"):
         ServeConfig(**option)  # type: ignore[arg-type]

@@ -2,10 +2,10 @@
 
 import logging
 
-from penstock.supervisor.actions import Action, Name, Say
+from penstock.supervisor.actions import Action, Name, Say, Send
 from penstock.supervisor.fleet import Fleet
 from penstock.supervisor.phases import Phase
-from penstock.wire.control import Ready
+from penstock.wire.control import Ready, Speak
 
 ENGINE = Name("engine", 0)
 SERVER = Name("api-server", 0)
@@ -61,7 +61,8 @@ def errors(actions: list[Action]) -> list[str]:
 
 
 def done(actions: list[Action]) -> list[Action]:
-    return [action for action in actions if not isinstance(action, Say)]
+    """What has nothing to do with the log."""
+    return [a for a in actions if not isinstance(a, Say) and not (isinstance(a, Send) and a.order == Speak())]
 
 
 def fail_for_good(fleet: Fleet, name: Name, now: float) -> tuple[list[Action], float]:

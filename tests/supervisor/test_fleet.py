@@ -21,7 +21,7 @@ def test_announces_once_when_the_last_one_is_ready() -> None:
     fleet = make()
     fleet.begin(10.0)
     done_with = Progress(text="ready", fraction=1.0)
-    assert fleet.report(SERVER, Ready(), 11.0) == [Show(SERVER, done_with)]
+    assert done(fleet.report(SERVER, Ready(), 11.0)) == [Show(SERVER, done_with)]
     actions = fleet.report(ENGINE, Ready(info={"device": "cpu"}), 12.5)
     assert actions == [Show(ENGINE, done_with), Announce()]
     assert fleet.info(ENGINE) == {"device": "cpu"}

@@ -1,6 +1,6 @@
 import signal
 
-from penstock.supervisor.actions import Send
+from penstock.supervisor.actions import Action, Name, Send
 from penstock.supervisor.restart import FIRST_DELAY_S
 from penstock.wire.control import (
     AgreedState,
@@ -9,6 +9,7 @@ from penstock.wire.control import (
     EnginesDraining,
     ProposeState,
     Ready,
+    Speak,
     StatesAdopted,
 )
 
@@ -78,3 +79,25 @@ def test_one_that_dies_is_not_waited_for_and_told_when_it_is_back() -> None:
     assert done(fleet.died(SERVER, -signal.SIGKILL, 3.0)) == [Send(OTHER, agreed(1))]
     fleet.tick(3.0 + FIRST_DELAY_S)
     assert done(fleet.report(SERVER, Ready(), 5.0)) == [Send(SERVER, agreed(1))]
+
+
+# -- the log
+
+
+def told_to_speak(actions: list[Action]) -> list[Name]:
+    return [action.name for action in actions if isinstance(action, Send) and action.order == Speak()]
+
+
+def test_one_api_server_that_serves_speaks_for_all() -> None:
+    fleet = make(2)
+    fleet.begin(0.0)
+    fleet.report(ENGINE, Ready(), 1.0)
+    assert told_to_speak(fleet.report(OTHER, Ready(), 1.0)) == [OTHER]
+    assert told_to_speak(fleet.report(SERVER, Ready(), 2.0)) == []
+    assert told_to_speak(fleet.died(OTHER, 1, 3.0)) == [SERVER]
+    assert told_to_speak(fleet.died(SERVER, 1, 3.0)) == []  # there is none
+    fleet.tick(3.0 + FIRST_DELAY_S)
+    assert told_to_speak(fleet.report(SERVER, Ready(), 4.0)) == [SERVER]  # another process
+    fleet.report(OTHER, Ready(), 4.0)
+    fleet.replace(10.0)
+    assert told_to_speak(fleet.report(Name("api-server", 2), Ready(), 11.0)) == [OTHER]

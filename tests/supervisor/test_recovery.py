@@ -203,6 +203,20 @@ def test_a_rank_that_hangs_takes_its_group_along() -> None:
     assert "not heard of for 20 s" in errors(fall_of_killed(fleet, GROUP[2], 22.0))[0]
 
 
+def test_ranks_that_wait_for_one_that_hangs_are_not_blamed() -> None:
+    """They wait within a step, and fall silent with it; which was heard of first says nothing."""
+    fleet = serving(hang_timeout=HANG_S, group=3)
+    fleet.report(GROUP[1], Beat(), 1.5)
+    fleet.report(GROUP[2], Beat(), 14.0)
+    assert done(fleet.tick(1.0 + HANG_S)) == [Kill(GROUP[0])]
+    assert done(fleet.tick(1.5 + HANG_S)) == []  # it falls with the other one
+    [error] = errors(fall_of_killed(fleet, GROUP[0], 22.0))
+    assert error.endswith(
+        "not heard of for 20 s (--engine-hang-timeout), and engine 1 hardly less: "
+        "one of them hangs, the others may wait for it"
+    )
+
+
 def fall_of_killed(fleet: Fleet, name: Name, now: float) -> list[Action]:
     actions = fleet.died(name, -signal.SIGKILL, now)
     assert done(actions) == [Kill(other) for other in GROUP if other != name]

@@ -64,3 +64,16 @@ EngineResources = Annotated[
         "Hosts",
     ),
 ]
+
+HEAD = "head"
+"""The host where ``penstock serve`` runs, among those of ApiServerHosts."""
+
+ApiServerHosts = Annotated[
+    Annotated[str, Meta(pattern=r"^[^\s,]+(,[^\s,]+)*$")] | None,
+    option(
+        f"Where API servers run, in turn: {HEAD}, which is this host, and machines of the Ray cluster by "
+        f"address, name or id, where they listen on that address and --port. Default: {HEAD}.",
+        "Hosts",
+        metavar="HOST[,HOST...]",
+    ),
+]

@@ -1,0 +1,32 @@
+"""The port of a fleet's API servers on one machine of a cluster: theirs, and nobody else's."""
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..supervisor.exits import StartError
+
+
+@contextlib.contextmanager
+def claimed(address: str, port: int, fleet: int) -> Iterator[None]:
+    """Keeps API servers of other fleets off a port that those of one share, until the end of the block.
+
+    The kernel would let any process of this user take part. ``fleet`` is the supervisor's incarnation. Raises
+    StartError, OSError.
+    """
+    path = Path(tempfile.gettempdir(), f"penstock-port-{os.geteuid()}-{address}-{port}")
+    mark = b"%016x" % fleet
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(fd, mark, 0)
+        fcntl.flock(fd, fcntl.LOCK_SH)  # waits for one that has just come, and writes
+        if os.pread(fd, len(mark), 0) != mark:
+            raise StartError(f"cannot listen on {address}, port {port}: API servers of another fleet do")
+        yield
+    finally:
+        os.close(fd)
