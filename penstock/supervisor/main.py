@@ -69,14 +69,14 @@ def serve(
     for name, origin in (origins or {}).items():
         log.debug("%s is set by %s", name, origin)
     cluster_key = None if config.cluster_key_file is None else read_key(config.cluster_key_file)
-    if config.headless:
-        _check_headless(config, origins or {})
-    else:
+    here = _servers_here(config)
+    if not here:
+        _check_without_servers(config, origins or {})
+    if not config.headless:
         config = with_keys(config, origins or {})
         server_context(config)  # the API servers make their own; what is wrong with it is told here, once
     try:
         with _handlers_restored(), contextlib.ExitStack() as owned, _interruptible():
-            here = _servers_here(config)
             listener = owned.enter_context(listening(config, origins or {})) if here else None
             run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
             model = resolve_model(config, run_dir)
@@ -225,9 +225,13 @@ def _servers_here(config: ServeConfig) -> int:
     return [config.host_of_server(index) for index in range(config.api_server_count)].count(HEAD)
 
 
-def _check_headless(config: ServeConfig, origins: Origins) -> None:
-    """Raises ConfigError for options of API servers on the command line of a host that has none. In files and
-    variables, which hosts may share, they are passed over."""
+def _check_without_servers(config: ServeConfig, origins: Origins) -> None:
+    """Raises ConfigError for options of API servers that a host has not. With --headless those in files and
+    variables, which hosts may share, are passed over."""
+    if not config.headless:
+        if "host" in origins:
+            raise ConfigError(f"{origins['host']}: nothing listens here, {HEAD} is not in --api-server-hosts")
+        return
     for option in options_of(type(config)):
         origin = origins.get(option.field)
         if option.group in _API_SERVER_GROUPS and origin is not None and origin.source == "command line":

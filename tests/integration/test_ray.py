@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from penstock.supervisor.cluster import write_key
+from penstock.supervisor.exits import EXIT_USAGE
 
 from .clients import Streams
 from .server import SYNTHETIC, Server, wait_until
@@ -240,6 +241,14 @@ def test_machines_and_ports_that_cannot_be_had_are_named(wide: Any, tmp_path: Pa
             assert server.process.wait(120) != 0
             server.end()
         assert said in server.log
+
+
+def test_an_address_of_a_host_where_nothing_listens_is_refused(tmp_path: Path) -> None:
+    elsewhere = ("--api-server-hosts", "machine2", "--port", "8000", "--host", "0.0.0.0")
+    server = Server(*options("auto", tmp_path), *elsewhere, directory=tmp_path)
+    assert server.process.wait(60) == EXIT_USAGE
+    server.end()
+    assert "--host: nothing listens here, head is not in --api-server-hosts" in server.log
 
 
 def test_a_cluster_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from penstock.wire.control import Info
 PIDS = {Name("engine", 0): 13, Name("engine", 1): 14, Name("api-server", 0): 11, Name("api-server", 1): 12}
 
 
-def text(config: ServeConfig, infos: dict[Name, Info], address: Address = ("127.0.0.1", 8123)) -> str:
+def text(config: ServeConfig, infos: dict[Name, Info], address: Address | None = ("127.0.0.1", 8123)) -> str:
     return banner(
         config,
         address=address,
@@ -78,3 +78,12 @@ def test_a_unix_socket_and_tls() -> None:
 def test_url_for_clients_on_the_same_machine(address: Address, url: str) -> None:
     assert base_url(address) == url
     assert base_url(address, tls=True) == url.replace("http:", "https:")
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_api_servers_on_other_hosts_have_urls_of_their_own(here: bool) -> None:
+    infos: dict[Name, Info] = {Name("api-server", n): {"URL": f"http://10.0.0.{n}:8123"} for n in (2, 3)}
+    lines = text(ServeConfig(), infos, ("127.0.0.1", 8123) if here else None).splitlines()
+    others = "http://10.0.0.2:8123/v1, http://10.0.0.3:8123/v1"
+    assert f"  URL        {'http://127.0.0.1:8123/v1, ' if here else ''}{others}" in lines
+    assert f"  metrics    http://{'127.0.0.1' if here else '10.0.0.2'}:8123/metrics" in lines
