@@ -15,6 +15,8 @@ from .clients import Streams
 from .server import SYNTHETIC, Server, wait_until
 
 PACED = (*SYNTHETIC, "--synthetic-step-ms", "5")
+SLOW_STEPS = ("--synthetic-step-ms", "25")
+"""For hundreds of streams, of which the first must still run when the last has begun."""
 BODY: dict[str, Any] = {"prompt": "x", "max_tokens": 500, "ignore_eos": True}
 
 
@@ -122,11 +124,12 @@ def test_sighup_replaces_api_servers_without_dropping_a_stream(server: Server, t
         assert pair.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
 
 
-def killed_api_server(server: Server, directory: Path, api_servers: int, count: int) -> None:
+def killed_api_server(server: Server, directory: Path, api_servers: int, count: int, *options: str) -> None:
     """One of several API servers dies under ``count`` streams, of which it has its even share."""
     bodies = bodies_of(count)
     undisturbed = texts_of(server, bodies)
-    with Server(*PACED, "--api-server-count", str(api_servers), directory=directory) as several:
+    arguments = (*PACED, "--api-server-count", str(api_servers), *options)
+    with Server(*arguments, directory=directory) as several:
         with Streams(several.url, bodies) as streams:
             streams.until_each_has(1)
             victim = several.children("api-server")[0]
@@ -143,12 +146,12 @@ def killed_api_server(server: Server, directory: Path, api_servers: int, count: 
 
 
 def test_a_killed_api_server_takes_only_its_connections_along(server: Server, tmp_path: Path) -> None:
-    killed_api_server(server, tmp_path, api_servers=2, count=24)
+    killed_api_server(server, tmp_path, 2, 24)
 
 
 @pytest.mark.slow
 def test_an_api_server_killed_beside_512_streams_of_others(server: Server, tmp_path: Path) -> None:
-    killed_api_server(server, tmp_path, api_servers=3, count=768)
+    killed_api_server(server, tmp_path, 3, 768, *SLOW_STEPS)
 
 
 def test_drained_engines_finish_what_they_run_and_get_nothing_new(server: Server, tmp_path: Path) -> None:
