@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
+
 from .collected import CollectedReply
 from .events import SYSTEM_FINGERPRINT, encode_json
 from .facts import ModelFacts
@@ -33,6 +35,8 @@ def collected_body(reply: CollectedReply) -> bytes:
         body["prompt_logprobs"] = prompt.scores.field()
     if shape.chat and return_ids:
         body["prompt_token_ids"] = prompt_token_ids(prompt)
+    if reply.choices[0].kv_transfer_params is not None:
+        body["kv_transfer_params"] = msgspec.Raw(reply.choices[0].kv_transfer_params)
     return encode_json(body)
 
 

@@ -15,6 +15,7 @@ import msgspec
 from .. import __version__
 from ..streaming.stream import StreamError
 from ..streaming.token_table import escape_json
+from ..wire.messages import TransferParams
 
 encode_json = msgspec.json.Encoder().encode
 
@@ -88,6 +89,7 @@ class EventShape:
         token_ids: Sequence[int] | None = None,
         prompt_token_ids: Sequence[int] | None = None,
         usage: Mapping[str, Any] | None = None,
+        kv_transfer_params: TransferParams | None = None,
     ) -> bytes:
         """One event of a choice, with all that was asked for.
 
@@ -113,6 +115,8 @@ class EventShape:
         parts.append(b"}]" if finish_reason is None else b"}]" + _FINGERPRINT)
         if usage is not None:
             parts += (b',"usage":', encode_json(usage))
+        if kv_transfer_params is not None:
+            parts += (b',"kv_transfer_params":', kv_transfer_params)
         parts.append(b"}\n\n")
         return b"".join(parts)
 

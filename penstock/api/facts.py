@@ -37,6 +37,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     defaults: SamplingDefaults = SamplingDefaults()
     adapters: tuple[Adapter, ...] = ()
     """Whose names a request may use, too; replies report them."""
+    transfers_kv: bool = False
+    """Whether requests may have kv_transfer_params."""
 
     @property
     def all_names(self) -> tuple[str, ...]:

@@ -202,6 +202,7 @@ class Generator:
                 plan.cache_salt,
                 interval_ms=pace.ms,
                 adapter=plan.adapter,
+                kv_transfer_params=plan.kv_transfer_params,
             )
             self._fleet.submit(stream, request)
         self._fleet.breathe()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..wire.messages import Sampling
+from ..wire.messages import Sampling, TransferParams
 from . import checks
 from .pace import EVERY_TOKEN, Pace
 from .parsers.message import MessageFormat
@@ -52,6 +52,7 @@ class RequestPlan(msgspec.Struct, gc=False):
     cache_salt: str | None = None
     adapter: str | None = None
     """What the model is to run with; None: as it is."""
+    kv_transfer_params: TransferParams | None = None
     request_id: str | None = None
     truncate_prompt_tokens: int | None = None
     """Most prompt tokens to keep; None: all."""

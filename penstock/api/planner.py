@@ -55,8 +55,9 @@ class Planner:
         self._chats = BodyDecoder(ChatCompletionRequest, strict=strict)
         self._tokenizes = BodyDecoder(TokenizeRequest, strict=strict)
         self._detokenizes = BodyDecoder(DetokenizeRequest, strict=strict)
-        self._gate_completion = unsupported.Gate(unsupported.COMPLETION)
-        self._gate_chat = unsupported.Gate(unsupported.CHAT)
+        served = {"kv_transfer_params"} if info.transfers_kv else set()
+        self._gate_completion = unsupported.Gate(unsupported.COMPLETION, served)
+        self._gate_chat = unsupported.Gate(unsupported.CHAT, served)
         self._gate_tokenize = unsupported.Gate(unsupported.TOKENIZE)
         self._facts = info
         self._model = info.names[0]
@@ -193,6 +194,8 @@ class Planner:
         plan.cache_salt = request.cache_salt
         if request.model in self._adapters:
             plan.model = plan.adapter = request.model
+        if request.kv_transfer_params:
+            plan.kv_transfer_params = msgspec.json.encode(request.kv_transfer_params)
         if request.truncate_prompt_tokens is not None or request.truncation_side is not None:
             plan.truncate_prompt_tokens, plan.truncate_left = truncation(
                 request, self._facts.max_model_len, max_tokens

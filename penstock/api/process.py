@@ -143,6 +143,7 @@ class _Server:
             eos_token_ids=info.eos_token_ids,
             defaults=defaults,
             adapters=info.adapters,
+            transfers_kv=info.transfers_kv,
         )
         planner = Planner(self._config, facts, tokenizer, template)
         metrics = self._metrics

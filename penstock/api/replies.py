@@ -19,6 +19,7 @@ from ..streaming.table import StreamTable
 from ..streaming.token_table import TokenTable
 from ..wire.frames import Finish
 from ..wire.logprobs import Logprobs, PromptLogprobs
+from ..wire.messages import TransferParams
 from .events import EventShape, usage
 from .fleet import Fleet
 from .logprobs import LogprobFormatter, PromptScores
@@ -93,6 +94,8 @@ class Choice:
     begun: bool = False
     finish_reason: bytes = b""
     stop_reason: int | str | None = None
+    kv_transfer_params: TransferParams | None = None
+    """What the engine says at its end."""
 
     @property
     def plain(self) -> bool:
@@ -207,6 +210,9 @@ class RequestReply(ABC):
         scores = self.choices[stream.index].prompt.scores
         assert scores is not None  # its engine was asked
         scores.add(logprobs)
+
+    def on_transfer(self, stream: Stream, params: TransferParams) -> None:
+        self.choices[stream.index].kv_transfer_params = params
 
     # -- ends
 

@@ -41,6 +41,9 @@ STOP_REASON = {
     "description": "The stop string or the id of the stop token that ended the output.",
     "anyOf": [STRING, INTEGER, {"type": "null"}],
 }
+_TRANSFER = or_null(
+    {"type": "object", "description": "What the engine's connector of KV caches says at the end."}
+)
 _PIECE: dict[str, Schema] = {"arguments": STRING}
 _FUNCTION: dict[str, Schema] = {"name": STRING} | _PIECE
 _TOKEN: dict[str, Schema] = {"token": STRING, "logprob": NUMBER, "bytes": or_null(listed(COUNT))}
@@ -127,6 +130,7 @@ REPLIES: dict[str, Schema] = {
         usage=or_null(ref("Usage")),
         system_fingerprint=or_null(STRING),
         service_tier=or_null(STRING),
+        kv_transfer_params=_TRANSFER,
     ),
     "ToolCallReply": shape(
         "A call of a function.",
@@ -167,6 +171,7 @@ REPLIES: dict[str, Schema] = {
         prompt_logprobs=_PROMPT_LOGPROBS,
         system_fingerprint=or_null(STRING),
         service_tier=or_null(STRING),
+        kv_transfer_params=_TRANSFER,
     ),
     "ChatChunkChoice": shape(
         "A piece of one output.",
@@ -192,6 +197,7 @@ REPLIES: dict[str, Schema] = {
         "ChatChunkChoice",
         usage=or_null(ref("Usage")),
         prompt_token_ids=or_null(TOKENS),
+        kv_transfer_params=_TRANSFER,
     ),
     "Model": shape(
         "A served model.",

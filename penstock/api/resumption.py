@@ -171,7 +171,8 @@ class Resumption:
 
 
 def _continuation(stream: Stream, delivered: I32) -> Submit:
-    """The stream's request as of its next token. Logprobs of the prompt came with its first one."""
+    """The stream's request as of its next token. Logprobs of the prompt came with its first one, and a KV
+    cache that was fetched for the prompt is gone."""
     request = stream.request
     assert request is not None  # every stream is opened to be submitted
     if not len(delivered):
@@ -184,4 +185,5 @@ def _continuation(stream: Stream, delivered: I32) -> Submit:
         prompt=request.prompt + delivered.astype("<i4").tobytes(),
         sampling=sampling,
         resumed=len(delivered),
+        kv_transfer_params=None,
     )

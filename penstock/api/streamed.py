@@ -171,6 +171,7 @@ class StreamedReply(RequestReply):
             token_ids=tokens if plan.return_token_ids else None,
             prompt_token_ids=self._prompt_ids(choice),
             usage=self._usage(choice, generated),
+            kv_transfer_params=choice.kv_transfer_params,
         )
 
     def _prompt_ids(self, choice: Choice) -> list[int] | None:

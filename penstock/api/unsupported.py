@@ -5,7 +5,7 @@ Each row is refused by name. A feature that gets built loses its row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -80,8 +80,9 @@ TOKENIZE = tuple(
 class Gate:
     """Refuses what a table lists."""
 
-    def __init__(self, rows: tuple[Row, ...]) -> None:
-        self._rows = rows
+    def __init__(self, rows: tuple[Row, ...], served: Collection[str] = ()) -> None:
+        """``served``: fields of ``rows`` that the engine at hand does know."""
+        self._rows = rows = tuple(row for row in rows if row.field not in served)
         # One call reads all the fields: a request with none of them pays half a microsecond.
         self._values = attrgetter(*(row.field for row in rows))
         self._nothing = (None,) * len(rows)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from ..wire.arrays import I8, I32
 from ..wire.logprobs import Logprobs, PromptLogprobs
-from ..wire.messages import EngineInfo, Submit
+from ..wire.messages import EngineInfo, Submit, TransferParams
 
 
 class RequestRejected(ValueError):
@@ -54,6 +54,8 @@ class StepRows:
     logprobs: Logprobs | None = None
     failed: Sequence[StreamFailure] = field(default=())
     prompt: PromptLogprobs | None = None
+    kv_transfer_params: dict[int, dict[int, TransferParams]] | None = None
+    """Of streams that end here, by API server and stream."""
 
 
 class Engine(Protocol):

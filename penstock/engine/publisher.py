@@ -6,7 +6,7 @@ that they come to take one int per token; behind them the messages that must not
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,7 +14,17 @@ from typing import Protocol
 import numpy as np
 
 from ..wire.frames import TokenFrame, encode_frame
-from ..wire.messages import OVERLOADED, CallReply, EngineMetrics, Failed, Goodbye, Leaving, Welcome, encode
+from ..wire.messages import (
+    OVERLOADED,
+    CallReply,
+    EngineMetrics,
+    Failed,
+    Goodbye,
+    Leaving,
+    TransferParams,
+    Welcome,
+    encode,
+)
 from ..wire.regroup import merge, take_rows
 from ..wire.sockets import PeerGone
 from .base import Load, StepRows, StreamFailure
@@ -157,21 +167,27 @@ class Publisher:
                 round(load.kv_used * 1000),
                 rows.prompt,
             )
-            self._split(rows, frame)
+            self._split(rows, frame, rows.kv_transfer_params or {})
         self._drain_rate.step(0 if rows.finish is None else int(np.count_nonzero(rows.finish)))
         for failure in rows.failed:
             self.fail(failure, load)
 
-    def _split(self, rows: StepRows, frame: TokenFrame) -> None:
+    def _split(
+        self, rows: StepRows, frame: TokenFrame, params: Mapping[int, dict[int, TransferParams]]
+    ) -> None:
+        """``params``: kv_transfer_params by API server and stream."""
         server = rows.server
         first = int(server[0])
         if (server == first).all():
+            frame.kv_transfer_params = params.get(first)
             self._send_frame(first, frame)
             return
         order = np.argsort(server, kind="stable")
         ordered = server[order]
         for part in np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1):
-            self._send_frame(int(server[part[0]]), take_rows(frame, part))
+            index, own = int(server[part[0]]), take_rows(frame, part)
+            own.kv_transfer_params = params.get(index)
+            self._send_frame(index, own)
 
     def _send_frame(self, server: int, frame: TokenFrame) -> None:
         peer = self._peers.get(server)

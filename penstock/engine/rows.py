@@ -8,6 +8,7 @@ import numpy as np
 
 from ..wire.frames import Finish
 from ..wire.logprobs import Logprobs, PromptLogprobs, joined_prompts
+from ..wire.messages import TransferParams
 from .base import StepRows, StreamFailure
 
 NumberT = TypeVar("NumberT", bound=np.generic)
@@ -45,6 +46,7 @@ def joined(parts: Sequence[StepRows]) -> StepRows:
         _joined_logprobs(parts),
         failed,
         _joined_prompts(parts),
+        _joined_params(parts),
     )
 
 
@@ -71,6 +73,14 @@ def _joined_logprobs(parts: Sequence[StepRows]) -> Logprobs | None:
             shifted.append(Logprobs(token, part.logprobs.ids, part.logprobs.values, part.logprobs.rank))
         offset += len(part.tokens)
     return joined_logprobs(shifted)
+
+
+def _joined_params(parts: Sequence[StepRows]) -> dict[int, dict[int, TransferParams]] | None:
+    given: dict[int, dict[int, TransferParams]] = {}
+    for part in parts:
+        for server, params in (part.kv_transfer_params or {}).items():
+            given[server] = given.get(server, {}) | params
+    return given or None
 
 
 def _joined_prompts(parts: Sequence[StepRows]) -> PromptLogprobs | None:

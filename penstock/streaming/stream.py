@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ..wire.frames import Finish
 from ..wire.logprobs import Logprobs, PromptLogprobs
-from ..wire.messages import Submit
+from ..wire.messages import Submit, TransferParams
 
 CHUNK_SIZES = [b"%x\r\n" % size for size in range(16384)]
 """Chunk headers of HTTP/1.1's chunked encoding, by size; enough for one
@@ -48,6 +48,10 @@ class Reply(Protocol):
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
         """Logprobs of the next tokens of the stream's prompt; all of them come before its first token. A
         resumed stream may get some again. ``row`` of the entries says nothing here."""
+        ...
+
+    def on_transfer(self, stream: Stream, params: TransferParams) -> None:
+        """What the engine's connector of KV caches says at the stream's end; its last row comes next."""
         ...
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from ..metrics.histogram import Histogram
 from ..wire.arrays import I32
 from ..wire.frames import Finish, TokenFrame
 from ..wire.logprobs import Logprobs, PromptLogprobs
-from ..wire.messages import WireError
+from ..wire.messages import TransferParams, WireError
 from ..wire.regroup import take_rows
 from .stream import CHUNK_SIZES, Stream, StreamError
 from .token_log import TokenLog
@@ -39,6 +39,9 @@ class _Discard:
         self.tokens += len(tokens)
 
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
+        pass
+
+    def on_transfer(self, stream: Stream, params: TransferParams) -> None:
         pass
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:
@@ -169,6 +172,8 @@ class StreamTable:
             handles, expected = frame.stream, frame.position
             if not len(handles):
                 return
+        if frame.kv_transfer_params is not None:
+            self._hand_transfers(frame.kv_transfer_params)
         self._position[handles] = expected + (1 if frame.count is None else frame.count)
         self._record_latency(frame, now)
         self._record_sizes(frame)
@@ -197,6 +202,12 @@ class StreamTable:
         if frame.finish is not None:
             says_more |= frame.finish != 0
         return take_rows(replace(frame, prompt=None), np.flatnonzero(says_more))
+
+    def _hand_transfers(self, given: Mapping[int, TransferParams]) -> None:
+        for handle, params in given.items():
+            stream = self.streams[handle]
+            assert stream is not None  # it has a row, whose rank was checked
+            stream.reply.on_transfer(stream, params)
 
     def _one_token_rows(self, handles: list[int], tokens: list[int], texts: list[bytes | None]) -> None:
         """The loop a token's cost is decided in: nothing here allocates a tracked object."""

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from .arrays import I8, I32
 from .logprobs import Logprobs, PromptLogprobs
-from .messages import FrameHeader, WireError, encode
+from .messages import FrameHeader, TransferParams, WireError, encode
 
 
 class Finish(IntEnum):
@@ -91,6 +91,8 @@ class TokenFrame:
     prompt: PromptLogprobs | None = None
     accepted: int = 0
     """Submits that the engine has taken from the API server's connection."""
+    kv_transfer_params: dict[int, TransferParams] | None = None
+    """By stream, of streams that end here."""
 
     @property
     def rows(self) -> int:
@@ -132,7 +134,13 @@ def encode_frame(frame: TokenFrame) -> list[bytes]:
             layout += (int(column), values.size)
             parts.append(values.astype(_DTYPE[column], copy=False).tobytes())
     header = FrameHeader(
-        frame.step, layout, frame.waiting, frame.running, frame.kv_used_permille, frame.accepted
+        frame.step,
+        layout,
+        frame.waiting,
+        frame.running,
+        frame.kv_used_permille,
+        frame.accepted,
+        frame.kv_transfer_params,
     )
     return [encode(header), b"".join(parts)]
 
@@ -182,6 +190,7 @@ def decode_frame(header: FrameHeader, body: bytes | memoryview) -> TokenFrame:
         header.kv_used_permille,
         _decode_prompt(columns),
         header.accepted,
+        header.kv_transfer_params,
     )
     _check(frame)
     return frame
@@ -257,3 +266,5 @@ def _check(frame: TokenFrame) -> None:
             raise WireError("frame: prompt logprobs of a row that is not there")
         if (row[1:] < row[:-1]).any():
             raise WireError("frame: prompt logprobs are not in ascending order of their rows")
+    if frame.kv_transfer_params and not frame.kv_transfer_params.keys() <= set(frame.stream.tolist()):
+        raise WireError("frame: kv_transfer_params of a stream without a row")

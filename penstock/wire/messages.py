@@ -19,6 +19,8 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
+TransferParams: TypeAlias = bytes
+"""What a connector of KV caches says about one request, to its like and through clients: a JSON object."""
 Incarnation: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 """A run of the supervisor that a process belongs to, see :func:`penstock.wire.sockets.new_incarnation`."""
 
@@ -101,6 +103,7 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     """Least time between rows, but for the first and the last; 0: none."""
     adapter: str | None = None
     """Name of one of EngineInfo.adapters; None: the model as it is."""
+    kv_transfer_params: TransferParams | None = None
 
 
 class Abort(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
@@ -167,6 +170,8 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     """Capacity of the KV cache in tokens; 0 when the engine has none."""
     adapters: tuple[Adapter, ...] = ()
     """Whose names requests may give as their model."""
+    transfers_kv: bool = False
+    """Whether it heeds Submit.kv_transfer_params."""
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=16):
@@ -188,6 +193,8 @@ class FrameHeader(msgspec.Struct, array_like=True, frozen=True, tag=17, gc=False
     kv_used_permille: Annotated[int, Meta(ge=0, le=1000)] = 0
     accepted: Count = 0
     """Submits the engine had taken from this connection, so that those the load cannot contain are known."""
+    kv_transfer_params: dict[Handle, TransferParams] | None = None
+    """For the replies of streams that end in this frame."""
 
 
 class Failed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=False):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from .arrays import I32
 from .frames import TokenFrame
 from .logprobs import Logprobs, PromptLogprobs, joined_prompts
+from .messages import TransferParams
 
 
 def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
@@ -23,9 +24,10 @@ def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
         count = None if frame.count is None else frame.count[rows]
         tokens = frame.tokens[gather]
         logprobs = None if frame.logprobs is None else _taken_logprobs(frame.logprobs, gather)
+    stream = frame.stream[rows]
     return TokenFrame(
         frame.step,
-        frame.stream[rows],
+        stream,
         frame.position[rows],
         tokens,
         count,
@@ -37,7 +39,15 @@ def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
         frame.kv_used_permille,
         None if frame.prompt is None else frame.prompt.moved(_places(rows, frame.rows)),
         frame.accepted,
+        _taken_params(frame.kv_transfer_params, stream),
     )
+
+
+def _taken_params(params: dict[int, TransferParams] | None, stream: I32) -> dict[int, TransferParams] | None:
+    if params is None:
+        return None
+    left = set(stream.tolist())
+    return {handle: entry for handle, entry in params.items() if handle in left} or None
 
 
 def _places(rows: NDArray[np.intp], count: int) -> I32:
@@ -85,7 +95,17 @@ def merge(frames: Sequence[TokenFrame]) -> TokenFrame:
         last.kv_used_permille,
         _merge_prompts(frames, order, first),
         last.accepted,
+        _merge_params(frames),
     )
+
+
+def _merge_params(frames: Sequence[TokenFrame]) -> dict[int, TransferParams] | None:
+    """A stream ends once, and its handle is another one's only when the API server knows of that."""
+    merged: dict[int, TransferParams] = {}
+    for frame in frames:
+        if frame.kv_transfer_params is not None:
+            merged |= frame.kv_transfer_params
+    return merged or None
 
 
 def _merge_prompts(

@@ -36,6 +36,7 @@ def planner(
     template: ChatTemplate | None = None,
     defaults: SamplingDefaults | None = None,
     adapters: tuple[Adapter, ...] = (),
+    transfers_kv: bool = False,
 ) -> Planner:
     """For the model of the recorded replies: 2,048 tokens of context, 16,384 entries."""
     facts = ModelFacts(
@@ -45,6 +46,7 @@ def planner(
         eos_token_ids=(1,),
         defaults=defaults or SamplingDefaults(),
         adapters=adapters,
+        transfers_kv=transfers_kv,
     )
     return Planner(config or ServeConfig(), facts, tiny_tokenizer(), template or tiny_template())
 

@@ -176,6 +176,16 @@ def test_a_model_may_be_an_adapter() -> None:
     assert "tiny-llama, tuned." in error_of(tuned.completion, body(model="other")).message
 
 
+def test_params_of_a_connector_are_for_engines_that_have_one() -> None:
+    params = {"do_remote_decode": True}
+    moving = planner(transfers_kv=True)
+    assert (
+        moving.completion(body(kv_transfer_params=params)).kv_transfer_params == b'{"do_remote_decode":true}'
+    )
+    assert moving.chat(chat_body(kv_transfer_params={})).kv_transfer_params is None
+    assert error_of(PLANNER.completion, body(kv_transfer_params=params)).param == "kv_transfer_params"
+
+
 def test_defaults_of_the_model_apply() -> None:
     defaults = SamplingDefaults(
         temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1, max_new_tokens=64

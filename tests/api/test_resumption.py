@@ -57,7 +57,8 @@ class Host:
     def open(self, reply: Reply | None = None, rank: int = 0, **sampling: int) -> Stream:
         stream = Stream(reply or Reply(), 0, rank, lambda data: None)
         self.table.open(stream, 0.0)
-        stream.request = Submit(stream.handle, PROMPT, Sampling(100, 3, **sampling), 5, 2, "salt")
+        sampled = Sampling(100, 3, **sampling)
+        stream.request = Submit(stream.handle, PROMPT, sampled, 5, 2, "salt", kv_transfer_params=b"{}")
         return stream
 
     def deliver(self, stream: Stream, *tokens: int) -> None:
@@ -89,6 +90,7 @@ def test_a_stream_goes_on_with_all_it_has_delivered() -> None:
     assert request.sampling == Sampling(100, 3)  # logprobs of the prompt came with the first token
     assert (request.stream, request.interval, request.priority) == (stream.handle, 5, 2)
     assert request.cache_salt == "salt"
+    assert request.kv_transfer_params is None  # the cache it names was fetched once
     host.deliver(stream, 3)
     assert reply.tokens == [1, 2, 3]
     host.up = [0]

@@ -1,11 +1,13 @@
 """Streamed replies row by row: what is held, what is sent, and how they end."""
 
+import json
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
 
+from penstock.api.bodies import collected_body
 from penstock.api.replies import TextTables
 from penstock.api.streamed import StreamedReply
 from penstock.streaming.stream import StreamError
@@ -315,6 +317,34 @@ def test_prompt_ids_come_once_with_the_first_event() -> None:
     _, sink, handle = open_stream(desk, return_token_ids=True)
     desk.deliver(desk.rows(handle, [[ids("é")[0]], [ids("é")[1]], ids("a")], Finish.LENGTH))
     assert [event["choices"][0].get("prompt_token_ids") for event in sink.events()] == [[1, 2], None]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_what_a_connector_says_comes_with_the_finish_reason(chat: bool) -> None:
+    @within_loop
+    def run() -> None:
+        desk = Desk(tables())
+        plan = (PLANNER.chat(chat_body(stream=True))) if chat else PLANNER.completion(body(stream=True))
+        _, sink = desk.streamed(plan)
+        frames = desk.rows(0, [ids("a"), ids("b")], Finish.LENGTH)
+        frames[-1].kv_transfer_params = {0: b'{"remote_block_ids":[7]}'}
+        desk.deliver(frames)
+        *others, last = sink.events()
+        assert last["kv_transfer_params"] == {"remote_block_ids": [7]}
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert not any("kv_transfer_params" in event for event in others)
+
+    run()
+
+
+@within_loop
+def test_a_whole_reply_has_what_a_connector_says() -> None:
+    desk = Desk(tables())
+    reply = desk.collected(PLANNER.completion(body()))
+    frames = desk.rows(0, [ids("a")], Finish.LENGTH)
+    frames[-1].kv_transfer_params = {0: b'{"remote_block_ids":[7]}'}
+    desk.deliver(frames)
+    assert json.loads(collected_body(reply))["kv_transfer_params"] == {"remote_block_ids": [7]}
 
 
 @within_loop

@@ -135,6 +135,7 @@ def test_rows_of_several_servers_are_split(publisher: Publisher, outbox: Room) -
         finish=np.array([0, 0, Finish.EOS, 0], np.int8),
         cached=i32(16, 0, 0, 0),
         logprobs=Logprobs(i32(4, 0), i32(14, 10)[:, None], np.array([[-1.0], [-2.0]], np.float32), i32(1, 2)),
+        kv_transfer_params={0: {1: b"{}"}},
     )
     publisher.publish(rows, Load(1, 4))
     (zero,), (one,) = outbox.frames(b"zero"), outbox.frames(b"one")
@@ -148,6 +149,7 @@ def test_rows_of_several_servers_are_split(publisher: Publisher, outbox: Room) -
     assert (one.stream.tolist(), one.position.tolist()) == ([3, 7], [5, 2])
     assert (one.tokens.tolist(), one.counts().tolist()) == ([11, 12, 14, 15], [2, 2])
     assert (one.finish, one.cached) == (None, None)
+    assert (zero.kv_transfer_params, one.kv_transfer_params) == ({1: b"{}"}, None)
     assert one.logprobs is not None
     assert one.logprobs.token.tolist() == [2]
     assert zero.step == one.step == 1

@@ -25,6 +25,7 @@ class StreamPart:
     """Per token None, or (ids, values, rank) without the padding of a narrower entry."""
     prompt: list[Any] = field(default_factory=list)
     """(place, entry) of prompt tokens."""
+    transfer: Any = None
 
     def extend(self, other: "StreamPart") -> None:
         assert other.position == self.position + len(self.tokens), "positions are not consecutive"
@@ -33,6 +34,7 @@ class StreamPart:
         self.logprobs += other.logprobs
         self.prompt += other.prompt
         self.finish, self.cached = max(self.finish, other.finish), max(self.cached, other.cached)
+        self.transfer = other.transfer
 
 
 def entry_of(logprobs: Logprobs | PromptLogprobs, at: int) -> Any:
@@ -56,6 +58,7 @@ def rows_of(frame: TokenFrame) -> list[tuple[int, StreamPart]]:
             0 if frame.cached is None else int(frame.cached[row]),
             [entries.get(token) for token in range(offset, offset + count)],
             prompt_of(frame, row),
+            (frame.kv_transfer_params or {}).get(int(frame.stream[row])),
         )
         rows.append((int(frame.stream[row]), part))
         offset += count
@@ -120,6 +123,7 @@ def frame_of(step: int, rows: list[tuple[int, StreamPart]], optional: bool) -> T
         running=step * 2,
         kv_used_permille=step % 1001,
         prompt=prompt,
+        kv_transfer_params={stream: part.transfer for stream, part in rows if part.transfer} or None,
     )
 
 
@@ -137,6 +141,7 @@ ENTRIES = st.tuples(st.lists(st.integers(0, 99), min_size=1, max_size=3), st.int
     lambda drawn: (drawn[0], [-0.5 * place for place in range(len(drawn[0]))], drawn[1])
 )
 LOGPROBS = st.none() | ENTRIES
+TRANSFERS = st.integers(0, 9).map(lambda drawn: b'{"block":%d}' % drawn)
 
 
 @st.composite
@@ -161,7 +166,9 @@ def consecutive_frames(draw: st.DrawFn, min_size: int = 1) -> list[TokenFrame]:
             cached = draw(st.sampled_from([0, 16])) if position[stream] == 0 else 0
             logprobs = [draw(LOGPROBS) for _ in tokens]
             places = [(scored[stream] + place, entry) for place, entry in enumerate(prompt)]
-            rows.append((stream, StreamPart(position[stream], tokens, finish, cached, logprobs, places)))
+            transfer = draw(st.none() | TRANSFERS) if finish else None
+            part = StreamPart(position[stream], tokens, finish, cached, logprobs, places, transfer)
+            rows.append((stream, part))
             position[stream] += len(tokens)
             scored[stream] += len(prompt)
             if finish:

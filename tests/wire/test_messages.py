@@ -66,10 +66,10 @@ EVERYTHING_HEX = (
 
 FROM_SERVER: list[tuple[FromServer, str]] = [
     (Hello(1, 2, 3, 4, 5), "96010102030405"),
-    (Submit(5, PROMPT, GREEDY), "9a0205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0"),
+    (Submit(5, PROMPT, GREEDY), "9b0205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c0"),
     (
-        Submit(5, PROMPT, EVERYTHING, 10, -1, "s", 2, 250, "a"),
-        "9a0205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfaa161",
+        Submit(5, PROMPT, EVERYTHING, 10, -1, "s", 2, 250, "a", b"{}"),
+        "9b0205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfaa161c4027b7d",
     ),
     (Abort([1, 70000]), "93039201ce00011170c2"),
     (Abort([1], stopped=True), "93039101c3"),
@@ -78,15 +78,19 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
     (Call(9, "sleep", {"level": 1}, "k", CallPhase.COMMIT, 3), "970509a5736c65657081a56c6576656c01a16b0203"),
 ]
 ADAPTERS = (Adapter("a", "/a", "m"),)
-INFO = EngineInfo("torch", 4096, 32000, 256, (1, 2), "cuda:0", "bfloat16", 65536, ADAPTERS)
+INFO = EngineInfo("torch", 4096, 32000, 256, (1, 2), "cuda:0", "bfloat16", 65536, ADAPTERS, transfers_kv=True)
 FROM_ENGINE: list[tuple[FromEngine, str]] = [
     (Leaving(), "9116"),
     (
         Welcome(1, 2, 3, INFO, 4),
-        "961001020399a5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000"
-        "9193a161a22f61a16d04",
+        "96100102039aa5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000"
+        "9193a161a22f61a16dc304",
     ),
-    (FrameHeader(12, [0, 3, 1, 3, 3, 3], 4, 5, 600, 70), "97110c960003010303030405cd025846"),
+    (FrameHeader(12, [0, 3, 1, 3, 3, 3], 4, 5, 600, 70), "98110c960003010303030405cd025846c0"),
+    (
+        FrameHeader(12, [0, 1, 1, 1, 3, 1], 4, 5, 600, 70, {3: b"{}"}),
+        "98110c960001010103010405cd0258468103c4027b7d",
+    ),
     (
         Failed(5, 17, "engine_error", "it broke"),
         "96120511ac656e67696e655f6572726f72a869742062726f6b6500",
@@ -125,9 +129,9 @@ def _required(message: Any) -> int:
 @pytest.mark.parametrize(
     ("message", "defaults"),
     [
-        (Submit(5, PROMPT, GREEDY, 10, -1, "s", 2, 250, "a"), Submit(5, PROMPT, GREEDY)),
+        (Submit(5, PROMPT, GREEDY, 10, -1, "s", 2, 250, "a", b"{}"), Submit(5, PROMPT, GREEDY)),
         (Call(9, "profile", {"on": True}, "k", CallPhase.PREPARE, 1), Call(9, "profile")),
-        (FrameHeader(12, [], 4, 5, 600, 7), FrameHeader(12, [])),
+        (FrameHeader(12, [], 4, 5, 600, 7, {3: b"{}"}), FrameHeader(12, [])),
         (CallReply(9, "error", 1, 2, True, "code"), CallReply(9)),
         (Abort([1], stopped=True), Abort([1])),
         (EngineMetrics(b"\x01", 4, 5, 600), EngineMetrics(b"\x01")),

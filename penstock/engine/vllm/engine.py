@@ -11,7 +11,7 @@ from ...config.options import ServeConfig
 from ...wire.arrays import I8
 from ...wire.frames import Finish
 from ...wire.logprobs import Logprobs
-from ...wire.messages import EngineInfo, Submit, WireError
+from ...wire.messages import EngineInfo, Submit, TransferParams, WireError
 from ...wire.sockets import Place
 from ..base import Load, RequestRejected, StepRows, StreamFailure
 from ..logprobs import HeldLogprobs
@@ -69,6 +69,7 @@ class VllmEngine:
             dtype=core.dtype,
             kv_cache_tokens=core.kv_cache_tokens,
             adapters=adapters,
+            transfers_kv=core.transfers_kv,
         )
         self._table = table = SlotTable(core.max_num_seqs, core.max_model_len, ())
         self._queue = WaitingQueue(config)
@@ -207,6 +208,8 @@ class VllmEngine:
             self._table.hurry(slot)
         parts.append(self._rows(slots, finish, produced))
         parts[-1].failed = [self._fail(slot) for slot in failed]
+        if produced.transfers:
+            parts[-1].kv_transfer_params = self._transfers(slots, produced)
         self._release([*slots[finish != 0].tolist(), *failed])
         return parts
 
@@ -254,6 +257,14 @@ class VllmEngine:
         return self._prompts.rows(
             np.full(len(places), slot, np.intp), places, scores.ids, scores.values, scores.rank
         )
+
+    def _transfers(self, slots: Slots, produced: Produced) -> dict[int, dict[int, TransferParams]]:
+        """By API server and stream."""
+        given: dict[int, dict[int, TransferParams]] = {}
+        for entry, params in produced.transfers:
+            slot = slots[entry]
+            given.setdefault(int(self._table.server[slot]), {})[int(self._table.stream[slot])] = params
+        return given
 
     def _fail(self, slot: int) -> StreamFailure:
         return self._table.failure(

@@ -16,11 +16,12 @@ from functools import partial
 from typing import Any, NoReturn
 
 import llguidance
+import msgspec
 import numpy as np
 
 from ...config.errors import ConfigError
 from ...wire.frames import Finish
-from ...wire.messages import Adapter, Sampling, Submit
+from ...wire.messages import Adapter, Submit
 from ...wire.sockets import Place
 from ..base import RequestRejected
 from .produced import Counts, Produced, Scores
@@ -164,6 +165,10 @@ class Core:
         return int(cache.num_gpu_blocks or 0) * int(cache.block_size)
 
     @property
+    def transfers_kv(self) -> bool:
+        return self._config.kv_transfer_config is not None
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """What ends a stream that asks for no more, as vLLM's input processor has it."""
         params = SamplingParams()
@@ -178,7 +183,7 @@ class Core:
         sampling = request.sampling
         core = self._core
         try:
-            params = self._params(sampling, request.resumed)
+            params = self._params(request)
             made, wave = core.preprocess_add_request(
                 wire.EngineCoreRequest(
                     request_id=request_id,
@@ -202,9 +207,9 @@ class Core:
             waiting.grammar = core.structured_output_manager.executor.submit(advance)
         core.add_request(made, wave)
 
-    def _params(self, sampling: Sampling, resumed: int) -> Any:
-        """What vLLM's input processor would make of a request, of which ``resumed`` tokens are generated.
-        Raises what vLLM refuses it with."""
+    def _params(self, request: Submit) -> Any:
+        """What vLLM's input processor would make of a request. Raises what vLLM refuses it with."""
+        sampling, resumed, transfer = request.sampling, request.resumed, request.kv_transfer_params
         seed = (sampling.seed + SEED_STEP * resumed) & SEED_MASK if sampling.seeded else None
         config = self._config
         params = SamplingParams(
@@ -224,6 +229,7 @@ class Core:
             prompt_logprobs=None if sampling.prompt_logprobs < 0 else sampling.prompt_logprobs,
             detokenize=False,
             logit_bias=sampling.logit_bias,
+            extra_args=None if transfer is None else {"kv_transfer_params": msgspec.json.decode(transfer)},
             allowed_token_ids=None
             if sampling.allowed_token_ids is None
             else list(sampling.allowed_token_ids),
@@ -286,6 +292,9 @@ class Core:
             output = outputs[entry]
             if output.finish_reason is not None:
                 made.ended.append((entry, _finish(output.finish_reason, output.stop_reason)))
+                if output.kv_transfer_params:
+                    said = msgspec.json.encode(output.kv_transfer_params, enc_hook=str)
+                    made.transfers.append((entry, said))
             if output.events is not None:
                 self._on_events(made, entry, output)
             if output.new_logprobs is not None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from ...wire.arrays import F32, I32
 from ...wire.frames import Finish
+from ...wire.messages import TransferParams
 
 
 @dataclass(slots=True)
@@ -29,6 +30,8 @@ class Produced:
     """(entry, logprobs of its tokens)"""
     prompts: list[tuple[int, Scores]] = field(default_factory=list)
     """(entry, logprobs of its prompt from the second token on)"""
+    transfers: list[tuple[int, TransferParams]] = field(default_factory=list)
+    """(entry, what its connector says at its end)"""
 
 
 @dataclass(slots=True)

@@ -90,6 +90,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "stop_reason",
         "events",
         "prefill_stats",
+        "kv_transfer_params",
     ),
     "vllm.v1.engine:EngineCoreEvent": ("type",),
     "vllm.sampling_params:SamplingParams": (
@@ -111,6 +112,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "logit_bias",
         "allowed_token_ids",
         "structured_outputs",
+        "extra_args",
         "_bad_words_token_ids",
     ),
     "vllm.v1.metrics.stats:SchedulerStats": ("kv_cache_usage", "prefix_cache_stats", "spec_decoding_stats"),
@@ -131,6 +133,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "speculative_config",
         "structured_outputs_config",
         "lora_config",
+        "kv_transfer_config",
     ),
     "vllm.config:ModelConfig": ("max_model_len", "dtype", "skip_tokenizer_init", "enable_sleep_mode"),
     "vllm.config:CacheConfig": ("num_gpu_blocks", "block_size"),
