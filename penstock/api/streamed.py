@@ -94,7 +94,9 @@ class StreamedReply(RequestReply):
         choice.begun = True
         if finish:
             self._close(choice, stream, finish)
-            self._put(choice, role + shape.event(index, text, finish_reason=choice.finish_reason))
+            said = choice.kv_transfer_params
+            last = shape.event(index, text, finish_reason=choice.finish_reason, kv_transfer_params=said)
+            self._put(choice, role + last)
         else:
             stream.plain = True
             self._send(b"".join((role, stream.head, text, self._tail[:-2])))
