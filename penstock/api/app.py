@@ -12,11 +12,12 @@ from urllib.parse import unquote
 from .. import __version__
 from ..config.options import ServeConfig
 from ..metrics.server import ServerMetrics
+from ..streaming.stream import StreamError
 from ..streaming.table import StreamTable
 from . import admin
 from .access import OPEN_PATHS, Keys, check_local
 from .access_log import AccessLog
-from .admission import no_engine, unavailable
+from .admission import no_engine, stream_failed, unavailable
 from .bodies import model_list
 from .cors import Cors
 from .debug import GarbageRoute
@@ -73,6 +74,7 @@ class App:
         self._keys = Keys(config.api_key or ())
         self._cors = Cors(config)
         self._access_log = AccessLog(config.access_log)
+        self._on_over = self._end  # one object for all requests
         self._late: set[asyncio.Task[None]] = set()
         """They tell streamed requests of errors that came before the first event."""
         self._draw = random.Random().getrandbits
@@ -140,12 +142,13 @@ class App:
             self._metrics.reject(error.status, error.code)
         await send_error(exchange.send, error, close=error.status in (408, 413))
 
-    def _on_over(self, exchange: Exchange, error: ApiError | None) -> None:
+    def _end(self, exchange: Exchange, error: StreamError | None) -> None:
         """A streamed reply has ended, long after the call for it."""
+        self._generator.leave()
         if error is None:
             self._access_log.write(exchange)
         else:
-            late = asyncio.ensure_future(self._tell_late(exchange, error))
+            late = asyncio.ensure_future(self._tell_late(exchange, stream_failed(error)))
             self._late.add(late)
             late.add_done_callback(self._late.discard)
 

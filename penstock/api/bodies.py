@@ -41,7 +41,7 @@ def collected_body(reply: CollectedReply) -> bytes:
 
 
 def _completion_choice(index: int, choice: Choice, return_ids: bool, role: str) -> dict[str, Any]:
-    text = choice.prompt.echo + "".join(choice.text)
+    text = choice.prompt.echo + choice.text.decode()
     made = {"index": index, "text": text} | _ending(choice, return_ids)
     if choice.prompt.scores is not None:
         made["prompt_logprobs"] = choice.prompt.scores.field()
@@ -51,7 +51,7 @@ def _completion_choice(index: int, choice: Choice, return_ids: bool, role: str) 
 
 
 def _chat_choice(index: int, choice: Choice, return_ids: bool, role: str) -> dict[str, Any]:
-    text = choice.prompt.echo + "".join(choice.text)
+    text = choice.prompt.echo + choice.text.decode()
     fields = {"content": text} if choice.parser is None else choice.parse(text).message()
     message = {"role": role, **fields, "refusal": None}
     return {"index": index, "message": message} | _ending(choice, return_ids)

@@ -29,7 +29,7 @@ class CollectedReply(RequestReply):
     def _extend(
         self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
     ) -> None:
-        choice.text.append(text)
+        choice.text += text.encode()
         choice.tokens.extend(tokens)
         if choice.logprobs is not None:
             choice.logprobs.add(tokens, logprobs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from .errors import ApiError
+from ..streaming.stream import StreamError
 from .replies import RequestReply
 from .sink import REPLY_HEADERS, Message, Scope, Send
 from .streamed import StreamedReply
@@ -38,7 +38,7 @@ class Exchange:
         send: Send,
         request_id: str,
         headers: Sequence[tuple[bytes, bytes]],
-        on_over: Callable[[Exchange, ApiError | None], None],
+        on_over: Callable[[Exchange, StreamError | None], None],
     ) -> None:
         """``headers`` are added to the reply, whoever sends it; for ``on_over`` see :meth:`over`. Leaves
         itself in the scope."""
@@ -58,7 +58,7 @@ class Exchange:
         scope[EXCHANGE] = self
         scope[REPLY_HEADERS] = headers
 
-    def over(self, error: ApiError | None) -> None:
+    def over(self, error: StreamError | None) -> None:
         """A reply that went on has ended; with an error that is yet to be told, if nothing was sent."""
         self._on_over(self, error)
 

@@ -88,9 +88,10 @@ class Generator:
             await self._run(scope, receive, exchange, make_plan)
         finally:
             if not exchange.goes_on:
-                self._leave()
+                self.leave()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """A request has ended; called here unless its reply goes on."""
         self._running -= 1
         if not self._running:
             self._quiet.set()
@@ -127,14 +128,10 @@ class Generator:
         """Start a streamed reply that goes on by itself: no task waits for its end."""
         exchange.goes_on = True
         try:
-            self._stream(work, exchange, sink, partial(self._over, exchange))
+            self._stream(work, exchange, sink, exchange.over)
         except BaseException:
             exchange.goes_on = False
             raise
-
-    def _over(self, exchange: Exchange, error: StreamError | None) -> None:
-        self._leave()
-        exchange.over(None if error is None else stream_failed(error))
 
     async def _reply_portably(self, work: Work, exchange: Exchange, receive: Receive) -> None:
         """Over a server that offers no sink."""

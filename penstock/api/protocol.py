@@ -59,7 +59,7 @@ class ServerProtocol(HttpToolsProtocol):
         """Whether the client of the request in progress knows chunks: HTTP/1.0 has none."""
         self._bodyless = False
         """Whether the reply that :meth:`begin` began has no body."""
-        self.write = transport.write
+        self.write = self._write_chunks = transport.write
         # Half of the backlog for what was written before a client counts as slow, half for what it is owed.
         transport.set_write_buffer_limits(min(HIGH_WATER_BYTES, self.max_backlog // 2))
         self.waiting_since: float | None = None
@@ -211,7 +211,7 @@ class ServerProtocol(HttpToolsProtocol):
         self._active = cycle
         scope: Any = cycle.scope
         self._chunks = scope["http_version"] != "1.0"
-        self.write = self.transport.write if self._chunks else self._write_unframed
+        self.write = self._write_chunks if self._chunks else self._write_unframed
         if self.ending:
             cycle.keep_alive = False
         self.tasks.add(self.loop.create_task(self._run(cycle, app)))

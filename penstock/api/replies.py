@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import tokenizers
 
 from ..streaming.assembler import Assembler, Piece
@@ -56,8 +57,7 @@ class TextTables:
         return self.table if plan.skip_special_tokens else self.full
 
 
-@dataclass(slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, gc=False):
     """One tokenized prompt."""
 
     ids: bytes
@@ -80,10 +80,8 @@ class Choice:
     """None once the stream has ended."""
     tokens: list[int] = field(default_factory=list)
     """Collected reply: the output so far. Streamed reply, if the client wants them: those of no event yet."""
-    text: list[str] = field(default_factory=list)
-    """Collected reply: the output's text so far."""
-    unsent: bytearray = field(default_factory=bytearray)
-    """Streamed reply: text of no event yet, as UTF-8."""
+    text: bytearray = field(default_factory=bytearray)
+    """The same of the output's text, as UTF-8."""
     logprobs: LogprobFormatter | None = None
     parser: MessageParser | None = None
     """Takes tool calls and reasoning out of the text, where they may occur."""

@@ -61,7 +61,7 @@ class StreamedReply(RequestReply):
     def add(self, prompt: Prompt, rank: int) -> Stream:
         stream = super().add(prompt, rank)
         if prompt.echo:
-            self.choices[-1].unsent += prompt.echo.encode()
+            self.choices[-1].text += prompt.echo.encode()
         return stream
 
     def _make_stream(self, index: int, rank: int) -> Stream:
@@ -73,7 +73,7 @@ class StreamedReply(RequestReply):
         self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
     ) -> None:
         choice = self.choices[stream.index]
-        if not self._plain or self._paused or choice.unsent or not choice.plain or finish not in _WITH_TEXT:
+        if not self._plain or self._paused or choice.text or not choice.plain or finish not in _WITH_TEXT:
             super().on_row(stream, tokens, finish, cached, logprobs)
             return
         texts = self.context.tables.plain
@@ -125,7 +125,7 @@ class StreamedReply(RequestReply):
     def _hold(self, choice: Choice, text: str, tokens: Sequence[int], logprobs: Logprobs | None) -> None:
         """Keep what a row adds for the choice's next event."""
         encoded = text.encode()
-        choice.unsent += encoded
+        choice.text += encoded
         self._backlog += len(encoded)
         if self.plan.return_token_ids:
             choice.tokens += tokens
@@ -152,8 +152,8 @@ class StreamedReply(RequestReply):
         data = b""
         if plan.chat and not choice.begun:
             data = shape.first(index, self._prompt_ids(choice), self._usage(choice, 0))
-        text, delta = choice.unsent.decode(), None
-        choice.unsent.clear()
+        text, delta = choice.text.decode(), None
+        choice.text.clear()
         if choice.parser is not None:
             delta, text = choice.parse(text).fields(), ""
         if not (text or delta or ended or failed):
@@ -236,7 +236,7 @@ class StreamedReply(RequestReply):
     def _rest(self, choice: Choice, stream: Stream) -> bytes:
         """What a choice holds that ends too early: nothing that was generated is lost with it."""
         if choice.assembler is not None:
-            choice.unsent += choice.assembler.finish().text.encode()
+            choice.text += choice.assembler.finish().text.encode()
         return self._event(choice, stream, failed=True)
 
     def _finish(self, outcome: str, data: bytes) -> None:
