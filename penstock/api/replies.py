@@ -29,6 +29,9 @@ from .parsers.message import MessageParser
 from .plan import RequestPlan
 
 _REASON = {Finish.EOS: b"stop", Finish.STOP_TOKEN: b"stop", Finish.LENGTH: b"length", Finish.GRAMMAR: b"stop"}
+_ABORT = Finish.ABORT
+_NO_TEXT = (Finish.EOS, Finish.STOP_TOKEN)
+"""Ends whose last token is no part of the text."""
 _ABORTED = StreamError(500, "engine_error", "The engine stopped this request.")
 
 
@@ -180,7 +183,7 @@ class RequestReply(ABC):
     def on_row(
         self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
     ) -> None:
-        if finish is Finish.ABORT:
+        if finish is _ABORT:
             self.on_failure(stream, _ABORTED)
             return
         choice = self.choices[stream.index]
@@ -277,7 +280,7 @@ class RequestReply(ABC):
 
         Unless special tokens are wanted as text, or the stop itself is (vLLM's include_stop_str).
         """
-        if finish in (Finish.EOS, Finish.STOP_TOKEN) and not self.plan.include_stop_str:
+        if finish in _NO_TEXT and not self.plan.include_stop_str:
             return tokens[:-1]
         return tokens
 

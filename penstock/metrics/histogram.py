@@ -24,8 +24,8 @@ class Histogram:
         array = np.atleast_1d(np.asarray(values, np.float64))
         if not array.size:
             return
-        lowest = bisect_left(self._bound_list, array.min())
-        if lowest == bisect_left(self._bound_list, array.max()):  # as latencies of one step often do
+        lowest = bisect_left(self._bound_list, float(array.min()))  # numpy's floats compare slowly
+        if lowest == bisect_left(self._bound_list, float(array.max())):  # as latencies of one step often do
             self.counts[lowest] += array.size
         else:
             places = np.searchsorted(self._bounds, array)

@@ -54,7 +54,7 @@ class TokenLog:
         """A frame's columns: ``handles`` int32[R], ``tokens`` int32[T] in the order of the rows, ``count``
         int32[R] tokens per row, or None for one each."""
         if count is not None:
-            handles = np.repeat(handles, count)
+            handles = handles.repeat(count)
         end = self._used + len(tokens)
         if end > len(self._token):
             self._compact(len(tokens))
