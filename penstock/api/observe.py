@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol, TypeAlias
 
 from ..metrics import families as f
 from ..metrics.exposition import CONTENT_TYPE, exposition
 from ..metrics.garbage import Collector
 from ..metrics.server import ServerMetrics
 from ..metrics.snapshot import (
+    Labels,
     Series,
     Snapshot,
     Totals,
@@ -121,6 +122,10 @@ class Figures(Protocol):
     def totals(self) -> Totals: ...
 
 
+_Counts: TypeAlias = Mapping[Labels, Value]
+"""By engine."""
+
+
 class FleetLog:
     """A line on what the fleet did since the last one was due, while it does anything.
 
@@ -130,36 +135,46 @@ class FleetLog:
     def __init__(self, figures: Figures, speaks: Callable[[], bool]) -> None:
         self._figures = figures
         self._speaks = speaks
-        self._before: tuple[float, float, float] | None = None
-        """When the last line was due, and prompt and generated tokens by then."""
+        self._before: tuple[float, _Counts, _Counts] | None = None
+        """When the last line was due, and each engine's prompt and generated tokens by then."""
         self._idle = True
 
     def write(self, now: float) -> None:
-        """Write the line, unless the fleet was idle already at the last one, or another process speaks. The
-        first time is only noted: engines may have worked for long before this process was started."""
+        """Write the line, unless the fleet was idle already at the last one, or another process speaks.
+
+        What an engine has counted when it is first seen is only noted: it may have worked for long.
+        """
         found = self._figures.totals()
-        prompt, generated = _sum(found, f.PROMPT_TOKENS), _sum(found, f.GENERATION_TOKENS)
+        prompt, generated = found.get(f.PROMPT_TOKENS.name, {}), found.get(f.GENERATION_TOKENS.name, {})
         running, waiting = _sum(found, f.RUNNING), _sum(found, f.WAITING)
         kv_used = max(map(_number, found[f.KV_USAGE.name].values()), default=0.0)
         before, self._before = self._before, (now, prompt, generated)
         if before is None:
             return
         took = max(now - before[0], 1e-9)
-        idle = not running and not waiting and (prompt, generated) == before[1:]
+        prompt_added, generated_added = _added(prompt, before[1]), _added(generated, before[2])
+        idle = not running and not waiting and not prompt_added and not generated_added
         if self._speaks() and not (idle and self._idle):
             log.info(
                 "running %d, waiting %d, KV cache %.1f %%, prompts %.0f tokens/s, generated %.0f tokens/s",
                 running,
                 waiting,
                 100 * kv_used,
-                (prompt - before[1]) / took,
-                (generated - before[2]) / took,
+                prompt_added / took,
+                generated_added / took,
             )
         self._idle = idle
 
 
 def _sum(found: Totals, family: f.Family) -> float:
     return sum(map(_number, found.get(family.name, {}).values()))
+
+
+def _added(counts: _Counts, before: _Counts) -> float:
+    """By engines that were known before."""
+    return sum(
+        _number(count) - _number(before[labels]) for labels, count in counts.items() if labels in before
+    )
 
 
 def _number(value: Value) -> float:

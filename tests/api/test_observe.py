@@ -16,15 +16,18 @@ class Figures:
         self.running = self.waiting = 0
         self.kv_used = 0.0
         self.prompt = self.generated = 0
+        self.ranks: tuple[int, ...] = (0, 1)
+        """Of the engines that have told what they count."""
 
     def totals(self) -> Totals:
         both = ("m", "0"), ("m", "1")
+        known = [("m", str(rank)) for rank in self.ranks]
         return {
             f.RUNNING.name: dict.fromkeys(both, float(self.running)),
             f.WAITING.name: dict.fromkeys(both, float(self.waiting)),
             f.KV_USAGE.name: {both[0]: self.kv_used, both[1]: 0.0},
-            f.PROMPT_TOKENS.name: dict.fromkeys(both, self.prompt),
-            f.GENERATION_TOKENS.name: dict.fromkeys(both, self.generated),
+            f.PROMPT_TOKENS.name: dict.fromkeys(known, self.prompt),
+            f.GENERATION_TOKENS.name: dict.fromkeys(known, self.generated),
         }
 
 
@@ -39,6 +42,25 @@ def test_what_was_done_before_does_not_count(caplog: pytest.LogCaptureFixture) -
     assert caplog.messages == [
         "running 2, waiting 0, KV cache 0.0 %, prompts 0 tokens/s, generated 20 tokens/s"
     ]
+
+
+def test_nor_does_what_an_engine_did_before_it_joined(caplog: pytest.LogCaptureFixture) -> None:
+    """As those of other hosts that find a new head, which is idle and stays so."""
+    caplog.set_level(logging.INFO)
+    figures = Figures()
+    figures.generated = 1_000_000
+    fleet_log = FleetLog(figures, lambda: True)
+    figures.ranks = ()
+    fleet_log.write(100.0)
+    figures.ranks = (0,)
+    fleet_log.write(110.0)
+    figures.ranks = (0, 1)
+    fleet_log.write(120.0)
+    assert caplog.messages == []
+    figures.generated += 100
+    fleet_log.write(130.0)
+    [line] = caplog.messages
+    assert line.endswith("generated 20 tokens/s")
 
 
 def test_a_line_while_something_happens_and_one_when_it_has_ceased(

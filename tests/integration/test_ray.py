@@ -211,6 +211,12 @@ def test_api_servers_of_the_cluster_are_killed_replaced_and_drained(wide: Any, t
         assert others.failures == []
         second = api_servers()["127.0.0.2"]
 
+        for url, other in ((here, there), (there, here)):
+            assert httpx.post(f"{url}/sleep?level=1", timeout=120).status_code == 200
+            assert httpx.get(f"{other}/is_sleeping", timeout=30).json() == {"is_sleeping": True}
+            assert httpx.post(f"{other}/wake_up", timeout=120).status_code == 200
+            assert answers(url)
+
         with Streams(there, [LONG] * 4) as streams:
             streams.until_each_has(5)
             placed.process.send_signal(signal.SIGHUP)
