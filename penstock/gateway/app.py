@@ -10,6 +10,7 @@ import msgspec
 
 from .. import __version__
 from ..api.access import Keys
+from ..api.admission import unavailable
 from ..api.errors import ApiError
 from ..api.http import ClientGone, request_header, send_error, send_json
 from ..api.protocol import ServerProtocol
@@ -79,13 +80,13 @@ class App:
                     self._check_ready()
                 await send_json(send, b"{}")
         except ApiError as error:
-            await send_error(send, error, close=error.status == 413)
+            await send_error(send, error, close=error.status == 413 or self.draining)
 
     def _check_ready(self) -> None:
         if self.draining:
-            raise ApiError(503, "The gateway is shutting down.")
+            raise unavailable("The gateway is shutting down.", "draining")
         if not self.is_ready():
-            raise ApiError(503, "No model server is ready.")
+            raise unavailable("No model server is ready.", "none_ready")
 
     def is_ready(self) -> bool:
         """Whether a request that comes would be sent to a model server."""
@@ -121,7 +122,7 @@ class App:
 
     async def _incoming(self, scope: Scope, receive: Receive, record: Record) -> Incoming:
         if self.draining:
-            raise ApiError(503, "The gateway is shutting down.", code="draining")
+            raise unavailable("The gateway is shutting down.", "draining")
         self._keys.check(scope["path"], scope)
         raw = await _read(receive, self._config.max_request_bytes)
         record.bytes_in = len(raw)

@@ -257,6 +257,8 @@ class _Gateway:
                 self._collector.on_busy()
             else:
                 self._collector.on_idle()
+            if self._app.draining:
+                self._end_when_idle()
             if self._picks is not None:
                 self._picks.check()
                 if self._app.draining and not self._picks.is_busy:
@@ -284,8 +286,13 @@ class _Gateway:
             return
         log.info("draining: %d requests are in flight", self._metrics.running)
         self._app.draining = True
-        self._http.drain()
+        self._end_when_idle()
         asyncio.get_running_loop().call_later(self._config.drain_timeout, self._stop)
+
+    def _end_when_idle(self) -> None:
+        """Until then new requests are refused by name, on new connections as well."""
+        if not self._metrics.running:
+            self._http.drain()
 
     def _stop(self) -> None:
         self._finished.set()

@@ -492,18 +492,12 @@ def test_sigterm_drains() -> None:
             lines = reply.iter_lines()
             assert next(lines) == f"data: {TEXT}"
             front.process.terminate()
-            eventually(lambda: _is_refused(front))
+            eventually(lambda: not is_ready(front))
+            refused = httpx.post(front.url + "/v1/completions", json={"model": "m"}, timeout=WAIT_S)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            assert (refused.headers["connection"], refused.headers["retry-after"]) == ("close", "1")
+            assert front.client.get("/health").status_code == 200
             server.calls[-1].chunk(f"data: {DONE}\n\n".encode())
             server.calls[-1].send(b"0\r\n\r\n")
             assert f"data: {DONE}" in list(lines)
         assert front.process.wait(WAIT_S) == 0
-
-
-def _is_refused(front: Gateway) -> bool:
-    try:
-        httpx.get(front.url + "/ready", timeout=WAIT_S)
-    except httpx.ConnectError:
-        return True
-    except httpx.TransportError:  # a connection that was made just before
-        return False
-    return False
