@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -42,9 +42,10 @@ def host_and_port(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-async def resolve(urls: Iterable[str]) -> list[Target]:
-    """One target for each address of each name. A name that does not resolve stands for itself: it is an
-    endpoint that cannot be reached, and shows up as one."""
+async def resolve(urls: Iterable[str], known: Sequence[Target] = ()) -> list[Target]:
+    """One target for each address of each name. A name that does not resolve keeps those that it had among
+    ``known``: name servers fail more often than all that they name. Without any it stands for itself: it is
+    an endpoint that cannot be reached, and shows up as one."""
     found: list[Target] = []
     for url in urls:
         host = urlsplit(url).hostname
@@ -53,6 +54,9 @@ async def resolve(urls: Iterable[str]) -> list[Target]:
         except OSError as error:
             log.warning("%s: %s", url, error)
             infos = []
+            if before := [target for target in known if target.url == url]:
+                found += before
+                continue
         addresses = sorted({str(info[4][0]) for info in infos})
         if len(addresses) > 1 and host != "localhost":  # which has one per protocol, for the same server
             found += [Target(url, address, host_and_port(address, port_of(url))) for address in addresses]
@@ -69,6 +73,8 @@ class EndpointsFile:
         self._path = Path(path)
         self._stamp: tuple[int, int] | None = None
         self._urls: list[str] = []
+        self._problem = ""
+        """Why it cannot be used, as it was logged last: it is looked at every second."""
 
     def urls(self) -> list[str]:
         """What the file says. Raises ConfigError for a file that cannot be used when it is read first; later
@@ -79,11 +85,14 @@ class EndpointsFile:
             if stamp != self._stamp:
                 self._urls = read_endpoints(self._path.read_text())
                 self._stamp = stamp
+            self._problem = ""
         except (OSError, ValueError) as error:
             problem = f"--endpoints-file {self._path}: {error}"
             if self._stamp is None:
                 raise ConfigError(problem) from None
-            log.error("%s; the endpoints stay as they are", problem)
+            if problem != self._problem:
+                log.error("%s; the endpoints stay as they are", problem)
+            self._problem = problem
         return self._urls
 
 

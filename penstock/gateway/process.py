@@ -22,7 +22,7 @@ from ..supervisor import logs
 from ..supervisor.exits import EXIT_FAILED, EXIT_OK, StartError
 from ..supervisor.keys import with_keys
 from ..supervisor.listener import Listener, listen
-from .addresses import EndpointsFile, host_and_port, resolve
+from .addresses import EndpointsFile, Target, host_and_port, resolve
 from .app import App
 from .attempt import Timeouts
 from .ledger import Ledger, log_to
@@ -177,10 +177,11 @@ class _Gateway:
     async def run(self) -> int:
         config, loop = self._config, asyncio.get_running_loop()
         pool = self._assemble(loop)
-        pool.set(await resolve(self._named.urls()))
+        targets = await resolve(self._named.urls())
+        pool.set(targets)
         if self._envoy is not None and config.ext_proc_port is not None:
             await self._envoy.start(config.host, config.ext_proc_port)
-        background = [asyncio.ensure_future(self._check()), asyncio.ensure_future(self._watch(pool))]
+        background = [asyncio.ensure_future(self._check()), asyncio.ensure_future(self._watch(pool, targets))]
         if config.scrape_interval:
             background.append(asyncio.ensure_future(pool.scrape_for_ever(config.scrape_interval)))
         for signum in (signal.SIGINT, signal.SIGTERM):
@@ -264,8 +265,8 @@ class _Gateway:
                 if self._app.draining and not self._picks.is_busy:
                     self._finished.set()
 
-    async def _watch(self, pool: Pool) -> None:
-        """The endpoints file, and what names resolve to."""
+    async def _watch(self, pool: Pool, targets: list[Target]) -> None:
+        """The endpoints file, and what names resolve to: ``targets`` at first."""
         loop = asyncio.get_running_loop()
         urls = self._named.urls()
         resolved_at = loop.time()
@@ -274,7 +275,8 @@ class _Gateway:
             now_named = self._named.urls()
             if now_named != urls or loop.time() - resolved_at >= self._config.resolve_interval:
                 urls, resolved_at = now_named, loop.time()
-                pool.set(await resolve(urls))
+                targets = await resolve(urls, targets)
+                pool.set(targets)
 
     # -- the end
 

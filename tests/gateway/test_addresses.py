@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,13 @@ def test_a_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.Log
     write(path, "- nonsense\n", at=3)
     with caplog.at_level(logging.ERROR):
         assert file.urls() == ["http://b:1"], "the last good one counts"
-    assert "the endpoints stay as they are" in caplog.text
+        assert file.urls() == ["http://b:1"]
+    assert caplog.text.count("the endpoints stay as they are") == 1, "it is said once"
     path.unlink()
     assert file.urls() == ["http://b:1"]
+    assert caplog.text.count("the endpoints stay as they are") == 2
+    write(path, "- http://c:1\n", at=4)
+    assert file.urls() == ["http://c:1"]
 
 
 def test_a_first_file_must_be_good(tmp_path: Path) -> None:
@@ -82,7 +87,9 @@ def test_a_first_file_must_be_good(tmp_path: Path) -> None:
         EndpointsFile(str(tmp_path / "none")).urls()
 
 
-def resolved(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]], *urls: str) -> list[Target]:
+def resolved(
+    monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]], *urls: str, known: Sequence[Target] = ()
+) -> list[Target]:
     """As if ``names`` had these addresses."""
 
     async def getaddrinfo(host: str, port: int, **more: Any) -> list[Any]:
@@ -96,7 +103,7 @@ def resolved(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]], *urls
 
     async def run() -> list[Target]:
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
-        return await resolve(urls)
+        return await resolve(urls, known)
 
     return asyncio.run(run())
 
@@ -113,6 +120,14 @@ def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPatch) ->
         ("http://none:1", ""),
     ]
     assert targets[0].url == "http://many:8000", "whose name the Host header and TLS have"
+
+
+def test_a_name_that_does_not_resolve_keeps_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = resolved(monkeypatch, {"many": ["10.0.0.1", "10.0.0.2"]}, "http://many")
+    again = resolved(monkeypatch, {"new": ["10.0.0.3"]}, "http://many", "http://new", known=before)
+    assert [target.destination for target in again] == ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"]
+    gone = resolved(monkeypatch, {}, "http://new", known=before)
+    assert [(target.url, target.destination) for target in gone] == [("http://new", "")]
 
 
 def test_endpoints_that_stay_keep_what_is_known_about_them() -> None:
