@@ -36,6 +36,8 @@ class Endpoint:
     """When ``load`` was read; None: never."""
     scrape_failures: int = 0
     """In a row."""
+    tells_load: bool = True
+    """As far as is known."""
     in_flight: int = 0
     """Requests sent by this gateway that have not ended."""
     sent: int = 0
@@ -57,6 +59,12 @@ class Endpoint:
 
     def scrape_succeeded(self, load: Load, now: float) -> None:
         self.load, self.scraped_at, self.scrape_failures, self.sent = load, now, 0, 0
+        self.tells_load = True
+
+    def scrape_said_nothing(self) -> None:
+        """It is there, but tells no load: what was sent to it is all that is known."""
+        self.load, self.scraped_at, self.scrape_failures = Load(), None, 0
+        self.tells_load = False
 
     def scrape_failed(self) -> None:
         self.scrape_failures += 1

@@ -7,20 +7,27 @@ from collections.abc import Callable, Iterable
 from .addresses import Target
 from .attempt import Timeouts
 from .endpoint import Endpoint, Load
-from .scrape import ScrapeError, read_load
+from .scrape import NoLoadError, read_load
 from .upstream import ConnectionPool, Headers, UpstreamError, request_bytes
 
 log = logging.getLogger(__name__)
 
 MOST_SCRAPE_BYTES = 16 << 20
+FAILING_STATUSES = frozenset({500, 502, 503, 504})
+"""Of a scrape: the server is in trouble. With any other it has no such page, or does not show it."""
 
 
 class Pool:
     """Endpoints with their connections. Endpoints come and go; requests in flight keep theirs."""
 
-    def __init__(self, timeouts: Timeouts, on_gone: Callable[[Endpoint], None]) -> None:
-        """``on_gone`` is told of endpoints that are taken out."""
+    def __init__(
+        self, timeouts: Timeouts, on_gone: Callable[[Endpoint], None], api_key: str | None = None
+    ) -> None:
+        """``on_gone`` is told of endpoints that are taken out; ``api_key`` is presented to read loads."""
         self._timeouts = timeouts
+        self._scrape_headers: Headers = []
+        if api_key is not None:
+            self._scrape_headers.append((b"authorization", b"Bearer " + api_key.encode()))
         self._on_gone = on_gone
         self._connections: dict[Endpoint, ConnectionPool] = {}
 
@@ -79,7 +86,11 @@ class Pool:
         try:
             async with asyncio.timeout(max(2 * interval_s, 1.0)):
                 load = await self.read_load(endpoint)
-        except (UpstreamError, ScrapeError, TimeoutError) as error:
+        except NoLoadError as error:
+            if endpoint.tells_load:
+                log.warning("endpoint %s tells no load: %s", endpoint.url, error)
+            endpoint.scrape_said_nothing()
+        except (UpstreamError, TimeoutError) as error:
             if endpoint.scrape_failures == 1:
                 log.warning("endpoint %s cannot be read: %s", endpoint.url, str(error) or "it takes too long")
             endpoint.scrape_failed()
@@ -89,18 +100,20 @@ class Pool:
             endpoint.scrape_succeeded(load, began)
 
     async def read_load(self, endpoint: Endpoint) -> Load:
-        """The endpoint's load as its /metrics says. Raises UpstreamError, ScrapeError."""
+        """The endpoint's load as its /metrics says. Raises UpstreamError, NoLoadError."""
         connections = self.connections(endpoint)
         connection = await connections.acquire()
         page = _Page()
-        connection.send(request_bytes(b"GET", b"/metrics", connections.authority, [], b""), page)
+        request = request_bytes(b"GET", b"/metrics", connections.authority, self._scrape_headers, b"")
+        connection.send(request, page)
         try:
             status = await page.done
         except asyncio.CancelledError:
             connection.abort()
             raise
         if status != 200:
-            raise ScrapeError(f"its /metrics answered with status {status}")
+            problem = f"its /metrics answered with status {status}"
+            raise UpstreamError(problem) if status in FAILING_STATUSES else NoLoadError(problem)
         return read_load(bytes(page.body))
 
 

@@ -207,7 +207,7 @@ class _Gateway:
         timeouts = Timeouts(
             config.connect_timeout, config.first_token_timeout, config.event_timeout, config.request_timeout
         )
-        pool = Pool(timeouts, lambda endpoint: self._relay.forget(endpoint))
+        pool = Pool(timeouts, lambda endpoint: self._relay.forget(endpoint), config.endpoint_api_key)
         picker = Picker(
             self._weights,
             limits=PickerLimits(config.saturated_waiting, config.saturated_kv_used, config.affinity_excess),

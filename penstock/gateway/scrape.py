@@ -34,13 +34,14 @@ _LINE = re.compile(
 _LABEL = re.compile(rb'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 
-class ScrapeError(ValueError):
-    """A reply to a scrape that says nothing about load."""
+class NoLoadError(ValueError):
+    """A reply to a scrape that says nothing about load: by a server that is there, but does not measure, or
+    does not tell us."""
 
 
 def read_load(text: bytes) -> Load:
     """The load in an exposition. Several series of a name are several engines: requests are added up, of KV
-    use the highest counts. Raises ScrapeError when none of the known names is in it."""
+    use the highest counts. Raises NoLoadError when none of the known names is in it."""
     waiting, running, kv_used = 0.0, 0.0, 0.0
     adapters: frozenset[str] = frozenset()
     max_adapters, newest = 0, -1.0
@@ -58,7 +59,7 @@ def read_load(text: bytes) -> Load:
             newest = value
             adapters, max_adapters = _read_adapters(dict(_LABEL.findall(labels)))
     if not found:
-        raise ScrapeError("none of the known names of load metrics is in its /metrics")
+        raise NoLoadError("none of the known names of load metrics is in its /metrics")
     return Load(int(waiting), int(running), min(kv_used, 1.0), adapters, max_adapters)
 
 

@@ -74,6 +74,7 @@ class Upstream:
     def __init__(self, behaviour: Behaviour, port: int = 0) -> None:
         self.behaviour = behaviour
         self.metrics = b"vllm:num_requests_waiting 0\n"
+        self.on_metrics: Behaviour = lambda call: call.reply(200, self.metrics, "text/plain")
         self.calls: list[Call] = []
         owner = self
 
@@ -82,7 +83,7 @@ class Upstream:
                 self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 while (call := _read_call(self.request)) is not None:
                     if call.path == "/metrics":
-                        call.reply(200, owner.metrics, "text/plain")
+                        owner.on_metrics(call)
                         continue
                     owner.calls.append(call)
                     with contextlib.suppress(OSError):

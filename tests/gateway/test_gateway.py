@@ -443,6 +443,45 @@ def test_low_priority_is_shed_when_all_are_saturated() -> None:
         assert front.counts("rejection_total") == {"saturated": 1}
 
 
+@pytest.mark.parametrize("status", [200, 401, 404, 501])
+def test_a_server_that_tells_no_load_is_up(status: int) -> None:
+    with Upstream(good) as server:
+        scrapes: list[Call] = []
+
+        def on_metrics(call: Call) -> None:
+            scrapes.append(call)
+            call.reply(status, b"nothing", "text/plain")
+
+        server.on_metrics = on_metrics
+        with gateway(server, options=("--scrape-interval", "0.05")) as front:
+            eventually(lambda: len(scrapes) > 3)
+            assert front.complete().status_code == 200
+            assert front.counts("endpoint_up") == {server.url: 1}
+            eventually(lambda: sum("tells no load" in line for line in front.lines) == 1)
+
+
+def test_a_server_whose_metrics_fail_is_down() -> None:
+    with Upstream(good) as server:
+        server.on_metrics = lambda call: call.reply(503, b"loading", "text/plain")
+        with gateway(server, options=("--scrape-interval", "0.05")) as front:
+            eventually(lambda: front.counts("endpoint_up") == {server.url: 0})
+            assert refused_by(front, "none_ready").status_code == 503
+
+
+def test_loads_are_read_with_the_key() -> None:
+    """A Penstock server with keys shows its metrics to those who have one."""
+    with Upstream(good) as server:
+        loaded = b"vllm:num_requests_waiting 7\n"
+        server.on_metrics = lambda call: (
+            call.reply(200, loaded)
+            if call.headers.get("authorization") == "Bearer k"
+            else call.reply(401, b"")
+        )
+        options = ("--scrape-interval", "0.05", "--endpoint-api-key", "k")
+        with gateway(server, options=options) as front:
+            eventually(lambda: front.counts("endpoint_waiting") == {server.url: 7})
+
+
 def test_names_of_other_pickers() -> None:
     options = ("--metrics-compat", "llm-d", "--metrics-pool-name", "mine", "--model-rewrite", "m=small")
     with Upstream(good) as server, gateway(server, options=options) as front:

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.gateway.endpoint import Load
-from penstock.gateway.scrape import ScrapeError, read_load
+from penstock.gateway.scrape import NoLoadError, read_load
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -40,5 +40,5 @@ def test_loads(text: bytes, load: Load) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"<html>", b"process_cpu_seconds_total 1\n"])
 def test_other_expositions_say_nothing(text: bytes) -> None:
-    with pytest.raises(ScrapeError):
+    with pytest.raises(NoLoadError):
         read_load(text)
