@@ -1,6 +1,9 @@
 """Options and fixtures that all tests share."""
 
 import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from certificates import Certificates, make
@@ -31,6 +34,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(skip)
+
+
+@pytest.fixture
+def run_dir() -> Iterator[str]:
+    """A directory for sockets, whose paths are short: pytest's own may have too long ones."""
+    with tempfile.TemporaryDirectory(prefix="penstock-", dir="/tmp") as directory:
+        yield directory
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What is to be closed when the test is over."""
+    with ExitStack() as stack:
+        yield stack
 
 
 @pytest.fixture(scope="session")

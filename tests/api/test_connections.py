@@ -1,7 +1,6 @@
 """Where an API server looks for its engines, and what it makes of their going."""
 
 import asyncio
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, closing
 
@@ -100,12 +99,6 @@ class Bench:
 
 Scenario = Callable[[Bench], Awaitable[None]]
 Run = Callable[[Scenario, dict[int, str]], None]
-
-
-@pytest.fixture
-def run_dir() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
-        yield directory
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stop_reference import until_stop
 from tokenizer_kinds import SPECIAL, TRAINED, Case, make_case, token_lists
 
 from penstock.api.plan import RequestPlan
@@ -48,20 +48,6 @@ def stop_strings(draw: st.DrawFn, text: str) -> list[str]:
         part = text[start : start + draw(st.integers(1, 12))]
         stops.append(part + draw(st.sampled_from(["", "", "\0never"])))
     return stops
-
-
-def expected_text(text: str, stops: Sequence[str], include: bool) -> tuple[str, str | None]:
-    """The text up to the match that ends first."""
-    matches = [
-        (start + len(stop), start, stop)
-        for stop in stops
-        for start in range(len(text))
-        if text.startswith(stop, start)
-    ]
-    if not matches:
-        return text, None
-    end, start, stop = min(matches)
-    return text[: end if include else start], stop
 
 
 def cut(tokens: list[int], sizes: list[int]) -> list[list[int]]:
@@ -112,7 +98,7 @@ def check(
     skip, include = fields.get("skip_special_tokens", True), fields.get("include_stop_str_in_output", False)
     shown = tokens[:-1] if finish is not Finish.LENGTH and not include else tokens
     text = made.decode(shown, skip=skip, has_context=True)
-    assert (got.text, stop_of(got)) == expected_text(text, fields.get("stop", []), include)
+    assert (got.text, stop_of(got)) == until_stop(text, fields.get("stop", []), include)
     counted = got.usage["completion_tokens"]
     assert 0 < counted <= len(tokens)
     before_last = sum(map(len, rows[: (len(rows) - 1) // merged * merged]))

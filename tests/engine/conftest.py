@@ -1,10 +1,15 @@
-"""A model directory without a model, for engines that need only a tokenizer."""
+"""A model directory without a model, for engines that need only a tokenizer; engines, and who asks them."""
 
 import json
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from .loops import Host
+from .peers import ApiServer
 from .support import byte_level_tokenizer
 
 
@@ -16,3 +21,26 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = {"max_position_embeddings": 512, "eos_token_id": 1}
     (directory / "config.json").write_text(json.dumps(config))
     return directory
+
+
+@pytest.fixture
+def host(model_dir: Path, run_dir: str, stack: ExitStack) -> Callable[..., Host]:
+    def start(**options: Any) -> Host:
+        host = Host(model_dir, run_dir, **{"synthetic_step_ms": 1, "max_model_len": 100_000, **options})
+        stack.callback(host.close)
+        return host
+
+    return start
+
+
+@pytest.fixture
+def connect(run_dir: str, stack: ExitStack) -> Callable[..., ApiServer]:
+    """API servers that have said Hello and were welcomed."""
+
+    def connect(server: int = 0, epoch: int = 0) -> ApiServer:
+        peer = ApiServer(run_dir, server, epoch)
+        stack.callback(peer.close)
+        peer.hello()
+        return peer
+
+    return connect

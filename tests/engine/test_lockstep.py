@@ -18,9 +18,10 @@ from penstock.engine.tandem import TandemError
 from penstock.wire.channel import ChildChannel, ControlChannel
 from penstock.wire.control import Stop
 from penstock.wire.messages import Abort, Goodbye, WireError, encode
-from penstock.wire.sockets import PeerLinks, RouterSocket, engine_address, engine_identity
+from penstock.wire.sockets import PeerLinks, engine_address, engine_identity
 from penstock.wire.tandem import TandemMessage, Vote, Wake, decode_from_peer
 
+from .loops import CountingSocket
 from .peers import DEADLINE_S, ApiServer
 from .support import submit
 
@@ -76,14 +77,6 @@ def test_a_group_of_one_is_refused() -> None:
 
 
 # -- loops over sockets --------------------------------------------------------------------------------
-
-
-class CountingSocket(RouterSocket):
-    waits = 0
-
-    def wait(self, timeout_s: float | None, also: int | None = None) -> bool:
-        self.waits += 1
-        return super().wait(timeout_s, also)
 
 
 class Rank:

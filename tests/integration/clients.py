@@ -147,3 +147,11 @@ class Streams:
     def failures(self) -> list[tuple[str, str]]:
         """The outcomes of the streams that failed."""
         return [outcome for outcome in self.outcomes if outcome is not None]
+
+
+def texts_of(url: str, bodies: Sequence[dict[str, Any]]) -> list[str]:
+    """What a server answers that nothing happens to."""
+    with Streams(url, bodies) as streams:
+        streams.until_all_ended()
+    assert streams.failures == []
+    return streams.texts

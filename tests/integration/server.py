@@ -165,6 +165,11 @@ def wait_until(condition: Any, seconds: float, what: str) -> None:
     raise AssertionError(f"{what} did not happen within {seconds} s")
 
 
+def all_up(server: Server, engines: int, api_servers: int) -> bool:
+    """Whether every API server, one of which each new connection goes to, is connected to all engines."""
+    return all(server.metric("penstock:engine_up") == engines for _ in range(2 * api_servers))
+
+
 VLLM_START_S = 400.0
 """Two engines that import vLLM at the same time on two cores that others use, too."""
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from .clients import Streams
+from .clients import Streams, texts_of
 from .server import SYNTHETIC, Server, wait_until
 
 RANKS = 3
@@ -104,19 +104,12 @@ def bodies_of(streams: int, tokens: int) -> list[dict[str, Any]]:
     ]
 
 
-def texts_of(server: Server, bodies: list[dict[str, Any]]) -> list[str]:
-    with Streams(server.url, bodies) as streams:
-        streams.until_all_ended()
-    assert streams.failures == []
-    return streams.texts
-
-
 @pytest.mark.parametrize("stopped", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_rank_that_dies_or_hangs_takes_its_group_along_and_all_streams_go_on(
     server: Server, tmp_path: Path, stopped: bool
 ) -> None:
     bodies = bodies_of(12, 500)
-    undisturbed = texts_of(server, bodies)
+    undisturbed = texts_of(server.url, bodies)
     options = ("--synthetic-step-ms", "5", *(("--engine-hang-timeout", "3") if stopped else ()))
     with Server(*GROUP, *options, directory=tmp_path) as group:
         engines = group.children("engine")
@@ -140,7 +133,7 @@ def test_a_rank_that_dies_or_hangs_takes_its_group_along_and_all_streams_go_on(
 @pytest.mark.timeout(600)
 def test_a_group_killed_again_and_again_loses_no_token(server: Server, tmp_path: Path) -> None:
     bodies = bodies_of(24, 1500)
-    undisturbed = texts_of(server, bodies)
+    undisturbed = texts_of(server.url, bodies)
     options = ("--synthetic-step-ms", "5", "--resume-timeout", "300")
     with Server(*GROUP, *options, directory=tmp_path) as group, Streams(group.url, bodies) as streams:
         for kill in range(5):
@@ -157,7 +150,7 @@ def test_a_group_killed_again_and_again_loses_no_token(server: Server, tmp_path:
 
 def test_a_drain_lets_streams_of_one_rank_end_and_ends_all_in_order(server: Server, tmp_path: Path) -> None:
     bodies = bodies_of(5, 150)
-    undisturbed = texts_of(server, bodies)
+    undisturbed = texts_of(server.url, bodies)
     options = ("--synthetic-step-ms", "5", "--drain-timeout", "300")
     with Server(*GROUP, *options, directory=tmp_path) as group:
         with Streams(group.url, bodies) as streams:
@@ -206,11 +199,11 @@ def test_a_model_split_over_ranks_generates_what_one_engine_does_also_over_a_kil
     options = (str(model), "--load-format", "dummy", "--dtype", "float32", "--threads", "1")
     options += ("--max-num-batched-tokens", "64", "--kv-cache-memory", str(4 << 20))
     with Server(*options, directory=tmp_path) as alone:
-        undisturbed = texts_of(alone, bodies)
+        undisturbed = texts_of(alone.url, bodies)
     options += ("--data-parallel-size", "2", "--enable-expert-parallel", "--drain-timeout", "300")
     options += ("--resume-timeout", "600")
     with Server(*options, directory=tmp_path) as pair:
-        assert texts_of(pair, bodies) == undisturbed
+        assert texts_of(pair.url, bodies) == undisturbed
         wait_until(lambda: len(set(steps_of(pair, 2))) == 1, WAIT_S, "agreeing on the number of steps")
         with Streams(pair.url, bodies) as streams:
             streams.until_each_has(1)
@@ -221,7 +214,7 @@ def test_a_model_split_over_ranks_generates_what_one_engine_does_also_over_a_kil
         wait_until(lambda: pair.metric("penstock:engine_up") == 2, WAIT_S, "the start of both engines")
         assert pair.post("/sleep?level=2", {}, timeout=WAIT_S).status_code == 200
         assert pair.post("/wake_up", {}, timeout=WAIT_S).status_code == 200
-        assert texts_of(pair, bodies[:2]) == undisturbed[:2]
+        assert texts_of(pair.url, bodies[:2]) == undisturbed[:2]
         with Streams(pair.url, bodies[:1]) as streams:
             streams.until_each_has(1)
             pair.process.send_signal(signal.SIGTERM)

@@ -2,14 +2,13 @@
 
 import signal
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from .clients import Streams
+from .clients import Streams, texts_of
 from .hosts import Hosts, engines, new_key, private_network, up
 from .server import Server, wait_until
 
@@ -30,13 +29,6 @@ def bodies(count: int) -> list[dict[str, Any]]:
     return [LONG | {"seed": seed} for seed in range(count)]
 
 
-def texts_of(head: Server, requests: Sequence[dict[str, Any]]) -> list[str]:
-    with Streams(head.url, requests) as streams:
-        streams.until_all_ended()
-    assert streams.failures == []
-    return streams.texts
-
-
 def ends(host: Server) -> str:
     """The log of a host that is not taken: it ends by itself."""
     try:
@@ -54,7 +46,7 @@ def test_an_engine_of_another_host_serves_and_may_be_killed(hosts: Hosts) -> Non
         pinned = head.post("/v1/completions", LONG | {"max_tokens": 5}, **{"X-data-parallel-rank": "1"})
         assert pinned.json()["usage"]["completion_tokens"] == 5
         short = [body | {"max_tokens": 800} for body in bodies(6)]
-        undisturbed = texts_of(head, short)
+        undisturbed = texts_of(head.url, short)
         with Streams(head.url, short) as streams:
             streams.until_each_has(3)
             other.process.kill()
@@ -122,14 +114,14 @@ def test_hosts_come_and_go(hosts: Hosts) -> None:
         short, long = bodies(2)
         with hosts.host(1, "--drain-timeout", "60") as other:
             until_up(head, 0, 1)
-            (undisturbed,) = texts_of(head, [long])
+            (undisturbed,) = texts_of(head.url, [long])
             head.post("/admin/engines/0/drain", {}).raise_for_status()
             with Streams(head.url, [long]) as streams:
                 streams.until_each_has(3)
                 other.process.send_signal(signal.SIGTERM)
                 until_takes_none(head)
                 head.post("/admin/engines/0/resume", {}).raise_for_status()
-                assert texts_of(head, [short | {"max_tokens": 5}])
+                assert texts_of(head.url, [short | {"max_tokens": 5}])
                 streams.until_all_ended()
             assert (streams.failures, streams.texts) == ([], [undisturbed])
             assert other.process.wait(PATIENCE_S) == 0
@@ -185,7 +177,7 @@ def test_a_host_that_is_cut_off_comes_back(tmp_path: Path) -> None:
         ):
             until_up(head, 0, 1, 2)
             assert [engine["host"] for engine in engines(head)] == ["local", "10.0.0.2", "10.0.1.2"]
-            undisturbed = texts_of(head, bodies(9))
+            undisturbed = texts_of(head.url, bodies(9))
             with Streams(head.url, bodies(9)) as streams:
                 streams.until_each_has(3)
                 network.cut(0)
@@ -200,5 +192,5 @@ def test_a_host_that_is_cut_off_comes_back(tmp_path: Path) -> None:
                 streams.until_all_ended()
             assert (streams.failures, streams.texts) == ([], undisturbed)
             until_up(head, 0, 1)
-            assert texts_of(head, bodies(9)) == undisturbed
+            assert texts_of(head.url, bodies(9)) == undisturbed
             assert first.process.poll() is None

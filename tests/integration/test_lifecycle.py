@@ -11,7 +11,7 @@ import pytest
 
 from penstock.supervisor.phases import SAME_SIGNAL_S
 
-from .clients import Streams
+from .clients import Streams, texts_of
 from .server import SYNTHETIC, Server, wait_until
 
 PACED = (*SYNTHETIC, "--synthetic-step-ms", "5")
@@ -24,20 +24,12 @@ def bodies_of(count: int) -> list[dict[str, Any]]:
     return [BODY | {"seed": seed} for seed in range(count)]
 
 
-def texts_of(server: Server, bodies: list[dict[str, Any]]) -> list[str]:
-    """What a server answers that nothing happens to."""
-    with Streams(server.url, bodies) as streams:
-        streams.until_all_ended()
-    assert streams.failures == []
-    return streams.texts
-
-
 def drained(server: Server, directory: Path, count: int) -> None:
     """SIGTERM under ``count`` streams of two API servers."""
     bodies = [
         body | {"max_tokens": 1200} for body in bodies_of(count)
     ]  # they outlast what is asked meanwhile
-    undisturbed = texts_of(server, bodies)
+    undisturbed = texts_of(server.url, bodies)
     arguments = (*PACED, "--api-server-count", "2", "--drain-timeout", "300")
     with Server(*arguments, directory=directory) as pair, Streams(pair.url, bodies) as streams:
         streams.until_each_has(1)
@@ -62,7 +54,7 @@ def test_a_drain_of_256_streams(server: Server, tmp_path: Path) -> None:
 
 def test_a_second_signal_ends_streams_truthfully(server: Server, tmp_path: Path) -> None:
     bodies = [body | {"max_tokens": 1900} for body in bodies_of(4)]
-    undisturbed = texts_of(server, bodies)
+    undisturbed = texts_of(server.url, bodies)
     with Server(*PACED, "--drain-timeout", "300", directory=tmp_path) as alone:
         with Streams(alone.url, bodies) as streams:
             streams.until_each_has(1)
@@ -107,7 +99,7 @@ class Pool:
 
 def test_sighup_replaces_api_servers_without_dropping_a_stream(server: Server, tmp_path: Path) -> None:
     bodies = bodies_of(16)
-    undisturbed = texts_of(server, bodies)
+    undisturbed = texts_of(server.url, bodies)
     arguments = (*PACED, "--api-server-count", "2")
     with Server(*arguments, directory=tmp_path) as pair:
         before = {child.pid for child in pair.children("api-server")}
@@ -127,7 +119,7 @@ def test_sighup_replaces_api_servers_without_dropping_a_stream(server: Server, t
 def killed_api_server(server: Server, directory: Path, api_servers: int, count: int, *options: str) -> None:
     """One of several API servers dies under ``count`` streams, of which it has its even share."""
     bodies = bodies_of(count)
-    undisturbed = texts_of(server, bodies)
+    undisturbed = texts_of(server.url, bodies)
     arguments = (*PACED, "--api-server-count", str(api_servers), *options)
     with Server(*arguments, directory=directory) as several:
         with Streams(several.url, bodies) as streams:
@@ -156,7 +148,7 @@ def test_an_api_server_killed_beside_512_streams_of_others(server: Server, tmp_p
 
 def test_drained_engines_finish_what_they_run_and_get_nothing_new(server: Server, tmp_path: Path) -> None:
     bodies = bodies_of(8)
-    undisturbed = texts_of(server, bodies)
+    undisturbed = texts_of(server.url, bodies)
     arguments = (*PACED, "--api-server-count", "2", "--data-parallel-size", "2")
     with Server(*arguments, directory=tmp_path) as pair:
         with Streams(pair.url, bodies) as streams:

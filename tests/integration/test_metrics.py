@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.metrics.bounds import E2E_BOUNDS
 from penstock.metrics.families import FAMILIES, Kind
 
-from .server import SYNTHETIC, Server, wait_until
+from .server import SYNTHETIC, Server, all_up, wait_until
 from .test_lifecycle import Pool
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -191,9 +191,7 @@ def killed(server: Server, role: str) -> str:
     name = " ".join(process.cmdline()).strip().removeprefix("penstock: ")
     process.kill()
     wait_until(lambda: f"{name} is ready again" in server.log, 90, f"the restart of {name}")
-    wait_until(
-        lambda: all(server.metric("penstock:engine_up") == 2 for _ in range(2 * API_SERVERS)), 90, "engines"
-    )
+    wait_until(lambda: all_up(server, 2, API_SERVERS), 90, "connecting to both engines")
     return name
 
 

@@ -1,7 +1,6 @@
 """Engines that are killed under running requests, which go on elsewhere as if nothing had happened."""
 
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from .clients import Streams
+from .clients import Streams, texts_of
 from .server import SYNTHETIC, Server, wait_until
 
 PACED = (*SYNTHETIC, "--synthetic-step-ms", "5")
@@ -24,17 +23,9 @@ def interrupted(server: Server, outcome: str) -> float:
     return server.metric("penstock:streams_interrupted_total", outcome=outcome)
 
 
-def texts_of(server: Server, bodies: Sequence[dict[str, Any]]) -> list[str]:
-    """What an undisturbed server answers."""
-    with Streams(server.url, bodies) as streams:
-        streams.until_all_ended()
-    assert streams.failures == []
-    return streams.texts
-
-
 def test_streams_of_a_killed_engine_go_on(server: Server, tmp_path: Path) -> None:
     bodies = [LONG | {"seed": seed, "stop": ["no such stop"] if seed % 2 else None} for seed in range(12)]
-    undisturbed = texts_of(server, bodies)
+    undisturbed = texts_of(server.url, bodies)
     with (
         Server(*PACED, "--data-parallel-size", "2", directory=tmp_path) as pair,
         ThreadPoolExecutor() as pool,
@@ -54,7 +45,7 @@ def test_streams_of_a_killed_engine_go_on(server: Server, tmp_path: Path) -> Non
 
 
 def test_streams_wait_for_the_only_engine(server: Server, tmp_path: Path) -> None:
-    undisturbed = texts_of(server, [LONG])
+    undisturbed = texts_of(server.url, [LONG])
     with Server(*PACED, directory=tmp_path) as alone, Streams(alone.url, [LONG]) as streams:
         streams.until_each_has(3)
         (engine,) = alone.children("engine")
@@ -76,7 +67,7 @@ def test_a_client_may_leave_while_its_stream_waits(tmp_path: Path) -> None:
 
 
 def test_streams_that_wait_too_long_end_truthfully(server: Server, tmp_path: Path) -> None:
-    (undisturbed,) = texts_of(server, [LONG])
+    (undisturbed,) = texts_of(server.url, [LONG])
     with Server(*PACED, "--resume-timeout", "0.01", directory=tmp_path) as alone:
         with ThreadPoolExecutor() as pool, Streams(alone.url, [LONG]) as streams:
             waiting = pool.submit(alone.post, "/v1/completions", LONG | {"max_tokens": 1900})
@@ -112,14 +103,14 @@ def test_an_engine_that_breaks_in_order_hands_its_streams_on(server: Server, tmp
     """Each engine breaks once it has made 60 steps with work; what it held back is delivered, too."""
     arguments = (*PACED, "--synthetic-fault", "error@60", "--data-parallel-size", "2")
     bodies = [LONG | {"max_tokens": 100, "stream_interval": 7}]
-    undisturbed = texts_of(server, bodies)
+    undisturbed = texts_of(server.url, bodies)
     with Server(*arguments, directory=tmp_path) as pair:
-        assert texts_of(pair, bodies) == undisturbed
+        assert texts_of(pair.url, bodies) == undisturbed
         assert interrupted(pair, "resumed") == 1
 
 
 def test_an_engine_that_hangs_is_replaced_and_its_streams_go_on(server: Server, tmp_path: Path) -> None:
-    undisturbed = texts_of(server, [LONG])
+    undisturbed = texts_of(server.url, [LONG])
     arguments = (*PACED, "--engine-hang-timeout", "2")
     with Server(*arguments, directory=tmp_path) as alone, Streams(alone.url, [LONG]) as streams:
         streams.until_each_has(3)
@@ -157,7 +148,7 @@ def test_a_model_goes_on_as_it_would_have(tmp_path: Path) -> None:
     ]
     options = ("--dtype", "float32", "--threads", "1", "--data-parallel-size", "2")
     with Server(*options, directory=tmp_path) as pair:
-        undisturbed = texts_of(pair, bodies)
+        undisturbed = texts_of(pair.url, bodies)
         with Streams(pair.url, bodies) as streams:
             streams.until_each_has(3)
             pair.children("engine")[0].kill()
@@ -172,7 +163,7 @@ def test_twenty_engines_killed_under_512_streams(server: Server, tmp_path: Path)
     """Zero failed requests, zero lost or repeated tokens; streams resume without waiting for the restart."""
     count, kills = 512, 20
     bodies = [LONG | {"seed": seed, "max_tokens": 1900} for seed in range(count)]
-    undisturbed = texts_of(server, bodies)
+    undisturbed = texts_of(server.url, bodies)
     arguments = (*SYNTHETIC, "--synthetic-step-ms", "120", "--data-parallel-size", "2")
     with Server(*arguments, directory=tmp_path) as pair:
         pauses = []

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from .server import SYNTHETIC, Server, wait_until
+from .server import SYNTHETIC, Server, all_up, wait_until
 
 SERVERS, ENGINES = 3, 4
 WAIT_S = 60
@@ -16,13 +16,8 @@ WAIT_S = 60
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ("--api-server-count", str(SERVERS), "--data-parallel-size", str(ENGINES))
     with Server(*SYNTHETIC, *options, directory=tmp_path_factory.mktemp("fleet")) as running:
-        wait_until(lambda: all_up(running), WAIT_S, "connecting to all engines")
+        wait_until(lambda: all_up(running, ENGINES, SERVERS), WAIT_S, "connecting to all engines")
         yield running
-
-
-def all_up(fleet: Server) -> bool:
-    """New connections go to any API server."""
-    return all(fleet.metric("penstock:engine_up") == ENGINES for _ in range(2 * SERVERS))
 
 
 def per_engine(fleet: Server) -> list[float]:
@@ -108,7 +103,7 @@ def test_counters_outlive_an_api_server(fleet: Server) -> None:
 
     fleet.children("api-server")[0].kill()
     wait_until(lambda: len(fleet.children("api-server")) == SERVERS, WAIT_S, "the restart")
-    wait_until(lambda: all_up(fleet), WAIT_S, "connecting to all engines")
+    wait_until(lambda: all_up(fleet, ENGINES, SERVERS), WAIT_S, "connecting to all engines")
     wait_until(lambda: {total() for _ in range(4 * SERVERS)} == {before}, WAIT_S, "the same figure again")
 
 

@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from .server import SYNTHETIC, Server, wait_until
+from .server import SYNTHETIC, Server, all_up, wait_until
 
 SERVERS, ENGINES = 4, 4
 WAIT_S = 90
@@ -101,16 +101,12 @@ def per(fleet: Server, metric: str, label: str) -> Counter[str]:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ("--api-server-count", str(SERVERS), "--data-parallel-size", str(ENGINES))
     with Server(*SYNTHETIC, *options, directory=tmp_path_factory.mktemp("fleet")) as running:
-        wait_until(lambda: all_up(running), WAIT_S, "connecting to all engines")
+        wait_until(lambda: all_up(running, ENGINES, SERVERS), WAIT_S, "connecting to all engines")
         yield running
 
 
 def title(process: psutil.Process) -> str:
     return " ".join(process.cmdline()).strip().removeprefix("penstock: ")
-
-
-def all_up(fleet: Server) -> bool:
-    return all(fleet.metric("penstock:engine_up") == ENGINES for _ in range(2 * SERVERS))
 
 
 def settle(fleet: Server) -> None:
@@ -181,7 +177,7 @@ def test_a_killed_api_server_s_connections_are_opened_anew_and_even(fleet: Serve
         for _ in range(50):  # no connection is lost, whatever the dead one's was to be
             assert fleet.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
         wait_until(lambda: f"{name} is ready again" in fleet.log, WAIT_S, "the restart")
-        wait_until(lambda: all_up(fleet), WAIT_S, "connecting to all engines")
+        wait_until(lambda: all_up(fleet, ENGINES, SERVERS), WAIT_S, "connecting to all engines")
         broken = pool.drop_broken()
         assert 10 <= broken <= 30
         pool.open(broken)
@@ -201,4 +197,4 @@ def test_an_api_server_that_hangs_delays_its_connections_and_breaks_none(fleet: 
         finally:
             victim.resume()
     assert f"{title(victim)} takes no connections" in fleet.log
-    wait_until(lambda: all_up(fleet), WAIT_S, "its return")
+    wait_until(lambda: all_up(fleet, ENGINES, SERVERS), WAIT_S, "its return")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .clients import Streams
+from .clients import Streams, texts_of
 from .server import VLLM_START_S, Server, in_vllm, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -31,13 +31,6 @@ def pair(vllm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield running
 
 
-def texts_of(server: Server, bodies: list[dict[str, Any]]) -> list[str]:
-    with Streams(server.url, bodies) as streams:
-        streams.until_all_ended(300)
-    assert streams.failures == []
-    return streams.texts
-
-
 def kill_one(pair: Server, bodies: list[dict[str, Any]]) -> list[str]:
     """What the streams gave, over the kill of one of the two engines."""
     wait_until(lambda: pair.metric("penstock:engine_up") == 2, VLLM_START_S, "both engines being up")
@@ -53,7 +46,7 @@ def kill_one(pair: Server, bodies: list[dict[str, Any]]) -> list[str]:
 
 def test_greedy_streams_of_a_killed_engine_go_on_as_they_would_have(pair: Server) -> None:
     bodies = [GREEDY | {"prompt": f"{place}: {GREEDY['prompt']}"} for place in range(8)]
-    undisturbed = texts_of(pair, bodies)
+    undisturbed = texts_of(pair.url, bodies)
     assert kill_one(pair, bodies) == undisturbed
 
 
@@ -99,9 +92,9 @@ def test_tensor_parallel_workers_serve_and_end_with_their_engine(
     environ = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
     patient = ("--resume-timeout", str(VLLM_START_S))
     arguments = in_vllm(vllm_model, *patient, own=("--tensor-parallel-size", "2"))
-    expected = texts_of(tiny_llama_in_vllm, [GREEDY])
+    expected = texts_of(tiny_llama_in_vllm.url, [GREEDY])
     with Server(*arguments, directory=tmp_path, environ=environ, start_s=VLLM_START_S) as server:
-        assert texts_of(server, [GREEDY]) == expected
+        assert texts_of(server.url, [GREEDY]) == expected
         (engine,) = server.children("engine")
         workers = [child for child in engine.children(recursive=True) if "VLLM" in child.cmdline()[0]]
         assert len(workers) == 2
@@ -131,11 +124,11 @@ def test_drafts_give_rows_of_several_tokens(
     drafts = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
     bodies = [GREEDY, GREEDY | {"prompt": "a b c d " * 20, "stream_interval": 5}]
     asked = {"prompt": "a b c d " * 20, "temperature": 0, "max_tokens": 100, "logprobs": 2}
-    expected = texts_of(tiny_llama_in_vllm, bodies)
+    expected = texts_of(tiny_llama_in_vllm.url, bodies)
     wanted = tiny_llama_in_vllm.complete(**asked)["choices"][0]["logprobs"]
     arguments = in_vllm(vllm_model, own=("--speculative-config", drafts))
     with Server(*arguments, directory=tmp_path, start_s=VLLM_START_S) as server:
-        assert texts_of(server, bodies) == expected
+        assert texts_of(server.url, bodies) == expected
         given = server.complete(**asked)["choices"][0]["logprobs"]
         assert given["tokens"] == wanted["tokens"]
         assert given["token_logprobs"] == pytest.approx(wanted["token_logprobs"], abs=1e-3)

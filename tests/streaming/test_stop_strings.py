@@ -2,24 +2,11 @@
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from stop_reference import until_stop
 
 from penstock.streaming.stop_strings import StopMatcher
 
 letters = st.text("ab", min_size=1, max_size=4)
-
-
-def whole(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """The text up to the match that ends first, found without any streaming."""
-    matches = [
-        (start + len(stop), start, stop)
-        for stop in stops
-        for start in range(len(text))
-        if text.startswith(stop, start)
-    ]
-    if not matches:
-        return text, None
-    end, start, stop = min(matches)
-    return text[: end if include else start], stop
 
 
 @given(
@@ -37,7 +24,7 @@ def test_pieces_give_what_the_whole_text_gives(stops: list[str], pieces: list[st
             break
     else:
         text += matcher.finish()
-    expected, stop = whole("".join(pieces), stops, include)
+    expected, stop = until_stop("".join(pieces), stops, include)
     assert (text, found) == (expected, stop)
 
 

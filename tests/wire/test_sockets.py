@@ -4,9 +4,8 @@ import itertools
 import os
 import select
 import socket
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -28,18 +27,6 @@ from penstock.wire.sockets import (
 
 ME = server_identity(3, 1)
 DEADLINE_S = 60.0
-
-
-@pytest.fixture
-def run_dir() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
-        yield directory
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
