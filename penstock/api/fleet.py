@@ -170,9 +170,10 @@ class Fleet:
     ) -> EngineState | None:
         """The engine for a stream with this prompt, int32 token ids; None when none takes streams, or not the
         one that is wished for."""
-        if wish.rank is not None:
-            wished = self.engines[wish.rank]
-            return wished if wished.takes_streams else None
+        rank: int | None = 0 if len(self.engines) == 1 else wish.rank
+        if rank is not None:
+            engine = self.engines[rank]
+            return engine if engine.takes_streams else None
         takers = [engine for engine in self.engines if engine.takes_streams]
         if len(takers) > 1:
             now = time.monotonic()
@@ -180,8 +181,7 @@ class Fleet:
         loads: list[int | None] = [None] * len(self.engines)
         for engine in takers:
             loads[engine.rank] = engine.load
-        keys = affinity_keys(prompt, cache_salt, wish.session) if len(loads) > 1 else ()
-        rank = self._balancer.choose(loads, keys)
+        rank = self._balancer.choose(loads, affinity_keys(prompt, cache_salt, wish.session))
         return None if rank is None else self.engines[rank]
 
     def submit(self, stream: Stream, request: Submit) -> None:

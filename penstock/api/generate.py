@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -69,11 +69,11 @@ class Generator:
         """No request runs."""
         self._quiet.set()
 
-    async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._count(scope, receive, self._planner.completion)
+    def completion(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._count(scope, receive, self._planner.completion)
 
-    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._count(scope, receive, self._planner.chat)
+    def chat(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._count(scope, receive, self._planner.chat)
 
     async def drain(self) -> None:
         """Refuse new requests; returns when those that run have ended."""
