@@ -1,1 +1,1 @@
-"""Engines on the machines of a Ray cluster. Only the processes started for them import Ray."""
+"""Processes on the machines of a Ray cluster. Only those started for them import Ray."""
