@@ -23,13 +23,13 @@ def exit_code_of(signum: int) -> int:
     return 128 + signum
 
 
-def describe_exit(returncode: int) -> str:
-    """``returncode`` as subprocess gives it, negative for a signal, in words."""
+def describe_exit(returncode: int, *, killed: bool = False) -> str:
+    """``returncode`` as subprocess gives it, negative for a signal, in words. ``killed``: by us."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     try:
         name = signal.Signals(-returncode).name
     except ValueError:
         name = f"signal {-returncode}"
-    hint = " (out of memory?)" if -returncode == signal.SIGKILL else ""
+    hint = " (out of memory?)" if -returncode == signal.SIGKILL and not killed else ""
     return f"was killed by {name}{hint}"

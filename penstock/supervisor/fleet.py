@@ -146,7 +146,7 @@ class Fleet:
         if returncode == EXIT_FATAL and child.failure is None:
             child.failure = Failed(message="it would fail the same way again", fatal=True)
         orderly = child.killed or returncode == EXIT_OK
-        self._gone(child, describe_exit(returncode), now, orderly=orderly)
+        self._gone(child, describe_exit(returncode, killed=child.killed), now, orderly=orderly)
         return self._children.take()
 
     def signalled(self, signum: int, now: float) -> list[Action]:
