@@ -50,6 +50,8 @@ class App:
         clock: Callable[[], float],
     ) -> None:
         self.draining = False
+        self.relaying = 0
+        """Requests that came here and have not ended."""
         self._config = config
         self._relay = relay
         self._metrics = metrics
@@ -101,6 +103,7 @@ class App:
         trace = self._tracing.trace(scope["headers"])
         record = Record(scope["path"], request_id, scope["method"], trace, began_at=self._clock())
         self._metrics.began(record)
+        self.relaying += 1
         named = (REQUEST_ID, request_id.encode("latin-1"))
         try:
             incoming = await self._incoming(scope, receive, record)
@@ -117,6 +120,7 @@ class App:
             record.outcome, record.status, record.reason = Outcome.REJECTED, 500, "internal"
             raise ApiError(500, "The gateway failed to handle this request.", headers=[named]) from None
         finally:
+            self.relaying -= 1
             record.ended_at = self._clock()
             self._ledger.close(record)
 

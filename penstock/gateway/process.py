@@ -293,7 +293,7 @@ class _Gateway:
 
     def _end_when_idle(self) -> None:
         """Until then new requests are refused by name, on new connections as well."""
-        if not self._metrics.running:
+        if not self._app.relaying:
             self._http.drain()
 
     def _stop(self) -> None:

@@ -67,7 +67,7 @@ class Asked:
                 self.status = reply.status_code
                 for piece in reply.iter_text():
                     self.text += piece
-                    if self.tokens:
+                    if not self.begun.is_set() and self.tokens:
                         self.begun.set()
                     if self._leaving.is_set():
                         return
@@ -132,7 +132,7 @@ def cancelled(server: Server, count: int) -> Iterator[None]:
 
     before = aborted()
     yield
-    wait_until(lambda: aborted() == before + count, WAIT_S, "cancelling the requests")
+    wait_until(lambda: aborted() >= before + count, WAIT_S, "cancelling the requests")
 
 
 def nothing_remains(server: Server) -> None:
@@ -141,6 +141,7 @@ def nothing_remains(server: Server) -> None:
 
 
 def well(front: Gateway) -> None:
+    """Three requests, so that what other tests have broken does not count."""
 
     def goes_well() -> bool:
         reply = front.client.post(
