@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,35 @@ from .server import SYNTHETIC, Server, wait_until
 
 ray_cluster = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed")
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 ENGINES = 4
 LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True}
+
+
+def started(make: Callable[[Any], None], attempts: int = 3) -> Any:
+    """A cluster that ``make`` adds nodes to. Ray gives each 30 s to start: on a busy machine too few."""
+    made = ray_cluster.Cluster()
+    try:
+        make(made)
+    except Exception as error:  # a timeout is of this very class
+        made.shutdown()
+        if attempts == 1 or "timed out" not in str(error).lower():
+            raise
+        return started(make, attempts - 1)
+    return made
 
 
 @pytest.fixture
 def cluster() -> Iterator[Any]:
     """Three raylets with room for two engines each."""
-    made = ray_cluster.Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    try:
-        for _ in range(2):
+
+    def three(made: Any) -> None:
+        for _ in range(3):
             made.add_node(num_cpus=2)
-        yield made
-    finally:
-        made.shutdown()
+
+    made = started(three)
+    yield made
+    made.shutdown()
 
 
 def free_port(address: str = "127.0.0.1") -> int:
@@ -113,13 +127,15 @@ def raylet_of(node: Any) -> int:
 @pytest.fixture
 def wide() -> Iterator[Any]:
     """Three raylets at addresses of their own: the first has room for engines, the others have none."""
-    made = ray_cluster.Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    try:
+
+    def three(made: Any) -> None:
+        made.add_node(num_cpus=2)
         for number in (2, 3):
             add_machine(made, number)
-        yield made
-    finally:
-        made.shutdown()
+
+    made = started(three)
+    yield made
+    made.shutdown()
 
 
 def add_machine(cluster: Any, number: int) -> Any:
