@@ -73,7 +73,8 @@ class StreamedReply(RequestReply):
         self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
     ) -> None:
         choice = self.choices[stream.index]
-        if not self._plain or self._paused or choice.text or not choice.plain or finish not in _WITH_TEXT:
+        held = choice.text or not choice.plain or choice.parser is not None  # a parser is told of the end
+        if held or self._paused or not self._plain or finish not in _WITH_TEXT:
             super().on_row(stream, tokens, finish, cached, logprobs)
             return
         texts = self.context.tables.plain
