@@ -204,3 +204,10 @@ def test_processes_do_not_load_what_is_not_theirs(code: str, unwanted: set[str])
         check=True,
     )
     assert not unwanted & set(result.stdout.split())
+
+
+def test_the_end_waits_for_no_clean_up_of_the_interpreter() -> None:
+    late = "import atexit; atexit.register(print, 'late')"
+    code = f"{late}; from penstock.supervisor.child import end; print('said'); end(3)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (3, "said\n")

@@ -79,6 +79,7 @@ def test_a_child_that_says_it_failed_and_stays_is_killed() -> None:
     fleet.report(ENGINE, Failed(message="x", fatal=False), 5.0)
     assert fleet.tick(5.0 + GRACE_S - 0.1) == []
     assert done(fleet.tick(5.0 + GRACE_S)) == [Kill(ENGINE)]
+    assert errors(fleet.died(ENGINE, -signal.SIGKILL, 11.0)) == ["engine 0 was killed by SIGKILL: x"]
 
 
 def test_a_child_that_hangs_up_and_stays_is_killed() -> None:

@@ -39,8 +39,6 @@ class VllmEngine:
     rows are made as for every engine: by the interval that each stream has.
     """
 
-    can_sleep = False
-
     # -- lifetime: process
 
     def __init__(
@@ -72,6 +70,7 @@ class VllmEngine:
             transfers_kv=core.transfers_kv,
         )
         self._table = table = SlotTable(core.max_num_seqs, core.max_model_len, ())
+        self.can_sleep = core.can_sleep
         self._queue = WaitingQueue(config)
         self._held = HeldLogprobs(table)
         self._prompts = PromptColumns(table)
