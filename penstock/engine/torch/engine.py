@@ -70,7 +70,7 @@ class TorchEngine:
         blocks = cache_blocks(config, shape, max_model_len, dtype, device)
         model.make_cache(blocks + 1, config.block_size)
         self._model = model
-        self._trace = Trace(device)
+        self._trace = Trace(device.type)
         eos = read_eos_token_ids(Path(model_dir))
         self._table = SlotTable(config.max_num_seqs, max_model_len, eos)
         self._sampling = SamplingColumns(

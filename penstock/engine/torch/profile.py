@@ -1,15 +1,14 @@
 """A trace of what the engine does, on the host and on the device, for chrome://tracing or Perfetto."""
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
 
 class Trace:
     """Recorded from :meth:`start` to :meth:`stop`, in memory until then: for seconds rather than minutes."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device_type: str) -> None:
         self._activities = [ProfilerActivity.CPU]
-        if device.type == "cuda":
+        if device_type == "cuda":
             self._activities.append(ProfilerActivity.CUDA)
         self._profile: profile | None = None
 

@@ -19,6 +19,7 @@ from ..prompt_logprobs import PromptColumns
 from ..requests import check_request
 from ..rows import joined
 from ..slots import SlotTable
+from ..torch.profile import Trace
 from ..waiting import Waiting, WaitingQueue
 from .adapters import take_adapters
 from .arguments import arguments
@@ -71,6 +72,7 @@ class VllmEngine:
         )
         self._table = table = SlotTable(core.max_num_seqs, core.max_model_len, ())
         self.can_sleep = core.can_sleep
+        self._trace = Trace(core.device_type)
         self._queue = WaitingQueue(config)
         self._held = HeldLogprobs(table)
         self._prompts = PromptColumns(table)
@@ -303,5 +305,9 @@ class VllmEngine:
                 core.sleep(arguments["level"])
             case "wake_up":
                 core.wake_up()
+            case "start_profile":
+                self._trace.start()
+            case "stop_profile":
+                return self._trace.stop(arguments["path"])
             case _:
                 raise ValueError(f"the vllm engine has no operation {method!r}")

@@ -160,6 +160,11 @@ class Core:
         return str(current_platform.get_device_name())
 
     @property
+    def device_type(self) -> str:
+        """As PyTorch has it."""
+        return str(current_platform.device_type)
+
+    @property
     def kv_cache_tokens(self) -> int:
         cache = self._config.cache_config
         return int(cache.num_gpu_blocks or 0) * int(cache.block_size)

@@ -1,5 +1,7 @@
 """vLLM's engine step by step, with a small random model, without processes or sockets."""
 
+import gzip
+import json
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -394,7 +396,16 @@ def test_dummy_steps_touch_no_stream(engine: VllmEngine) -> None:
     assert not engine.has_work()
 
 
+def test_a_profile_is_a_trace_of_the_steps(engine: VllmEngine, tmp_path: Path) -> None:
+    engine.call("start_profile", {})
+    generate(engine, max_tokens=2)
+    path = engine.call("stop_profile", {"path": str(tmp_path / "engine")})
+    trace = json.loads(gzip.decompress(Path(path).read_bytes()))
+    assert any("aten::" in event.get("name", "") for event in trace["traceEvents"])
+
+
 def test_sleep_needs_vllms_own_flag(engine: VllmEngine) -> None:
+    assert not engine.can_sleep
     for method in ("sleep", "wake_up"):
         with pytest.raises(ValueError, match="--enable-sleep-mode"):
             engine.call(method, {"level": 1})
