@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,8 @@ class VllmEngine:
         self._slots: dict[str, int] = {}
         """vLLM's name of a request to its slot."""
         self._names: dict[int, str] = {}
+        self._latest: tuple[list[str], Slots] = [], np.zeros(0, np.intp)
+        """The names of the latest step's requests, and their slots."""
         self._named = 0
         """Requests that were ever given to vLLM, which numbers them."""
         self._aborted: dict[int, None] = {}
@@ -193,8 +196,7 @@ class VllmEngine:
 
     def _settle(self, produced: Produced) -> list[StepRows]:
         """Into the slots with all that vLLM gave, and the rows of what is due."""
-        named = self._slots
-        slots = np.array([named[name] for name in produced.ids], np.intp)
+        slots = self._slots_of(produced.ids)
         finish = np.zeros(len(slots), np.int8)
         failed = []
         for entry, reason in produced.ended:
@@ -214,13 +216,21 @@ class VllmEngine:
         self._release([*slots[finish != 0].tolist(), *failed])
         return parts
 
+    def _slots_of(self, names: list[str]) -> Slots:
+        """Mostly the same as of the step before; a name is never another request's."""
+        if names != self._latest[0]:
+            named = self._slots
+            self._latest = names, np.array([named[name] for name in names], np.intp)
+        return self._latest[1]
+
     def _rows(self, slots: Slots, finish: I8, produced: Produced) -> StepRows:
         """Append the tokens and make the rows that are due."""
         table, tokens = self._table, produced.tokens
-        count = np.fromiter(map(len, tokens), np.intp, len(tokens))
-        if (count == 1).all():
-            self._append(slots, [token for (token,) in tokens], produced, 0)
+        each = list(chain.from_iterable(tokens))
+        if len(each) == len(tokens) and all(tokens):
+            self._append(slots, each, produced, 0)
         else:  # drafts were accepted: one token of each stream at a time
+            count = np.fromiter(map(len, tokens), np.intp, len(tokens))
             for place in range(int(count.max())):
                 some = np.flatnonzero(count > place)
                 self._append(slots[some], [tokens[entry][place] for entry in some], produced, place, some)

@@ -99,6 +99,11 @@ class Core:
         """Loads the model and what it may run with. ``rank``: this engine's number; on a machine with several
         GPUs it takes the ones behind those of the ranks before it. ``place``: among the ranks that compute
         layers together. Raises ConfigError for arguments that vLLM refuses, and for adapters."""
+        if place is not None and current_platform.is_cpu():
+            raise ConfigError(
+                "--enable-expert-parallel: vLLM's CPU build cannot exchange tokens between engines; "
+                "behind -- it splits experts over the workers of one engine"
+            )
         if place is not None:
             meet(place)
         config = _config(arguments, rank)

@@ -35,6 +35,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     ),
     "vllm.v1.engine.core:EngineCore.preprocess_add_request": ("request",),
     "vllm.v1.engine.core:EngineCore.add_request": ("request", "request_wave"),
+    "vllm.platforms.interface:Platform.is_cpu": (),
     "vllm.v1.engine.core:EngineCore.add_lora": ("lora_request",),
     "vllm.lora.request:LoRARequest": ("lora_name", "lora_int_id", "lora_path"),
     "vllm.v1.engine.core:EngineCore.abort_requests": ("request_ids",),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.config.errors import ConfigError
 from penstock.engine.vllm import internals, meeting
 from penstock.engine.vllm.produced import Counts
 from penstock.wire.sockets import Place
@@ -41,6 +42,12 @@ def test_a_step_that_ran_nothing_is_a_dummy_step_for_the_other_ranks(
     )
     assert alone.step().ids == []
     assert len(made) == dummies
+
+
+def test_engines_that_share_experts_are_refused_on_cpus(tmp_path: Path) -> None:
+    place = Place(0, 2, str(tmp_path / "rendezvous"))
+    with pytest.raises(ConfigError, match="--enable-expert-parallel: vLLM's CPU build"):
+        internals.Core([], 0, place)
 
 
 def test_a_lost_worker_ends_the_engine() -> None:
