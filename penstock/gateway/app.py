@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from .. import __version__
-from ..api.access import Keys
+from ..api.access import Keys, is_administrative
 from ..api.admission import unavailable
 from ..api.errors import ApiError
 from ..api.http import ClientGone, request_header, send_error, send_json
@@ -32,6 +32,21 @@ REQUEST_ID = b"x-request-id"
 CLIENT_KEYS = (b"authorization", b"x-api-key")
 OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/debug/gc"})
 """What the gateway answers itself; these requests are not counted."""
+OTHERS_ADMINISTRATIVE = frozenset(
+    {
+        "/collective_rpc",
+        "/flush_cache",
+        "/reset_encoder_cache",
+        "/reset_mm_cache",
+        "/scale_elastic_ep",
+        "/server_info",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+    }
+)
+"""Of vLLM and SGLang, which Penstock does not have."""
+VIA = (b"via", b"1.1 penstock")
+"""For the model server the gateway's clients are not on its own machine, wherever the gateway is."""
 CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
 
 
@@ -128,6 +143,7 @@ class App:
         if self.draining:
             raise unavailable("The gateway is shutting down.", "draining")
         self._keys.check(scope["path"], scope)
+        _check_public(scope["path"])
         raw = await _read(receive, self._config.max_request_bytes)
         record.bytes_in = len(raw)
         body = None
@@ -148,7 +164,7 @@ class App:
 
     def _headers(self, scope: Scope, record: Record) -> Headers:
         headers = [(name, value) for name, value in end_to_end(scope["headers"]) if name != REQUEST_ID]
-        headers.append((REQUEST_ID, record.request_id.encode("latin-1")))
+        headers += (REQUEST_ID, record.request_id.encode("latin-1")), VIA
         if self._config.endpoint_api_key is not None:
             headers = [(name, value) for name, value in headers if name not in CLIENT_KEYS]
             headers.append((b"authorization", b"Bearer " + self._config.endpoint_api_key.encode()))
@@ -156,6 +172,17 @@ class App:
 
     def _session(self, scope: Scope) -> str | None:
         return request_header(scope, self._session_header)
+
+
+def _check_public(path: str) -> None:
+    """Clients of a gateway use models; which server an order to a server would reach is chance, and the
+    gateway's own key must not lend them rights. Raises ApiError."""
+    if is_administrative(path) or path in OTHERS_ADMINISTRATIVE:
+        raise ApiError(
+            403,
+            f"{path} is about one model server, and the gateway stands for several: ask the server itself.",
+            code="administrative",
+        )
 
 
 async def _read(receive: Receive, limit: int) -> bytes:

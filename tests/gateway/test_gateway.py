@@ -211,7 +211,20 @@ def test_other_requests_are_relayed_as_they_are(upstream: Upstream, front: Gatew
     call = upstream.calls[-1]
     assert (call.path, call.body, call.headers["x-mine"]) == ("/v1/audio?x=1", b"\xff", "1")
     assert "connection" not in call.headers
+    assert call.headers["via"] == "1.1 penstock"
     upstream.behaviour = good
+
+
+@pytest.mark.parametrize(
+    "path", ["/sleep?level=1", "/admin/engines/0/drain", "/%61dmin/engines", "/v1/load_lora_adapter"]
+)
+def test_administrative_requests_are_for_the_server_itself(
+    upstream: Upstream, front: Gateway, path: str
+) -> None:
+    before = len(upstream.calls)
+    reply = front.client.post(path)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "administrative")
+    assert len(upstream.calls) == before
 
 
 def raw_exchange(front: Gateway, request: bytes) -> bytes:
