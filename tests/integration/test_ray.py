@@ -1,6 +1,7 @@
 """Engines on a real Ray cluster of three raylets on this machine; needs Ray (make test-ray)."""
 
 import contextlib
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -72,13 +73,15 @@ def options(address: str, directory: Path, engines: int = ENGINES) -> list[str]:
 
 
 def by_raylet(title: str) -> dict[int, list[psutil.Process]]:
-    """Processes of a title by the raylet that they descend from."""
+    """Processes of a title by the raylet of ours that they descend from."""
     found: dict[int, list[psutil.Process]] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.name().startswith(title):
-                for raylet in [parent.pid for parent in process.parents() if parent.name() == "raylet"]:
-                    found.setdefault(raylet, []).append(process)
+                parents = process.parents()
+                raylets = [parent.pid for parent in parents if parent.name() == "raylet"]
+                if raylets and os.getpid() in [parent.pid for parent in parents]:
+                    found.setdefault(raylets[0], []).append(process)
     return found
 
 
