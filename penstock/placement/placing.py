@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 NEWS_INTERVAL_S = 30.0
 """How often one that waits for its machine says so."""
 LOOK_INTERVAL_S = 1.0
-"""How often one looks whether its machine has come back."""
+"""How often one looks whether its machine has come back: Ray tells nobody. The supervisor ends it after
+--startup-timeout."""
 CONNECT_S = 10.0
 
 Progress = Callable[[str], None]

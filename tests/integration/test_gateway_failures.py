@@ -179,18 +179,28 @@ def test_whole_replies(paced: Server, front: Gateway, path: str) -> None:
 # -- the server breaks
 
 
-def test_an_engine_dies_within_streams(paced: Server, front: Gateway) -> None:
-    """The server sends error events within its 200."""
+@pytest.mark.parametrize(
+    ("part", "outcome", "code"),
+    [
+        pytest.param("engine", "model_server_error", "engine_died", id="the server sends error events"),
+        pytest.param("api-server", "network_error", "upstream_broken", id="the gateway tells clients"),
+    ],
+)
+def test_a_part_is_killed_within_streams(
+    paced: Server, front: Gateway, part: str, outcome: str, code: str
+) -> None:
+    """Within a 200, whichever part it is."""
     well(front)
-    with counted(front, "model_server_error", 2) as tokens:
+    with counted(front, outcome, 2) as tokens:
         with asked(front, LONG) as requests:
             begun(requests)
-            paced.children("engine")[0].kill()
+            paced.children(part)[0].kill()
         for each in requests:
             assert each.status == 200
-            assert '"code":"engine_died"' in data_of(each.text)[-1]
+            assert f'"code":"{code}"' in data_of(each.text)[-1]
     assert tokens == {"output,events": sum(each.tokens for each in requests)}
     engines_up(paced, 1)
+    well(front)
     nothing_remains(paced)
 
 
@@ -203,21 +213,6 @@ def test_no_engine_is_there(paced: Server, front: Gateway) -> None:
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_engine")
     assert not tokens
     engines_up(paced, 1)
-
-
-def test_an_api_server_dies_within_streams(paced: Server, front: Gateway) -> None:
-    """Killed: connections break without a word. Clients are told by the gateway."""
-    well(front)
-    with counted(front, "network_error", 2) as tokens:
-        with asked(front, LONG) as requests:
-            begun(requests)
-            paced.children("api-server")[0].kill()
-        for each in requests:
-            assert each.status == 200
-            assert '"code":"upstream_broken"' in data_of(each.text)[-1]
-    assert tokens == {"output,events": sum(each.tokens for each in requests)}
-    well(front)
-    nothing_remains(paced)
 
 
 def test_a_server_fails_and_is_gone(tmp_path: Path) -> None:
