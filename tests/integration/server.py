@@ -6,6 +6,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -113,12 +114,7 @@ class Server:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples, those with these labels."""
-        text = self.get("/metrics").raise_for_status().text
-        samples = re.findall(rf"^{re.escape(name)}({{[^}}]*}})? (\S+)$", text, re.MULTILINE)
-        wanted = [f'{label}="{value}"' for label, value in labels.items()]
-        values = [float(value) for given, value in samples if all(label in given for label in wanted)]
-        assert values, f"no metric {name} {wanted}"
-        return sum(values)
+        return total(self.get("/metrics").raise_for_status().text, name, **labels)
 
     # -- requests
 
@@ -149,6 +145,15 @@ def _title(process: psutil.Process) -> str:
         return ""
 
 
+def total(text: str, name: str, **labels: str) -> float:
+    """The sum of a metric's samples in an exposition, those with these labels."""
+    samples = re.findall(rf"^{re.escape(name)}({{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    values = [float(value) for given, value in samples if all(label in given for label in wanted)]
+    assert values, f"no metric {name} {wanted}"
+    return sum(values)
+
+
 def data_of(text: str) -> list[str]:
     """The data of the events of an event stream."""
     assert text.endswith("\n\n"), "the stream ends within an event"
@@ -158,7 +163,8 @@ def data_of(text: str) -> list[str]:
 def wait_until(condition: Any, seconds: float, what: str) -> None:
     """Poll a condition of another process, for which there is nothing to wait on."""
     done = threading.Event()
-    for _ in range(int(seconds / 0.05)):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         if condition():
             return
         done.wait(0.05)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from .server import SYNTHETIC, Server, all_up, wait_until
+from .server import SYNTHETIC, Server, all_up, total, wait_until
 
 SERVERS, ENGINES = 3, 4
 WAIT_S = 60
@@ -72,13 +72,28 @@ def test_an_engine_that_there_is_not(fleet: Server, rank: str) -> None:
 
 
 def agreed(fleet: Server) -> float:
-    """Requests that ended, once all API servers say the same: what was asked before is known to each."""
+    """Requests that ended, once all API servers say the same: what was asked before is known to each.
 
-    def total() -> float:
-        return fleet.metric("penstock:requests_total", outcome="length")
+    API servers that have had as many requests each and do not know of the others' yet would agree, too: they
+    must also agree with the engines, whose count one of them at least knows.
+    """
 
-    wait_until(lambda: len({total() for _ in range(3 * SERVERS)}) == 1, WAIT_S, "agreement")
-    return total()
+    def known() -> set[float]:
+        text = fleet.get("/metrics").raise_for_status().text
+        return {
+            total(text, "penstock:requests_total", outcome="length"),
+            total(text, "vllm:request_success_total", finished_reason="length"),
+        }
+
+    found: set[float] = set()
+
+    def same() -> bool:
+        found.clear()
+        found.update(*(known() for _ in range(3 * SERVERS)))
+        return len(found) == 1
+
+    wait_until(same, WAIT_S, "agreement")
+    return found.pop()
 
 
 def test_any_api_server_describes_the_whole_fleet(fleet: Server) -> None:
@@ -98,13 +113,13 @@ def test_counters_outlive_an_api_server(fleet: Server) -> None:
     ask(fleet, 30)
     before = agreed(fleet)
 
-    def total() -> float:
+    def ended() -> float:
         return fleet.metric("penstock:requests_total", outcome="length")
 
     fleet.children("api-server")[0].kill()
     wait_until(lambda: len(fleet.children("api-server")) == SERVERS, WAIT_S, "the restart")
     wait_until(lambda: all_up(fleet, ENGINES, SERVERS), WAIT_S, "connecting to all engines")
-    wait_until(lambda: {total() for _ in range(4 * SERVERS)} == {before}, WAIT_S, "the same figure again")
+    wait_until(lambda: {ended() for _ in range(4 * SERVERS)} == {before}, WAIT_S, "the same figure again")
 
 
 def test_serving_goes_on_without_the_coordinator(fleet: Server) -> None:

@@ -59,10 +59,18 @@ class Pool:
                         assert key.data.startswith(b"HTTP/1.1 200 ")
                         selector.unregister(key.fileobj)
 
+    def to(self, process: psutil.Process) -> list[socket.socket]:
+        """The connections to a process. One that has had a reply is sure to be with one."""
+        ports = {each.raddr.port for each in process.net_connections(kind="tcp") if each.raddr}
+        return [connection for connection in self.connections if connection.getsockname()[1] in ports]
+
+    def by_server(self, fleet: Server) -> Counter[str]:
+        """How many connections each API server has."""
+        return Counter({title(process): len(self.to(process)) for process in fleet.children("api-server")})
+
     def leave(self, process: psutil.Process) -> int:
         """Close the connections to a process; returns how many."""
-        ports = {each.raddr.port for each in process.net_connections(kind="tcp") if each.raddr}
-        left = [connection for connection in self.connections if connection.getsockname()[1] in ports]
+        left = self.to(process)
         self.connections = [connection for connection in self.connections if connection not in left]
         for connection in left:
             connection.close()
@@ -87,14 +95,20 @@ def is_whole(reply: bytearray) -> bool:
     return bool(end) and length is not None and len(body) == int(length[1])
 
 
-def per(fleet: Server, metric: str, label: str) -> Counter[str]:
+def per(text: str, metric: str, label: str) -> Counter[str]:
     """A metric's values by one label, summed over the others."""
     found: Counter[str] = Counter()
-    text = httpx.get(f"{fleet.url}/metrics", timeout=30).raise_for_status().text
     for line in text.splitlines():
         if line.startswith(f"{metric}{{") and (value := re.search(rf'{label}="([^"]*)".* (\S+)$', line)):
             found[value[1]] += int(float(value[2]))
     return found
+
+
+def counts(fleet: Server) -> tuple[Counter[str], Counter[str]]:
+    """Requests per API server and per engine, as one API server knows them at one time."""
+    text = fleet.get("/metrics").raise_for_status().text
+    servers = per(text, "penstock:requests_total", "server")
+    return servers, per(text, "vllm:request_success_total", "engine")
 
 
 @pytest.fixture(scope="module")
@@ -110,38 +124,31 @@ def title(process: psutil.Process) -> str:
 
 
 def settle(fleet: Server) -> None:
-    """Until no connections of earlier tests are left, as every API server knows."""
+    """Until all API servers know that earlier connections are closed, and so of all requests on them."""
     wait_until(
-        lambda: all(per(fleet, "penstock:connections", "server").total() < SERVERS for _ in range(SERVERS)),
+        lambda: all(
+            per(fleet.get("/metrics").text, "penstock:connections", "server").total() < SERVERS
+            for _ in range(SERVERS)
+        ),
         WAIT_S,
         "the end of all connections",
     )
 
 
-def asked(fleet: Server, pool: Pool, times: int) -> tuple[Counter[str], Counter[str]]:
-    """Ask so often on every connection; requests per API server and per engine."""
-    servers = per(fleet, "penstock:requests_total", "server")
-    engines = per(fleet, "vllm:request_success_total", "engine")
-    for _ in range(times):
-        pool.ask()
-    total = times * len(pool.connections)
+def check(fleet: Server, pool: Pool) -> None:
+    """Every API server has its share of a request on every connection, and every engine. After settling."""
+    servers, engines = counts(fleet)
+    pool.ask()
+    total = len(pool.connections)
+    after: list[tuple[Counter[str], Counter[str]]] = []
 
     def counted() -> bool:
-        return (per(fleet, "penstock:requests_total", "server") - servers).total() == total and (
-            per(fleet, "vllm:request_success_total", "engine") - engines
-        ).total() == total
+        now_servers, now_engines = counts(fleet)
+        after[:] = [(now_servers - servers, now_engines - engines)]
+        return all(counter.total() == total for counter in after[0])
 
     wait_until(counted, WAIT_S, "the metrics of all requests")
-    return (
-        per(fleet, "penstock:requests_total", "server") - servers,
-        per(fleet, "vllm:request_success_total", "engine") - engines,
-    )
-
-
-def check(fleet: Server, pool: Pool, times: int) -> None:
-    """Every API server has its share, and every engine."""
-    servers, engines = asked(fleet, pool, times)
-    total = times * len(pool.connections)
+    [(servers, engines)] = after
     assert_even(servers)
     assert len(engines) == ENGINES
     assert min(engines.values()) > total / (ENGINES + 1)
@@ -157,12 +164,12 @@ def test_connections_are_even_and_stay_so_when_one_server_is_left(fleet: Server)
     settle(fleet)
     with Pool(fleet) as pool:
         pool.open(400)
-        check(fleet, pool, times=1)
+        check(fleet, pool)
         left = pool.leave(fleet.children("api-server")[1])
         assert 90 <= left <= 110
         pool.open(left)
-        servers, _ = asked(fleet, pool, times=1)
-        assert_even(servers)
+        pool.ask()
+        assert_even(pool.by_server(fleet))
 
 
 def test_a_killed_api_server_s_connections_are_opened_anew_and_even(fleet: Server) -> None:
@@ -181,8 +188,8 @@ def test_a_killed_api_server_s_connections_are_opened_anew_and_even(fleet: Serve
         broken = pool.drop_broken()
         assert 10 <= broken <= 30
         pool.open(broken)
-        servers, _ = asked(fleet, pool, times=1)
-        assert_even(servers)
+        pool.ask()
+        assert_even(pool.by_server(fleet))
 
 
 @pytest.mark.slow
