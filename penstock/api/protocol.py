@@ -59,6 +59,8 @@ class ServerProtocol(HttpToolsProtocol):
         """Whether the client of the request in progress knows chunks: HTTP/1.0 has none."""
         self._bodyless = False
         """Whether the reply that :meth:`begin` began has no body."""
+        self._framed = False
+        """Whether it has one of chunks."""
         self.write = self._write_chunks = transport.write
         # Half of the backlog for what was written before a client counts as slow, half for what it is owed.
         transport.set_write_buffer_limits(min(HIGH_WATER_BYTES, self.max_backlog // 2))
@@ -281,7 +283,7 @@ class ServerProtocol(HttpToolsProtocol):
         scope: Any = self._active.scope
         self._bodyless = scope["method"] == "HEAD" or status in (204, 304)
         sized = any(name == b"content-length" for name, _ in headers)
-        chunked = self._chunks and not sized and not self._bodyless
+        self._framed = chunked = self._chunks and not sized and not self._bodyless
         first = b"HTTP/1.1 %d %b\r\n" % (status, responses.get(status, "").encode())
         dated = any(name == b"date" for name, _ in headers)
         self.transport.write(self._head_from(first + _lines(headers), chunked=chunked, dated=dated))
@@ -301,9 +303,11 @@ class ServerProtocol(HttpToolsProtocol):
         return b"".join((start, extra, date, framing, close, b"\r\n"))
 
     def write_body(self, data: bytes) -> None:
-        """A part, not empty, of the body of a reply that :meth:`begin` began."""
-        assert self._active is not None
-        if self._active.chunked_encoding:
+        """A part, not empty, of the body of a reply that :meth:`begin` began; nothing on a connection that is
+        being closed."""
+        if self.transport.is_closing():
+            return
+        if self._framed:
             self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         elif not self._bodyless:
             self.transport.write(data)
@@ -314,7 +318,7 @@ class ServerProtocol(HttpToolsProtocol):
     def finish(self) -> None:
         """Ends the body of a reply that :meth:`begin` began."""
         assert self._active is not None
-        if self._active.chunked_encoding:
+        if self._framed:
             self.transport.write(_END)
         self._complete()
 

@@ -1,6 +1,5 @@
 """The gateway's HTTP face: reads a request, relays it, records how it ended."""
 
-import asyncio
 import json
 import logging
 import secrets
@@ -13,11 +12,10 @@ from ..api.access import Keys, is_administrative
 from ..api.admission import unavailable
 from ..api.errors import ApiError
 from ..api.http import ClientGone, request_header, send_error, send_json
-from ..api.protocol import ServerProtocol
 from ..api.sink import EXTENSION, Receive, Scope, Send
 from ..config.gateway import GatewayConfig
 from ..metrics.garbage import Collector
-from .attempt import Attempt
+from .client import REQUEST_ID, ClientOfSink, Outbox
 from .ledger import Ledger
 from .metrics import GatewayMetrics
 from .outcome import Outcome
@@ -28,7 +26,6 @@ from .upstream import Headers, end_to_end
 
 log = logging.getLogger(__name__)
 
-REQUEST_ID = b"x-request-id"
 CLIENT_KEYS = (b"authorization", b"x-api-key")
 OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/debug/gc"})
 """What the gateway answers itself; these requests are not counted."""
@@ -75,6 +72,7 @@ class App:
         self._tracing = tracing
         self._collector = collector
         self._clock = clock
+        self._outbox = Outbox()
         self._keys = Keys(config.api_key or ())
         self._session_header = config.session_header.lower().encode()
 
@@ -122,7 +120,7 @@ class App:
         named = (REQUEST_ID, request_id.encode("latin-1"))
         try:
             incoming = await self._incoming(scope, receive, record)
-            client = ClientOfSink(scope["extensions"][EXTENSION], named)
+            client = ClientOfSink(scope["extensions"][EXTENSION], named, self._outbox)
             await self._relay.run(incoming, client, record)
         except ClientGone:
             record.outcome, record.reason = Outcome.CLIENT_DISCONNECT, "the request did not arrive whole"
@@ -198,59 +196,3 @@ async def _read(receive: Receive, limit: int) -> bytes:
             raise ApiError(413, text, code="too_large")
         if not message.get("more_body", False):
             return bytes(body)
-
-
-class ClientOfSink:
-    """The client's connection, as :class:`penstock.gateway.relay.ClientConnection` wants it."""
-
-    def __init__(self, protocol: ServerProtocol, request_id: tuple[bytes, bytes]) -> None:
-        """``request_id``: a header for replies that have none of that name."""
-        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._protocol = protocol
-        self._request_id = request_id
-        self._attempt: Attempt | None = None
-        self._paused = False
-        protocol.listen(self)
-
-    # -- of the relay
-
-    def listen(self, attempt: Attempt | None) -> None:
-        self._attempt = attempt
-        if attempt is None:
-            return
-        if self.gone.done():
-            attempt.on_disconnect()
-        elif self._paused:
-            attempt.on_pause()
-
-    def start(self, status: int, headers: Headers) -> None:
-        if not any(name == REQUEST_ID for name, _ in headers):
-            headers = [*headers, self._request_id]
-        self._protocol.begin(status, headers)
-
-    def write(self, data: bytes) -> None:
-        self._protocol.write_body(data)
-
-    def end(self) -> None:
-        self._protocol.finish()
-
-    def cut(self) -> None:
-        self._protocol.cut()
-
-    # -- of the connection
-
-    def on_disconnect(self) -> None:
-        if not self.gone.done():
-            self.gone.set_result(None)
-        if self._attempt is not None:
-            self._attempt.on_disconnect()
-
-    def on_pause(self) -> None:
-        self._paused = True
-        if self._attempt is not None:
-            self._attempt.on_pause()
-
-    def on_resume(self) -> None:
-        self._paused = False
-        if self._attempt is not None:
-            self._attempt.on_resume()

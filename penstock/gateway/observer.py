@@ -4,6 +4,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from .dialect import NOTHING, TOKENS_ALONE, ContentError, Meaning, Usage, read_event, read_reply
+from .likeness import Likeness
 from .names import ITL
 from .sse import Event, SSEError, SSEParser
 
@@ -43,6 +44,9 @@ class StreamObserver:
     strip_usage: bool = False
     seen: Observation = field(default_factory=lambda: Observation(stream=True))
     _parser: SSEParser = field(default_factory=SSEParser)
+    _likeness: Likeness = field(default_factory=Likeness)
+    _between_events: bool = False
+    """What comes next begins an event."""
     _broken: bool = False
     """It cannot be cut into events any more."""
     _dropped: bool = False
@@ -50,13 +54,18 @@ class StreamObserver:
 
     def feed(self, chunk: bytes, now: float) -> bytes:
         """The next bytes of the stream; returns what to pass on."""
+        if self._between_events and self._likeness.fits(chunk):
+            self._count_tokens(now)
+            self._dropped = False
+            return chunk
         if self._broken:
             return chunk
         held = self._parser.pending if self.strip_usage else b""
         try:
             events = self._parser.feed(chunk)
+            self._between_events = self._parser.between_events
         except SSEError as error:
-            self._broken = True
+            self._broken, self._between_events = True, False
             self.seen.malformed = str(error)
             return held + chunk
         if not self.strip_usage:
@@ -91,6 +100,9 @@ class StreamObserver:
     def _note(self, event: Event, now: float) -> Meaning:
         if event.data is None:
             return NOTHING
+        if self._likeness.fits(event.raw):
+            self._count_tokens(now)
+            return TOKENS_ALONE
         seen = self.seen
         try:
             meaning = read_event(event.data, event.name)
@@ -99,13 +111,9 @@ class StreamObserver:
                 seen.malformed = str(error)
             return NOTHING
         if meaning.tokens:
-            seen.token_events += 1
-            if seen.last_token_at is None:
-                seen.first_token_at = now
-            else:
-                seen.gaps[bisect_left(_GAP_BOUNDS, now - seen.last_token_at)] += 1
-            seen.last_token_at = now
+            self._count_tokens(now)
             if meaning is TOKENS_ALONE:
+                self._likeness.learn(event.raw)
                 return meaning
         if meaning.usage is not None:
             seen.usage = meaning.usage if seen.usage is None else seen.usage.updated(meaning.usage)
@@ -114,6 +122,15 @@ class StreamObserver:
         if meaning.end:
             seen.ended = True
         return meaning
+
+    def _count_tokens(self, now: float) -> None:
+        seen = self.seen
+        seen.token_events += 1
+        if seen.last_token_at is None:
+            seen.first_token_at = now
+        else:
+            seen.gaps[bisect_left(_GAP_BOUNDS, now - seen.last_token_at)] += 1
+        seen.last_token_at = now
 
 
 @dataclass(slots=True)

@@ -35,6 +35,9 @@ class SSEParser:
         self._pending = bytearray()
         self._scanned = 0
         """Bytes of pending that hold no empty line."""
+        self.between_events = False
+        """Whether the next byte begins an event; not while it may be part of what marks the last one's end,
+        or the stream's beginning."""
         self._at_start = True
         self._after_cr = False
         """The last event ended with a CR, so an LF that comes next is part of that line end."""
@@ -46,11 +49,14 @@ class SSEParser:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that ``chunk`` completes. Raises SSEError."""
-        if not (self._pending or self._at_start or self._after_cr) and _is_plain(chunk):
+        if self.between_events and _is_plain(chunk):
             if chunk.find(b"\n") == len(chunk) - 2:
                 return [Event(chunk, chunk[6:-2])]
             return [Event(b"data: %b\n\n" % data, data) for data in chunk[6:-2].split(b"\n\ndata: ")]
-        return self._feed_slowly(chunk)
+        self.between_events = False
+        events = self._feed_slowly(chunk)
+        self.between_events = not (self._pending or self._at_start or self._after_cr)
+        return events
 
     def _feed_slowly(self, chunk: bytes) -> list[Event]:
         self._pending += chunk

@@ -50,6 +50,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
         self._body: list[bytes] = []
+        self.on_body = self._body.append  # the parser's callback for each piece of content
         self._complete = False
         self._bodyless = False
         """The reply to HEAD says how long a body would be, and has none."""
@@ -114,9 +115,6 @@ class Connection(asyncio.Protocol):
         self._receiver.on_head(status, self._headers)
         if self._bodyless:
             self._complete, self._reusable = True, False  # the parser still waits for a body
-
-    def on_body(self, body: bytes) -> None:
-        self._body.append(body)
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() >= 200:

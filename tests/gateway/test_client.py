@@ -1,0 +1,68 @@
+"""What one turn of the loop has for clients is written at its end, in order, and to nobody who has left."""
+
+import asyncio
+
+from penstock.gateway.client import Outbox
+
+
+class Connection:
+    """Remembers what was written in which order, over all connections."""
+
+    def __init__(self, log: list[tuple[str, bytes]], name: str) -> None:
+        self._log, self._name = log, name
+
+    def write_body(self, data: bytes) -> None:
+        self._log.append((self._name, data))
+
+
+def test_a_turn_s_pieces_are_written_at_its_end() -> None:
+    async def turn() -> None:
+        log: list[tuple[str, bytes]] = []
+        first, second = Connection(log, "first"), Connection(log, "second")
+        outbox = Outbox()
+        outbox.write(first, b"1")
+        outbox.write(second, b"2")
+        outbox.write(first, b"3")
+        assert log == []
+        await asyncio.sleep(0)
+        assert log == [("first", b"1"), ("second", b"2"), ("first", b"3")]
+        outbox.write(second, b"4")
+        outbox.flush()
+        assert log[3:] == [("second", b"4")]
+        await asyncio.sleep(0)
+        assert len(log) == 4
+
+    asyncio.run(turn())
+
+
+def test_who_has_left_is_not_written_to() -> None:
+    async def turn() -> None:
+        log: list[tuple[str, bytes]] = []
+        first, second = Connection(log, "first"), Connection(log, "second")
+        outbox = Outbox()
+        outbox.write(first, b"1")
+        outbox.write(second, b"2")
+        outbox.forget(first)
+        await asyncio.sleep(0)
+        assert log == [("second", b"2")]
+
+    asyncio.run(turn())
+
+
+def test_what_is_written_while_writing_comes_next() -> None:
+    async def turn() -> None:
+        log: list[tuple[str, bytes]] = []
+        outbox = Outbox()
+        echo = Connection(log, "echo")
+
+        class Answering(Connection):
+            def write_body(self, data: bytes) -> None:
+                super().write_body(data)
+                outbox.write(echo, data)
+
+        outbox.write(Answering(log, "asked"), b"1")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert log == [("asked", b"1"), ("echo", b"1")]
+
+    asyncio.run(turn())
