@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeAlias
 
@@ -91,7 +92,23 @@ class Observer:
             if engine.info is not None and engine.info.kv_cache_tokens:
                 blocks = str(engine.info.kv_cache_tokens // self._block_size)
                 found.setdefault(f.CACHE_CONFIG.name, {})[*labels, str(self._block_size), blocks] = 1.0
+        if self._has_adapters():
+            found[f.LORA_REQUESTS.name] = {self._adapters(found): time.time()}
         return found
+
+    def _has_adapters(self) -> bool:
+        return any(engine.info is not None and engine.info.adapters for engine in self._fleet.engines)
+
+    def _adapters(self, found: Totals) -> Labels:
+        """What gateways look for to send requests where their adapter is: one series for the whole fleet, as
+        of several they read the newest."""
+        streams = found.get(f.ADAPTER_STREAMS.name, {})
+        waiting, running = (
+            ",".join(sorted({adapter for _, adapter, state in streams if state == wanted}))
+            for wanted in ("waiting", "running")
+        )
+        up = [engine.info for engine in self._fleet.engines if engine.up and engine.info is not None]
+        return str(sum(info.max_loras for info in up)), waiting, running
 
     async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``GET /metrics``."""
@@ -113,6 +130,9 @@ class Observer:
             (f.FRAMES_MERGED, self._fleet.frames_merged),
         ):
             yield Series(family.name, (server,), value)
+        if self._has_adapters():
+            for (adapter, state), count in self._streams.adapters().items():
+                yield Series(f.ADAPTER_STREAMS.name, (server, adapter, state), count)
         yield from process_series(self._process, self._restarts, self._collector.pauses)
 
 

@@ -64,6 +64,13 @@ ENGINE_INFO = _gauge(
 DRAINING = _gauge(
     "penstock:engine_draining", "0 or 1", _ENGINE, "1 while the engine gets no new streams by order."
 )
+LORA_REQUESTS = _gauge(
+    "vllm:lora_requests_info",
+    "seconds",
+    ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+    "The time, since 1970, with the adapters that streams wait for and run with (names, with commas between "
+    "them) and how many can run at once as labels. Only with --lora-modules.",
+)
 CACHE_CONFIG = _gauge(
     "vllm:cache_config_info",
     "1",
@@ -172,6 +179,13 @@ DECODE_TIME = _histogram(
 
 CONNECTIONS = _gauge("penstock:connections", "connections", _SERVER, "Open client connections.")
 STREAMS = _gauge("penstock:streams", "streams", _SERVER, "Streams with a handle, ending ones included.")
+ADAPTER_STREAMS = _gauge(
+    "penstock:adapter_streams",
+    "streams",
+    (*_SERVER, "adapter", "state"),
+    "Streams that run with a LoRA adapter, by its name and whether their first token has come (running) or "
+    "not (waiting).",
+)
 BYTES_QUEUED = _gauge(
     "penstock:bytes_queued", "bytes", _SERVER, "Bytes that wait for clients that read slowly."
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -143,6 +144,16 @@ class StreamTable:
         quiet = np.flatnonzero(self._written & (self._last <= since))
         streams = (self.streams[handle] for handle in quiet.tolist())
         return [stream for stream in streams if stream is not None]
+
+    def adapters(self) -> Counter[tuple[str, str]]:
+        """Open streams that run with an adapter, by its name and whether they are running or waiting: those
+        whose first token has come, and others."""
+        found: Counter[tuple[str, str]] = Counter()
+        for stream in self.streams:
+            if stream is not None and stream.request is not None and stream.request.adapter is not None:
+                state = "running" if self._position[stream.handle] else "waiting"
+                found[stream.request.adapter, state] += 1
+        return found
 
     def _grow(self) -> None:
         old = len(self.streams)

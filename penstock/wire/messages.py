@@ -172,6 +172,8 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     """Whose names requests may give as their model."""
     transfers_kv: bool = False
     """Whether it heeds Submit.kv_transfer_params."""
+    max_loras: Count = 0
+    """Adapters that can run at the same time; 0: it has none."""
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=16):

@@ -11,7 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from .server import VLLM_START_S, Server, in_vllm
+from penstock.gateway.endpoint import Load
+from penstock.gateway.scrape import read_load
+
+from .server import VLLM_START_S, Server, in_vllm, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -88,6 +91,19 @@ def test_it_is_listed_with_its_parent(server: Server, adapter: Path) -> None:
     unknown = server.post("/v1/completions", {"model": "other", "prompt": PROMPT})
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
     assert "tiny-llama, tuned" in unknown.text
+
+
+def test_gateways_see_which_adapter_runs(server: Server) -> None:
+    def load() -> Load:
+        return read_load(server.get("/metrics").content)
+
+    assert load().max_adapters == 1
+    body = {"model": "tuned", "prompt": PROMPT, "stream": True, "max_tokens": 1500, "ignore_eos": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as reply:
+        next(reply.iter_bytes())
+        assert load().adapters == {"tuned"}
+        assert server.metric("penstock:adapter_streams", adapter="tuned", state="running") == 1
+    wait_until(lambda: load().adapters == set(), 60, "the end of the stream that nobody reads")
 
 
 @pytest.mark.parametrize(

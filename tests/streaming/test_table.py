@@ -12,7 +12,7 @@ from penstock.streaming.table import StreamTable
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.frames import Finish, TokenFrame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import WireError
+from penstock.wire.messages import Sampling, Submit, WireError
 
 TEXTS: list[bytes | None] = [b"a", b"bc", None, b"d"]
 CAREFUL = 2
@@ -131,6 +131,17 @@ def test_tokens_that_nobody_wants_are_told_apart() -> None:
     table.discard(left)
     table.deliver(0, frame((wanted, 1, [0, 3]), (left.handle, 1, [0, 1, 3])), 2.0)
     assert (table.generated_tokens, table.discarded_tokens) == (7, 3)
+
+
+def test_adapters_run_or_wait() -> None:
+    table = make_table()
+    for adapter in ("sql", "chat", "sql", None):
+        stream = make_stream(RecordingReply(), [])
+        table.open(stream, 0.0)
+        stream.request = Submit(stream.handle, b"", Sampling(1, 0), 1, adapter=adapter)
+    assert table.adapters() == {("sql", "waiting"): 2, ("chat", "waiting"): 1}
+    table.deliver(0, frame((0, 0, [1]), (1, 0, [1]), (3, 0, [1])), 1.0)
+    assert table.adapters() == {("sql", "running"): 1, ("chat", "running"): 1, ("sql", "waiting"): 1}
 
 
 def test_a_fault_in_one_stream_spares_the_others() -> None:

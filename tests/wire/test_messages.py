@@ -78,13 +78,13 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
     (Call(9, "sleep", {"level": 1}, "k", CallPhase.COMMIT, 3), "970509a5736c65657081a56c6576656c01a16b0203"),
 ]
 ADAPTERS = (Adapter("a", "/a", "m"),)
-INFO = EngineInfo("torch", 4096, 32000, 256, (1, 2), "cuda:0", "bfloat16", 65536, ADAPTERS, transfers_kv=True)
+INFO = EngineInfo("torch", 4096, 32000, 256, (1, 2), "cuda:0", "bfloat16", 65536, ADAPTERS, True, 7)
 FROM_ENGINE: list[tuple[FromEngine, str]] = [
     (Leaving(), "9116"),
     (
         Welcome(1, 2, 3, INFO, 4),
-        "96100102039aa5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000"
-        "9193a161a22f61a16dc304",
+        "96100102039ba5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000"
+        "9193a161a22f61a16dc30704",
     ),
     (FrameHeader(12, [0, 3, 1, 3, 3, 3], 4, 5, 600, 70), "98110c960003010303030405cd025846c0"),
     (

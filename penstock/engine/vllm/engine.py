@@ -70,6 +70,7 @@ class VllmEngine:
             kv_cache_tokens=core.kv_cache_tokens,
             adapters=adapters,
             transfers_kv=core.transfers_kv,
+            max_loras=core.max_loras,
         )
         self._table = table = SlotTable(core.max_num_seqs, core.max_model_len, ())
         self.can_sleep = core.can_sleep

@@ -175,6 +175,11 @@ class Core:
         return int(cache.num_gpu_blocks or 0) * int(cache.block_size)
 
     @property
+    def max_loras(self) -> int:
+        """Adapters that run at the same time."""
+        return 0 if self._config.lora_config is None else int(self._config.lora_config.max_loras)
+
+    @property
     def transfers_kv(self) -> bool:
         return self._config.kv_transfer_config is not None
 
