@@ -14,7 +14,7 @@ import pytest
 from penstock.gateway.endpoint import Load
 from penstock.gateway.scrape import read_load
 
-from .server import VLLM_START_S, Server, in_vllm, wait_until
+from .server import VLLM_START_S, Server, in_vllm, total, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -100,10 +100,12 @@ def test_gateways_see_which_adapter_runs(server: Server) -> None:
     assert load().max_adapters == 1
     body = {"model": "tuned", "prompt": PROMPT, "stream": True, "max_tokens": 1500, "ignore_eos": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as reply:
-        next(reply.iter_bytes())
-        assert load().adapters == {"tuned"}
-        assert server.metric("penstock:adapter_streams", adapter="tuned", state="running") == 1
-    wait_until(lambda: load().adapters == set(), 60, "the end of the stream that nobody reads")
+        chunks = reply.iter_bytes()  # which closes the connection when it is gone
+        next(chunks)
+        text = server.get("/metrics").text
+    assert read_load(text.encode()).adapters == {"tuned"}
+    assert total(text, "penstock:adapter_streams", adapter="tuned", state="running") == 1
+    wait_until(lambda: load().adapters == set(), 60, "the end of the stream that its client has left")
 
 
 @pytest.mark.parametrize(
