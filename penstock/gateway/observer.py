@@ -46,7 +46,7 @@ class StreamObserver:
     _parser: SSEParser = field(default_factory=SSEParser)
     _likeness: Likeness = field(default_factory=Likeness)
     _between_events: bool = False
-    """What comes next begins an event."""
+    """What comes next begins an event: the parser says so, which most events do not reach."""
     _broken: bool = False
     """It cannot be cut into events any more."""
     _dropped: bool = False

@@ -4,24 +4,30 @@ import asyncio
 
 from penstock.gateway.client import Outbox
 
+Log = list[tuple[str, bytes]]
+"""What was written in which order, over all connections."""
+
 
 class Connection:
-    """Remembers what was written in which order, over all connections."""
-
-    def __init__(self, log: list[tuple[str, bytes]], name: str) -> None:
+    def __init__(self, log: Log, name: str) -> None:
         self._log, self._name = log, name
 
     def write_body(self, data: bytes) -> None:
         self._log.append((self._name, data))
 
 
+def two_pieces() -> tuple[Outbox, Connection, Connection, Log]:
+    """An outbox with 1 for the first connection and 2 for the second."""
+    log: Log = []
+    outbox, first, second = Outbox(), Connection(log, "first"), Connection(log, "second")
+    outbox.write(first, b"1")
+    outbox.write(second, b"2")
+    return outbox, first, second, log
+
+
 def test_a_turn_s_pieces_are_written_at_its_end() -> None:
     async def turn() -> None:
-        log: list[tuple[str, bytes]] = []
-        first, second = Connection(log, "first"), Connection(log, "second")
-        outbox = Outbox()
-        outbox.write(first, b"1")
-        outbox.write(second, b"2")
+        outbox, first, second, log = two_pieces()
         outbox.write(first, b"3")
         assert log == []
         await asyncio.sleep(0)
@@ -37,11 +43,7 @@ def test_a_turn_s_pieces_are_written_at_its_end() -> None:
 
 def test_who_has_left_is_not_written_to() -> None:
     async def turn() -> None:
-        log: list[tuple[str, bytes]] = []
-        first, second = Connection(log, "first"), Connection(log, "second")
-        outbox = Outbox()
-        outbox.write(first, b"1")
-        outbox.write(second, b"2")
+        outbox, first, _, log = two_pieces()
         outbox.forget(first)
         await asyncio.sleep(0)
         assert log == [("second", b"2")]
@@ -51,7 +53,7 @@ def test_who_has_left_is_not_written_to() -> None:
 
 def test_what_is_written_while_writing_comes_next() -> None:
     async def turn() -> None:
-        log: list[tuple[str, bytes]] = []
+        log: Log = []
         outbox = Outbox()
         echo = Connection(log, "echo")
 
