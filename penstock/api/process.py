@@ -23,6 +23,7 @@ from ..metrics.server import ServerMetrics
 from ..metrics.snapshot import decode_snapshot, merge_views, view_of
 from ..streaming.table import StreamTable
 from ..streaming.token_log import TokenLog
+from ..wire.burst import best_burst
 from ..wire.channel import ControlChannel, SupervisorGone
 from ..wire.control import AgreedStates, Drain, EnginesDraining, Launch, Speak, Stop, SupervisorMetrics
 from ..wire.handover import Taker
@@ -149,7 +150,8 @@ class _Server:
         metrics = self._metrics
         log = TokenLog() if self._config.resume_timeout > 0 else None
         tables = TextTables.make(tokenizer.raw, info.vocab_size)
-        streams = StreamTable(tables.plain, metrics.ttft, metrics.itl, metrics.event_tokens, log)
+        latencies = metrics.ttft, metrics.itl
+        streams = StreamTable(tables.plain, *latencies, metrics.event_tokens, log, best_burst())
         self._fleet.open(streams, self._config.resume_timeout, metrics.interrupted)
         context = RequestContext(
             self._fleet,

@@ -62,6 +62,9 @@ class ServerProtocol(HttpToolsProtocol):
         self._framed = False
         """Whether it has one of chunks."""
         self.write = self._write_chunks = transport.write
+        plain = transport.get_extra_info("sslcontext") is None
+        own = transport.get_extra_info("socket") if plain else None
+        self._descriptor = -1 if own is None else own.fileno()
         # Half of the backlog for what was written before a client counts as slow, half for what it is owed.
         transport.set_write_buffer_limits(min(HIGH_WATER_BYTES, self.max_backlog // 2))
         self.waiting_since: float | None = None
@@ -86,6 +89,7 @@ class ServerProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._descriptor = -1  # closed next, and another connection's then
         self.waiting_since = self.idle_since = None
         self._abandon()
         self._active = None
@@ -250,6 +254,10 @@ class ServerProtocol(HttpToolsProtocol):
             self.idle_since = time.monotonic()
 
     # -- the sink of a streamed reply
+
+    @property
+    def descriptor(self) -> int:
+        return -1 if self.unread() or not self._chunks else self._descriptor
 
     def listen(self, listener: Listener) -> None:
         if self.transport.is_closing():

@@ -43,6 +43,12 @@ class Sink(Protocol):
         """Takes one or more complete chunks, after ``send`` was called; never blocks."""
         ...
 
+    @property
+    def descriptor(self) -> int:
+        """Of the non-blocking socket that chunks may go to past ``write``, since nothing waits here that was
+        written before; -1: none."""
+        ...
+
     def listen(self, listener: Listener) -> None:
         """Names who is told of disconnects; at most one listener per reply."""
         ...
@@ -85,6 +91,8 @@ def unframed(chunks: bytes) -> bytes:
 
 class AsgiSink:
     """A sink over plain ASGI: chunks wait in a buffer that :meth:`run` sends."""
+
+    descriptor = -1
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive

@@ -99,8 +99,8 @@ class StreamedReply(RequestReply):
             last = shape.event(index, text, finish_reason=choice.finish_reason, kv_transfer_params=said)
             self._put(choice, role + last)
         else:
-            stream.plain = True
             self._send(b"".join((role, stream.head, text, self._tail[:-2])))
+            self._choose_path(choice)
 
     def _extend(
         self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
@@ -193,6 +193,8 @@ class StreamedReply(RequestReply):
     def _send(self, data: bytes, *, last: bool = False) -> None:
         self.started = True
         self.sink.send(chunk(data), last=last)
+        if len(self.choices) == 1 and (stream := self.choices[0].stream) is not None:
+            stream.descriptor = self.sink.descriptor  # what has just been sent may wait before it
 
     def break_silence(self, since: float, now: float) -> None:
         """Send a comment unless there was one after ``since``. It may be the first thing the client gets."""

@@ -12,7 +12,7 @@ from ..wire.messages import Submit, TransferParams
 
 CHUNK_SIZES = [b"%x\r\n" % size for size in range(16384)]
 """Chunk headers of HTTP/1.1's chunked encoding, by size; enough for one
-token's event under the longest model name allowed; larger chunks are formatted when they come."""
+token's event under the longest model name allowed; rows with more go to the reply."""
 
 
 def chunk(data: bytes) -> bytes:
@@ -63,11 +63,12 @@ class Stream:
     """The state the loop over a frame's rows touches, and no more.
 
     While ``plain``, a row whose tokens all have a text of their own is one chunk, ``head + text + tail``,
-    written at once. Other rows go to ``reply``.
+    written at once or together with those of other streams. Other rows go to ``reply``.
     """
 
     __slots__ = (
         "base",
+        "descriptor",
         "handle",
         "head",
         "index",
@@ -114,7 +115,6 @@ class Stream:
         # -- per row
         self.plain = False
         """Whether texts may be written without asking the reply; set by it."""
-
-    def emit(self, text: bytes) -> None:
-        """Write one event with JSON-escaped ``text``, of any size."""
-        self.write(chunk(b"".join((self.head, text, self.tail[:-2]))))
+        self.descriptor = -1
+        """Of the socket that chunks may go to past ``write``, as nothing waits there and no other stream does
+        the same; -1: none. Set by the reply, and when the socket takes no more."""

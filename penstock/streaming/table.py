@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..metrics.histogram import Histogram
 from ..wire.arrays import I32
+from ..wire.burst import Burst, write_each
 from ..wire.frames import Finish, TokenFrame
 from ..wire.logprobs import Logprobs, PromptLogprobs
 from ..wire.messages import TransferParams, WireError
@@ -66,12 +67,14 @@ class StreamTable:
         itl: Histogram,
         event_tokens: Histogram,
         log: TokenLog | None = None,
+        burst: Burst = write_each,
         capacity: int = 1024,
     ) -> None:
         """``texts``: per token id of the model, the text of a token that stands for itself, else None.
 
         ``ttft`` and ``itl`` observe all rows, in seconds; ``event_tokens`` the tokens of those that are
         written as they come. ``log`` keeps what streams have delivered; None: they cannot go on elsewhere.
+        ``burst`` writes to the sockets of streams that have a descriptor.
         """
         self.streams: list[Stream | None] = [None] * capacity
         self.generated_tokens = 0
@@ -88,6 +91,7 @@ class StreamTable:
         self._itl = itl
         self._event_tokens = event_tokens
         self._log = log
+        self._burst = burst
         self._discard = _Discard()
 
     def __len__(self) -> int:
@@ -224,19 +228,29 @@ class StreamTable:
             stream.reply.on_transfer(stream, params)
 
     def _one_token_rows(self, handles: list[int], tokens: list[int], texts: list[bytes | None]) -> None:
-        """The loop a token's cost is decided in: nothing here allocates a tracked object."""
+        """The loop a token's cost is decided in: nothing here allocates a tracked object per row."""
         streams, sizes, join = self.streams, CHUNK_SIZES, b"".join
+        direct: list[Stream] = []
+        chunks: list[bytes] = []
         for handle, token, text in zip(handles, tokens, texts, strict=True):
             stream = streams[handle]
-            if text is not None and stream.plain:  # type: ignore[union-attr]
-                size = sizes[stream.base + len(text)]  # type: ignore[union-attr]
-                stream.write(join((size, stream.head, text, stream.tail)))  # type: ignore[union-attr]
+            assert stream is not None  # its rank was checked
+            if text is not None and stream.plain:
+                chunk = join((sizes[stream.base + len(text)], stream.head, text, stream.tail))
+                if stream.descriptor < 0:
+                    stream.write(chunk)
+                else:
+                    direct.append(stream)
+                    chunks.append(chunk)
             else:
-                self._row(stream, (token,), _NONE, 0, None)  # type: ignore[arg-type]
+                self._row(stream, (token,), _NONE, 0, None)
+        self._write(direct, chunks)
 
     def _any_rows(self, frame: TokenFrame, handles: list[int], texts: list[bytes | None]) -> None:
         """Rows of any number of tokens, and of all that a row may say besides."""
         streams, sizes, join = self.streams, CHUNK_SIZES, b"".join
+        direct: list[Stream] = []
+        chunks: list[bytes] = []
         ends = frame.counts().cumsum().tolist()
         start = 0
         for row, (handle, end, careful) in enumerate(zip(handles, ends, _careful_rows(frame), strict=True)):
@@ -249,13 +263,24 @@ class StreamTable:
                     self._careful_row(frame, row, stream, start, end)
                 else:
                     size = stream.base + len(text)
-                    if size < _MAX_EVENT:
+                    if size >= _MAX_EVENT:
+                        self._careful_row(frame, row, stream, start, end)
+                    elif stream.descriptor < 0:
                         stream.write(join((sizes[size], stream.head, text, stream.tail)))
                     else:
-                        stream.emit(text)
+                        direct.append(stream)
+                        chunks.append(join((sizes[size], stream.head, text, stream.tail)))
             else:
                 self._careful_row(frame, row, stream, start, end)
             start = end
+        self._write(direct, chunks)
+
+    def _write(self, streams: list[Stream], chunks: list[bytes]) -> None:
+        """Past the streams' own ``write``, which gets what a socket does not take, and all that follows."""
+        for index, sent in self._burst([stream.descriptor for stream in streams], chunks):
+            stream = streams[index]
+            stream.descriptor = -1
+            stream.write(chunks[index][sent:])
 
     def _careful_row(self, frame: TokenFrame, row: int, stream: Stream, start: int, end: int) -> None:
         finish = _NONE if frame.finish is None else _FINISH[frame.finish[row]]

@@ -44,6 +44,8 @@ class MemorySink:
         """How the body ended: finish or cut; empty while it goes on."""
         self.unread_bytes = 0
 
+    descriptor = -1
+
     @property
     def write(self) -> Callable[[bytes], object]:
         return self._write

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -29,6 +30,7 @@ class FakeTransport(asyncio.Transport):
         self.end = ""
         self.high_water: int | None = None
         self.reading = True
+        self.extra = dict[str, Any]()
 
     def write(self, data: Any) -> None:
         assert not self.end
@@ -41,7 +43,7 @@ class FakeTransport(asyncio.Transport):
         return self.unread
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
+        return self.extra.get(name, default)
 
     def is_closing(self) -> bool:
         return bool(self.end)
@@ -66,14 +68,15 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
     await send_json(send, b"{}")
 
 
-def connection(app: App = answer) -> tuple[ServerProtocol, FakeTransport]:
-    """A connection of a server with ``app``, within a running loop."""
+def connection(app: App = answer, **extra: Any) -> tuple[ServerProtocol, FakeTransport]:
+    """A connection of a server with ``app``, within a running loop; ``extra``: what its transport knows."""
     config = uvicorn.Config(
         app, http=ServerProtocol, ws="none", lifespan="off", log_config=None, proxy_headers=False
     )
     config.load()
     protocol = ServerProtocol(config, uvicorn.Server(config).server_state, {})
     transport = FakeTransport()
+    transport.extra |= extra
     protocol.connection_made(transport)
     protocol.idle_since = 0.0
     return protocol, transport
@@ -274,6 +277,29 @@ def test_what_waits_in_the_transport_is_half_of_a_small_backlog_at_most() -> Non
         finally:
             ServerProtocol.max_backlog = 4 * 1024 * 1024
         assert connection()[1].high_water == 16 * 1024
+
+    asyncio.run(run())
+
+
+def test_a_socket_is_lent_while_chunks_may_go_to_it_and_it_is_this_connections() -> None:
+    async def run() -> None:
+        with socket.socket() as own:
+            protocol, transport = connection(stream, socket=own)
+            protocol.data_received(REQUEST)
+            await settle()
+            assert protocol.descriptor == own.fileno()
+            transport.unread = 1
+            assert protocol.descriptor == -1, "what was written before comes first"
+            transport.unread = 0
+            protocol.connection_lost(None)
+            assert protocol.descriptor == -1, "the next connection may have it"
+            protocol, _ = connection(stream, socket=own)
+            protocol.data_received(REQUEST.replace(b"1.1", b"1.0"))
+            await settle()
+            assert protocol.descriptor == -1, "the client knows no chunks"
+            assert connection(stream, socket=own, sslcontext=object())[0].descriptor == -1
+            assert connection(stream)[0].descriptor == -1
+            await end_tasks()
 
     asyncio.run(run())
 

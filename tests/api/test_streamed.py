@@ -148,6 +148,36 @@ def test_ids_and_logprobs_of_a_slow_client_are_complete() -> None:
 
 
 @within_loop
+def test_rows_go_past_the_connection_only_while_nothing_waits_in_it() -> None:
+    desk = Desk(tables())
+    reply, sink, handle = open_stream(desk)
+    stream = reply.choices[0].stream
+    assert stream is not None
+    assert stream.descriptor == -1, "the headers come first"
+    sink.descriptor = 7
+    frames = desk.rows(handle, [[token] for token in ids("some text and more")])
+    desk.deliver(frames[:1])
+    assert stream.descriptor == 7
+    sink.descriptor = -1
+    reply.break_silence(1.0, 2.0)  # a comment that the socket does not take at once
+    assert stream.descriptor == -1
+    desk.deliver(frames[1:])
+    assert "".join(texts(sink)) == "some text and more"
+
+
+@within_loop
+def test_choices_of_one_connection_are_written_in_order_of_their_rows() -> None:
+    desk = Desk(tables())
+    reply, sink = desk.streamed(PLANNER.completion(body(stream=True, max_tokens=2000, n=2)))
+    sink.descriptor = 7
+    streams = [choice.stream for choice in reply.choices if choice.stream is not None]
+    for stream in streams:
+        desk.deliver(desk.rows(stream.handle, [[token] for token in ids("some text")]))
+    assert [stream.descriptor for stream in streams] == [-1, -1]
+    assert "".join(texts(sink)) == 2 * "some text"
+
+
+@within_loop
 def test_the_end_is_written_to_a_client_that_does_not_read() -> None:
     desk = Desk(tables())
     reply, sink, handle = open_stream(desk)

@@ -9,9 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from .server import SYNTHETIC, Server, wait_until
-from .test_connections import connect, request
+from penstock.api.sink import unframed
 
+from .server import SYNTHETIC, Server, wait_until
+from .test_connections import connect, read_until, request
+
+LAST_CHUNK = b"0\r\n\r\n"
 FREE_WITHIN_S = 30.0
 """A bound for machines that are busy; `penstock bench` measures how long it takes."""
 
@@ -100,6 +103,33 @@ def test_a_slow_reader_is_cut_and_others_go_on(tmp_path: Path) -> None:
         received = b"".join(read_to_the_end(slow))
         assert b"[DONE]" not in received
         assert not received.endswith(b"0\r\n\r\n")
+        assert "ERROR" not in server.log
+
+
+def test_clients_that_read_late_get_all_that_was_said(tmp_path: Path) -> None:
+    """More than their sockets hold, written for many at a time."""
+    options = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "seed": 5}
+    arguments = (*SYNTHETIC, "--synthetic-step-ms", "0.2")
+    with Server(*arguments, directory=tmp_path) as server, ExitStack() as stack:
+        whole = server.complete(**options)["choices"][0]["text"]
+        url = httpx.URL(server.url)
+        late = [stack.enter_context(socket.socket()) for _ in range(24)]
+        for connection in late:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((url.host, url.port))
+            connection.sendall(request(options | {"stream": True}))
+        tokens = 1900 * (1 + len(late))
+        wait_until(
+            lambda: server.metric("vllm:generation_tokens_total") == tokens, FREE_WITHIN_S, "all tokens"
+        )
+        for connection in late:
+            connection.settimeout(60)
+            reply = read_until(connection, LAST_CHUNK, 1).removesuffix(LAST_CHUNK)
+            _, _, body = reply.partition(b"\r\n\r\n")
+            *events, done, rest = unframed(body).decode().split("\n\n")
+            assert (done, rest) == ("data: [DONE]", "")
+            texts = [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events]
+            assert "".join(texts) == whole
         assert "ERROR" not in server.log
 
 

@@ -10,6 +10,7 @@ from penstock.metrics.histogram import Histogram
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.table import StreamTable
 from penstock.streaming.token_log import TokenLog
+from penstock.wire.burst import Burst, write_each
 from penstock.wire.frames import Finish, TokenFrame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import Sampling, Submit, WireError
@@ -41,9 +42,9 @@ class BrokenReply(RecordingReply):
         raise RuntimeError("a fault in one stream's handling")
 
 
-def make_table() -> StreamTable:
+def make_table(burst: Burst = write_each) -> StreamTable:
     histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
-    return StreamTable(TEXTS, *histograms, TokenLog(), capacity=2)
+    return StreamTable(TEXTS, *histograms, TokenLog(), burst, capacity=2)
 
 
 def make_stream(reply: RecordingReply, written: list[bytes], rank: int = 0) -> Stream:
@@ -70,6 +71,36 @@ def test_a_plain_row_is_one_chunk() -> None:
     table.deliver(0, frame((handle, 0, [0])), 1.0)
     table.deliver(0, frame((handle, 1, [1, 3])), 2.0)
     assert written == [b"3\r\n<a>\r\n", b"5\r\n<bcd>\r\n"]
+
+
+def test_streams_with_a_descriptor_are_written_together_past_their_connections() -> None:
+    """And no longer once a socket has not taken all: what follows must not overtake the rest."""
+    bursts: list[tuple[list[int], list[bytes]]] = []
+
+    def burst(descriptors: Sequence[int], chunks: Sequence[bytes]) -> list[tuple[int, int]]:
+        bursts.append((list(descriptors), list(chunks)))
+        return [(index, 4) for index, descriptor in enumerate(descriptors) if descriptor == 6]
+
+    table, connections = make_table(burst), [list[bytes]() for _ in range(3)]
+    streams = [make_stream(RecordingReply(), written) for written in connections]
+    for stream, descriptor in zip(streams, (5, 6, -1), strict=True):
+        stream.descriptor = descriptor
+        table.open(stream, 0.0)
+    for position, tokens in enumerate(([0], [1], [3, 3])):
+        table.deliver(0, frame(*((stream.handle, position, tokens) for stream in streams)), 1.0)
+    one, two, three = b"3\r\n<a>\r\n", b"4\r\n<bc>\r\n", b"4\r\n<dd>\r\n"
+    assert bursts == [([5, 6], [one, one]), ([5], [two]), ([5], [three])]
+    assert connections == [[], [one[4:], two, three], [one, two, three]]
+
+
+def test_a_row_too_large_for_a_prepared_chunk_size_goes_to_the_reply() -> None:
+    table, written, reply = make_table(), list[bytes](), RecordingReply()
+    handle = table.open(make_stream(reply, written), 0.0)
+    few, many = [1] * 8190, [1] * 8191
+    table.deliver(0, frame((handle, 0, few)), 1.0)
+    table.deliver(0, frame((handle, len(few), many)), 2.0)
+    assert written == [b"3ffe\r\n<" + b"bc" * 8190 + b">\r\n"]
+    assert reply.rows == [(many, Finish.NONE, 0)]
 
 
 def test_rows_that_need_care_go_to_the_reply() -> None:
