@@ -26,9 +26,10 @@ from penstock.wire.control import (
     StatesAdopted,
 )
 
+LOOK_S = 1.0
+"""How often to look at engines that must be heard, which speak as often."""
 LATE_S = 2.0
-"""A supervisor that looks at an engine's silence this late was stopped or starved itself, and has not read
-what the engine may have said meanwhile: it gives the engine its time once more."""
+"""A supervisor that looks this much later was stopped or starved itself, and perhaps its engines with it."""
 
 
 class Fleet:
@@ -61,6 +62,7 @@ class Fleet:
         self._notices = Notices(self._children, engines if all_engines is None else all_engines)
         self._startup_timeout = startup_timeout
         self._engine_hang_timeout = engine_hang_timeout
+        self._looked_at = 0.0
 
     @property
     def phase(self) -> Phase:
@@ -86,6 +88,8 @@ class Fleet:
     def next_deadline(self) -> float | None:
         """When :meth:`tick` has something to do."""
         deadlines = [child.deadline for child in self._children] + [self._phases.deadline]
+        if any(self._watched(child) for child in self._children):
+            deadlines.append(self._looked_at + LOOK_S)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     # -- events, each returns what is to be done ---------------------------------------------------
@@ -168,10 +172,11 @@ class Fleet:
 
     def tick(self, now: float) -> list[Action]:
         """Does what is due."""
+        self._look(now)
         for child in self._children:
             if child.deadline is not None and child.deadline <= now:
-                overdue, child.deadline = now - child.deadline, None
-                self._due(child, now, overdue)
+                child.deadline = None
+                self._due(child, now)
         self._phases.tick(now)
         return self._children.take()
 
@@ -196,18 +201,30 @@ class Fleet:
                 self._phases.serve()
         self._notices.appoint_speaker()
 
-    def _hears(self, child: Child, now: float) -> None:
+    def _watched(self, child: Child) -> bool:
         """An engine that is ready must be heard again in time."""
-        beats = child.name.role == "engine" and child.state is State.READY and not child.leaving
-        if beats and self._engine_hang_timeout:
+        engine = child.name.role == "engine" and self._engine_hang_timeout > 0
+        return engine and child.state is State.READY and not child.leaving
+
+    def _hears(self, child: Child, now: float) -> None:
+        if self._watched(child):
             child.deadline = now + self._engine_hang_timeout
+
+    def _look(self, now: float) -> None:
+        """Time in which this process did not run counts as nobody's silence."""
+        missed, self._looked_at = now - self._looked_at - LOOK_S, now
+        if missed <= LATE_S:
+            return
+        for child in self._children:
+            if self._watched(child) and child.deadline is not None:
+                child.deadline = min(child.deadline + missed, now + self._engine_hang_timeout)
 
     def _fails(self, child: Child, failure: Failed, now: float) -> None:
         child.failure = child.failure or failure
         child.leaving, child.deadline = True, now + GRACE_S
 
-    def _due(self, child: Child, now: float, overdue: float) -> None:
-        """The child's deadline has passed, ``overdue`` seconds ago."""
+    def _due(self, child: Child, now: float) -> None:
+        """The child's deadline has passed."""
         if child.state is State.WAITING:
             self._children.spawn(child, now)
             return
@@ -220,7 +237,7 @@ class Fleet:
             )
         elif child.state is State.READY and not child.leaving:
             fellows = self._recovery.fellows(child)
-            if overdue > LATE_S or any(other.killed for other in fellows):  # it falls with that one
+            if any(other.killed for other in fellows):  # it falls with that one
                 self._hears(child, now)
                 return
             child.failure = Failed(message=self._silence(fellows, now), fatal=False)

@@ -52,6 +52,16 @@ def serving(api_servers: int = 1, hang_timeout: float = 0, group: int = 0) -> Fl
     return ready(make(api_servers, hang_timeout, group))
 
 
+def watched(fleet: Fleet, since: float, until: float) -> list[Action]:
+    """What a supervisor that looks as often as it should does after ``since`` and before ``until``, then."""
+    actions: list[Action] = []
+    now = since
+    while (deadline := fleet.next_deadline()) is not None and deadline < until and now < until:
+        now = max(now, deadline)
+        actions += fleet.tick(now)
+    return actions + fleet.tick(until)
+
+
 def said(actions: list[Action]) -> list[str]:
     return [action.text for action in actions if isinstance(action, Say)]
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from penstock.supervisor.actions import Action, Announce, Kill, Name, Send, Show, Spawn
 from penstock.supervisor.children import GRACE_S
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL
-from penstock.supervisor.fleet import LATE_S
+from penstock.supervisor.fleet import LOOK_S
 from penstock.wire.control import Beat, Failed, Progress, Ready, Stop
 
-from .fleets import ENGINE, HANG_S, OTHER, SERVER, STARTUP_S, done, errors, make, serving
+from .fleets import DRAIN_S, ENGINE, HANG_S, OTHER, SERVER, STARTUP_S, done, errors, make, serving, watched
 
 
 def test_engines_are_started_first_and_nobody_waits() -> None:
@@ -103,20 +103,31 @@ def test_a_child_that_breaks_the_channel_is_killed_and_the_reason_told() -> None
 
 def test_an_engine_that_falls_silent_is_killed_and_started_again() -> None:
     fleet = serving(hang_timeout=HANG_S)
-    assert fleet.next_deadline() == 1.0 + HANG_S
+    assert watched(fleet, 1.0, 15.0) == []
     assert fleet.report(ENGINE, Beat(), 15.0) == []
-    assert fleet.tick(1.0 + HANG_S) == []
+    assert watched(fleet, 15.0, 14.9 + HANG_S) == []
     assert done(fleet.tick(15.0 + HANG_S)) == [Kill(ENGINE)]
     [error] = errors(fleet.died(ENGINE, -signal.SIGKILL, 35.0))
     assert "not heard of for 20 s (--engine-hang-timeout)" in error
     assert fleet.tick(36.0) == [Spawn(ENGINE, 1)]
 
 
-def test_a_supervisor_that_was_stopped_itself_blames_nobody() -> None:
+@pytest.mark.parametrize("stopped", [HANG_S - 5.0, HANG_S, HANG_S + 0.5, 10 * HANG_S])
+def test_time_in_which_the_supervisor_was_stopped_itself_is_nobody_s_silence(stopped: float) -> None:
     fleet = serving(hang_timeout=HANG_S)
-    assert fleet.tick(1.0 + HANG_S + LATE_S + 0.1) == []
-    assert fleet.tick(1.0 + 2 * HANG_S + LATE_S) == []
-    assert done(fleet.tick(1.0 + 2 * HANG_S + LATE_S + 0.1)) == [Kill(ENGINE)]
+    assert watched(fleet, 1.0, 6.0) == []
+    again = 6.0 + stopped
+    assert fleet.tick(again) == []
+    left = 1.0 + HANG_S - 6.0 - LOOK_S
+    assert watched(fleet, again, again + left - 0.1) == []
+    assert done(watched(fleet, again + left - 0.1, again + left + 2 * LOOK_S)) == [Kill(ENGINE)]
+
+
+def test_a_word_that_came_while_the_supervisor_was_stopped_gives_no_more_than_the_timeout() -> None:
+    fleet = serving(hang_timeout=HANG_S)
+    fleet.report(ENGINE, Beat(), 100.0)
+    assert fleet.tick(100.0) == []
+    assert done(watched(fleet, 100.0, 100.0 + HANG_S)) == [Kill(ENGINE)]
 
 
 def test_api_servers_and_starting_engines_need_not_be_heard() -> None:
@@ -196,11 +207,10 @@ def test_no_process_is_ever_lost(group: int, events: list[tuple[str, int, float]
         bury()
     carry_out(fleet.signalled(signal.SIGTERM, now))
     bury()
-    for _ in range(4):
-        deadline = fleet.next_deadline()
-        if deadline is not None:
-            now = max(now, deadline)
-            carry_out(fleet.tick(now))
-            bury()
+    until = now + DRAIN_S + 2 * GRACE_S
+    while now < until and (deadline := fleet.next_deadline()) is not None:
+        now = max(now, deadline)
+        carry_out(fleet.tick(now))
+        bury()
     assert fleet.exit_code is not None
     assert not alive

@@ -22,6 +22,7 @@ from .fleets import (
     ready,
     said,
     serving,
+    watched,
 )
 
 
@@ -199,7 +200,7 @@ def test_a_rank_that_hangs_takes_its_group_along() -> None:
     fleet = serving(hang_timeout=HANG_S, group=3)
     for name in GROUP[:2]:
         fleet.report(name, Beat(), 15.0)
-    assert done(fleet.tick(1.0 + HANG_S)) == [Kill(GROUP[2])]
+    assert done(watched(fleet, 1.0, 1.0 + HANG_S)) == [Kill(GROUP[2])]
     assert "not heard of for 20 s" in errors(fall_of_killed(fleet, GROUP[2], 22.0))[0]
 
 
@@ -208,7 +209,7 @@ def test_ranks_that_wait_for_one_that_hangs_are_not_blamed() -> None:
     fleet = serving(hang_timeout=HANG_S, group=3)
     fleet.report(GROUP[1], Beat(), 1.5)
     fleet.report(GROUP[2], Beat(), 14.0)
-    assert done(fleet.tick(1.0 + HANG_S)) == [Kill(GROUP[0])]
+    assert done(watched(fleet, 1.0, 1.0 + HANG_S)) == [Kill(GROUP[0])]
     assert done(fleet.tick(1.5 + HANG_S)) == []  # it falls with the other one
     [error] = errors(fall_of_killed(fleet, GROUP[0], 22.0))
     assert error.endswith(
