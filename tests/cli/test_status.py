@@ -6,8 +6,8 @@ import pytest
 import penstock
 from penstock.cli import status
 from penstock.cli.main import main
+from tests.gateway.behaviours import good
 from tests.gateway.processes import Upstream, gateway
-from tests.gateway.test_gateway import good
 
 DOCS = Path(penstock.__file__).parents[1] / "docs" / "metrics.md"
 SERVER = """\

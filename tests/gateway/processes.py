@@ -227,3 +227,37 @@ def gateway(*upstreams: Upstream | str, options: tuple[str, ...] = ()) -> Iterat
         reader.join()
         process.stderr.close()
         print("".join(lines))
+
+
+def refused_by(front: Gateway, code: str) -> httpx.Response:
+    """Asks until the gateway refuses with ``code``: between refusals it tries again how its endpoints are."""
+    replies = []
+
+    def refused() -> bool:
+        replies.append(front.complete())
+        return replies[-1].status_code != 200 and replies[-1].json()["error"].get("code") == code
+
+    eventually(refused)
+    return replies[-1]
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+def outcome_of(front: Gateway, act: Callable[[], object]) -> str:
+    """The one outcome that is counted while ``act`` runs and the request ends."""
+    before = front.counts()
+    act()
+    after = before
+    deadline = time.monotonic() + WAIT_S
+    while sum(after.values()) == sum(before.values()):
+        assert time.monotonic() < deadline, "no outcome was counted"
+        after = front.counts()
+    [(outcome, more)] = [
+        (key, after[key] - before.get(key, 0.0)) for key in after if after[key] != before.get(key, 0.0)
+    ]
+    assert more == 1
+    assert front.counts("requests_in_flight") == {"": 0.0}
+    return outcome

@@ -15,8 +15,8 @@ from penstock.gateway.addresses import EndpointsFile, Target, read_endpoints, re
 from penstock.gateway.attempt import Timeouts
 from penstock.gateway.endpoint import Endpoint
 from penstock.gateway.pool import Pool
+from tests.gateway.behaviours import good
 from tests.gateway.processes import Upstream, eventually, gateway
-from tests.gateway.test_gateway import good
 
 TWO = ["http://a:8000", "https://b.example/"]
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from penstock.gateway.observer import StreamObserver
+from tests.gateway.behaviours import LATIN_1
 from tests.gateway.processes import (
     WAIT_S,
     Behaviour,
@@ -19,10 +20,10 @@ from tests.gateway.processes import (
     Upstream,
     eventually,
     gateway,
+    outcome_of,
     three_in_a_row,
 )
 from tests.gateway.streams import ANTHROPIC, RESPONSES
-from tests.gateway.test_gateway import LATIN_1, outcome_of
 from tests.golden_replies import load_cases
 
 RECORDED = {case["name"]: case["response_body"].encode() for case in load_cases()}

@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from tests.gateway.model_server import ModelServer, model_server
-from tests.gateway.processes import WAIT_S, Gateway, eventually, gateway
-from tests.gateway.test_gateway import refused_by
+from tests.gateway.processes import WAIT_S, Gateway, eventually, gateway, refused_by
 
 CLIENTS = 6
 BODY = {"model": "m", "prompt": "p", "stream": True}

@@ -15,8 +15,8 @@ from penstock.gateway.observer import Observation
 from penstock.gateway.outcome import Outcome
 from penstock.gateway.relay import Failure, Record
 from penstock.gateway.trace import Trace
-from tests.gateway.processes import Upstream, eventually, gateway
-from tests.gateway.test_gateway import closed_port, good
+from tests.gateway.behaviours import good
+from tests.gateway.processes import Upstream, closed_port, eventually, gateway
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:

@@ -16,9 +16,9 @@ from penstock.gateway.outcome import Outcome
 from penstock.gateway.relay import Failure, Record
 from penstock.gateway.spans import Spans, tell
 from penstock.gateway.trace import Trace
+from tests.gateway.behaviours import good
 from tests.gateway.collector import Collector, attributes_of, otel
-from tests.gateway.processes import WAIT_S, Upstream, eventually, gateway
-from tests.gateway.test_gateway import closed_port, good
+from tests.gateway.processes import WAIT_S, Upstream, closed_port, eventually, gateway
 
 CLIENT = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "v=1", "baggage": "user=a"}
 

@@ -11,9 +11,9 @@ import pytest
 import trustme
 
 from penstock.gateway.extproc.protobuf import HealthRequest, HealthResponse
+from tests.gateway.behaviours import good
 from tests.gateway.extproc.envoy import ext_proc_port
-from tests.gateway.processes import WAIT_S, Upstream, eventually, gateway
-from tests.gateway.test_gateway import closed_port, good
+from tests.gateway.processes import WAIT_S, Upstream, closed_port, eventually, gateway
 
 SERVING, NOT_SERVING = 1, 2
 PROCESSOR = "envoy.service.ext_proc.v3.ExternalProcessor"
