@@ -3,6 +3,7 @@
 import enum
 
 from .observer import Observation
+from .request import GENERATION_PATHS
 
 
 class Outcome(enum.StrEnum):
@@ -42,11 +43,11 @@ class Ending(enum.Enum):
     CLIENT_GONE = enum.auto()
 
 
-def judge(ending: Ending, status: int | None, seen: Observation) -> Outcome:
-    """The outcome of a request that was sent to an endpoint.
+def judge(ending: Ending, status: int | None, seen: Observation, path: str) -> Outcome:
+    """The outcome of a request for ``path`` that was sent to an endpoint.
 
-    ``status`` is the model server's, None when it sent none. A stream whose terminator was relayed is whole,
-    whatever happens to the connections afterwards.
+    ``status`` is the model server's, None when it sent none. Only requests for tokens have usage to tell. A
+    stream whose terminator was relayed is whole, whatever happens to the connections afterwards.
     """
     whole = ending is Ending.COMPLETE or (seen.stream and seen.ended)
     if not whole:
@@ -61,7 +62,8 @@ def judge(ending: Ending, status: int | None, seen: Observation) -> Outcome:
         return Outcome.CONTENT_ERROR
     if not seen.ended:
         return Outcome.NETWORK_ERROR
-    return Outcome.OK_WITHOUT_USAGE if seen.usage is None else Outcome.OK
+    tells = seen.usage is not None or path not in GENERATION_PATHS
+    return Outcome.OK if tells else Outcome.OK_WITHOUT_USAGE
 
 
 def _unfinished(seen: Observation) -> Outcome:

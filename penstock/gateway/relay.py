@@ -317,7 +317,7 @@ class _Run:
         if attempt is not None:
             record.seen, record.status = attempt.seen, attempt.status or 0
         status = record.status if attempt is not None else None
-        record.outcome = judge(ending, status or None, record.seen)
+        record.outcome = judge(ending, status or None, record.seen, record.path)
         record.reason = reason or reason_of(record)
         endpoint.breaker.judged(record.outcome, now, self._sent_at)
         if record.seen.first_token_at is not None and record.sent_at is not None:

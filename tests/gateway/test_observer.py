@@ -12,6 +12,7 @@ from tests.gateway.streams import ALL, ROLE, TEXT, USAGE, Recording, _sse
 from tests.golden_replies import load_cases
 
 by_name = pytest.mark.parametrize("recording", ALL, ids=lambda recording: recording.name)
+PATH = "/v1/completions"
 STREAMS = {
     case["name"]: case["response_body"].encode()
     for case in load_cases()
@@ -35,7 +36,7 @@ def check(recording: Recording, chunks: list[bytes]) -> None:
         assert observation.token_events == recording.token_events
         assert observation.usage == recording.usage
         assert (observation.error is not None) == recording.error
-        assert judge(Ending.COMPLETE, 200, observation) == recording.outcome
+        assert judge(Ending.COMPLETE, 200, observation, PATH) == recording.outcome
 
 
 @by_name
@@ -55,7 +56,7 @@ def test_recorded_streams_of_vllm(name: str) -> None:
     """However they are cut, all says what it says in one piece."""
     raw = STREAMS[name]
     _, whole = watch([raw])
-    assert judge(Ending.COMPLETE, 200, whole) in GOOD
+    assert judge(Ending.COMPLETE, 200, whole, PATH) in GOOD
     assert whole.token_events > 1
     assert (whole.usage is not None) == (b'"usage":{' in raw)
     cuts = [[raw[:at], raw[at:]] for at in range(len(raw) + 1)]
@@ -115,20 +116,27 @@ def test_whole_replies(body: object, outcome: Outcome) -> None:
     observer = ReplyObserver()
     raw = msgspec.json.encode(body)
     assert observer.feed(raw[:5], 0.0) + observer.feed(raw[5:], 0.0) + observer.finish(0.0) == raw
-    assert judge(Ending.COMPLETE, 200, observer.seen) == outcome
+    assert judge(Ending.COMPLETE, 200, observer.seen, PATH) == outcome
+
+
+def test_what_has_no_usage_to_tell_is_not_blamed_for_telling_none() -> None:
+    observer = ReplyObserver()
+    observer.feed(b'{"object":"list","data":[]}', 0.0)
+    observer.finish(0.0)
+    assert judge(Ending.COMPLETE, 200, observer.seen, "/v1/models") == Outcome.OK
 
 
 def test_a_reply_that_is_not_json() -> None:
     observer = ReplyObserver()
     observer.feed(b"<html>", 0.0)
     observer.finish(0.0)
-    assert judge(Ending.COMPLETE, 200, observer.seen) == Outcome.CONTENT_ERROR
+    assert judge(Ending.COMPLETE, 200, observer.seen, PATH) == Outcome.CONTENT_ERROR
 
 
 @pytest.mark.parametrize("ending", list(Ending))
 def test_a_stream_whose_terminator_was_relayed_is_whole(ending: Ending) -> None:
     _, seen = watch([_sse(TEXT, USAGE, "[DONE]")])
-    assert judge(ending, 200, seen) == Outcome.OK
+    assert judge(ending, 200, seen, PATH) == Outcome.OK
 
 
 @pytest.mark.parametrize(
@@ -145,4 +153,4 @@ def test_a_stream_whose_terminator_was_relayed_is_whole(ending: Ending) -> None:
     ],
 )
 def test_replies_without_content(ending: Ending, status: int | None, outcome: Outcome) -> None:
-    assert judge(ending, status, Observation()) == outcome
+    assert judge(ending, status, Observation(), PATH) == outcome

@@ -203,7 +203,7 @@ class Picks:
         if is_envoys_own(entry) and ending is Ending.COMPLETE:
             record.outcome, record.reason = Outcome.REJECTED, "envoy"
         else:
-            record.outcome = judge(ending, entry.status or None, seen)
+            record.outcome = judge(ending, entry.status or None, seen, record.path)
             record.reason = record.reason or reason_of(record)
         record.ended_at = record.began_at + entry.duration_s
         self.close(record)
@@ -237,7 +237,7 @@ class Picks:
             record.seen, record.status = pick.observer.seen, pick.seen_status
         record.endpoint = self._url(pick.served) or pick.endpoints[0].url
         record.attempts = 1
-        record.outcome = judge(ending, record.status or None, record.seen)
+        record.outcome = judge(ending, record.status or None, record.seen, record.path)
         record.reason = reason if ending is not Ending.COMPLETE else reason_of(record)
         if pick.observer is None:
             pick.endpoints[0].breaker.released()
