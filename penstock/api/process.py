@@ -150,8 +150,9 @@ class _Server:
         metrics = self._metrics
         log = TokenLog() if self._config.resume_timeout > 0 else None
         tables = TextTables.make(tokenizer.raw, info.vocab_size)
-        latencies = metrics.ttft, metrics.itl
-        streams = StreamTable(tables.plain, *latencies, metrics.event_tokens, log, best_burst())
+        streams = StreamTable(
+            tables.plain, metrics.ttft, metrics.itl, metrics.event_tokens, log, best_burst()
+        )
         self._fleet.open(streams, self._config.resume_timeout, metrics.interrupted)
         context = RequestContext(
             self._fleet,

@@ -248,30 +248,21 @@ class StreamTable:
 
     def _any_rows(self, frame: TokenFrame, handles: list[int], texts: list[bytes | None]) -> None:
         """Rows of any number of tokens, and of all that a row may say besides."""
-        streams, sizes, join = self.streams, CHUNK_SIZES, b"".join
         direct: list[Stream] = []
         chunks: list[bytes] = []
         ends = frame.counts().cumsum().tolist()
         start = 0
         for row, (handle, end, careful) in enumerate(zip(handles, ends, _careful_rows(frame), strict=True)):
-            stream = streams[handle]
+            stream = self.streams[handle]
             assert stream is not None  # its rank was checked
-            if stream.plain and not careful:
-                try:
-                    text = join(texts[start:end])  # type: ignore[arg-type]
-                except TypeError:  # a None: a token that does not stand for itself
-                    self._careful_row(frame, row, stream, start, end)
-                else:
-                    size = stream.base + len(text)
-                    if size >= _MAX_EVENT:
-                        self._careful_row(frame, row, stream, start, end)
-                    elif stream.descriptor < 0:
-                        stream.write(join((sizes[size], stream.head, text, stream.tail)))
-                    else:
-                        direct.append(stream)
-                        chunks.append(join((sizes[size], stream.head, text, stream.tail)))
-            else:
+            chunk = _chunk(stream, texts[start:end]) if stream.plain and not careful else None
+            if chunk is None:
                 self._careful_row(frame, row, stream, start, end)
+            elif stream.descriptor < 0:
+                stream.write(chunk)
+            else:
+                direct.append(stream)
+                chunks.append(chunk)
             start = end
         self._write(direct, chunks)
 
@@ -392,6 +383,16 @@ class StreamTable:
             self._event_tokens.add(1.0, int(np.count_nonzero(written)))
         else:
             self._event_tokens.observe(frame.count[written])
+
+
+def _chunk(stream: Stream, texts: Sequence[bytes | None]) -> bytes | None:
+    """A row's texts as one event; None where that is for the reply to do."""
+    try:
+        text = b"".join(texts)  # type: ignore[arg-type]
+    except TypeError:  # a None: a token that does not stand for itself
+        return None
+    size = stream.base + len(text)
+    return b"".join((CHUNK_SIZES[size], stream.head, text, stream.tail)) if size < _MAX_EVENT else None
 
 
 def _careful_rows(frame: TokenFrame) -> list[bool]:
