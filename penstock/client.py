@@ -3,6 +3,8 @@
 It trusts nothing: an answer counts as whole only when its stream ends with ``[DONE]``.
 """
 
+from __future__ import annotations
+
 import contextlib
 import time
 from collections.abc import Generator, Iterator
@@ -102,7 +104,7 @@ class Answer:
     came, all on the monotonic clock in seconds; ``usage`` and ``finish_reason`` are what the server reported.
     """
 
-    def __init__(self, client: "Client", path: str, body: dict[str, Any]) -> None:
+    def __init__(self, client: Client, path: str, body: dict[str, Any]) -> None:
         self.started = time.monotonic()
         self.first: float | None = None
         self.ended: float | None = None
@@ -174,7 +176,7 @@ class Client:
             trust_env=not self._local,  # a proxy that the environment names does not lead to this machine
         )
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,5 +1,7 @@
 """Certificates made for a run of the tests."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import NamedTuple
 

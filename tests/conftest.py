@@ -1,13 +1,16 @@
 """Options and fixtures that all tests share."""
 
+from __future__ import annotations
+
 import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from certificates import Certificates, make
 from hypothesis import HealthCheck, settings
+
+from tests.certificates import Certificates, make
 
 # How long an example takes says more about a loaded machine than about the code.
 settings.register_profile(

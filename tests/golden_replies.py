@@ -1,5 +1,7 @@
 """Requests to vLLM 0.32 and its replies, recorded."""
 
+from __future__ import annotations
+
 import gzip
 import json
 from pathlib import Path

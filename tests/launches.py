@@ -1,5 +1,7 @@
 """What a child is told to run as, for tests of one process."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import msgspec

@@ -1,5 +1,7 @@
 """Stop strings as one finds them in a whole text, without any streaming."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 

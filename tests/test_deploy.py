@@ -1,5 +1,7 @@
 """Manifests name each other's things rightly, and commands that exist. Envoy's own file is run elsewhere."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,7 @@
 """The order of imports, the size of files, and what the HTTP process must never load."""
 
+from __future__ import annotations
+
 import ast
 import subprocess
 import sys
@@ -17,15 +19,19 @@ RANK = {
     "wire": 1,
     "metrics": 2,
     "streaming": 3,
-    "api": 4,
+    "http": 4,
+    "dispatch": 4,
     "engine": 4,
     "coordinator": 4,
-    "supervisor": 5,
-    "client": 5,
-    "gateway": 6,
-    "placement": 6,
-    "bench": 7,
-    "cli": 8,
+    "generation": 5,
+    "dialects": 6,
+    "api": 7,
+    "supervisor": 8,
+    "client": 8,
+    "gateway": 9,
+    "placement": 9,
+    "bench": 10,
+    "cli": 11,
 }
 MOST_LINES = 700
 

@@ -8,7 +8,7 @@ import re
 import time
 from typing import Literal
 
-from .exchange import Exchange
+from penstock.api.exchange import Exchange
 
 log = logging.getLogger("penstock.access")
 

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-from .connections import EngineState
-from .errors import ApiError
-from .events import encode_json
-from .fleet import Fleet
-from .http import send_json
-from .sink import Receive, Scope, Send
+from penstock.dispatch.connections import EngineState
+from penstock.dispatch.engine_client import Fleet
+from penstock.generation.events import encode_json
+from penstock.http.asgi import send_json
+from penstock.http.errors import ApiError
+from penstock.http.sink import Receive, Scope, Send
 
 Handler: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 

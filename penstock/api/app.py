@@ -9,32 +9,32 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 from urllib.parse import unquote
 
-from .. import __version__
-from ..config.options import ServeConfig
-from ..metrics.server import ServerMetrics
-from ..streaming.stream import StreamError
-from ..streaming.table import StreamTable
-from . import admin
-from .access import OPEN_PATHS, Keys, check_local
-from .access_log import AccessLog
-from .admission import no_engine, stream_failed, unavailable
-from .bodies import model_list
-from .cors import Cors
-from .debug import GarbageRoute
-from .errors import ApiError, unknown_model
-from .events import encode_json
-from .exchange import EXCHANGE, Exchange
-from .facts import ModelFacts
-from .fleet import Fleet
-from .generate import Generator
-from .http import ClientGone, read_body, request_header, send_empty, send_error, send_json
-from .observe import Observer
-from .openapi import docs_page, openapi_document
-from .operations import OperationRoutes
-from .planner import Planner
-from .sink import Receive, Scope, Send
-from .tokenizer import Tokenizer
-from .types import MAX_REQUEST_ID
+from penstock import __version__
+from penstock.api import admin
+from penstock.api.access_log import AccessLog
+from penstock.api.debug import GarbageRoute
+from penstock.api.exchange import EXCHANGE, Exchange
+from penstock.api.generate import Generator
+from penstock.api.metrics_endpoint import Observer
+from penstock.api.openapi import docs_page, openapi_document
+from penstock.api.operations import OperationRoutes
+from penstock.config.options import ServeConfig
+from penstock.dialects.input_processor import Planner
+from penstock.dialects.response_bodies import model_list
+from penstock.dispatch.engine_client import Fleet
+from penstock.generation.events import encode_json
+from penstock.generation.model_info import ModelFacts
+from penstock.generation.request_schemas import MAX_REQUEST_ID
+from penstock.generation.tokenizer import Tokenizer
+from penstock.http.access_keys import OPEN_PATHS, Keys, check_local
+from penstock.http.admission import no_engine, stream_failed, unavailable
+from penstock.http.asgi import ClientGone, read_body, request_header, send_empty, send_error, send_json
+from penstock.http.cors import Cors
+from penstock.http.errors import ApiError, unknown_model
+from penstock.http.sink import Receive, Scope, Send
+from penstock.metrics.server import ServerMetrics
+from penstock.streaming.stream import StreamError
+from penstock.streaming.table import StreamTable
 
 log = logging.getLogger(__name__)
 

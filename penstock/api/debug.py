@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from ..metrics.garbage import Collector
-from .calls import Question, Receipt
-from .events import encode_json
-from .fleet import Fleet
-from .http import send_json
-from .sink import Receive, Scope, Send
+from penstock.dispatch.engine_client import Fleet
+from penstock.dispatch.engine_rpc import Question, Receipt
+from penstock.generation.events import encode_json
+from penstock.http.asgi import send_json
+from penstock.http.sink import Receive, Scope, Send
+from penstock.metrics.garbage import Collector
 
 ANSWER_TIMEOUT_S = 5.0
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from ..streaming.stream import StreamError
-from .replies import RequestReply
-from .sink import REPLY_HEADERS, Message, Scope, Send
-from .streamed import StreamedReply
+from penstock.generation.replies import RequestReply
+from penstock.generation.streamed import StreamedReply
+from penstock.http.sink import REPLY_HEADERS, Message, Scope, Send
+from penstock.streaming.stream import StreamError
 
 EXCHANGE = "penstock.exchange"
 """Key in the ASGI scope under which the application keeps a request's Exchange."""

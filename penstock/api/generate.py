@@ -7,25 +7,25 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple
 
-from ..config.options import ServeConfig
-from ..streaming.stream import StreamError
-from ..streaming.table import StreamTable
-from ..wire.messages import Sampling, Submit
-from .admission import no_engine, stream_failed, unavailable
-from .bodies import collected_body
-from .collected import CollectedReply
-from .errors import ApiError
-from .events import EventShape
-from .exchange import EXCHANGE, Exchange
-from .fleet import Fleet, Wish
-from .http import ClientGone, read_body, request_header, send_json
-from .plan import RequestPlan
-from .planner import Planner
-from .replies import Prompt, RequestContext
-from .sink import EXTENSION, AsgiSink, Receive, Scope, Send, Sink
-from .streamed import StreamedReply
-from .structured import GrammarChecker
-from .tokenizer import Tokenizer
+from penstock.api.exchange import EXCHANGE, Exchange
+from penstock.config.options import ServeConfig
+from penstock.dialects.input_processor import Planner
+from penstock.dialects.response_bodies import collected_body
+from penstock.dispatch.engine_client import Fleet, Wish
+from penstock.generation.collected import CollectedReply
+from penstock.generation.events import EventShape
+from penstock.generation.plan import RequestPlan
+from penstock.generation.replies import Prompt, RequestContext
+from penstock.generation.streamed import StreamedReply
+from penstock.generation.structured_output import GrammarChecker
+from penstock.generation.tokenizer import Tokenizer
+from penstock.http.admission import no_engine, stream_failed, unavailable
+from penstock.http.asgi import ClientGone, read_body, request_header, send_json
+from penstock.http.errors import ApiError
+from penstock.http.sink import EXTENSION, AsgiSink, Receive, Scope, Send, Sink
+from penstock.streaming.stream import StreamError
+from penstock.streaming.table import StreamTable
+from penstock.wire.messages import Sampling, Submit
 
 INLINE_BODY = 256 * 1024
 """Bytes of a body that is planned on the event loop, in 5 ms at most (20 ns a byte where messages are short,

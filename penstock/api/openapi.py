@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..wire.messages import MAX_KEY
-from .access import is_administrative
-from .operations import DEFAULT_TIMEOUT_S, LEAST_TIMEOUT_S, MODES, MOST_TIMEOUT_S
-from .reply_schemas import REPLIES, ref
-from .types import (
+from penstock.api.operations import DEFAULT_TIMEOUT_S, LEAST_TIMEOUT_S, MODES, MOST_TIMEOUT_S
+from penstock.dialects.response_schemas import REPLIES, ref
+from penstock.dialects.unsupported import CHAT, COMPLETION, TOKENIZE, Row
+from penstock.generation.request_schemas import (
     MAX_REQUEST_ID,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from .unsupported import CHAT, COMPLETION, TOKENIZE, Row
+from penstock.http.access_keys import is_administrative
+from penstock.wire.messages import MAX_KEY
 
 Json = dict[str, Any]
 

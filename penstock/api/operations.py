@@ -13,16 +13,16 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from ..wire.messages import CONFLICT, MAX_KEY
-from .admission import unavailable
-from .agreement import SLEEP, Agreement
-from .calls import Question, Receipt
-from .change import Outcome
-from .errors import ApiError
-from .events import encode_json
-from .fleet import Fleet
-from .http import request_header, send_json
-from .sink import Receive, Scope, Send
+from penstock.dispatch.engine_client import Fleet
+from penstock.dispatch.engine_rpc import Question, Receipt
+from penstock.dispatch.two_phase_change import Outcome
+from penstock.dispatch.two_phase_commit import SLEEP, Agreement
+from penstock.generation.events import encode_json
+from penstock.http.admission import unavailable
+from penstock.http.asgi import request_header, send_json
+from penstock.http.errors import ApiError
+from penstock.http.sink import Receive, Scope, Send
+from penstock.wire.messages import CONFLICT, MAX_KEY
 
 DEFAULT_TIMEOUT_S = 60.0
 LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 1.0, 3600.0

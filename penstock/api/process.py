@@ -17,36 +17,36 @@ import time
 
 import uvloop
 
-from ..metrics.garbage import Collector
-from ..metrics.memory import Trimmer
-from ..metrics.server import ServerMetrics
-from ..metrics.snapshot import decode_snapshot, merge_views, view_of
-from ..streaming.table import StreamTable
-from ..streaming.token_log import TokenLog
-from ..wire.burst import best_burst
-from ..wire.channel import ControlChannel, SupervisorGone
-from ..wire.control import AgreedStates, Drain, EnginesDraining, Launch, Speak, Stop, SupervisorMetrics
-from ..wire.handover import Taker
-from ..wire.messages import PROTOCOL_VERSION, EngineInfo, Hello
-from ..wire.sockets import engine_address
-from .admin import EngineRoutes
-from .agreement import Agreement
-from .app import App
-from .chat_template import ChatTemplate
-from .debug import GarbageRoute
-from .entrance import Entrance, HandedOver, Listening
-from .facts import ModelFacts, SamplingDefaults, sampling_defaults
-from .fleet import Fleet
-from .generate import Generator
-from .keepalive import KeepAlive
-from .membership import Membership
-from .observe import FleetLog, Observer
-from .operations import OperationRoutes
-from .planner import Planner
-from .replies import RequestContext, RequestReply, TextTables
-from .server import HttpServer, Limits
-from .tls import CertificateWatch, server_context
-from .tokenizer import Tokenizer
+from penstock.api.admin import EngineRoutes
+from penstock.api.app import App
+from penstock.api.debug import GarbageRoute
+from penstock.api.generate import Generator
+from penstock.api.metrics_endpoint import FleetLog, Observer
+from penstock.api.operations import OperationRoutes
+from penstock.dialects.input_processor import Planner
+from penstock.dispatch.coordinator_client import Membership
+from penstock.dispatch.engine_client import Fleet
+from penstock.dispatch.two_phase_commit import Agreement
+from penstock.generation.chat_template import ChatTemplate
+from penstock.generation.keep_alive import KeepAlive
+from penstock.generation.model_info import ModelFacts, SamplingDefaults, sampling_defaults
+from penstock.generation.replies import RequestContext, RequestReply, TextTables
+from penstock.generation.tokenizer import Tokenizer
+from penstock.http.entrance import Entrance, HandedOver, Listening
+from penstock.http.server import HttpServer, Limits
+from penstock.http.tls import CertificateWatch, server_context
+from penstock.metrics.garbage import Collector
+from penstock.metrics.memory import Trimmer
+from penstock.metrics.server import ServerMetrics
+from penstock.metrics.snapshot import decode_snapshot, merge_views, view_of
+from penstock.streaming.table import StreamTable
+from penstock.streaming.token_log import TokenLog
+from penstock.wire.burst import best_burst
+from penstock.wire.channel import ControlChannel, SupervisorGone
+from penstock.wire.control import AgreedStates, Drain, EnginesDraining, Launch, Speak, Stop, SupervisorMetrics
+from penstock.wire.handover import Taker
+from penstock.wire.messages import PROTOCOL_VERSION, EngineInfo, Hello
+from penstock.wire.sockets import engine_address
 
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,7 @@
 """The load client as a process: started, given orders, ended."""
 
+from __future__ import annotations
+
 import select
 import subprocess
 import sys

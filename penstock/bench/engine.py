@@ -4,6 +4,8 @@ The engine process's own loop runs here, with its scheduler, rows and socket, bu
 nothing. An API server in another process takes the frames.
 """
 
+from __future__ import annotations
+
 import gc
 import select
 import statistics
@@ -120,7 +122,7 @@ def _measure(rows: int, sequence_length: int, steps: int) -> EngineRun:
             socket.close()
 
 
-def _steady(stepper: "_Stepper", rows: int, sequence_length: int, steps: int) -> EngineRun:
+def _steady(stepper: _Stepper, rows: int, sequence_length: int, steps: int) -> EngineRun:
     """Measures ``steps`` steps in which no stream starts or ends."""
     parts = -(-steps // STEPS_AT_A_TIME)
     cpu_s = [0.0] * parts  # made before it counts
@@ -166,7 +168,7 @@ class _Collections:
 class _Stepper:
     """Runs turns of the loop, and lets the reader catch up between them."""
 
-    def __init__(self, loop: EngineLoop, reader: "_Reader") -> None:
+    def __init__(self, loop: EngineLoop, reader: _Reader) -> None:
         self._loop = loop
         self._reader = reader
         self._steps = 0

@@ -6,6 +6,8 @@ another ``Plan.every`` tokens, so that the engine is never measured while its qu
 killed, or its standard input does.
 """
 
+from __future__ import annotations
+
 import select
 import sys
 

@@ -1,5 +1,7 @@
 """Model servers that fail in every way, and clients that leave at every moment."""
 
+from __future__ import annotations
+
 import asyncio
 import enum
 import random

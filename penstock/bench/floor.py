@@ -1,5 +1,7 @@
 """The C floor: what the kernel charges for sending as many chunks of the same size over as many sockets."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import statistics

@@ -1,5 +1,7 @@
 """``penstock bench gateway``: what relaying costs, per event, and what picking costs, per request."""
 
+from __future__ import annotations
+
 import contextlib
 import random
 import shlex

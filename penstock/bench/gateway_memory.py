@@ -1,5 +1,7 @@
 """``penstock bench gateway-memory``: whether the gateway's memory stays flat, whatever requests come to."""
 
+from __future__ import annotations
+
 import asyncio
 import random
 import time

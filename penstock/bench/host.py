@@ -1,5 +1,7 @@
 """``penstock bench host``: what an API server costs the host, measured against the kernel's own price."""
 
+from __future__ import annotations
+
 import contextlib
 import time
 from collections.abc import Callable

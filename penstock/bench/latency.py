@@ -1,5 +1,7 @@
 """Time to first token and gaps between events, from a log that costs a read two array appends."""
 
+from __future__ import annotations
+
 from array import array
 
 import msgspec
@@ -17,7 +19,7 @@ class Latency(msgspec.Struct, frozen=True):
     max: float | None
 
     @classmethod
-    def of(cls, seconds: NDArray[np.float64]) -> "Latency":
+    def of(cls, seconds: NDArray[np.float64]) -> Latency:
         """Of float64[n] durations in seconds; percentiles are interpolated linearly."""
         if not len(seconds):
             return cls(None, None, None, None, None)

@@ -8,6 +8,8 @@ An event costs one read and a few searches of bytes: no parsing of JSON, no obje
 ``docs/benchmarks.md`` for what that leaves unchecked.
 """
 
+from __future__ import annotations
+
 import gc
 import resource
 import select
@@ -306,7 +308,7 @@ def request_bytes(plan: Plan, body: bytes) -> bytes:
     return head.encode() + body
 
 
-def _poller(poll: bool) -> tuple["select.epoll | select.poll", Callable[[float], list[tuple[int, int]]]]:
+def _poller(poll: bool) -> tuple[select.epoll | select.poll, Callable[[float], list[tuple[int, int]]]]:
     """What watches the connections, and a function that waits so many seconds for some to be ready."""
     if sys.platform == "linux" and not poll:
         epoll = select.epoll()

@@ -1,5 +1,7 @@
 """An engine whose model computes nothing: all that is left is the host's work of a step."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

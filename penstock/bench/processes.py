@@ -1,5 +1,7 @@
 """CPU time and memory of the processes of a server."""
 
+from __future__ import annotations
+
 import contextlib
 import sys
 import threading
@@ -26,10 +28,10 @@ class CpuTime(msgspec.Struct, frozen=True):
     user: float = 0.0
     system: float = 0.0
 
-    def __add__(self, other: "CpuTime") -> "CpuTime":
+    def __add__(self, other: CpuTime) -> CpuTime:
         return CpuTime(self.total + other.total, self.user + other.user, self.system + other.system)
 
-    def __sub__(self, other: "CpuTime") -> "CpuTime":
+    def __sub__(self, other: CpuTime) -> CpuTime:
         return CpuTime(self.total - other.total, self.user - other.user, self.system - other.system)
 
 

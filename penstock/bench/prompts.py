@@ -1,5 +1,7 @@
 """Requests of a measurement: prompts of a wanted length, and what a server says of them."""
 
+from __future__ import annotations
+
 import random
 from pydoc_data.topics import topics
 from typing import Any

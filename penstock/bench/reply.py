@@ -1,5 +1,7 @@
 """One HTTP reply with an event stream, fed in pieces as they are read: no sockets, no JSON."""
 
+from __future__ import annotations
+
 EVENT = b"data: {"
 DONE = b"data: [DONE]"
 ERROR = b'data: {"error"'

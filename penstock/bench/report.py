@@ -1,5 +1,7 @@
 """What a measurement of the host cost found: as JSON, and as a table to read."""
 
+from __future__ import annotations
+
 import os
 import platform
 import statistics

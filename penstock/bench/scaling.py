@@ -1,6 +1,8 @@
 """``penstock bench host --api-server-count 1,2,4``: whether a token costs the same however many API servers
 there are, and what the parts that all of them share would cost with many more."""
 
+from __future__ import annotations
+
 import contextlib
 import statistics
 from collections.abc import Callable, Sequence

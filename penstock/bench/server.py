@@ -1,5 +1,7 @@
 """Servers started for one measurement."""
 
+from __future__ import annotations
+
 import collections
 import contextlib
 import os

@@ -1,5 +1,7 @@
 """Clients that read slower than they are written to: many streams, hardly read."""
 
+from __future__ import annotations
+
 import select
 import socket
 import threading

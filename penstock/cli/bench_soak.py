@@ -1,5 +1,7 @@
 """``penstock bench soak``."""
 
+from __future__ import annotations
+
 from penstock.cli.command import Command
 from penstock.cli.measuring import measured
 from penstock.config.bench import BenchSoakConfig

@@ -1,5 +1,7 @@
 """``penstock chat``: a conversation over HTTP, or one message with ``-q``."""
 
+from __future__ import annotations
+
 import contextlib
 import sys
 from typing import TYPE_CHECKING
@@ -19,7 +21,7 @@ GREETING = "Talking to {model} at {url}. /exit or Ctrl-D leaves, /clear starts o
 class Conversation:
     """The messages so far. The model sees all of them with every new one."""
 
-    def __init__(self, client: "Client", model: str, config: ChatConfig) -> None:
+    def __init__(self, client: Client, model: str, config: ChatConfig) -> None:
         self.client = client
         self.model = model
         self.config = config

@@ -12,6 +12,8 @@ imports a module only when it is needed. Importing one must stay cheap: heavy im
 httpx, rich …) belong inside ``run``.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar

@@ -1,5 +1,7 @@
 """``penstock complete``: continue a text over HTTP."""
 
+from __future__ import annotations
+
 from penstock.cli import terminal
 from penstock.cli.command import Command
 from penstock.config.client import CompleteConfig

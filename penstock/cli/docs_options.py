@@ -1,5 +1,7 @@
 """``penstock docs-options``: writes the documentation page of all options. Not listed in ``--help``."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 from typing import Annotated

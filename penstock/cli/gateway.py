@@ -1,5 +1,7 @@
 """``penstock gateway``: a reverse proxy in front of model servers."""
 
+from __future__ import annotations
+
 from penstock.cli.command import Command
 from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origins

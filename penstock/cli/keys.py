@@ -1,5 +1,7 @@
 """``penstock keys``: makes the key that the hosts of a fleet share."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 from penstock.cli.command import Command

@@ -1,5 +1,7 @@
 """The ``penstock`` command: finds the command that is asked for, imports it alone, and runs it."""
 
+from __future__ import annotations
+
 import importlib
 import os
 import sys

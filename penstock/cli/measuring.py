@@ -1,5 +1,7 @@
 """What the ``penstock bench`` commands have in common: they measure, print, and write a report."""
 
+from __future__ import annotations
+
 import contextlib
 import signal
 import sys

@@ -1,5 +1,7 @@
 """Command lines: an argument parser from the options of a command."""
 
+from __future__ import annotations
+
 import argparse
 import textwrap
 from typing import Any, NoReturn

@@ -1,5 +1,7 @@
 """``penstock serve``: the config goes to the supervisor, which runs everything."""
 
+from __future__ import annotations
+
 from penstock.cli.command import Command
 from penstock.config.options import ServeConfig
 from penstock.config.origins import Origins

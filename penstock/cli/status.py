@@ -1,5 +1,7 @@
 """``penstock status``: what a gateway or a Penstock server does at the moment, read from its ``/metrics``."""
 
+from __future__ import annotations
+
 import json
 import time
 from collections.abc import Callable, Iterable

@@ -1,5 +1,7 @@
 """What the commands that talk to a server share: reading a message, writing an answer as it arrives."""
 
+from __future__ import annotations
+
 import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -35,7 +37,7 @@ def given(text: str) -> str:
     return read
 
 
-def write(answer: "Answer", *, stats: bool) -> None:
+def write(answer: Answer, *, stats: bool) -> None:
     """Write an answer to standard output as it arrives, then its figures to standard error.
 
     When it ends early (ClientError, KeyboardInterrupt), what has arrived stands there and its line is ended.

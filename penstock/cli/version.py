@@ -1,5 +1,7 @@
 """``penstock version``: what runs here, for reports of defects."""
 
+from __future__ import annotations
+
 import msgspec
 
 from penstock import __version__

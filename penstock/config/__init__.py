@@ -1,5 +1,7 @@
 """Options: one definition each, read from command line, environment, YAML file and defaults."""
 
+from __future__ import annotations
+
 from penstock.config.describe import option
 from penstock.config.errors import ConfigError
 from penstock.config.introspect import Option, options_of, without_secrets

@@ -1,5 +1,7 @@
 """Options of the measuring commands, ``penstock bench …``."""
 
+from __future__ import annotations
+
 import shlex
 from typing import Annotated, Literal
 

@@ -1,5 +1,7 @@
 """Options of the commands that talk to a server: ``penstock complete`` and ``penstock chat``."""
 
+from __future__ import annotations
+
 from typing import Annotated
 
 import msgspec

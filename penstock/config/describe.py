@@ -1,5 +1,7 @@
 """How an option is described."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from msgspec import Meta

@@ -1,5 +1,7 @@
 """The documentation page of all options, from the same records as the command line."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 import msgspec

@@ -1,5 +1,7 @@
 """The one error of everything a user configures."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 

@@ -1,5 +1,7 @@
 """Options of ``penstock gateway``."""
 
+from __future__ import annotations
+
 from typing import Annotated, Literal
 
 import msgspec

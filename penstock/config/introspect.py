@@ -1,5 +1,7 @@
 """From the fields of a config Struct to records that flags, variables, file keys and documentation share."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import Any, Literal, get_args, get_origin
 

@@ -1,5 +1,7 @@
 """Options of ``penstock keys``."""
 
+from __future__ import annotations
+
 from typing import Annotated
 
 import msgspec

@@ -4,6 +4,8 @@ Command line, YAML file, environment and the documentation table are derived fro
 :mod:`penstock.config.sources`; nothing else may state a name, a default or a bound again.
 """
 
+from __future__ import annotations
+
 import msgspec
 
 from penstock.config.groups import cors, engines, hosts, http, models, processes, streams, synthetic, tls

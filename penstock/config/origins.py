@@ -1,5 +1,7 @@
 """Where the value of an option came from."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Literal
 

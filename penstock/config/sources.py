@@ -3,6 +3,8 @@
 Every value is checked wherever it stands, also where a stronger source overrides it.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar

@@ -1,5 +1,7 @@
 """Options of ``penstock status``."""
 
+from __future__ import annotations
+
 from typing import Annotated
 
 import msgspec

@@ -1,5 +1,7 @@
 """From the text of a flag, variable or file key to the value of its option."""
 
+from __future__ import annotations
+
 import math
 import re
 

@@ -4,6 +4,8 @@ Scalars stay the text they are in the file, so that ``revision: 0123`` or ``max-
 there as on the command line.
 """
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 

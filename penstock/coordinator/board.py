@@ -5,9 +5,11 @@ told last, at most once per ``interval_s``. Engines of one host can be served wi
 they are, and go by the loads that come with token frames. Where those of other hosts are they learn here.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 
-from ..wire.coordination import (
+from penstock.wire.coordination import (
     PROTOCOL_VERSION,
     EngineJoin,
     EngineLoad,

@@ -5,18 +5,20 @@ the supervisor says Stop or is gone. While it is away API servers go by what tok
 other hosts stay where they are.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 import time
 
-from ..metrics.garbage import Collector, Pauses
-from ..metrics.snapshot import Snapshot, encode_snapshot, process_name, process_series
-from ..wire.channel import ControlChannel
-from ..wire.control import Launch, Stop
-from ..wire.coordination import FromCoordinator, ProcessMetrics, decode_from_member
-from ..wire.messages import WireError, encode
-from ..wire.sockets import PeerGone, RouterSocket, coordinator_address, resolved
-from .board import Board, Outgoing
+from penstock.coordinator.board import Board, Outgoing
+from penstock.metrics.garbage import Collector, Pauses
+from penstock.metrics.snapshot import Snapshot, encode_snapshot, process_name, process_series
+from penstock.wire.channel import ControlChannel
+from penstock.wire.control import Launch, Stop
+from penstock.wire.coordination import FromCoordinator, ProcessMetrics, decode_from_member
+from penstock.wire.messages import WireError, encode
+from penstock.wire.sockets import PeerGone, RouterSocket, coordinator_address, resolved
 
 log = logging.getLogger(__name__)
 

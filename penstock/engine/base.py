@@ -1,12 +1,14 @@
 """What the engine process asks of an engine, and what a step gives back."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..wire.arrays import I8, I32
-from ..wire.logprobs import Logprobs, PromptLogprobs
-from ..wire.messages import EngineInfo, Submit, TransferParams
+from penstock.wire.arrays import I8, I32
+from penstock.wire.logprobs import Logprobs, PromptLogprobs
+from penstock.wire.messages import EngineInfo, Submit, TransferParams
 
 
 class RequestRejected(ValueError):

@@ -9,13 +9,15 @@ stream that asks for the digest, or to be emptied when room is needed, the longe
 blocks are *free*.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..wire.arrays import I32
+from penstock.wire.arrays import I32
 
 NULL_BLOCK = 0
 """Never given out: table entries past a slot's blocks point to it, so that padded reads meet finite zeros."""

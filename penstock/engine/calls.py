@@ -1,5 +1,7 @@
 """Calls of API servers on an engine: run once, between steps, with a receipt."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -7,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from ..wire.messages import Call, CallPhase, CallReply, encode
-from .participant import Participant
-from .receipts import CallRefused, Receipts
+from penstock.engine.participant import Participant
+from penstock.engine.receipts import CallRefused, Receipts
+from penstock.wire.messages import Call, CallPhase, CallReply, encode
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,17 @@ An API server is known from its Hello until its Bye, a broken connection, or a m
 understood. Whatever ends it, its streams end with it.
 """
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Callable
 
-from ..wire.messages import (
+from penstock.engine.base import Engine, RequestRejected, StreamFailure
+from penstock.engine.calls import EngineCalls
+from penstock.engine.publisher import Publisher
+from penstock.engine.stats import EngineStats
+from penstock.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
     Bye,
@@ -20,11 +26,7 @@ from ..wire.messages import (
     WireError,
     decode_from_server,
 )
-from ..wire.sockets import server_identity
-from .base import Engine, RequestRejected, StreamFailure
-from .calls import EngineCalls
-from .publisher import Publisher
-from .stats import EngineStats
+from penstock.wire.sockets import server_identity
 
 log = logging.getLogger(__name__)
 

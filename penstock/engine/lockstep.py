@@ -1,13 +1,15 @@
 """A rank's part in a group of engines in lock-step: :mod:`penstock.engine.tandem` over real links."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..wire.control import Launch
-from ..wire.messages import encode
-from ..wire.sockets import PeerLinks, engine_address, engine_identity
-from ..wire.tandem import TandemMessage, decode_from_peer
-from .tandem import Tandem
+from penstock.engine.tandem import Tandem
+from penstock.wire.control import Launch
+from penstock.wire.messages import encode
+from penstock.wire.sockets import PeerLinks, engine_address, engine_identity
+from penstock.wire.tandem import TandemMessage, decode_from_peer
 
 
 class Links(Protocol):
@@ -32,7 +34,7 @@ class Lockstep:
         """A step was allowed that the group does not know of yet."""
 
     @classmethod
-    def of(cls, launch: Launch) -> "Lockstep | None":
+    def of(cls, launch: Launch) -> Lockstep | None:
         """Of the engine that ``launch`` asks for; None when it runs by itself."""
         if not launch.config.enable_expert_parallel:
             return None

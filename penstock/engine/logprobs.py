@@ -1,12 +1,14 @@
 """Logprobs of tokens that wait in a slot until their row is due."""
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ..wire.arrays import F32, I32
-from ..wire.logprobs import Logprobs
-from .rows import joined_logprobs
-from .slots import SlotTable
+from penstock.engine.rows import joined_logprobs
+from penstock.engine.slots import SlotTable
+from penstock.wire.arrays import F32, I32
+from penstock.wire.logprobs import Logprobs
 
 
 class HeldLogprobs:

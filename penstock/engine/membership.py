@@ -1,14 +1,17 @@
 """An engine's membership in the fleet: it joins the coordinator, and reports what it has to do when that
 changes."""
 
+from __future__ import annotations
+
 import logging
 import socket
 import time
 from collections.abc import Callable
 from typing import Protocol
 
-from ..wire.control import Launch
-from ..wire.coordination import (
+from penstock.engine.base import Load
+from penstock.wire.control import Launch
+from penstock.wire.coordination import (
     PROTOCOL_VERSION,
     EngineJoin,
     EngineReport,
@@ -19,9 +22,8 @@ from ..wire.coordination import (
     Rejoin,
     decode_from_coordinator,
 )
-from ..wire.messages import EngineInfo, WireError, encode
-from ..wire.sockets import MemberLink, engine_address, engine_identity, host_and_port, tcp_address
-from .base import Load
+from penstock.wire.messages import EngineInfo, WireError, encode
+from penstock.wire.sockets import MemberLink, engine_address, engine_identity, host_and_port, tcp_address
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ class Membership:
         """Whether the coordinator has taken it, as of what was read."""
 
     @classmethod
-    def of(cls, launch: Launch, address: str, info: EngineInfo) -> "Membership | None":
+    def of(cls, launch: Launch, address: str, info: EngineInfo) -> Membership | None:
         """Of the engine that ``launch`` asks for and that listens on ``address``; None when there is no
         coordinator."""
         if launch.coordinator is None:

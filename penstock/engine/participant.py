@@ -9,10 +9,12 @@ engine that was started again, or gave up what it had prepared as nobody seemed 
 prepares it and makes it at once. Decisions are numbered; an older one than the latest changes nothing.
 """
 
+from __future__ import annotations
+
 from typing import Any, Protocol
 
-from ..wire.messages import CONFLICT, Call, CallPhase, CallReply
-from .receipts import CallRefused
+from penstock.engine.receipts import CallRefused
+from penstock.wire.messages import CONFLICT, Call, CallPhase, CallReply
 
 
 class Changeable(Protocol):

@@ -10,13 +10,15 @@ promise is kept block by block, or dropped when the stream gives its blocks back
 blocks it needs to keep it, so nobody waits for ever.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from ..wire.messages import Submit
-from .blocks import BlockTables
-from .slots import SlotTable
+from penstock.engine.blocks import BlockTables
+from penstock.engine.slots import SlotTable
+from penstock.wire.messages import Submit
 
 DIGEST_BYTES = 16
 _ROOT = bytes(DIGEST_BYTES)

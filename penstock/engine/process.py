@@ -7,29 +7,31 @@ servers are told Goodbye; exit code 0), when the supervisor is gone, or when the
 are told Goodbye; the exception leaves :func:`run`).
 """
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from ..metrics.garbage import Collector
-from ..wire.channel import ControlChannel, SupervisorGone
-from ..wire.control import BEAT_INTERVAL_S, Drain, Info, Launch, Order, Stop
-from ..wire.messages import EngineInfo, Goodbye, Leaving
-from ..wire.sockets import RouterSocket, place_of
-from .base import Engine
-from .calls import EngineCalls
-from .inbox import Inbox
-from .lockstep import Lockstep
-from .membership import Membership, listening_address
-from .participant import Participant
-from .publisher import Publisher
-from .recording import Recording
-from .reporter import Reporter
-from .sleep import Sleep
-from .stats import EngineStats
-from .waiting import own_share
+from penstock.engine.base import Engine
+from penstock.engine.calls import EngineCalls
+from penstock.engine.inbox import Inbox
+from penstock.engine.lockstep import Lockstep
+from penstock.engine.membership import Membership, listening_address
+from penstock.engine.participant import Participant
+from penstock.engine.publisher import Publisher
+from penstock.engine.recording import Recording
+from penstock.engine.reporter import Reporter
+from penstock.engine.sleep import Sleep
+from penstock.engine.stats import EngineStats
+from penstock.engine.waiting import own_share
+from penstock.metrics.garbage import Collector
+from penstock.wire.channel import ControlChannel, SupervisorGone
+from penstock.wire.control import BEAT_INTERVAL_S, Drain, Info, Launch, Order, Stop
+from penstock.wire.messages import EngineInfo, Goodbye, Leaving
+from penstock.wire.sockets import RouterSocket, place_of
 
 log = logging.getLogger(__name__)
 
@@ -105,22 +107,22 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
     """The engine of ``launch.config.engine``. Only its code is imported."""
     config = own_share(launch.config, launch.index)
     if config.engine == "synthetic":
-        from .synthetic import SyntheticEngine
+        from penstock.engine.synthetic import SyntheticEngine
 
         return SyntheticEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir)
     place = None
     if config.enable_expert_parallel:
         place = place_of(launch.run_dir, launch.index, launch.engine_count, launch.epoch, launch.incarnation)
     if config.engine == "vllm":
-        from .vllm.versions import check_installed
+        from penstock.engine.vllm.versions import check_installed
 
         check_installed()  # before its import, which another version may fail
-        from .vllm.engine import VllmEngine
+        from penstock.engine.vllm.engine import VllmEngine
 
         return VllmEngine(
             config, launch.model_dir, progress, rank=launch.index, given=launch.given, place=place
         )
-    from .torch.engine import TorchEngine
+    from penstock.engine.torch.engine import TorchEngine
 
     return TorchEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir, place=place)
 

@@ -1,12 +1,14 @@
 """Which prompt tokens get logprobs in a step, and the rows that carry them."""
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ..wire.arrays import F32, I32
-from ..wire.logprobs import PromptLogprobs
-from .base import StepRows
-from .slots import SlotTable
+from penstock.engine.base import StepRows
+from penstock.engine.slots import SlotTable
+from penstock.wire.arrays import F32, I32
+from penstock.wire.logprobs import PromptLogprobs
 
 Slots = NDArray[np.intp]
 

@@ -4,6 +4,8 @@ What a peer's queue has no room for is kept here: rows as segments, merged by st
 that they come to take one int per token; behind them the messages that must not overtake rows.
 """
 
+from __future__ import annotations
+
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -13,8 +15,10 @@ from typing import Protocol
 
 import numpy as np
 
-from ..wire.frames import TokenFrame, encode_frame
-from ..wire.messages import (
+from penstock.engine.base import Load, StepRows, StreamFailure
+from penstock.engine.drain_rate import DrainRate
+from penstock.wire.frames import TokenFrame, encode_frame
+from penstock.wire.messages import (
     OVERLOADED,
     CallReply,
     EngineMetrics,
@@ -25,10 +29,8 @@ from ..wire.messages import (
     Welcome,
     encode,
 )
-from ..wire.regroup import merge, take_rows
-from ..wire.sockets import PeerGone
-from .base import Load, StepRows, StreamFailure
-from .drain_rate import DrainRate
+from penstock.wire.regroup import merge, take_rows
+from penstock.wire.sockets import PeerGone
 
 SEGMENT_TOKENS_PER_ROW = 64
 """A segment with this many tokens per row is not merged any further: its rows' columns weigh little beside

@@ -1,11 +1,13 @@
 """What an engine answered to calls with a key, so that none of them runs twice in the engine's life."""
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from typing import NamedTuple
 
 import msgspec
 
-from ..wire.messages import CONFLICT, Call, CallReply, encode
+from penstock.wire.messages import CONFLICT, Call, CallReply, encode
 
 MOST_RECEIPTS = 1024
 MOST_BYTES = 4 << 20

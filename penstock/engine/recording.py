@@ -1,8 +1,10 @@
 """Profiles of an engine, recorded between two calls into files of a directory."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
-from .base import Engine
+from penstock.engine.base import Engine
 
 
 class Recording:

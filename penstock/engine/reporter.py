@@ -1,13 +1,15 @@
 """An engine's snapshots for its API servers: once a second while something changes."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
-from ..metrics.garbage import Collector
-from ..metrics.snapshot import Series, Snapshot, encode_snapshot, process_name, process_series
-from ..wire.messages import EngineMetrics
-from .base import Engine
-from .publisher import Publisher
-from .stats import EngineStats
+from penstock.engine.base import Engine
+from penstock.engine.publisher import Publisher
+from penstock.engine.stats import EngineStats
+from penstock.metrics.garbage import Collector
+from penstock.metrics.snapshot import Series, Snapshot, encode_snapshot, process_name, process_series
+from penstock.wire.messages import EngineMetrics
 
 REPORT_INTERVAL_S = 1.0
 

@@ -1,11 +1,13 @@
 """What every engine with a model asks of a request before it takes it in."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np
 
-from ..wire.messages import Adapter, Submit
-from .base import RequestRejected
+from penstock.engine.base import RequestRejected
+from penstock.wire.messages import Adapter, Submit
 
 
 def check_request(

@@ -1,15 +1,17 @@
 """Putting the parts of a step's rows together: streams that ran, and streams that were aborted."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
-from ..wire.frames import Finish
-from ..wire.logprobs import Logprobs, PromptLogprobs, joined_prompts
-from ..wire.messages import TransferParams
-from .base import StepRows, StreamFailure
+from penstock.engine.base import StepRows, StreamFailure
+from penstock.wire.frames import Finish
+from penstock.wire.logprobs import Logprobs, PromptLogprobs, joined_prompts
+from penstock.wire.messages import TransferParams
 
 NumberT = TypeVar("NumberT", bound=np.generic)
 

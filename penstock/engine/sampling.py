@@ -1,5 +1,7 @@
 """How each slot is sampled: parameters as columns, and the randomness of a position."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntFlag
@@ -8,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..wire.arrays import I8, I32
-from ..wire.messages import Sampling
-from .base import RequestRejected
-from .prompt_logprobs import PromptColumns
-from .slots import SlotTable
-from .structured import GrammarCompiler, Grammars
-from .token_lists import TokenLists
+from penstock.engine.base import RequestRejected
+from penstock.engine.prompt_logprobs import PromptColumns
+from penstock.engine.slots import SlotTable
+from penstock.engine.structured import GrammarCompiler, Grammars
+from penstock.engine.token_lists import TokenLists
+from penstock.wire.arrays import I8, I32
+from penstock.wire.messages import Sampling
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing logits by less overflows float32."""

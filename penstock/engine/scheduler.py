@@ -8,6 +8,8 @@ keeps its slot and its history, and is computed again, as if its history were a 
 What another stream has computed is not computed again (:mod:`penstock.engine.prefix_cache`).
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,21 +19,21 @@ from itertools import chain, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config.options import ServeConfig
-from ..wire.arrays import I32
-from ..wire.frames import Finish
-from ..wire.logprobs import Logprobs
-from ..wire.messages import Submit, WireError
-from .base import RequestRejected, StepRows
-from .blocks import BlockTables
-from .logprobs import HeldLogprobs
-from .prefix_cache import Chain, PrefixCache
-from .requests import check_request
-from .rows import joined, no_rows
-from .sampling import READS_HISTORY, SamplingColumns
-from .slots import SlotTable
-from .step_cost import StepCost
-from .waiting import Waiting, WaitingQueue
+from penstock.config.options import ServeConfig
+from penstock.engine.base import RequestRejected, StepRows
+from penstock.engine.blocks import BlockTables
+from penstock.engine.logprobs import HeldLogprobs
+from penstock.engine.prefix_cache import Chain, PrefixCache
+from penstock.engine.requests import check_request
+from penstock.engine.rows import joined, no_rows
+from penstock.engine.sampling import READS_HISTORY, SamplingColumns
+from penstock.engine.slots import SlotTable
+from penstock.engine.step_cost import StepCost
+from penstock.engine.waiting import Waiting, WaitingQueue
+from penstock.wire.arrays import I32
+from penstock.wire.frames import Finish
+from penstock.wire.logprobs import Logprobs
+from penstock.wire.messages import Submit, WireError
 
 Slots = NDArray[np.intp]
 

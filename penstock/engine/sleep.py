@@ -5,11 +5,13 @@ which are read again on waking. To prepare for sleep is to take no streams any l
 there are; to prepare for waking is to have the memory again, which may fail.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
-from ..wire.messages import SLEEPING
-from .base import Engine, RequestRejected
+from penstock.engine.base import Engine, RequestRejected
+from penstock.wire.messages import SLEEPING
 
 AWAKE = 0
 DEEPEST = 2

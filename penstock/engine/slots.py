@@ -5,16 +5,18 @@ find those that end, build the rows to send) is array operations over slots; Pyt
 that start or end.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..wire.arrays import I8, I32
-from ..wire.frames import Finish
-from ..wire.messages import Submit
-from .base import StepRows, StreamFailure
+from penstock.engine.base import StepRows, StreamFailure
+from penstock.wire.arrays import I8, I32
+from penstock.wire.frames import Finish
+from penstock.wire.messages import Submit
 
 STOP_IDS_PER_SLOT = 8
 """Stop token ids kept in the slot's row; the rare longer list is checked apart."""

@@ -4,18 +4,20 @@ Streams are known by API server and handle, as in the rows that end up here, so 
 Names, labels and meaning are vLLM's, see :mod:`penstock.metrics.families`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..metrics import families as f
-from ..metrics.histogram import Histogram
-from ..metrics.snapshot import Series, observed
-from ..wire.arrays import I8, I32
-from ..wire.frames import Finish
-from ..wire.messages import OVERLOADED, Submit
-from .base import StepRows
+from penstock.engine.base import StepRows
+from penstock.metrics import families as f
+from penstock.metrics.histogram import Histogram
+from penstock.metrics.snapshot import Series, observed
+from penstock.wire.arrays import I8, I32
+from penstock.wire.frames import Finish
+from penstock.wire.messages import OVERLOADED, Submit
 
 FIRST_HANDLES = 1024
 REASONS = ("stop", "length", "abort", "error")

@@ -1,5 +1,7 @@
 """What steps cost, learned from their durations, and how much prefill a step may carry beside decodes."""
 
+from __future__ import annotations
+
 FALL, RISE = 0.3, 0.1
 """Weights of a duration below and above the estimate. What delays a step comes from outside (other processes,
 a clock rate): short durations say more."""

@@ -4,6 +4,8 @@ Grammars are compiled in threads while their requests wait. The masks of a step 
 while the model computes the step's logits; llguidance does both without holding Python's lock.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -14,10 +16,10 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
-from ..wire.arrays import I8, I32
-from ..wire.frames import Finish
-from .base import RequestRejected
-from .slots import SlotTable
+from penstock.engine.base import RequestRejected
+from penstock.engine.slots import SlotTable
+from penstock.wire.arrays import I8, I32
+from penstock.wire.frames import Finish
 
 Slots = NDArray[np.intp]
 

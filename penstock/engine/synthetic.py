@@ -5,6 +5,8 @@ whatever runs beside it, and goes on as it would have when another engine resume
 that shape a model's distribution (temperature, top-p, penalties and so on) have no distribution to shape.
 """
 
+from __future__ import annotations
+
 import cProfile
 import os
 import time
@@ -16,16 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config.options import ServeConfig
-from ..wire.arrays import I8, I32
-from ..wire.frames import Finish
-from ..wire.logprobs import Logprobs
-from ..wire.messages import EngineInfo, Submit, WireError
-from .base import Load, RequestRejected, StepRows, StreamFailure
-from .rows import joined
-from .slots import SlotTable
-from .vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
-from .waiting import WaitingQueue
+from penstock.config.options import ServeConfig
+from penstock.engine.base import Load, RequestRejected, StepRows, StreamFailure
+from penstock.engine.rows import joined
+from penstock.engine.slots import SlotTable
+from penstock.engine.vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
+from penstock.engine.waiting import WaitingQueue
+from penstock.wire.arrays import I8, I32
+from penstock.wire.frames import Finish
+from penstock.wire.logprobs import Logprobs
+from penstock.wire.messages import EngineInfo, Submit, WireError
 
 U64 = NDArray[np.uint64]
 

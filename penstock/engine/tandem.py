@@ -22,10 +22,12 @@ Messages (:mod:`penstock.wire.tandem`) of one rank to another arrive in order or
 it breaks the group.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..wire.tandem import Leave, TandemMessage, Vote, Wake
+from penstock.wire.tandem import Leave, TandemMessage, Vote, Wake
 
 
 class TandemError(RuntimeError):

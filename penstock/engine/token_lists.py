@@ -1,5 +1,7 @@
 """Lists of varying length per slot, kept as columns, so that those of many slots are gathered at once."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

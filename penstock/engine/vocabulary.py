@@ -3,6 +3,8 @@
 Nothing here needs torch: tokenizer.json through ``tokenizers``, the other files as JSON.
 """
 
+from __future__ import annotations
+
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +13,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from ..config.errors import ConfigError
-from ..wire.arrays import I32
+from penstock.config.errors import ConfigError
+from penstock.wire.arrays import I32
 
 DEFAULT_MAX_MODEL_LEN = 8192
 """For a directory whose config.json states no length, or that has none."""

@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from ..config.options import ServeConfig
-from ..wire.messages import OVERLOADED, Submit, WireError
-from .base import RequestRejected, StepRows, StreamFailure
-from .prefix_cache import Chain
-from .rows import aborted_rows
+from penstock.config.options import ServeConfig
+from penstock.engine.base import RequestRejected, StepRows, StreamFailure
+from penstock.engine.prefix_cache import Chain
+from penstock.engine.rows import aborted_rows
+from penstock.wire.messages import OVERLOADED, Submit, WireError
 
 Key: TypeAlias = tuple[int, int]
 """(server, stream)"""

@@ -1,5 +1,7 @@
 """From what the operator names to the endpoints that it stands for: files that change, names that resolve."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import re
@@ -11,9 +13,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ..config.errors import ConfigError
-from ..config.gateway import Url
-from .upstream import port_of
+from penstock.config.errors import ConfigError
+from penstock.config.gateway import Url
+from penstock.gateway.upstream import port_of
 
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,7 @@
 """The gateway's HTTP face: reads a request, relays it, records how it ended."""
 
+from __future__ import annotations
+
 import json
 import logging
 import secrets
@@ -7,22 +9,22 @@ from collections.abc import Callable
 
 import msgspec
 
-from .. import __version__
-from ..api.access import Keys, is_administrative
-from ..api.admission import unavailable
-from ..api.errors import ApiError
-from ..api.http import ClientGone, request_header, send_error, send_json
-from ..api.sink import EXTENSION, Receive, Scope, Send
-from ..config.gateway import GatewayConfig
-from ..metrics.garbage import Collector
-from .client import REQUEST_ID, ClientOfSink, Outbox
-from .ledger import Ledger
-from .metrics import GatewayMetrics
-from .outcome import Outcome
-from .relay import Incoming, Record, Relay
-from .request import GENERATION_PATHS, BodyError, RequestBody, Rewrites, read_request
-from .trace import Tracing, passed_on
-from .upstream import Headers, end_to_end
+from penstock import __version__
+from penstock.config.gateway import GatewayConfig
+from penstock.gateway.client import REQUEST_ID, ClientOfSink, Outbox
+from penstock.gateway.ledger import Ledger
+from penstock.gateway.metrics import GatewayMetrics
+from penstock.gateway.outcome import Outcome
+from penstock.gateway.relay import Incoming, Record, Relay
+from penstock.gateway.request import GENERATION_PATHS, BodyError, RequestBody, Rewrites, read_request
+from penstock.gateway.trace import Tracing, passed_on
+from penstock.gateway.upstream import Headers, end_to_end
+from penstock.http.access_keys import Keys, is_administrative
+from penstock.http.admission import unavailable
+from penstock.http.asgi import ClientGone, request_header, send_error, send_json
+from penstock.http.errors import ApiError
+from penstock.http.sink import EXTENSION, Receive, Scope, Send
+from penstock.metrics.garbage import Collector
 
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,7 @@
 """One request sent to one endpoint: relays its reply to the client and observes it."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,10 +9,10 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from .observer import Observation, ReplyObserver, StreamObserver
-from .outcome import Ending
-from .request import RequestBody
-from .upstream import Connection, Headers, end_to_end
+from penstock.gateway.observer import Observation, ReplyObserver, StreamObserver
+from penstock.gateway.outcome import Ending
+from penstock.gateway.request import RequestBody
+from penstock.gateway.upstream import Connection, Headers, end_to_end
 
 RETRIED_STATUSES = frozenset({429, 502, 503})
 """Replies that another endpoint may better; 500 is the model server's own failure, which a retry repeats."""

@@ -1,8 +1,10 @@
 """Keeps requests away from an endpoint that fails, and finds out when it has recovered."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-from .outcome import BLAMED, Outcome
+from penstock.gateway.outcome import BLAMED, Outcome
 
 CONSECUTIVE = 3
 """Failures in a row that open the breaker; a fast failing endpoint makes them within milliseconds."""

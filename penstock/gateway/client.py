@@ -1,12 +1,14 @@
 """The connections that requests come on, as the relay sees them."""
 
+from __future__ import annotations
+
 import asyncio
 from functools import partial
 from typing import Protocol
 
-from ..api.protocol import ServerProtocol
-from .attempt import Attempt
-from .upstream import Headers
+from penstock.gateway.attempt import Attempt
+from penstock.gateway.upstream import Headers
+from penstock.http.http1 import ServerProtocol
 
 REQUEST_ID = b"x-request-id"
 

@@ -4,6 +4,8 @@ One declared type covers all of them, because their field names do not collide; 
 200 bytes into it in about a microsecond and checks its syntax on the way.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import msgspec
@@ -76,7 +78,7 @@ class Usage:
     output_tokens: int | None = None
     cached_tokens: int | None = None
 
-    def updated(self, later: "Usage") -> "Usage":
+    def updated(self, later: Usage) -> Usage:
         """What a later statement leaves unsaid stays: messages say input first and output at the end."""
         return Usage(
             self.input_tokens if later.input_tokens is None else later.input_tokens,

@@ -1,8 +1,10 @@
 """One model server behind the gateway: its address, its load as scraped, and what was sent to it."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 
-from .breaker import Breaker
+from penstock.gateway.breaker import Breaker
 
 STALE_S = 5.0
 """A scraped load that is older says nothing any more."""

@@ -1,5 +1,7 @@
 """Where a request that has ended is counted and logged, once."""
 
+from __future__ import annotations
+
 import json
 import logging
 from dataclasses import dataclass
@@ -7,11 +9,11 @@ from datetime import UTC, datetime
 from logging.handlers import WatchedFileHandler
 from typing import Literal
 
-from ..config.errors import ConfigError
-from .metrics import GatewayMetrics
-from .outcome import GOOD
-from .relay import Failure, Record
-from .spans import Spans
+from penstock.config.errors import ConfigError
+from penstock.gateway.metrics import GatewayMetrics
+from penstock.gateway.outcome import GOOD
+from penstock.gateway.relay import Failure, Record
+from penstock.gateway.spans import Spans
 
 access = logging.getLogger("penstock.gateway.access")
 access.setLevel(logging.INFO)  # whatever --log-level is: --access-log alone decides

@@ -4,6 +4,8 @@ Events with tokens differ from the one before in nothing but their text, as a ru
 meaning of the other, and its JSON is not read again: that is most of what watching a stream costs.
 """
 
+from __future__ import annotations
+
 import re
 
 _KEY = rb'"(?:text|content|reasoning|reasoning_content|thinking|partial_json|delta)": ?"'

@@ -1,5 +1,7 @@
 """The gateway's metrics: every request counted once, with its outcome."""
 
+from __future__ import annotations
+
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,15 +10,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..metrics.exposition import render
-from ..metrics.families import Family, Kind
-from ..metrics.histogram import Histogram
-from ..metrics.snapshot import Distribution, Labels, Value
-from . import names
-from .endpoint import Endpoint
-from .names import Dialect, Measure
-from .outcome import GOOD, Outcome
-from .relay import Record
+from penstock.gateway import names
+from penstock.gateway.endpoint import Endpoint
+from penstock.gateway.names import Dialect, Measure
+from penstock.gateway.outcome import GOOD, Outcome
+from penstock.gateway.relay import Record
+from penstock.metrics.exposition import render
+from penstock.metrics.families import Family, Kind
+from penstock.metrics.histogram import Histogram
+from penstock.metrics.snapshot import Distribution, Labels, Value
 
 OTHER = "other"
 
@@ -201,7 +203,7 @@ class GatewayMetrics:
                 else:
                     yield family, values.of(measure, family)
 
-    def _tell_requests(self, values: "_Values") -> None:
+    def _tell_requests(self, values: _Values) -> None:
         for key, count in self._requests.items():
             values.add(names.REQUESTS, count, key.meanings())
             if key.outcome not in GOOD:
@@ -222,7 +224,7 @@ class GatewayMetrics:
         for state, count in self._spans.items():
             values.add(names.SPANS, count, {"state": state})
 
-    def _tell_endpoints(self, values: "_Values") -> None:
+    def _tell_endpoints(self, values: _Values) -> None:
         endpoints = self._endpoints()
         for endpoint in endpoints:
             named, load = {"endpoint": endpoint.url}, endpoint.load

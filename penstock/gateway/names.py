@@ -8,13 +8,15 @@ the endpoint pickers whose place the gateway may take:
   382cda8d4597, before the picker moved to the llm-d Router.
 """
 
+from __future__ import annotations
+
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Literal
 
-from ..metrics.bounds import E2E_BOUNDS, ITL_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS
-from ..metrics.families import Family, Kind
+from penstock.metrics.bounds import E2E_BOUNDS, ITL_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS
+from penstock.metrics.families import Family, Kind
 
 Dialect = Literal["own", "llm-d", "gie"]
 

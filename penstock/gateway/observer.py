@@ -1,12 +1,22 @@
 """Watches one reply go by: first token, tokens, usage, errors, end; and what of it the client is to get."""
 
+from __future__ import annotations
+
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from .dialect import NOTHING, TOKENS_ALONE, ContentError, Meaning, Usage, read_event, read_reply
-from .likeness import Likeness
-from .names import ITL
-from .sse import Event, SSEError, SSEParser
+from penstock.gateway.dialect import (
+    NOTHING,
+    TOKENS_ALONE,
+    ContentError,
+    Meaning,
+    Usage,
+    read_event,
+    read_reply,
+)
+from penstock.gateway.likeness import Likeness
+from penstock.gateway.names import ITL
+from penstock.gateway.sse import Event, SSEError, SSEParser
 
 _GAP_BOUNDS = ITL.bounds
 

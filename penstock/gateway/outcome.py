@@ -1,9 +1,11 @@
 """How a request ended, in one word: every request has exactly one outcome."""
 
+from __future__ import annotations
+
 import enum
 
-from .observer import Observation
-from .request import GENERATION_PATHS
+from penstock.gateway.observer import Observation
+from penstock.gateway.request import GENERATION_PATHS
 
 
 class Outcome(enum.StrEnum):

@@ -1,14 +1,16 @@
 """Which endpoint a request goes to: filters, weighted scorers, and one of two ways to choose by score."""
 
+from __future__ import annotations
+
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .endpoint import Endpoint
-from .prefix import PrefixIndex, prefix_blocks
-from .request import RequestBody
+from penstock.gateway.endpoint import Endpoint
+from penstock.gateway.prefix import PrefixIndex, prefix_blocks
+from penstock.gateway.request import RequestBody
 
 MOST_SESSIONS = 1 << 16
 """Sessions remembered; the least recently used one is forgotten first."""

@@ -1,14 +1,16 @@
 """The endpoints of a gateway, and the connections to them."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from .addresses import Target
-from .attempt import Timeouts
-from .endpoint import Endpoint, Load
-from .scrape import NoLoadError, read_load
-from .upstream import ConnectionPool, Headers, UpstreamError, request_bytes
+from penstock.gateway.addresses import Target
+from penstock.gateway.attempt import Timeouts
+from penstock.gateway.endpoint import Endpoint, Load
+from penstock.gateway.scrape import NoLoadError, read_load
+from penstock.gateway.upstream import ConnectionPool, Headers, UpstreamError, request_bytes
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,11 @@
 """Which endpoints have seen which beginnings of prompts lately, and may have them in their prefix caches."""
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from .endpoint import Endpoint
+from penstock.gateway.endpoint import Endpoint
 
 BLOCK_BYTES = 256
 """Of prompt text per block: about 64 tokens of English."""

@@ -1,5 +1,7 @@
 """The gateway process: puts the parts together, and ends them in order."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import signal
@@ -11,34 +13,34 @@ from typing import TYPE_CHECKING
 import uvloop
 from setproctitle import setproctitle
 
-from .. import __version__
-from ..api.entrance import Listening
-from ..api.server import HttpServer, Limits
-from ..config.errors import ConfigError
-from ..config.gateway import GatewayConfig
-from ..config.origins import Origins
-from ..metrics.garbage import Collector
-from ..supervisor import logs
-from ..supervisor.exits import EXIT_FAILED, EXIT_OK, StartError
-from ..supervisor.keys import with_keys
-from ..supervisor.listener import Listener, listen
-from .addresses import EndpointsFile, Target, host_and_port, resolve
-from .app import App
-from .attempt import Timeouts
-from .ledger import Ledger, log_to
-from .metrics import GatewayMetrics, MetricsOptions
-from .picker import SCORERS, Picker
-from .picker import Limits as PickerLimits
-from .pool import Pool
-from .relay import Relay
-from .request import Rewrites, read_weight
-from .spans import Spans, spans_to
-from .trace import Tracing
-from .upstream import port_of
+from penstock import __version__
+from penstock.config.errors import ConfigError
+from penstock.config.gateway import GatewayConfig
+from penstock.config.origins import Origins
+from penstock.gateway.addresses import EndpointsFile, Target, host_and_port, resolve
+from penstock.gateway.app import App
+from penstock.gateway.attempt import Timeouts
+from penstock.gateway.ledger import Ledger, log_to
+from penstock.gateway.metrics import GatewayMetrics, MetricsOptions
+from penstock.gateway.picker import SCORERS, Picker
+from penstock.gateway.picker import Limits as PickerLimits
+from penstock.gateway.pool import Pool
+from penstock.gateway.relay import Relay
+from penstock.gateway.request import Rewrites, read_weight
+from penstock.gateway.spans import Spans, spans_to
+from penstock.gateway.trace import Tracing
+from penstock.gateway.upstream import port_of
+from penstock.http.entrance import Listening
+from penstock.http.server import HttpServer, Limits
+from penstock.metrics.garbage import Collector
+from penstock.supervisor import logs
+from penstock.supervisor.exits import EXIT_FAILED, EXIT_OK, StartError
+from penstock.supervisor.keys import with_keys
+from penstock.supervisor.listener import Listener, listen
 
 if TYPE_CHECKING:
-    from .extproc.picks import Picks
-    from .extproc.server import EnvoyServer
+    from penstock.gateway.extproc.picks import Picks
+    from penstock.gateway.extproc.server import EnvoyServer
 
 log = logging.getLogger(__name__)
 
@@ -94,18 +96,18 @@ def read_weights(text: str, ttft_slo_s: float | None) -> dict[str, float]:
 
 def serve_envoy(
     config: GatewayConfig, relay: Relay, ledger: Ledger, rewrites: Rewrites, tracing: Tracing, app: App
-) -> "tuple[Picks, EnvoyServer] | tuple[None, None]":
+) -> tuple[Picks, EnvoyServer] | tuple[None, None]:
     """The external processor, if there is to be one. Raises ConfigError where its libraries are missing."""
     certificate = read_certificate(config)
     if config.ext_proc_port is None:
         return None, None
     try:
-        from .extproc.server import EnvoyServer
+        from penstock.gateway.extproc.server import EnvoyServer
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"--ext-proc-port needs the package {error.name}: pip install 'penstock[envoy]'"
         ) from None
-    from .extproc.picks import Picks
+    from penstock.gateway.extproc.picks import Picks
 
     picks = Picks.of(config, relay, ledger, rewrites, tracing)
     return picks, EnvoyServer(picks, app.is_ready, certificate)

@@ -1,5 +1,7 @@
 """One request's way through the gateway: pick, send, relay; elsewhere again while nothing was relayed."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Callable
@@ -8,16 +10,24 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, Protocol
 
-from .attempt import RETRIED_STATUSES, Attempt, Client, Timeouts, answer_headers, error_body, expected
-from .endpoint import Endpoint
-from .observer import Observation
-from .outcome import Ending, Outcome, judge
-from .picker import Picker, PickRequest, Refusal, pick_request
-from .pool import Pool
-from .request import STREAMING_PATHS, RequestBody
-from .retries import RetryBudget
-from .trace import Trace
-from .upstream import Connection, Headers, UpstreamError, request_bytes
+from penstock.gateway.attempt import (
+    RETRIED_STATUSES,
+    Attempt,
+    Client,
+    Timeouts,
+    answer_headers,
+    error_body,
+    expected,
+)
+from penstock.gateway.endpoint import Endpoint
+from penstock.gateway.observer import Observation
+from penstock.gateway.outcome import Ending, Outcome, judge
+from penstock.gateway.picker import Picker, PickRequest, Refusal, pick_request
+from penstock.gateway.pool import Pool
+from penstock.gateway.request import STREAMING_PATHS, RequestBody
+from penstock.gateway.retries import RetryBudget
+from penstock.gateway.trace import Trace
+from penstock.gateway.upstream import Connection, Headers, UpstreamError, request_bytes
 
 log = logging.getLogger(__name__)
 

@@ -1,12 +1,14 @@
 """What the gateway looks at in a request's body, and the one thing it may change in it."""
 
+from __future__ import annotations
+
 import math
 import random
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ..config.errors import ConfigError
+from penstock.config.errors import ConfigError
 
 GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 STREAMING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
@@ -63,7 +65,7 @@ class RequestBody(msgspec.Struct, frozen=True):
         options["include_usage"] = msgspec.Raw(b"true")
         return _encode({**fields, "stream_options": options})
 
-    def with_model(self, model: str) -> "RequestBody":
+    def with_model(self, model: str) -> RequestBody:
         """The same request for another model."""
         fields = _fields.decode(self.raw)
         raw = _encode({**fields, "model": model})

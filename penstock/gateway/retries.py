@@ -1,5 +1,7 @@
 """How many requests may be sent a second time."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 SHARE = 0.2

@@ -4,9 +4,11 @@ Only the lines of the names below are read: a scrape of a large server is hundre
 times a second for each of many endpoints.
 """
 
+from __future__ import annotations
+
 import re
 
-from .endpoint import Load
+from penstock.gateway.endpoint import Load
 
 _WAITING = (
     "vllm:num_requests_waiting",

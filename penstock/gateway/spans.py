@@ -4,6 +4,8 @@ A span is made when its request has ended, from what is known then. Attributes a
 semantic conventions for generative AI and for HTTP; what these do not have is ``penstock.…``.
 """
 
+from __future__ import annotations
+
 import logging
 import threading
 import time
@@ -13,11 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from .. import __version__
-from ..config.errors import ConfigError
-from .dialect import Usage
-from .outcome import GOOD
-from .relay import Record
+from penstock import __version__
+from penstock.config.errors import ConfigError
+from penstock.gateway.dialect import Usage
+from penstock.gateway.outcome import GOOD
+from penstock.gateway.relay import Record
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -103,8 +105,8 @@ class Spans:
 
     def __init__(
         self,
-        exporter: "SpanExporter",
-        make: Callable[[Iterable[Record]], "list[ReadableSpan]"],
+        exporter: SpanExporter,
+        make: Callable[[Iterable[Record]], list[ReadableSpan]],
         *,
         most_waiting: int = MOST_WAITING,
     ) -> None:
@@ -178,14 +180,14 @@ def spans_to(url: str, service_name: str) -> Spans:
     endpoint = url if parts.path.strip("/") else parts._replace(path=TRACES_PATH).geturl()
     resource = Resource.create({"service.name": service_name, "service.version": __version__})
 
-    def make(records: Iterable[Record]) -> "list[ReadableSpan]":
+    def make(records: Iterable[Record]) -> list[ReadableSpan]:
         epoch = time.time() - time.monotonic()  # which event loops count by
         return [span_of(record, resource, epoch) for record in records]
 
     return Spans(OTLPSpanExporter(endpoint), make)
 
 
-def span_of(record: Record, resource: "Resource", epoch: float) -> "ReadableSpan":
+def span_of(record: Record, resource: Resource, epoch: float) -> ReadableSpan:
     """The span of a request that has ended; ``epoch`` is the relay's clock's zero in Unix time, seconds."""
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope

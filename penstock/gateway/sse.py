@@ -3,6 +3,8 @@
 Parsing keeps raw bytes beside data, because a relay passes on what it got and not what it understood.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 _BOM = b"\xef\xbb\xbf"

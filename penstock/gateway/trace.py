@@ -4,11 +4,13 @@ Level 1 of the recommendation: https://www.w3.org/TR/trace-context/. ``tracestat
 business of others and are passed on as they are.
 """
 
+from __future__ import annotations
+
 import random
 import re
 from dataclasses import dataclass
 
-from .upstream import Headers
+from penstock.gateway.upstream import Headers
 
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 SAMPLED = 1

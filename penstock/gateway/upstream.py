@@ -4,6 +4,8 @@ A stream is relayed from the callback that reads it, without a task or a queue i
 is not one of the well-known clients, which hand bodies to a coroutine.
 """
 
+from __future__ import annotations
+
 import asyncio
 import ssl
 from collections.abc import Sequence
@@ -43,7 +45,7 @@ class Receiver(Protocol):
 class Connection(asyncio.Protocol):
     """One connection to an endpoint; it serves one request after the other."""
 
-    def __init__(self, pool: "ConnectionPool") -> None:
+    def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self._transport: asyncio.Transport
         self._receiver: Receiver | None = None

@@ -1,5 +1,7 @@
 """Totals as the text of ``/metrics``."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
@@ -12,8 +14,8 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from .families import FAMILIES, Family, Kind
-from .snapshot import Distribution, Labels, Totals, Value
+from penstock.metrics.families import FAMILIES, Family, Kind
+from penstock.metrics.snapshot import Distribution, Labels, Totals, Value
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 

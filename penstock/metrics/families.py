@@ -4,11 +4,13 @@
 ``vllm:`` are vLLM's, with its labels and buckets, so that dashboards and gateways made for it read them.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from enum import Enum
 
-from .bounds import E2E_BOUNDS, EVENT_BOUNDS, ITL_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS
-from .garbage import PAUSE_BOUNDS
+from penstock.metrics.bounds import E2E_BOUNDS, EVENT_BOUNDS, ITL_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS
+from penstock.metrics.garbage import PAUSE_BOUNDS
 
 
 class Kind(Enum):

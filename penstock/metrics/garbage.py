@@ -5,6 +5,8 @@ it made. Python would collect nevertheless whenever enough objects have gathered
 alive while every stream waits. See ``docs/gc.md``.
 """
 
+from __future__ import annotations
+
 import gc
 import time
 from bisect import bisect_left

@@ -1,5 +1,7 @@
 """Histograms fed by whole columns: one array operation per frame, nothing per token."""
 
+from __future__ import annotations
+
 from bisect import bisect_left
 from collections.abc import Sequence
 

@@ -1,5 +1,7 @@
 """Memory that the C library keeps after a peak is given back to the system once nothing runs."""
 
+from __future__ import annotations
+
 import ctypes
 from collections.abc import Callable
 

@@ -1,12 +1,14 @@
 """What one API server counts, see :mod:`.families`."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from . import families as f
-from .histogram import Histogram
-from .snapshot import Series, observed
+from penstock.metrics import families as f
+from penstock.metrics.histogram import Histogram
+from penstock.metrics.snapshot import Series, observed
 
 OUTCOMES = ("stop", "length", "abort", "cut", "error")
 REFUSALS = ("draining", "no_engine", "overloaded", "too_many_connections")

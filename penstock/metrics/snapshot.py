@@ -6,17 +6,19 @@ histograms of the fleet never go backwards, and it does not matter in which orde
 snapshots arrive.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from .families import FAMILIES, GC_FREED, GC_PAUSE, RESTARTS, Family, Kind
-from .garbage import Pauses
+from penstock.metrics.families import FAMILIES, GC_FREED, GC_PAUSE, RESTARTS, Family, Kind
+from penstock.metrics.garbage import Pauses
 
 if TYPE_CHECKING:  # numpy, which the supervisor does without
-    from .histogram import Histogram
+    from penstock.metrics.histogram import Histogram
 
 Labels: TypeAlias = tuple[str, ...]
 """Values of a family's labels, in the order of the family."""
@@ -28,7 +30,7 @@ class Distribution(msgspec.Struct, array_like=True, frozen=True):
     counts: tuple[int, ...]
     total: float
 
-    def __add__(self, other: "Distribution") -> "Distribution":
+    def __add__(self, other: Distribution) -> Distribution:
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
         return Distribution(counts, self.total + other.total)
 
@@ -81,7 +83,7 @@ encode_snapshot = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
-def observed(family: Family, labels: Labels, histogram: "Histogram") -> Series:
+def observed(family: Family, labels: Labels, histogram: Histogram) -> Series:
     """What a histogram has seen, as a series of ``family``."""
     return Series(family.name, labels, Distribution(tuple(histogram.counts.tolist()), histogram.total))
 

@@ -6,6 +6,8 @@ line, the :class:`~penstock.wire.control.Launch`: directories, process ids and t
 machine's. The process ends with the actor, whatever ends that.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import socket
@@ -16,16 +18,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..config.errors import ConfigError
-from ..supervisor.cluster import traits_of
-from ..supervisor.exits import EXIT_FAILED, EXIT_FATAL, StartError
-from ..supervisor.file_limit import raise_file_limit
-from ..supervisor.listener import listen
-from ..supervisor.model import resolve_model
-from ..supervisor.python import module_command
-from ..supervisor.run_directory import RunDirectory
-from ..wire.control import Failed, Launch, decode_for_child, encode
-from .port import claimed
+from penstock.config.errors import ConfigError
+from penstock.placement.port import claimed
+from penstock.supervisor.cluster import traits_of
+from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, StartError
+from penstock.supervisor.file_limit import raise_file_limit
+from penstock.supervisor.listener import listen
+from penstock.supervisor.model import resolve_model
+from penstock.supervisor.python import module_command
+from penstock.supervisor.run_directory import RunDirectory
+from penstock.wire.control import Failed, Launch, decode_for_child, encode
 
 CONCURRENCY = 3
 """Calls that an actor answers at the same time: a read that waits, a write, and one to spare."""
@@ -111,7 +113,7 @@ class ProcessHost:
 
     def _start(
         self, launch: Launch, command: Sequence[str], listen_on: str | None
-    ) -> "subprocess.Popen[bytes]":
+    ) -> subprocess.Popen[bytes]:
         with contextlib.ExitStack() as handed_over:
             self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             shared = [handed_over.enter_context(theirs).fileno()]

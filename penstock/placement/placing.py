@@ -4,6 +4,8 @@ An engine goes where its resources are free; an API server to the machine that `
 Both wait for their machine: an engine's may be busy, an API server's may be away after it was there.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 import socket
@@ -11,9 +13,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..wire.control import Launch
-from .host import CONCURRENCY, ProcessHost
-from .resources import resources_of
+from penstock.placement.host import CONCURRENCY, ProcessHost
+from penstock.placement.resources import resources_of
+from penstock.wire.control import Launch
 
 log = logging.getLogger(__name__)
 

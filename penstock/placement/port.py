@@ -1,5 +1,7 @@
 """The port of a fleet's API servers on one machine of a cluster: theirs, and nobody else's."""
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import os
@@ -7,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..supervisor.exits import StartError
+from penstock.supervisor.exits import StartError
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """What an engine takes of a cluster's machine: ``--engine-resources``."""
 
-from ..config.options import ServeConfig
+from __future__ import annotations
+
+from penstock.config.options import ServeConfig
 
 
 def resources_of(config: ServeConfig) -> dict[str, float]:

@@ -7,6 +7,8 @@ supervisor starts, watches, stops and restarts processes of a cluster as it does
 is its process's: Ray ends what a driver that is gone has started.
 """
 
+from __future__ import annotations
+
 import os
 import select
 import signal
@@ -16,13 +18,13 @@ from typing import Any
 
 import msgspec
 
-from ..supervisor.banner import base_url
-from ..supervisor.child import begun
-from ..supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED
-from ..wire.channel import ControlChannel, SupervisorGone
-from ..wire.control import Launch, LineBuffer, Ready, Report, decode_for_supervisor, encode
-from .host import Said
-from .placing import NotPlaced, Placed, connect, first_line, place
+from penstock.placement.host import Said
+from penstock.placement.placing import NotPlaced, Placed, connect, first_line, place
+from penstock.supervisor.banner import base_url
+from penstock.supervisor.child import begun
+from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED
+from penstock.wire.channel import ControlChannel, SupervisorGone
+from penstock.wire.control import Launch, LineBuffer, Ready, Report, decode_for_supervisor, encode
 
 
 class Lost(Exception):

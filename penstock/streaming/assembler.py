@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .detokenizer import Detokenizer
-from .stop_strings import StopMatcher
-from .token_table import TokenTable
+from penstock.streaming.detokenizer import Detokenizer
+from penstock.streaming.stop_strings import StopMatcher
+from penstock.streaming.token_table import TokenTable
 
 
 class Piece(NamedTuple):

@@ -1,5 +1,7 @@
 """Stop strings: find them in text that arrives in pieces, holding back as little as possible."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..wire.frames import Finish
-from ..wire.logprobs import Logprobs, PromptLogprobs
-from ..wire.messages import Submit, TransferParams
+from penstock.wire.frames import Finish
+from penstock.wire.logprobs import Logprobs, PromptLogprobs
+from penstock.wire.messages import Submit, TransferParams
 
 CHUNK_SIZES = [b"%x\r\n" % size for size in range(16384)]
 """Chunk headers of HTTP/1.1's chunked encoding, by size; enough for one

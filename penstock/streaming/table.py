@@ -10,15 +10,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..metrics.histogram import Histogram
-from ..wire.arrays import I32
-from ..wire.burst import Burst, write_each
-from ..wire.frames import Finish, TokenFrame
-from ..wire.logprobs import Logprobs, PromptLogprobs
-from ..wire.messages import TransferParams, WireError
-from ..wire.regroup import take_rows
-from .stream import CHUNK_SIZES, Stream, StreamError
-from .token_log import TokenLog
+from penstock.metrics.histogram import Histogram
+from penstock.streaming.stream import CHUNK_SIZES, Stream, StreamError
+from penstock.streaming.token_log import TokenLog
+from penstock.wire.arrays import I32
+from penstock.wire.burst import Burst, write_each
+from penstock.wire.frames import Finish, TokenFrame
+from penstock.wire.logprobs import Logprobs, PromptLogprobs
+from penstock.wire.messages import TransferParams, WireError
+from penstock.wire.regroup import take_rows
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..wire.arrays import I32
+from penstock.wire.arrays import I32
 
 SMALLEST = 1 << 16
 """Entries the log has room for at least; 8 bytes each."""

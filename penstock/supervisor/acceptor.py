@@ -4,6 +4,8 @@ Where several API servers share one listening socket, the one that wakes first t
 machines one takes nearly all. Here one thread takes all of them, so that the spread is even.
 """
 
+from __future__ import annotations
+
 import errno
 import logging
 import os
@@ -33,7 +35,7 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class Seat:
     """One API server's place at the acceptor, from before its start until after its death."""
 
-    def __init__(self, name: str, post: Callable[["Seat", bool], None]) -> None:
+    def __init__(self, name: str, post: Callable[[Seat, bool], None]) -> None:
         self.name = name
         self.giver = Giver()
         self._post = post

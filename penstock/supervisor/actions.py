@@ -1,5 +1,7 @@
 """What the fleet tells the supervisor's loop to do."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from penstock.wire.control import Order, Progress, Role

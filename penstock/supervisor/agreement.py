@@ -1,5 +1,7 @@
 """The states that all engines agree on, as the supervisor keeps them for API servers that come and go."""
 
+from __future__ import annotations
+
 import msgspec
 
 from penstock.supervisor.actions import Name

@@ -1,5 +1,7 @@
 """What the operator reads once everything is ready."""
 
+from __future__ import annotations
+
 import ipaddress
 import os
 from collections.abc import Mapping, Sequence

@@ -4,6 +4,8 @@ FD is the child's end of the control channel. The first message on it says what 
 package does the rest. Only the code of that role is imported: an API server never loads torch.
 """
 
+from __future__ import annotations
+
 import faulthandler
 import logging
 import os

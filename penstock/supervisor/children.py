@@ -1,5 +1,7 @@
 """The fleet's children: what is known of each, and what is to be done with them."""
 
+from __future__ import annotations
+
 import enum
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -1,6 +1,8 @@
 """What the hosts of a fleet must have in common: the key, the release, the options that shape replies, the
 model."""
 
+from __future__ import annotations
+
 import logging
 import os
 import stat

@@ -3,6 +3,8 @@
 A program of its own, because transformers takes seconds and hundreds of megabytes to import.
 """
 
+from __future__ import annotations
+
 import sys
 
 

@@ -1,5 +1,7 @@
 """How the progress of a start is shown: live lines on a terminal, log lines everywhere else."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import sys
@@ -62,7 +64,7 @@ class LogLines:
 class TerminalLines:
     """One status line per child that reports progress, redrawn in place and removed at the end."""
 
-    def __init__(self, console: "Console | None" = None) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         """``console`` is standard error's when absent."""
         from rich.console import Console
         from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn

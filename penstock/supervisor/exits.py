@@ -1,5 +1,7 @@
 """Exit codes, of ``penstock serve`` and of its children, and the errors that lead to them."""
 
+from __future__ import annotations
+
 import signal
 
 EXIT_OK = 0

@@ -1,5 +1,7 @@
 """How many files a process may have open: every connection is one."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import resource

@@ -5,6 +5,8 @@ events of one kind lead to stands in a file of its own: the way to the end (``ph
 (``recovery``), replaced API servers (``replacement``), what API servers are told (``notices``).
 """
 
+from __future__ import annotations
+
 import logging
 
 from penstock.supervisor.actions import Action, Name, Show

@@ -1,5 +1,7 @@
 """Fetches models from the Hugging Face hub."""
 
+from __future__ import annotations
+
 import logging
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """API keys from wherever the operator keeps them."""
 
+from __future__ import annotations
+
 import logging
 import os
 import re

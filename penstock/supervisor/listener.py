@@ -3,6 +3,8 @@
 It stays open while API servers come and go, so no connection is refused meanwhile.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os

@@ -1,5 +1,7 @@
 """Log lines of every process: to standard error, each line with the time and the process's name."""
 
+from __future__ import annotations
+
 import logging
 import sys
 

@@ -1,5 +1,7 @@
 """The supervisor's loop: carries out what the fleet decides, with real processes, signals and time."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import math

@@ -1,5 +1,7 @@
 """``penstock serve``: prepares what the processes need, runs them, cleans up."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import os
@@ -12,12 +14,12 @@ from types import FrameType
 
 from setproctitle import setproctitle
 
-from penstock.api.tls import server_context
 from penstock.config.errors import ConfigError
 from penstock.config.groups.hosts import HEAD
 from penstock.config.introspect import options_of
 from penstock.config.options import ServeConfig
 from penstock.config.origins import Origins
+from penstock.http.tls import server_context
 from penstock.metrics.garbage import Collector
 from penstock.supervisor import logs
 from penstock.supervisor.acceptor import Acceptor

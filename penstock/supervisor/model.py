@@ -1,5 +1,7 @@
 """Which model is served: from what the user wrote to directories on this machine."""
 
+from __future__ import annotations
+
 import importlib.util
 import re
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """What API servers are told of the engines, each and whenever it starts, and which one speaks in the log."""
 
+from __future__ import annotations
+
 import logging
 
 from penstock.supervisor.actions import Name

@@ -1,5 +1,7 @@
 """No child outlives its supervisor, however that ends."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 import select

@@ -4,6 +4,8 @@ STARTING ──all ready──► SERVING ──signal, gave up──► DRAININ
     └───────────────────signal, gave up────────────────────────────────────────────►┘
 """
 
+from __future__ import annotations
+
 import enum
 import logging
 import math

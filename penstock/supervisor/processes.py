@@ -1,5 +1,7 @@
 """One running child: the process and the supervisor's end of its control channel."""
 
+from __future__ import annotations
+
 import contextlib
 import signal
 import subprocess
@@ -16,7 +18,7 @@ class Process:
     """A child from its start to its death."""
 
     def __init__(
-        self, popen: "subprocess.Popen[bytes]", channel: ChildChannel, on_end: Callable[[], None]
+        self, popen: subprocess.Popen[bytes], channel: ChildChannel, on_end: Callable[[], None]
     ) -> None:
         self._popen = popen
         self.channel = channel
@@ -25,7 +27,7 @@ class Process:
     @classmethod
     def start(
         cls, launch: Launch, command: Sequence[str], on_end: Callable[[], None] = lambda: None
-    ) -> "Process":
+    ) -> Process:
         """Starts ``command`` with the descriptor of its control channel as last argument, and launches it.
 
         Must run in the main thread, see :func:`penstock.supervisor.orphans.die_with`. The child inherits

@@ -1,5 +1,7 @@
 """How a module of ours is run in another process."""
 
+from __future__ import annotations
+
 import sys
 
 

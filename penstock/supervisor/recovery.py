@@ -3,6 +3,8 @@
 Engines in lock-step stand and fall together: when one dies, the others are killed, and all are started again.
 """
 
+from __future__ import annotations
+
 import logging
 
 from penstock.supervisor.children import Child, Children, State

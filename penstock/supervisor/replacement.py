@@ -4,6 +4,8 @@ A new one takes the next free number of the old one's place, and when it is read
 serving what it has until that ends.
 """
 
+from __future__ import annotations
+
 import logging
 from collections import deque
 from itertools import count

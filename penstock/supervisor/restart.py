@@ -1,5 +1,7 @@
 """When a child that died is started again: a pure rule, fed with times."""
 
+from __future__ import annotations
+
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 30.0
 STABLE_AFTER_S = 60.0

@@ -1,5 +1,7 @@
 """The run directory: where the sockets between processes lie, for nobody else to reach."""
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import os

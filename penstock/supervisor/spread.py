@@ -1,5 +1,7 @@
 """Which API server gets the next connection: the one with the fewest, without sockets or clocks."""
 
+from __future__ import annotations
+
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar

@@ -1,5 +1,7 @@
 """Whether SIGHUP is an order, or the terminal of this process was closed."""
 
+from __future__ import annotations
+
 import os
 
 

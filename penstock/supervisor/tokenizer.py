@@ -1,5 +1,7 @@
 """Sees that a model has a tokenizer.json, which is what API servers read."""
 
+from __future__ import annotations
+
 import importlib.util
 import logging
 import os

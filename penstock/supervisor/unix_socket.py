@@ -1,5 +1,7 @@
 """A Unix socket by its name in the file system: taken over from a server that died, removed at the end."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import socket

@@ -1,5 +1,7 @@
 """The types of columns."""
 
+from __future__ import annotations
+
 from typing import TypeAlias
 
 import numpy as np

@@ -1,5 +1,7 @@
 """The two ends of a control channel: the messages of :mod:`penstock.wire.control` over a socket."""
 
+from __future__ import annotations
+
 import contextlib
 import socket
 import threading
@@ -134,7 +136,7 @@ class ChildChannel:
         self._stream = _Stream(sock, ChildGone)
 
     @classmethod
-    def pair(cls) -> tuple["ChildChannel", socket.socket]:
+    def pair(cls) -> tuple[ChildChannel, socket.socket]:
         """The supervisor's end, and the socket to hand to the child and close here after its start."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(ours), theirs

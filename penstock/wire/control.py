@@ -12,6 +12,8 @@ Ready, failed and dead (the end of the file, the exit code) are three different 
 The end of the file is a message too: a child that reads it has lost its supervisor and ends at once.
 """
 
+from __future__ import annotations
+
 from typing import Any, Literal
 
 import msgspec

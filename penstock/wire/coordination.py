@@ -8,12 +8,14 @@ A coordinator that was restarted knows nobody: it answers whatever it gets from 
 :class:`Rejoin`, and the member joins again.
 """
 
+from __future__ import annotations
+
 from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from .messages import Count, Incarnation, WireError
+from penstock.wire.messages import Count, Incarnation, WireError
 
 PROTOCOL_VERSION = 1
 

@@ -4,6 +4,8 @@ Whoever binds a tcp:// address serves with the pair and lets in only peers that 
 connects presents it and talks to nobody without it. Traffic is encrypted and cannot be changed on its way.
 """
 
+from __future__ import annotations
+
 import logging
 import threading
 import time
@@ -38,7 +40,7 @@ class ClusterKey:
         self._secret = secret.encode()
 
     @classmethod
-    def generate(cls) -> "ClusterKey":
+    def generate(cls) -> ClusterKey:
         return cls(zmq.curve_keypair()[1].decode())
 
     @property
@@ -49,14 +51,14 @@ class ClusterKey:
     def public(self) -> bytes:
         return self._public
 
-    def serve(self, socket: "zmq.Socket[bytes]") -> "Guard":
+    def serve(self, socket: zmq.Socket[bytes]) -> Guard:
         """Have ``socket``, which is to be bound, let in only those with this pair. To be started before."""
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, b"penstock")
         return Guard(socket, z85.decode(self._public))
 
-    def present(self, socket: "zmq.Socket[bytes]") -> None:
+    def present(self, socket: zmq.Socket[bytes]) -> None:
         """Have ``socket``, which is to be connected, talk to those with this pair alone."""
         socket.setsockopt(zmq.CURVE_SERVERKEY, self._public)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
@@ -70,7 +72,7 @@ class Guard:
     with the context of its socket.
     """
 
-    def __init__(self, socket: "zmq.Socket[bytes]", public: bytes) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], public: bytes) -> None:
         self._public = public
         self._zap: zmq.Socket[bytes] = socket.context.socket(zmq.REP)
         self._zap.setsockopt(zmq.LINGER, 0)
@@ -117,7 +119,7 @@ class Guard:
             self._refused, self._told_at = 0, now
 
 
-def failures(monitor: "zmq.Socket[Any]", events: int) -> int:
+def failures(monitor: zmq.Socket[Any], events: int) -> int:
     """Events of a monitor that waited, as one number, among ``events``."""
     seen = 0
     while monitor.poll(0):

@@ -19,6 +19,8 @@ prompt     sparse        P prompt tokens with W candidates each, the prompt's ow
 =========  ============  ==========================================================================
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -27,9 +29,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import I8, I32
-from .logprobs import Logprobs, PromptLogprobs
-from .messages import FrameHeader, TransferParams, WireError, encode
+from penstock.wire.arrays import I8, I32
+from penstock.wire.logprobs import Logprobs, PromptLogprobs
+from penstock.wire.messages import FrameHeader, TransferParams, WireError, encode
 
 
 class Finish(IntEnum):

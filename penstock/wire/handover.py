@@ -6,6 +6,8 @@ well: the kernel's queue has the only copy of a connection on its way, so one th
 because it hangs or is dead, can be taken back, and none is lost or served twice.
 """
 
+from __future__ import annotations
+
 import array
 import contextlib
 import socket

@@ -1,12 +1,14 @@
 """Logprobs as sparse columns, of generated tokens and of prompts."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import F32, I32
+from penstock.wire.arrays import F32, I32
 
 
 @dataclass(slots=True)
@@ -24,19 +26,19 @@ class Logprobs:
     def width(self) -> int:
         return int(self.ids.shape[1])
 
-    def take(self, kept: NDArray[np.intp], shifted: I32) -> "Logprobs | None":
+    def take(self, kept: NDArray[np.intp], shifted: I32) -> Logprobs | None:
         """The entries at ``kept`` with ``shifted`` as their token indexes."""
         if not len(kept):
             return None
         return Logprobs(shifted, self.ids[kept], self.values[kept], self.rank[kept])
 
-    def of_tokens(self, kept: NDArray[np.bool_]) -> "Logprobs | None":
+    def of_tokens(self, kept: NDArray[np.bool_]) -> Logprobs | None:
         """The entries of the tokens that are ``kept``, which are counted anew."""
         entries = np.flatnonzero(kept[self.token])
         shifted = np.cumsum(kept)[self.token[entries]] - 1
         return self.take(entries, shifted.astype(np.int32))
 
-    def ascending(self) -> "Logprobs | None":
+    def ascending(self) -> Logprobs | None:
         """The entries in the order that the wire has them; None when there are none."""
         if not len(self.token):
             return None
@@ -45,7 +47,7 @@ class Logprobs:
         order = np.argsort(self.token)
         return self.take(order, self.token[order])
 
-    def widened(self, width: int) -> "Logprobs":
+    def widened(self, width: int) -> Logprobs:
         if width == self.width:
             return self
         extra = ((0, 0), (0, width - self.width))
@@ -69,13 +71,13 @@ class PromptLogprobs:
     """float32[P, W]"""
     rank: I32
 
-    def part(self, start: int, end: int) -> "PromptLogprobs":
+    def part(self, start: int, end: int) -> PromptLogprobs:
         kept = slice(start, end)
         return PromptLogprobs(
             self.row[kept], self.place[kept], self.ids[kept], self.values[kept], self.rank[kept]
         )
 
-    def moved(self, rows: I32) -> "PromptLogprobs | None":
+    def moved(self, rows: I32) -> PromptLogprobs | None:
         """With row r at ``rows[r]``, ascending; entries of rows that go to -1 are left out."""
         row = rows[self.row]
         order = np.argsort(row, kind="stable")

@@ -5,6 +5,8 @@ engine sends either one control message, or a token frame: a :class:`FrameHeader
 columns (see :mod:`penstock.wire.frames`). Field order is the wire format: append, never insert or reuse.
 """
 
+from __future__ import annotations
+
 import enum
 from typing import Annotated, Any, TypeAlias
 

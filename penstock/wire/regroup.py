@@ -1,5 +1,7 @@
 """Other arrangements of token frames' rows: some of them, or the rows of several frames by stream."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import I32
-from .frames import TokenFrame
-from .logprobs import Logprobs, PromptLogprobs, joined_prompts
-from .messages import TransferParams
+from penstock.wire.arrays import I32
+from penstock.wire.frames import TokenFrame
+from penstock.wire.logprobs import Logprobs, PromptLogprobs, joined_prompts
+from penstock.wire.messages import TransferParams
 
 
 def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:

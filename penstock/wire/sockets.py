@@ -11,6 +11,8 @@ On one host addresses are ipc://, in the run directory, which nobody else can en
 tcp://, with CURVE (:mod:`.curve`), and with heartbeats, as a host that is cut off closes no connection.
 """
 
+from __future__ import annotations
+
 import re
 import secrets
 import socket
@@ -22,7 +24,7 @@ from typing import cast
 
 import zmq
 
-from .curve import HANDSHAKE_FAILURES, ClusterKey, failures
+from penstock.wire.curve import HANDSHAKE_FAILURES, ClusterKey, failures
 
 MEMBER_QUEUE = 64
 """Messages that a member keeps for a coordinator that is away; later ones are not sent."""
@@ -335,7 +337,7 @@ class MemberLink:
         self._context.term()
 
 
-def _over_tcp(socket: "zmq.Socket[bytes]") -> None:
+def _over_tcp(socket: zmq.Socket[bytes]) -> None:
     """What a socket needs between hosts, before it is bound or connected."""
     socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)

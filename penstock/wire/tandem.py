@@ -4,12 +4,14 @@ A rank connects to the address of every other rank, under the identity of an eng
 array-like msgpack with append-only fields, as :mod:`penstock.wire.messages`. A message is one part.
 """
 
+from __future__ import annotations
+
 from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from .messages import WireError
+from penstock.wire.messages import WireError
 
 Agreement: TypeAlias = Annotated[int, Meta(ge=0)]
 

@@ -1,11 +1,13 @@
 """The page of the API names every field, in the right table."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 
 import penstock
-from penstock.api.types import ChatCompletionRequest, CompletionRequest, GenerateRequest
-from penstock.api.unsupported import CHAT, COMPLETION
+from penstock.dialects.unsupported import CHAT, COMPLETION
+from penstock.generation.request_schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest
 
 PAGE = (Path(penstock.__file__).parents[1] / "docs" / "openai-api.md").read_text()
 REFUSED = {row.field for row in (*CHAT, *COMPLETION)}

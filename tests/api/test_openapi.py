@@ -1,9 +1,11 @@
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from penstock.api.openapi import docs_page, openapi_document
-from penstock.api.types import ChatCompletionRequest, CompletionRequest
+from penstock.generation.request_schemas import ChatCompletionRequest, CompletionRequest
 
 DOCUMENT = openapi_document("1.2.3")
 

@@ -1,5 +1,7 @@
 """A server of scripted replies over real sockets."""
 
+from __future__ import annotations
+
 import contextlib
 import socket
 import socketserver

@@ -1,5 +1,7 @@
 """The load client as a process of its own."""
 
+from __future__ import annotations
+
 import os
 
 import pytest
@@ -7,8 +9,7 @@ import pytest
 from penstock.bench.driver import LoadProcess
 from penstock.bench.errors import BenchError
 from penstock.bench.load import Plan
-
-from .conftest import Scripted, refusal
+from tests.bench.conftest import Scripted, refusal
 
 
 def plan(port: int) -> Plan:

@@ -1,5 +1,7 @@
 """``penstock bench engine`` as a whole, and what it must find."""
 
+from __future__ import annotations
+
 import gc
 import json
 from pathlib import Path

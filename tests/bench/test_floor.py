@@ -1,5 +1,7 @@
 """The C floor compiles, measures, ends."""
 
+from __future__ import annotations
+
 import shutil
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """The gateway is measured as a process, in front of real servers."""
 
+from __future__ import annotations
+
 import msgspec
 
 from penstock.bench.gateway import GatewayReport, measure_gateway, pick_cost_us, render

@@ -1,5 +1,7 @@
 """The gateway's memory, under requests that end in every way."""
 
+from __future__ import annotations
+
 import msgspec
 import pytest
 

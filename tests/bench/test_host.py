@@ -1,5 +1,7 @@
 """``penstock bench host`` as a whole."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal

@@ -1,5 +1,7 @@
 """Latencies from the columns of a log, against the plain way over lists."""
 
+from __future__ import annotations
+
 import itertools
 
 import numpy as np

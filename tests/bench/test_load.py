@@ -1,5 +1,7 @@
 """The load client against a server of scripted replies."""
 
+from __future__ import annotations
+
 import json
 from contextlib import closing
 
@@ -7,8 +9,7 @@ import pytest
 
 from penstock.bench import load
 from penstock.bench.load import LoadClient, LoadError, Order, Plan, Round
-
-from .conftest import DONE, EVENT, HEAD, LAST_CHUNK, Scripted, chunk, refusal, stream
+from tests.bench.conftest import DONE, EVENT, HEAD, LAST_CHUNK, Scripted, chunk, refusal, stream
 
 ORDER = Order(keep=True, seconds=30.0)
 

@@ -1,5 +1,7 @@
 """CPU time and memory of processes."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys

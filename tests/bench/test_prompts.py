@@ -1,5 +1,7 @@
 """Requests of the wanted length, against a server made of functions."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,7 @@
 """Replies are counted right however the network cuts them."""
 
+from __future__ import annotations
+
 import itertools
 
 import pytest
@@ -7,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.bench.reply import Reply
-
-from .conftest import DONE, EVENT, HEAD, LAST_CHUNK, chunk, refusal, stream
+from tests.bench.conftest import DONE, EVENT, HEAD, LAST_CHUNK, chunk, refusal, stream
 
 ERROR_EVENT = b'data: {"error":{"message":"engine 0 died","code":500}}\n\n'
 

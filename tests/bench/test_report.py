@@ -1,5 +1,7 @@
 """Figures from rounds, and how they are shown."""
 
+from __future__ import annotations
+
 import json
 from typing import Any
 

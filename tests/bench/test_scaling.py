@@ -1,5 +1,7 @@
 """What is made of measured rounds: ratios, and a fleet of 64 API servers."""
 
+from __future__ import annotations
+
 import pytest
 
 from penstock.bench import scaling
@@ -7,8 +9,7 @@ from penstock.bench.processes import CpuTime
 from penstock.bench.report import MeasuredRound
 from penstock.bench.scaling import Point, Sample, coordinator_messages
 from penstock.config.bench import BenchHostConfig
-
-from .test_report import measured
+from tests.bench.test_report import measured
 
 CONFIG = BenchHostConfig(streams=100, tokens=10, api_server_count=[1, 2, 4])
 """As many requests as :func:`measured` says, 1,000 tokens in 10 steps of 100 rows, within 2 s."""

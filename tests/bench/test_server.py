@@ -1,5 +1,7 @@
 """The server of a measurement starts with the right options, and leaves nothing behind."""
 
+from __future__ import annotations
+
 import os
 
 import httpx

@@ -1,5 +1,7 @@
 """Slow readers read little, and notice when they are cut."""
 
+from __future__ import annotations
+
 import socket
 import threading
 

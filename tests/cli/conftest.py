@@ -1,5 +1,7 @@
 """A server for the terminal commands: real sockets, recorded replies."""
 
+from __future__ import annotations
+
 import json
 import os
 import socket

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import io
 import json
 import os
@@ -13,8 +15,7 @@ import pytest
 
 import penstock
 from penstock.cli.main import main
-
-from .conftest import FakeServer, Reply
+from tests.cli.conftest import FakeServer, Reply
 
 ROOT = Path(penstock.__file__).parents[1]
 

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import json
 import threading
 
@@ -6,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.client import Answer, Client, ClientError, SSEReader
-
-from .conftest import FakeServer, Reply
+from tests.cli.conftest import FakeServer, Reply
 
 COMPLETE_TEXT = "Author Cleanup ):ATTRIBUTE"
 

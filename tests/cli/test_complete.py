@@ -1,10 +1,11 @@
+from __future__ import annotations
+
 import io
 
 import pytest
 
 from penstock.cli.main import main
-
-from .conftest import FakeServer, Reply
+from tests.cli.conftest import FakeServer, Reply
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """``penstock keys``."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,7 @@
 """docs/from-vllm.md: every option of Penstock's has its place there."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Options of a fleet over several hosts: what goes together."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest

@@ -1,5 +1,7 @@
 """What the coordinator tells whom, and when."""
 
+from __future__ import annotations
+
 from penstock.coordinator.board import LEASE_S, Board, Outgoing
 from penstock.wire.coordination import (
     PROTOCOL_VERSION,

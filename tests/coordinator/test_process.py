@@ -1,12 +1,13 @@
 """The coordinator over real sockets."""
 
+from __future__ import annotations
+
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from launches import launch
 
 from penstock.coordinator.board import Board
 from penstock.coordinator.process import TELL_S, Coordinator, Figures
@@ -32,6 +33,7 @@ from penstock.wire.sockets import (
     engine_identity,
     server_identity,
 )
+from tests.launches import launch
 
 WAIT_S = 30.0
 

@@ -1,5 +1,7 @@
 """A model directory without a model, for engines that need only a tokenizer; engines, and who asks them."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -8,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from .loops import Host
-from .peers import ApiServer
-from .support import byte_level_tokenizer
+from tests.engine.loops import Host
+from tests.engine.peers import ApiServer
+from tests.engine.support import byte_level_tokenizer
 
 
 @pytest.fixture(scope="session")

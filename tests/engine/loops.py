@@ -1,5 +1,7 @@
 """The loop of an engine process in a thread, with real sockets."""
 
+from __future__ import annotations
+
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,7 @@ from penstock.engine.synthetic import SyntheticEngine
 from penstock.wire.channel import ChildChannel, ControlChannel
 from penstock.wire.control import Stop
 from penstock.wire.sockets import RouterSocket, engine_address
-
-from .peers import DEADLINE_S
+from tests.engine.peers import DEADLINE_S
 
 ENDLESS = 99_000
 """Tokens of a stream that does not end by itself within a test: more than a minute at 1 ms a step."""

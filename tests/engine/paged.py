@@ -5,6 +5,8 @@ of its tokens and reads those of the whole history, so whatever a stream is give
 must be exactly what it would have computed itself. The next token is a function of the last hash.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,8 +18,7 @@ from penstock.engine.sampling import SamplingColumns
 from penstock.engine.scheduler import Batch, Scheduler
 from penstock.engine.slots import SlotTable
 from penstock.wire.messages import Submit
-
-from .support import Received, submit
+from tests.engine.support import Received, submit
 
 VOCAB = 50
 _PRIME = (1 << 61) - 1

@@ -1,5 +1,7 @@
 """The other ends of an engine process, for its tests: API servers and the supervisor."""
 
+from __future__ import annotations
+
 import select
 import time
 from collections.abc import Callable
@@ -7,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from launches import launch
 
 from penstock.config.options import ServeConfig
 from penstock.wire.channel import ChildChannel
 from penstock.wire.control import Launch
 from penstock.wire.messages import PROTOCOL_VERSION, Call, CallReply, Hello, Welcome, encode
 from penstock.wire.sockets import EngineLink, engine_address, server_identity
-
-from .support import Received
+from tests.engine.support import Received
+from tests.launches import launch
 
 DEADLINE_S = 60.0
 

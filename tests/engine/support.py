@@ -1,5 +1,7 @@
 """What the tests of the engine process share: a tokenizer, requests, rows as plain Python, fakes."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Calls on an engine, without an engine: runs, receipts, and changes in two phases."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest

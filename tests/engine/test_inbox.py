@@ -1,5 +1,7 @@
 """What an engine makes of API servers' messages, with a fake engine and no socket."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -30,8 +32,7 @@ from penstock.wire.messages import (
     encode,
 )
 from penstock.wire.sockets import server_identity
-
-from .support import submit
+from tests.engine.support import submit
 
 INFO = EngineInfo("fake", 100, 50, 4)
 

@@ -1,5 +1,7 @@
 """Engines in lock-step: one rank's part by hand, and loops of three ranks over real sockets."""
 
+from __future__ import annotations
+
 import tempfile
 import threading
 import time
@@ -20,10 +22,9 @@ from penstock.wire.control import Stop
 from penstock.wire.messages import Abort, Goodbye, WireError, encode
 from penstock.wire.sockets import PeerLinks, engine_address, engine_identity
 from penstock.wire.tandem import TandemMessage, Vote, Wake, decode_from_peer
-
-from .loops import CountingSocket
-from .peers import DEADLINE_S, ApiServer
-from .support import submit
+from tests.engine.loops import CountingSocket
+from tests.engine.peers import DEADLINE_S, ApiServer
+from tests.engine.support import submit
 
 RANKS = 3
 

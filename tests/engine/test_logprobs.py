@@ -1,5 +1,7 @@
 """Logprobs leave with the row of their token, whatever streams and intervals are mixed."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,7 @@ from penstock.engine.logprobs import HeldLogprobs
 from penstock.engine.slots import SlotTable
 from penstock.wire.frames import Finish
 from penstock.wire.logprobs import Logprobs
-
-from .support import submit
+from tests.engine.support import submit
 
 SLOTS = 5
 STREAMS = st.lists(

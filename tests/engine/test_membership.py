@@ -1,5 +1,7 @@
 """What an engine tells the coordinator, and when."""
 
+from __future__ import annotations
+
 import pytest
 
 from penstock.engine.base import Load

@@ -1,5 +1,7 @@
 """Shared prefixes against a cache whose contents are known (tests/engine/paged.py)."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.engine.blocks import BlockTables
 from penstock.engine.scheduler import LOOK_AHEAD
-
-from .paged import Driver, make_scheduler
-from .support import submit
+from tests.engine.paged import Driver, make_scheduler
+from tests.engine.support import submit
 
 BLOCK = 4
 

@@ -1,5 +1,7 @@
 """The loop of the engine process while it serves."""
 
+from __future__ import annotations
+
 import select
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,10 +15,9 @@ from penstock.metrics.snapshot import Distribution, Labels, Value, decode_snapsh
 from penstock.wire.control import Beat, Report, Stop
 from penstock.wire.frames import Finish
 from penstock.wire.messages import Abort, Bye, Goodbye
-
-from .loops import ENDLESS, Host
-from .peers import DEADLINE_S, ApiServer
-from .support import submit
+from tests.engine.loops import ENDLESS, Host
+from tests.engine.peers import DEADLINE_S, ApiServer
+from tests.engine.support import submit
 
 # -- streams
 

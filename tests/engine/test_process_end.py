@@ -1,5 +1,7 @@
 """How the engine process ends, in a thread and as a process."""
 
+from __future__ import annotations
+
 import select
 import subprocess
 import sys
@@ -17,10 +19,9 @@ from penstock.engine.synthetic import EXIT_CODE_OF_FAULT, InjectedFault
 from penstock.wire.channel import ChildChannel, ControlChannel, SupervisorGone
 from penstock.wire.control import Drain, Progress, Ready, Stop
 from penstock.wire.messages import Abort, EngineInfo, Goodbye, Leaving
-
-from .loops import ENDLESS, Host
-from .peers import DEADLINE_S, ApiServer, engine_launch, reports_until
-from .support import submit
+from tests.engine.loops import ENDLESS, Host
+from tests.engine.peers import DEADLINE_S, ApiServer, engine_launch, reports_until
+from tests.engine.support import submit
 
 
 def test_a_broken_engine_gives_out_what_it_has(

@@ -1,5 +1,7 @@
 """The publisher with peers whose queues have as much room as the test says."""
 
+from __future__ import annotations
+
 import gc
 import random
 from collections import defaultdict
@@ -18,16 +20,9 @@ from penstock.engine.synthetic import SyntheticEngine
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import Finish, TokenFrame, decode_frame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import (
-    CallReply,
-    EngineMetrics,
-    FrameHeader,
-    Goodbye,
-    decode_from_engine,
-)
+from penstock.wire.messages import CallReply, EngineMetrics, FrameHeader, Goodbye, decode_from_engine
 from penstock.wire.sockets import PeerGone
-
-from .support import Received, submit
+from tests.engine.support import Received, submit
 
 
 class Room:

@@ -1,11 +1,12 @@
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.engine.recording import Recording
-
-from .test_inbox import FakeEngine
+from tests.engine.test_inbox import FakeEngine
 
 
 class Recorded(FakeEngine):

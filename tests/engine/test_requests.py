@@ -1,12 +1,13 @@
 """What is asked of a request before an engine takes it in."""
 
+from __future__ import annotations
+
 import pytest
 
 from penstock.engine.base import RequestRejected
 from penstock.engine.requests import check_request
 from penstock.wire.messages import Adapter
-
-from .support import submit
+from tests.engine.support import submit
 
 ADAPTER = Adapter("a", "/a")
 

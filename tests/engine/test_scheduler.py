@@ -1,5 +1,7 @@
 """The scheduler and its blocks under random loads, without a model."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

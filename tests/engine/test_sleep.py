@@ -1,13 +1,14 @@
 """Sleep, with an engine that notes what it is told."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest
 
 from penstock.engine.sleep import Sleep
 from penstock.wire.messages import SLEEPING
-
-from .test_inbox import FakeEngine
+from tests.engine.test_inbox import FakeEngine
 
 
 class Sleeper(FakeEngine):

@@ -1,5 +1,7 @@
 """The slot table against streams that are kept one by one."""
 
+from __future__ import annotations
+
 import random
 from dataclasses import dataclass, field
 

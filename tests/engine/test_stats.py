@@ -1,5 +1,7 @@
 """What an engine counts, against streams followed one by one."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,7 @@ from penstock.metrics import families as f
 from penstock.metrics.families import Family
 from penstock.metrics.snapshot import Distribution, Labels, Snapshot, totals, view_of
 from penstock.wire.frames import Finish
-
-from .support import PROMPT, submit
+from tests.engine.support import PROMPT, submit
 
 
 def rows(*each: tuple[int, int, int, int, Finish]) -> StepRows:

@@ -1,14 +1,15 @@
 """How much prefill runs beside decodes: the estimate alone, and a scheduler under the test's clock."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.engine.step_cost import MIXED_IN_A_ROW, StepCost
-
-from .paged import make_scheduler
-from .support import submit
+from tests.engine.paged import make_scheduler
+from tests.engine.support import submit
 
 DECODE_S, TOKEN_S, CHUNK_S = 0.010, 0.0001, 0.002
 

@@ -3,13 +3,14 @@
 Quick versions over a model that is its cache (tests/engine/paged.py); the full ones are slow.
 """
 
+from __future__ import annotations
+
 import random
 
 import pytest
 
 from penstock.wire.frames import Finish
-
-from .paged import VOCAB, Driver, make_scheduler
+from tests.engine.paged import VOCAB, Driver, make_scheduler
 
 
 def prompts(count: int, seed: int, longest: int = 40) -> list[list[int]]:

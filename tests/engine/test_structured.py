@@ -1,5 +1,7 @@
 """Grammars of slots, without a model: what they admit, when they end a stream."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,7 @@ from penstock.engine.slots import SlotTable
 from penstock.engine.structured import GrammarCompiler, Grammars
 from penstock.wire.frames import Finish
 from penstock.wire.messages import Sampling, Submit
-
-from .support import byte_level_tokenizer
+from tests.engine.support import byte_level_tokenizer
 
 VOCAB = 320
 EOS = 1

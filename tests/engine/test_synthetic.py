@@ -1,5 +1,7 @@
 """The synthetic engine on a clock of the test's own."""
 
+from __future__ import annotations
+
 import itertools
 import subprocess
 import sys
@@ -21,8 +23,7 @@ from penstock.engine.synthetic import (
 )
 from penstock.wire.frames import Finish
 from penstock.wire.messages import WireError
-
-from .support import Clock, Received, byte_level_tokenizer, submit
+from tests.engine.support import Clock, Received, byte_level_tokenizer, submit
 
 VOCABULARY_SIZE = 260  # two specials, 256 bytes, "é", "<tool>"
 

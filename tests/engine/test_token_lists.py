@@ -1,5 +1,7 @@
 """Lists of varying length per slot against a dictionary of lists."""
 
+from __future__ import annotations
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import json
 from pathlib import Path
 
@@ -11,8 +13,7 @@ from penstock.engine.vocabulary import (
     read_max_model_len,
     read_vocabulary,
 )
-
-from .support import byte_level_tokenizer
+from tests.engine.support import byte_level_tokenizer
 
 
 def test_ordinary_tokens_read_as_text(model_dir: Path) -> None:

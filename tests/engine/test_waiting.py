@@ -1,5 +1,7 @@
 """The waiting queue: its order, its limits, and who has to leave."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest

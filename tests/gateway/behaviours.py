@@ -1,5 +1,7 @@
 """What servers behind a gateway do in tests."""
 
+from __future__ import annotations
+
 import socket
 
 from tests.gateway.processes import Call

@@ -1,5 +1,7 @@
 """An OpenTelemetry collector that keeps what it is sent."""
 
+from __future__ import annotations
+
 import gzip
 import threading
 from collections import Counter

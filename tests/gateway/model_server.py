@@ -1,5 +1,7 @@
 """A model server that is a process of its own: it can be killed, and told to behave otherwise."""
 
+from __future__ import annotations
+
 import contextlib
 import subprocess
 import sys
@@ -48,7 +50,7 @@ BEHAVIOURS: dict[str, Behaviour] = {each.__name__: each for each in (good, late,
 class ModelServer:
     """The process, from the test's side."""
 
-    process: "subprocess.Popen[str]"
+    process: subprocess.Popen[str]
 
     @cached_property
     def url(self) -> str:

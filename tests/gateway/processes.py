@@ -1,5 +1,7 @@
 """A real `penstock gateway`, and model servers that behave as a test wants."""
 
+from __future__ import annotations
+
 import contextlib
 import re
 import socket
@@ -168,7 +170,7 @@ def three_in_a_row(goes_well: Callable[[], bool]) -> None:
 class Gateway:
     """A gateway process and a client for it."""
 
-    process: "subprocess.Popen[str]"
+    process: subprocess.Popen[str]
     url: str
     client: httpx.Client
     lines: list[str] = field(default_factory=list)

@@ -1,5 +1,7 @@
 """Recorded and hand-made streams, and what must be seen in them however they are cut."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from penstock.gateway.dialect import Usage

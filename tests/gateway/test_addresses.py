@@ -1,5 +1,7 @@
 """Endpoints from files that change and names that resolve."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import os

@@ -1,5 +1,7 @@
 """A failing endpoint is left alone, probed, and taken back."""
 
+from __future__ import annotations
+
 from penstock.gateway.breaker import CONSECUTIVE, FIRST_PAUSE_S, LEAST, LONGEST_PAUSE_S, Breaker
 
 

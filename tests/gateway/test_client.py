@@ -1,5 +1,7 @@
 """What one turn of the loop has for clients is written at its end, in order, and to nobody who has left."""
 
+from __future__ import annotations
+
 import asyncio
 
 from penstock.gateway.client import Outbox

@@ -1,5 +1,7 @@
 """The Grafana dashboard asks for what the gateway exposes."""
 
+from __future__ import annotations
+
 import json
 import re
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The gateway as a process, in front of several servers, and as its operator meets it."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import httpx

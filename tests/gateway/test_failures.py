@@ -1,5 +1,7 @@
 """Every way a stream can fail, in every dialect, through the gateway's own proxy."""
 
+from __future__ import annotations
+
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,5 +1,7 @@
 """Three model servers under load, as processes: one is killed, is slow, stalls, fails, comes and goes."""
 
+from __future__ import annotations
+
 import contextlib
 import threading
 import time

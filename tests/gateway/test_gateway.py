@@ -1,5 +1,7 @@
 """The gateway as a process, in front of one server that does what servers do."""
 
+from __future__ import annotations
+
 import contextlib
 import socket
 from collections.abc import Callable, Iterator

@@ -1,5 +1,7 @@
 """The access log: one JSON object for each request that is wanted, with all that is known about it."""
 
+from __future__ import annotations
+
 import json
 from datetime import datetime
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Events that differ from the last one in their text alone are known without reading their JSON."""
 
+from __future__ import annotations
+
 import itertools
 import json
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """What /metrics says, in our words and in those of other endpoint pickers, and that the page tells of it."""
 
+from __future__ import annotations
+
 import re
 from collections import Counter
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Every stream says the same however it is cut."""
 
+from __future__ import annotations
+
 import msgspec
 import pytest
 from hypothesis import given

@@ -1,5 +1,7 @@
 """Options that cannot be run are refused by name, before anything listens."""
 
+from __future__ import annotations
+
 import socket
 import subprocess
 import sys

@@ -1,5 +1,7 @@
 """Which endpoint is picked, and when none is."""
 
+from __future__ import annotations
+
 import random
 from collections import Counter
 

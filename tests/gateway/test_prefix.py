@@ -1,5 +1,7 @@
 """The index of prompts' beginnings, against a plain one."""
 
+from __future__ import annotations
+
 from hypothesis import given
 from hypothesis import strategies as st
 

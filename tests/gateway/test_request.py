@@ -1,5 +1,7 @@
 """What is read in a request, and what is changed in it."""
 
+from __future__ import annotations
+
 import json
 import random
 from collections import Counter

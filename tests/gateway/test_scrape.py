@@ -1,5 +1,7 @@
 """Loads as the servers of the field publish them."""
 
+from __future__ import annotations
+
 import pytest
 
 from penstock.gateway.endpoint import Load

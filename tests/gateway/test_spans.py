@@ -1,5 +1,7 @@
 """Spans: what they say, that a gateway sends them to a collector, and that no collector is waited for."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys

@@ -1,5 +1,7 @@
 """Trace contexts: which are valid, which are made, and what is passed on."""
 
+from __future__ import annotations
+
 import random
 
 import pytest

@@ -1,5 +1,7 @@
 """Where traffic goes when an endpoint goes bad, by a clock that the test turns."""
 
+from __future__ import annotations
+
 import heapq
 import itertools
 import random

@@ -1,5 +1,7 @@
 """Replies of model servers over real sockets, whole and broken."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress

@@ -1,5 +1,7 @@
 """Many streaming clients in one thread."""
 
+from __future__ import annotations
+
 import json
 import re
 import selectors

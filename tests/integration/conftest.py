@@ -1,13 +1,15 @@
 """Servers that several tests share; a test that kills parts or ends one starts its own."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
-from .golden import write_model
-from .server import SYNTHETIC, VLLM_START_S, Server, in_vllm
+from tests.integration.golden import write_model
+from tests.integration.server import SYNTHETIC, VLLM_START_S, Server, in_vllm
 
 
 @pytest.fixture(scope="session")

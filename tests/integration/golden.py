@@ -4,6 +4,8 @@ The model's weights are the ones transformers draws for its configuration at see
 kept. Differences that are meant stand in a table of docs/compatibility.md, which is read here.
 """
 
+from __future__ import annotations
+
 import gzip
 import hashlib
 import json
@@ -15,7 +17,8 @@ from typing import Any
 
 import httpx
 import pytest
-from golden_replies import DATA, Case
+
+from tests.golden_replies import DATA, Case
 
 ROOT = Path(__file__).parent.parent.parent
 WEIGHTS_SHA256 = "427bd5070a04085c33945c0906ae5497dd3e40453ac5a9dbfff14864379397d4"
@@ -161,7 +164,7 @@ class Allowed:
     def covers(self, difference: Difference) -> bool:
         return _matches(self.cases, difference.case) and _matches(self.where, difference.where)
 
-    def parts(self) -> Iterator["Allowed"]:
+    def parts(self) -> Iterator[Allowed]:
         """Rows of one pattern of this one; each of them is to cover something."""
         yield from (Allowed([case], self.where) for case in self.cases)
         yield from (Allowed(self.cases, [where]) for where in self.where)

@@ -1,5 +1,7 @@
 """Fleets over several hosts: addresses of loopback, or network namespaces of one machine."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 import shutil
@@ -14,8 +16,7 @@ import httpx
 import pytest
 
 from penstock.cli.main import main
-
-from .server import SYNTHETIC, Server
+from tests.integration.server import SYNTHETIC, Server
 
 ENGINES = 3
 _CLONE_NEWNET = 0x40000000

@@ -1,5 +1,7 @@
 """A real `penstock serve`, started and ended by a test."""
 
+from __future__ import annotations
+
 import re
 import signal
 import ssl

@@ -1,5 +1,7 @@
 """Keys in front of every route, and nowhere to be seen."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import openai
 import psutil
 import pytest
 
-from .server import SYNTHETIC, Server
+from tests.integration.server import SYNTHETIC, Server
 
 
 def test_keys_of_file_and_environment_guard_every_route_and_stay_secret(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Nonsense gets a clear error in OpenAI's shape, and the server serves on."""
 
+from __future__ import annotations
+
 import resource
 import socket
 from collections.abc import Iterator
@@ -9,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from .server import SYNTHETIC, Server
-from .test_connections import connect, read_until, request
+from tests.integration.server import SYNTHETIC, Server
+from tests.integration.test_connections import connect, read_until, request
 
 IDLE = 10_000
 

@@ -1,5 +1,7 @@
 """Operations on all engines of a real fleet: through any API server, over deaths and stalls, and sleep."""
 
+from __future__ import annotations
+
 import contextlib
 import signal
 import threading
@@ -12,8 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from .clients import Streams
-from .server import SYNTHETIC, Server, wait_until
+from tests.integration.clients import Streams
+from tests.integration.server import SYNTHETIC, Server, wait_until
 
 SERVERS, ENGINES = 2, 3
 WAIT_S = 90

@@ -1,5 +1,7 @@
 """Connections: reuse, pipelining, and what a plain socket sees."""
 
+from __future__ import annotations
+
 import json
 import re
 import socket
@@ -8,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from .server import Server
+from tests.integration.server import Server
 
 
 def request(body: dict[str, Any], path: str = "/v1/completions") -> bytes:

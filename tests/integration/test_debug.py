@@ -1,5 +1,7 @@
 """What operators look at when something is wrong."""
 
+from __future__ import annotations
+
 import json
 import socket
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from .server import SYNTHETIC, Server, wait_until
+from tests.integration.server import SYNTHETIC, Server, wait_until
 
 
 def test_every_process_reports_its_garbage(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Clients that leave or do not read: their streams end, and nobody else notices."""
 
+from __future__ import annotations
+
 import json
 import socket
 from collections.abc import Iterator
@@ -9,10 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.api.sink import unframed
-
-from .server import SYNTHETIC, Server, wait_until
-from .test_connections import connect, read_until, request
+from penstock.http.sink import unframed
+from tests.integration.server import SYNTHETIC, Server, wait_until
+from tests.integration.test_connections import connect, read_until, request
 
 LAST_CHUNK = b"0\r\n\r\n"
 FREE_WITHIN_S = 30.0

@@ -1,5 +1,7 @@
 """Engines in lock-step, as processes: nothing is lost between waves, and they stand and fall together."""
 
+from __future__ import annotations
+
 import random
 import signal
 import threading
@@ -14,8 +16,8 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from .clients import Streams, texts_of
-from .server import SYNTHETIC, Server, wait_until
+from tests.integration.clients import Streams, texts_of
+from tests.integration.server import SYNTHETIC, Server, wait_until
 
 RANKS = 3
 GROUP = (

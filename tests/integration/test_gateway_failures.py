@@ -1,5 +1,7 @@
 """Every way a request can fail, with a real server behind a real gateway: one outcome, nothing remains."""
 
+from __future__ import annotations
+
 import contextlib
 import re
 import socket
@@ -13,11 +15,10 @@ import psutil
 import pytest
 
 from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, gateway, three_in_a_row
-
-from .server import SYNTHETIC, Server, data_of, wait_until
-from .test_connections import connect, request
-from .test_disconnect import read_to_the_end
-from .test_resumption import engines_up
+from tests.integration.server import SYNTHETIC, Server, data_of, wait_until
+from tests.integration.test_connections import connect, request
+from tests.integration.test_disconnect import read_to_the_end
+from tests.integration.test_resumption import engines_up
 
 SHORT: dict[str, Any] = {"model": "m", "max_tokens": 5, "ignore_eos": True, "stream": True}
 LONG = SHORT | {"max_tokens": 1900}

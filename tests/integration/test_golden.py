@@ -1,11 +1,13 @@
 """vLLM 0.32's recorded replies, replayed against the engines on the model they were recorded from."""
 
+from __future__ import annotations
+
 import httpx
 import pytest
-from golden_replies import load_cases
 
-from .golden import Allowed, Difference, allowed_differences, differences
-from .server import Server
+from tests.golden_replies import load_cases
+from tests.integration.golden import Allowed, Difference, allowed_differences, differences
+from tests.integration.server import Server
 
 CASES = load_cases()
 ALLOWED = allowed_differences()

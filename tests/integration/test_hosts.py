@@ -1,5 +1,7 @@
 """One fleet on several hosts: joining, leaving, being cut off, and who is not let in."""
 
+from __future__ import annotations
+
 import signal
 import socket
 from pathlib import Path
@@ -8,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from .clients import Streams, texts_of
-from .hosts import Hosts, engines, new_key, private_network, up
-from .server import Server, wait_until
+from tests.integration.clients import Streams, texts_of
+from tests.integration.hosts import Hosts, engines, new_key, private_network, up
+from tests.integration.server import Server, wait_until
 
 LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "seed": 1}
 PATIENCE_S = 90.0

@@ -1,5 +1,7 @@
 """What surrounds a request: pages of other origins, request ids, a proxy's path, the access log, limits."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Iterator
@@ -9,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from .server import SYNTHETIC, Server, data_of, wait_until
-from .test_connections import connect, read_until, request
+from tests.integration.server import SYNTHETIC, Server, data_of, wait_until
+from tests.integration.test_connections import connect, read_until, request
 
 PAGE = "https://chat.example.com"
 KEY = {"authorization": "Bearer k"}

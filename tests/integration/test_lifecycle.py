@@ -1,5 +1,7 @@
 """Servers that are ended, replaced or killed while streams run."""
 
+from __future__ import annotations
+
 import signal
 import threading
 from pathlib import Path
@@ -10,9 +12,8 @@ import psutil
 import pytest
 
 from penstock.supervisor.phases import SAME_SIGNAL_S
-
-from .clients import Streams, texts_of
-from .server import SYNTHETIC, Server, wait_until
+from tests.integration.clients import Streams, texts_of
+from tests.integration.server import SYNTHETIC, Server, wait_until
 
 PACED = (*SYNTHETIC, "--synthetic-step-ms", "5")
 SLOW_STEPS = ("--synthetic-step-ms", "25")
@@ -79,7 +80,7 @@ class Pool:
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._ask)
 
-    def __enter__(self) -> "Pool":
+    def __enter__(self) -> Pool:
         self._thread.start()
         return self
 

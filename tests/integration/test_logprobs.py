@@ -1,12 +1,14 @@
 """Logprobs of prompts, echoed prompts and the best of several choices, over HTTP."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from .server import Server
+from tests.integration.server import Server
 
 pytest.importorskip("torch")
 

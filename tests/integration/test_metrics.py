@@ -1,5 +1,7 @@
 """/metrics of a running server: the documented families, exact counts, and the line in the log."""
 
+from __future__ import annotations
+
 import re
 import signal
 from collections.abc import Iterator, Sequence
@@ -11,9 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.metrics.bounds import E2E_BOUNDS
 from penstock.metrics.families import FAMILIES, Kind
-
-from .server import SYNTHETIC, Server, all_up, wait_until
-from .test_lifecycle import Pool
+from tests.integration.server import SYNTHETIC, Server, all_up, wait_until
+from tests.integration.test_lifecycle import Pool
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `((?:vllm|penstock):\w+)` \| (\w+) \| ([^|]+) \| ([^|]*) \| (.+) \|$", re.MULTILINE)

@@ -1,5 +1,7 @@
 """What users do: the openai client against a real server."""
 
+from __future__ import annotations
+
 import asyncio
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from .server import SYNTHETIC, Server, wait_until
+from tests.integration.server import SYNTHETIC, Server, wait_until
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 

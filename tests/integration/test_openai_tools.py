@@ -4,6 +4,8 @@ The synthetic engine draws tokens at random, so the calls stand in the message i
 take the way of any output.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +14,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionToolParam
 
-from .server import SYNTHETIC, Server
+from tests.integration.server import SYNTHETIC, Server
 
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system

@@ -1,5 +1,7 @@
 """Requests made up from /openapi.json: replies are what the document says, and never the server's fault."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +13,7 @@ from schemathesis.core.result import Ok
 from schemathesis.schemas import APIOperation
 
 from penstock.api.openapi import openapi_document
-
-from .server import Server
+from tests.integration.server import Server
 
 SCHEMA = schemathesis.openapi.from_dict(openapi_document("0"))
 LEFT_OUT = ("POST /admin/engines/{rank}/drain", "POST /sleep")  # leave the others without an engine

@@ -1,5 +1,7 @@
 """What does not fit the queue is refused at once, whole, with the time to try again."""
 
+from __future__ import annotations
+
 import re
 import socket
 from collections import Counter
@@ -13,8 +15,8 @@ import httpx
 import openai
 import pytest
 
-from .server import Server, data_of, wait_until
-from .test_connections import connect, request
+from tests.integration.server import Server, data_of, wait_until
+from tests.integration.test_connections import connect, request
 
 LONG = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
 SLOTS = 2

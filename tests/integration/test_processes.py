@@ -1,5 +1,7 @@
 """Parts that end, by order or by force."""
 
+from __future__ import annotations
+
 import json
 import re
 import signal
@@ -14,8 +16,8 @@ import httpx
 import psutil
 import pytest
 
-from .server import SYNTHETIC, Server, data_of
-from .test_connections import connect, read_until, request
+from tests.integration.server import SYNTHETIC, Server, data_of
+from tests.integration.test_connections import connect, read_until, request
 
 LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 150, "ignore_eos": True, "seed": 1}
 PACED = (*SYNTHETIC, "--synthetic-step-ms", "5")

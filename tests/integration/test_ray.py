@@ -1,5 +1,7 @@
 """Engines on a real Ray cluster of three raylets on this machine; needs Ray (make test-ray)."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import signal
@@ -14,9 +16,8 @@ import pytest
 
 from penstock.supervisor.cluster import write_key
 from penstock.supervisor.exits import EXIT_USAGE
-
-from .clients import Streams
-from .server import SYNTHETIC, Server, wait_until
+from tests.integration.clients import Streams
+from tests.integration.server import SYNTHETIC, Server, wait_until
 
 ray_cluster = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed")
 

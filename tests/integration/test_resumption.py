@@ -1,5 +1,7 @@
 """Engines that are killed under running requests, which go on elsewhere as if nothing had happened."""
 
+from __future__ import annotations
+
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from .clients import Streams, texts_of
-from .server import SYNTHETIC, Server, wait_until
+from tests.integration.clients import Streams, texts_of
+from tests.integration.server import SYNTHETIC, Server, wait_until
 
 PACED = (*SYNTHETIC, "--synthetic-step-ms", "5")
 LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 600, "ignore_eos": True, "seed": 1}

@@ -1,12 +1,14 @@
 """Several API servers and engines with a coordinator: spread, common figures, and life without it."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from .server import SYNTHETIC, Server, all_up, total, wait_until
+from tests.integration.server import SYNTHETIC, Server, all_up, total, wait_until
 
 SERVERS, ENGINES = 3, 4
 WAIT_S = 60

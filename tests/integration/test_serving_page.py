@@ -1,5 +1,7 @@
 """What docs/serving.md shows works as it stands there."""
 
+from __future__ import annotations
+
 import contextlib
 import io
 import json
@@ -12,8 +14,8 @@ import httpx
 import openai
 import pytest
 
-from .server import SYNTHETIC, Server, wait_until
-from .test_overload import check_refused
+from tests.integration.server import SYNTHETIC, Server, wait_until
+from tests.integration.test_overload import check_refused
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "serving.md").read_text()
 

@@ -1,5 +1,7 @@
 """The listening socket: TLS, certificates of clients, and a Unix socket."""
 
+from __future__ import annotations
+
 import os
 import re
 import socket
@@ -11,10 +13,10 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from certificates import Certificates, make
 
-from .server import SYNTHETIC, Server, data_of, wait_until
-from .test_connections import request
+from tests.certificates import Certificates, make
+from tests.integration.server import SYNTHETIC, Server, data_of, wait_until
+from tests.integration.test_connections import request
 
 
 def test_tls_streams_and_replies_as_without(certificates: Certificates, tmp_path: Path) -> None:

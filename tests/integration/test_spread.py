@@ -1,5 +1,7 @@
 """Connections over several API servers: who gets them, also when one of them dies, hangs or is left."""
 
+from __future__ import annotations
+
 import json
 import re
 import selectors
@@ -12,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from .server import SYNTHETIC, Server, all_up, wait_until
+from tests.integration.server import SYNTHETIC, Server, all_up, wait_until
 
 SERVERS, ENGINES = 4, 4
 WAIT_S = 90

@@ -1,5 +1,7 @@
 """A stream says what the whole reply says, however it is cut."""
 
+from __future__ import annotations
+
 import json
 from typing import Any
 
@@ -7,8 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from penstock.supervisor.model import DEMO_DIR
-
-from .server import Server
+from tests.integration.server import Server
 
 
 def joined(events: list[str]) -> tuple[str, list[int], dict[str, Any]]:

@@ -1,5 +1,7 @@
 """Structured output of the bundled model, over HTTP."""
 
+from __future__ import annotations
+
 import json
 import re
 import shutil
@@ -12,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from .clients import Streams
-from .server import SYNTHETIC, Server
+from tests.integration.clients import Streams
+from tests.integration.server import SYNTHETIC, Server
 
 pytest.importorskip("torch")
 

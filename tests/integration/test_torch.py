@@ -1,5 +1,7 @@
 """The bundled demo model through the torch engine, as a user first meets it."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterator
@@ -9,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from penstock.supervisor.model import DEMO_DIR
-
-from .server import Server, wait_until
+from tests.integration.server import Server, wait_until
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

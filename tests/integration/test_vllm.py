@@ -1,5 +1,7 @@
 """vLLM's engine behind a real server. The recorded replies are replayed in test_golden.py."""
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Iterator
@@ -8,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from .clients import Streams, texts_of
-from .server import VLLM_START_S, Server, in_vllm, wait_until
+from tests.integration.clients import Streams, texts_of
+from tests.integration.server import VLLM_START_S, Server, in_vllm, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

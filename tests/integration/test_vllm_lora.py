@@ -1,5 +1,7 @@
 """Adapters in vLLM's engine, behind a real server."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
@@ -13,8 +15,7 @@ import pytest
 
 from penstock.gateway.endpoint import Load
 from penstock.gateway.scrape import read_load
-
-from .server import VLLM_START_S, Server, in_vllm, total, wait_until
+from tests.integration.server import VLLM_START_S, Server, in_vllm, total, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -1,5 +1,7 @@
 """kv_transfer_params to and from a connector in vLLM's engine, behind a real server."""
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Iterator
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .server import VLLM_START_S, Server, in_vllm
+from tests.integration.server import VLLM_START_S, Server, in_vllm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

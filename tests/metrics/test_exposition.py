@@ -1,5 +1,7 @@
 """The text of /metrics, read back by prometheus_client."""
 
+from __future__ import annotations
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.metrics import families as f

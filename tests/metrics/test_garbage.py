@@ -1,5 +1,7 @@
 """The policies of garbage collection, on this process's own collector."""
 
+from __future__ import annotations
+
 import gc
 import weakref
 from collections.abc import Callable, Iterator

@@ -1,5 +1,7 @@
 """Free memory is given back when nothing runs after much did."""
 
+from __future__ import annotations
+
 import ctypes
 import sys
 

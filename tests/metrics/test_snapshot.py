@@ -1,5 +1,7 @@
 """Views of a fleet: whatever way snapshots travel, their sums are the same and never go backwards."""
 
+from __future__ import annotations
+
 import math
 
 import msgspec

@@ -1,5 +1,7 @@
 """The actor without Ray: a child process, and its control channel passed on."""
 
+from __future__ import annotations
+
 import signal
 import socket
 import sys
@@ -8,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from launches import launch
 
 from penstock.config.options import ServeConfig
 from penstock.placement.host import ProcessHost
@@ -24,6 +25,7 @@ from penstock.wire.control import (
     decode_for_supervisor,
     encode,
 )
+from tests.launches import launch
 
 SERVER = """
 import select, socket, sys

@@ -1,17 +1,19 @@
 """Where API servers go, in a cluster that the test describes."""
 
+from __future__ import annotations
+
 import sys
 import types
 from collections.abc import Sequence
 from typing import Any, Self
 
 import pytest
-from launches import launch
 
 from penstock.config.options import ServeConfig
 from penstock.placement import placing
 from penstock.placement.placing import NotPlaced, Placed, place
 from penstock.wire.control import Launch
+from tests.launches import launch
 
 
 class Cluster:

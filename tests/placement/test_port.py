@@ -1,5 +1,7 @@
 """Two processes' claims are two calls here: flock counts open files, not processes."""
 
+from __future__ import annotations
+
 import multiprocessing
 import tempfile
 from pathlib import Path
@@ -32,7 +34,7 @@ def test_a_port_belongs_to_one_fleet_until_the_last_of_its_servers_has_left() ->
         pass
 
 
-def hold_until_killed(told: "multiprocessing.connection.Connection") -> None:
+def hold_until_killed(told: multiprocessing.connection.Connection) -> None:
     with claimed(*WHERE, A):
         told.send("claimed")
         told.recv()

@@ -1,5 +1,7 @@
 """Stop strings in a stream's text, and the tokens that none of them may end."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import pytest

@@ -10,12 +10,12 @@ from itertools import cycle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_kinds import SPECIAL, TRAINED, Case, make_case, token_lists, trained_byte_fallback
 from tokenizers import Regex, Tokenizer, decoders, models
 
 from penstock.streaming.decoder_plan import Mode
 from penstock.streaming.detokenizer import Detokenizer
 from penstock.streaming.token_table import TokenTable, escape_json
+from tests.tokenizer_kinds import SPECIAL, TRAINED, Case, make_case, token_lists, trained_byte_fallback
 
 
 def listed(decoder: decoders.Decoder | None, names: Sequence[str]) -> Tokenizer:

@@ -1,10 +1,12 @@
 """Stop strings against a search in the whole text."""
 
+from __future__ import annotations
+
 from hypothesis import example, given
 from hypothesis import strategies as st
-from stop_reference import until_stop
 
 from penstock.streaming.stop_strings import StopMatcher
+from tests.stop_reference import until_stop
 
 letters = st.text("ab", min_size=1, max_size=4)
 

@@ -1,5 +1,7 @@
 """The stream table: rows reach their streams, in order, or not at all."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np

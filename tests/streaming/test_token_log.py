@@ -1,5 +1,7 @@
 """The token log against lists per stream, through compactions, reused handles and merged rows."""
 
+from __future__ import annotations
+
 from unittest.mock import patch
 
 import numpy as np

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import json
 import os
 import sys
@@ -9,8 +11,7 @@ import msgspec
 import pytest
 
 from penstock.config.options import ServeConfig
-
-from .harness import PATIENCE_S, Running, Serve
+from tests.supervisor.harness import PATIENCE_S, Running, Serve
 
 HERE = Path(__file__).parent
 

@@ -4,6 +4,8 @@
 the last one for good. A fake API server answers every connection with a line that says who it is.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import logging

@@ -1,5 +1,7 @@
 """Fleets in known states, and what there is to read in their actions."""
 
+from __future__ import annotations
+
 import logging
 
 from penstock.supervisor.actions import Action, Name, Say, Send

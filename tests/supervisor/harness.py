@@ -1,5 +1,7 @@
 """A supervisor in a process of its own."""
 
+from __future__ import annotations
+
 import fcntl
 import re
 import subprocess

@@ -3,6 +3,8 @@
 CONFIG is a ServeConfig as JSON; BEHAVIOUR is for fake_child.py, empty for children as they are.
 """
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 
@@ -15,9 +17,8 @@ from penstock.supervisor.python import module_command
 
 if __name__ == "__main__":
     config = msgspec.json.decode(sys.argv[1], type=ServeConfig)
-    module = f"{Path(__file__).parent.name}.fake_child"
-    sys.path.insert(0, str(Path(__file__).parent.parent))
-    command = [*module_command(module), sys.argv[2]] if sys.argv[2] else None
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    command = [*module_command("tests.supervisor.fake_child"), sys.argv[2]] if sys.argv[2] else None
     try:
         sys.exit(serve(config, child_command=command))
     except ConfigError as error:

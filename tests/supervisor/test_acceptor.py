@@ -1,5 +1,7 @@
 """The acceptor with a real listener; API servers are ends of handovers in this process."""
 
+from __future__ import annotations
+
 import errno
 import os
 import select

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from penstock.supervisor.actions import Name
 from penstock.supervisor.agreement import Register
 from penstock.wire.control import AgreedState, ProposeState

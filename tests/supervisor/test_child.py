@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import os
 import signal
 import socket
@@ -9,13 +11,12 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from launches import launch
 
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_ORPHANED
 from penstock.wire.channel import ChildChannel, ChildGone
 from penstock.wire.control import Failed, Ready, Report, Stop
-
-from .harness import PATIENCE_S
+from tests.launches import launch
+from tests.supervisor.harness import PATIENCE_S
 
 FAKE_CHILD = Path(__file__).parent / "fake_child.py"
 LAUNCH = launch("engine", index=3, engine_count=4, supervisor_pid=os.getpid())

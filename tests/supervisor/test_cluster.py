@@ -1,5 +1,7 @@
 """The key that hosts share, and what else they must have in common."""
 
+from __future__ import annotations
+
 import stat
 from pathlib import Path
 

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import signal
 
 import pytest
@@ -9,8 +11,19 @@ from penstock.supervisor.children import GRACE_S
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL
 from penstock.supervisor.fleet import LOOK_S
 from penstock.wire.control import Beat, Failed, Progress, Ready, Stop
-
-from .fleets import DRAIN_S, ENGINE, HANG_S, OTHER, SERVER, STARTUP_S, done, errors, make, serving, watched
+from tests.supervisor.fleets import (
+    DRAIN_S,
+    ENGINE,
+    HANG_S,
+    OTHER,
+    SERVER,
+    STARTUP_S,
+    done,
+    errors,
+    make,
+    serving,
+    watched,
+)
 
 
 def test_engines_are_started_first_and_nobody_waits() -> None:

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import os
 import socket
 from pathlib import Path
@@ -12,8 +14,7 @@ from penstock.config.origins import Origin
 from penstock.supervisor import listener
 from penstock.supervisor.exits import StartError
 from penstock.supervisor.listener import listen, listening
-
-from .harness import PATIENCE_S
+from tests.supervisor.harness import PATIENCE_S
 
 
 def test_port_0_takes_a_free_one_and_says_which() -> None:

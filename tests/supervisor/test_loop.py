@@ -1,5 +1,7 @@
 """The supervisor's loop where the machine refuses processes; with processes it runs in test_main.py."""
 
+from __future__ import annotations
+
 import pytest
 
 from penstock.metrics.garbage import Collector

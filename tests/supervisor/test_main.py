@@ -1,5 +1,7 @@
 """The supervisor with real processes, sockets and signals; the children are fakes."""
 
+from __future__ import annotations
+
 import os
 import re
 import signal
@@ -13,8 +15,7 @@ import pytest
 
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_OK
 from penstock.supervisor.phases import SAME_SIGNAL_S
-
-from .harness import PATIENCE_S, Running, Serve
+from tests.supervisor.harness import PATIENCE_S, Running, Serve
 
 
 def ask(running: Running) -> list[str]:

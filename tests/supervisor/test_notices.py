@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import signal
 
 from penstock.supervisor.actions import Action, Name, Send
@@ -12,8 +14,7 @@ from penstock.wire.control import (
     Speak,
     StatesAdopted,
 )
-
-from .fleets import ENGINE, OTHER, SERVER, done, errors, make, ready, said, serving
+from tests.supervisor.fleets import ENGINE, OTHER, SERVER, done, errors, make, ready, said, serving
 
 
 def test_every_api_server_learns_which_engines_are_drained() -> None:

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import signal
 
 import pytest
@@ -7,8 +9,7 @@ from penstock.supervisor.children import GRACE_S
 from penstock.supervisor.exits import EXIT_OK
 from penstock.supervisor.restart import FIRST_DELAY_S
 from penstock.wire.control import Drain, Ready, Stop
-
-from .fleets import DRAIN_S, ENGINE, OTHER, SERVER, done, errors, make, ready, said, serving
+from tests.supervisor.fleets import DRAIN_S, ENGINE, OTHER, SERVER, done, errors, make, ready, said, serving
 
 
 def test_a_signal_during_the_start_stops_at_once() -> None:

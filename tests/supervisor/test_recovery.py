@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import signal
 
 import pytest
@@ -8,8 +10,7 @@ from penstock.supervisor.fleet import Fleet
 from penstock.supervisor.phases import Phase
 from penstock.supervisor.restart import FIRST_DELAY_S
 from penstock.wire.control import Beat, Drain, Failed, Ready, Stop
-
-from .fleets import (
+from tests.supervisor.fleets import (
     ENGINE,
     HANG_S,
     OTHER,

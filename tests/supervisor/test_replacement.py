@@ -1,10 +1,11 @@
+from __future__ import annotations
+
 import signal
 
 from penstock.supervisor.actions import Name, Send, Spawn
 from penstock.supervisor.exits import EXIT_FATAL
 from penstock.wire.control import Drain, Ready, Stop
-
-from .fleets import ENGINE, OTHER, SERVER, done, errors, fail_for_good, make, said, serving
+from tests.supervisor.fleets import ENGINE, OTHER, SERVER, done, errors, fail_for_good, make, said, serving
 
 NEW = Name("api-server", 2)
 RETIRE = Drain(replaced=True)

@@ -1,5 +1,7 @@
 """Random token frames, and frames as plain Python for comparison."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +29,7 @@ class StreamPart:
     """(place, entry) of prompt tokens."""
     transfer: Any = None
 
-    def extend(self, other: "StreamPart") -> None:
+    def extend(self, other: StreamPart) -> None:
         assert other.position == self.position + len(self.tokens), "positions are not consecutive"
         assert not self.finish, "a row after the end"
         self.tokens += other.tokens

@@ -1,5 +1,7 @@
 """Bursts: many sockets written at once, and what the sockets do not take."""
 
+from __future__ import annotations
+
 import contextlib
 import platform
 import socket

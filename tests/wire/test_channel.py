@@ -1,22 +1,14 @@
+from __future__ import annotations
+
 import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
-from launches import launch
 
 from penstock.wire.channel import ChildChannel, ChildGone, ControlChannel, SupervisorGone
-from penstock.wire.control import (
-    Beat,
-    ControlError,
-    Drain,
-    Failed,
-    Launch,
-    Progress,
-    Ready,
-    Stop,
-    encode,
-)
+from penstock.wire.control import Beat, ControlError, Drain, Failed, Launch, Progress, Ready, Stop, encode
+from tests.launches import launch
 
 LAUNCH = launch("api-server")
 

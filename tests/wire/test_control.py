@@ -1,8 +1,9 @@
+from __future__ import annotations
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launches import launch
 
 from penstock.config.options import ServeConfig
 from penstock.wire.control import (
@@ -29,6 +30,7 @@ from penstock.wire.control import (
     decode_for_supervisor,
     encode,
 )
+from tests.launches import launch
 
 LAUNCH = launch(
     "api-server",

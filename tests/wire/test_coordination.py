@@ -1,5 +1,7 @@
 """The wire format of the coordinator's messages, byte by byte."""
 
+from __future__ import annotations
+
 import pytest
 
 from penstock.wire.coordination import (

@@ -1,5 +1,7 @@
 """Who is let in over tcp, and what becomes of everybody else."""
 
+from __future__ import annotations
+
 import logging
 import re
 import socket

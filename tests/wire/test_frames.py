@@ -1,5 +1,7 @@
 """Token frames: their bytes, and what is refused."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,7 @@ from penstock.wire.frames import Finish, TokenFrame, decode_frame, encode_frame
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import FrameHeader, WireError, decode_from_engine, encode
 from penstock.wire.regroup import merge
-
-from .frames_support import consecutive_frames, decode, load_of, rows_of, tolerant_rows
+from tests.wire.frames_support import consecutive_frames, decode, load_of, rows_of, tolerant_rows
 
 
 def i32(*values: int) -> Any:

@@ -1,5 +1,7 @@
 """Connections that cross from one end to the other, or are taken back. Both ends are in this process."""
 
+from __future__ import annotations
+
 import os
 import socket
 from collections.abc import Iterator

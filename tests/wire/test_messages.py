@@ -1,5 +1,7 @@
 """The wire format of control messages, byte by byte, and how it may grow."""
 
+from __future__ import annotations
+
 from typing import Any, get_args
 
 import msgspec

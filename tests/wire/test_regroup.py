@@ -1,13 +1,14 @@
 """Frames merged by stream, and some of their rows."""
 
+from __future__ import annotations
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire.frames import TokenFrame, encode_frame
 from penstock.wire.regroup import merge, take_rows
-
-from .frames_support import by_stream, consecutive_frames, decode, load_of, rows_of
+from tests.wire.frames_support import by_stream, consecutive_frames, decode, load_of, rows_of
 
 
 @given(consecutive_frames())

@@ -1,5 +1,7 @@
 """Engine and API server sockets over real ipc in a directory of the test's own."""
 
+from __future__ import annotations
+
 import itertools
 import os
 import select

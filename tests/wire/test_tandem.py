@@ -1,5 +1,7 @@
 """The wire format of messages between engines in lock-step, byte by byte."""
 
+from __future__ import annotations
+
 import pytest
 
 from penstock.wire.coordination import EngineJoin

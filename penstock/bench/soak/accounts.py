@@ -1,5 +1,7 @@
 """The fleet's own counts against those of its clients."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import httpx
@@ -56,7 +58,7 @@ class Figures(msgspec.Struct, frozen=True):
         return self.delivered + self.discarded
 
     @classmethod
-    def of(cls, text: str) -> "Figures":
+    def of(cls, text: str) -> Figures:
         """From the text of ``/metrics``."""
         sums: dict[str, float] = {}
         for family in text_string_to_metric_families(text):

@@ -1,5 +1,7 @@
 """Clients of a soak: connections that are kept, dropped, read slowly or not at all."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import random

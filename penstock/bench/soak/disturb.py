@@ -1,5 +1,7 @@
 """Deaths, hangs, pauses and replacements of a server's processes, one at a time, at random."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import random

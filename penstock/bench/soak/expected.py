@@ -1,5 +1,7 @@
 """What the synthetic engine gives: a function of the seed, so that every token of a reply can be checked."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple

@@ -1,5 +1,7 @@
 """The processes of the server under test, looked at from outside."""
 
+from __future__ import annotations
+
 import contextlib
 from pathlib import Path
 from typing import NamedTuple

@@ -1,5 +1,7 @@
 """Memory, descriptors and objects of processes while they are idle, and whether they grow."""
 
+from __future__ import annotations
+
 import statistics
 from collections.abc import Iterator, Sequence
 from itertools import combinations

@@ -1,5 +1,7 @@
 """Every request has one end, with a name; the ledger gives it, and keeps what must not have happened."""
 
+from __future__ import annotations
+
 import enum
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -57,7 +59,7 @@ class Tally(msgspec.Struct):
         """Requests with these ends."""
         return sum(self.ends[end] for end in ends)
 
-    def since(self, before: "Tally") -> "Tally":
+    def since(self, before: Tally) -> Tally:
         """What came after ``before``, a copy of this."""
         return Tally(
             self.ends - before.ends,
@@ -68,7 +70,7 @@ class Tally(msgspec.Struct):
             self.retried - before.retried,
         )
 
-    def copy(self) -> "Tally":
+    def copy(self) -> Tally:
         return self.since(Tally())
 
 

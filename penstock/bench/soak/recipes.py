@@ -1,5 +1,7 @@
 """The mix of requests: what is asked, how its client behaves, and what must come of it."""
 
+from __future__ import annotations
+
 import enum
 import random
 from dataclasses import dataclass, field

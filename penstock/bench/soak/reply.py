@@ -1,5 +1,7 @@
 """What came of one request, from the bytes of its connection."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from typing import Any
 

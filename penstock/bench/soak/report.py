@@ -1,5 +1,7 @@
 """What a soak found: as JSON, and as a table to read."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import Any

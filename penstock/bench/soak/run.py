@@ -1,5 +1,7 @@
 """``penstock bench soak``: rounds of load and deaths, after each of which all must add up."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import random

@@ -1,5 +1,7 @@
 """Options of which pages of other origins a browser lets in."""
 
+from __future__ import annotations
+
 from typing import Annotated
 
 from msgspec import Meta

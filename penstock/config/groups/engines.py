@@ -1,5 +1,7 @@
 """Options of engines, their batches and their memory."""
 
+from __future__ import annotations
+
 from typing import Annotated, Literal
 
 from msgspec import Meta

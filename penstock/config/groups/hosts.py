@@ -1,5 +1,7 @@
 """Options of a fleet on several hosts."""
 
+from __future__ import annotations
+
 from typing import Annotated, Literal
 
 from msgspec import Meta

@@ -1,5 +1,7 @@
 """Options of the HTTP server: where it listens, whom it serves, and how much it takes."""
 
+from __future__ import annotations
+
 from typing import Annotated, Literal
 
 from penstock.config.describe import option

@@ -1,5 +1,7 @@
 """Options of which model is served, and how it is read."""
 
+from __future__ import annotations
+
 from typing import Annotated, Literal
 
 from msgspec import Meta

@@ -1,5 +1,7 @@
 """Options of the life of processes, their logs and their garbage."""
 
+from __future__ import annotations
+
 from typing import Annotated, Literal
 
 from penstock.config.describe import option

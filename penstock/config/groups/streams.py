@@ -1,5 +1,7 @@
 """Options of how replies are streamed."""
 
+from __future__ import annotations
+
 from typing import Annotated, Literal
 
 from msgspec import Meta

@@ -1,5 +1,7 @@
 """Options of the engine without a model."""
 
+from __future__ import annotations
+
 from typing import Annotated
 
 from msgspec import Meta

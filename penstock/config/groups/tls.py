@@ -1,5 +1,7 @@
 """Options of certificates."""
 
+from __future__ import annotations
+
 from typing import Annotated
 
 from penstock.config.describe import option

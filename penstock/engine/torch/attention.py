@@ -4,6 +4,8 @@ Keys and values of all of a step's tokens are written to the cache, then each pa
 attends to its streams' histories.
 """
 
+from __future__ import annotations
+
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from .bloom import alibi_slopes
-from .layout import Decodes, Geometry, Part, StepLayout
-from .load import ModelShape
+from penstock.engine.torch.bloom import alibi_slopes
+from penstock.engine.torch.layout import Decodes, Geometry, Part, StepLayout
+from penstock.engine.torch.load import ModelShape
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Decodes, int | None, float | None, Tensor | None], Tensor]
 
@@ -94,7 +96,7 @@ def find_kernel(device: torch.device) -> Kernel | None:
     """The one in Triton, which comes with PyTorch for CUDA."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
-    from .kernels import paged_decode
+    from penstock.engine.torch.kernels import paged_decode
 
     return paged_decode
 

@@ -1,5 +1,7 @@
 """BLOOM's attention: the only supported family whose definition does not call the attention interface."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,7 @@
 """The embedded engine: any supported Hugging Face causal LM, on a CPU or a CUDA device."""
 
+from __future__ import annotations
+
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -8,25 +10,25 @@ from typing import Any
 
 import torch
 
-from ...config.errors import ConfigError
-from ...config.options import ServeConfig
-from ...wire.messages import EngineInfo, Submit
-from ...wire.sockets import Place
-from ..base import Load, StepRows
-from ..blocks import BlockTables
-from ..rows import joined
-from ..sampling import SamplingColumns
-from ..scheduler import Batch, Scheduler
-from ..slots import SlotTable
-from ..structured import GrammarCompiler
-from ..vocabulary import read_eos_token_ids
-from .experts import SplitExperts
-from .load import ModelShape, pick_device, pick_dtype, read_shape
-from .memory import cache_blocks, keep_freed_memory
-from .model import PagedModel
-from .profile import Trace
-from .ranks import RankGroup
-from .runner import Launched, Runner
+from penstock.config.errors import ConfigError
+from penstock.config.options import ServeConfig
+from penstock.engine.base import Load, StepRows
+from penstock.engine.blocks import BlockTables
+from penstock.engine.rows import joined
+from penstock.engine.sampling import SamplingColumns
+from penstock.engine.scheduler import Batch, Scheduler
+from penstock.engine.slots import SlotTable
+from penstock.engine.structured import GrammarCompiler
+from penstock.engine.torch.experts import SplitExperts
+from penstock.engine.torch.load import ModelShape, pick_device, pick_dtype, read_shape
+from penstock.engine.torch.memory import cache_blocks, keep_freed_memory
+from penstock.engine.torch.model import PagedModel
+from penstock.engine.torch.profile import Trace
+from penstock.engine.torch.ranks import RankGroup
+from penstock.engine.torch.runner import Launched, Runner
+from penstock.engine.vocabulary import read_eos_token_ids
+from penstock.wire.messages import EngineInfo, Submit
+from penstock.wire.sockets import Place
 
 GRAMMAR_NAP_S = 0.002
 """How long a step without anything else to do waits for a grammar."""

@@ -4,6 +4,8 @@ In every layer with experts, each rank gathers the hidden states of all ranks' t
 routed, computes what its own experts add to them, and the ranks sum that up.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch
@@ -11,8 +13,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.functional import pad
 
-from ...config.errors import ConfigError
-from .ranks import RankGroup
+from penstock.config.errors import ConfigError
+from penstock.engine.torch.ranks import RankGroup
 
 IMPLEMENTATION = "penstock_split"
 """Name of the experts' implementation for transformers, see :class:`SplitExperts`."""

@@ -1,10 +1,12 @@
 """Which architectures the torch engine runs. Imports no torch, so that the supervisor can ask."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Any
 
-from ...config.errors import ConfigError
+from penstock.config.errors import ConfigError
 
 FAMILIES: dict[str, str] = {
     "bloom": "BLOOM",

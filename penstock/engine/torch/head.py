@@ -1,5 +1,7 @@
 """The output projection: hidden states to logits."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import torch

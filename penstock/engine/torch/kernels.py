@@ -5,12 +5,14 @@ KV head walks the stream's blocks with a running softmax (Dao: FlashAttention-2)
 and nothing is gathered.
 """
 
+from __future__ import annotations
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .layout import Decodes
+from penstock.engine.torch.layout import Decodes
 
 TILE = 64
 """Positions per turn of a program's loop."""

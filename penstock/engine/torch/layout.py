@@ -5,6 +5,8 @@ computed in parts: streams of similar length, padded to the longest of them, so 
 tensor operations and no stream meets much more than its own history.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..blocks import NULL_BLOCK, BlockTables
-from ..scheduler import Batch
-from .transfer import to_device
+from penstock.engine.blocks import NULL_BLOCK, BlockTables
+from penstock.engine.scheduler import Batch
+from penstock.engine.torch.transfer import to_device
 
 PADDING = 1.25
 """A part ends when the next stream is longer than its shortest one by this factor, and by PADDING_SLACK."""
@@ -61,7 +63,7 @@ class StepLayout:
     writes: Tensor
     """int64[T * KV heads]: row of each token's key and value, head by head, in a cache of rows."""
     parts: list[Part]
-    decodes: "Decodes | None" = None
+    decodes: Decodes | None = None
     """The first tokens of the batch, when they are in no part."""
 
 

@@ -1,15 +1,17 @@
 """What a model directory says, and the transformers model that is made of it."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...config.errors import ConfigError
-from ...config.options import ServeConfig
-from .experts import IMPLEMENTATION, SplitExperts
-from .families import check_family
+from penstock.config.errors import ConfigError
+from penstock.config.options import ServeConfig
+from penstock.engine.torch.experts import IMPLEMENTATION, SplitExperts
+from penstock.engine.torch.families import check_family
 
 NAMES_SHOWN = 3
 """Tensors that an error names, of those that are wrong."""

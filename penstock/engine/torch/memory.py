@@ -1,5 +1,7 @@
 """The engine process's memory: what the KV cache gets, and what the C library does with freed memory."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import gc
@@ -7,9 +9,9 @@ import gc
 import psutil
 import torch
 
-from ...config.errors import ConfigError
-from ...config.options import ServeConfig
-from .load import ModelShape
+from penstock.config.errors import ConfigError
+from penstock.config.options import ServeConfig
+from penstock.engine.torch.load import ModelShape
 
 CPU_CACHE_BYTES = 4 << 30
 CPU_CACHE_SHARE = 0.4

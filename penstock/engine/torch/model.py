@@ -1,19 +1,21 @@
 """A Hugging Face causal LM with our attention in place of its own."""
 
+from __future__ import annotations
+
 import itertools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...config.options import ServeConfig
-from .attention import PagedAttention, find_kernel
-from .bloom import replace_attention
-from .experts import SplitExperts
-from .head import Head
-from .layout import StepLayout, idle_layout
-from .load import ModelShape, load_model
-from .memory import release_memory
+from penstock.config.options import ServeConfig
+from penstock.engine.torch.attention import PagedAttention, find_kernel
+from penstock.engine.torch.bloom import replace_attention
+from penstock.engine.torch.experts import SplitExperts
+from penstock.engine.torch.head import Head
+from penstock.engine.torch.layout import StepLayout, idle_layout
+from penstock.engine.torch.load import ModelShape, load_model
+from penstock.engine.torch.memory import release_memory
 
 _instances = itertools.count()
 

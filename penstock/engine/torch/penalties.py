@@ -1,11 +1,13 @@
 """Repetition, presence and frequency penalties: which tokens stand in a stream, counted as it grows."""
 
+from __future__ import annotations
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..sampling import SamplingColumns
+from penstock.engine.sampling import SamplingColumns
 
 Slots = NDArray[np.intp]
 

@@ -1,5 +1,7 @@
 """A trace of what the engine does, on the host and on the device, for chrome://tracing or Perfetto."""
 
+from __future__ import annotations
+
 from torch.profiler import ProfilerActivity, profile
 
 

@@ -1,5 +1,7 @@
 """The ranks that compute a model's layers together: how they meet, and what they exchange."""
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Callable
@@ -10,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...wire.sockets import Place
+from penstock.wire.sockets import Place
 
 LOOK_S = 0.05
 """How often a rank looks whether the others have loaded. There is nothing to wait on: a FileStore's own wait

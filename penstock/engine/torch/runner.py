@@ -1,5 +1,7 @@
 """Runs what the scheduler chose: tokens to the device, the model, sampled tokens back."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,19 +10,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...wire.arrays import I32
-from ...wire.logprobs import Logprobs
-from ..base import StepRows
-from ..blocks import BlockTables
-from ..prompt_logprobs import PromptColumns
-from ..rows import joined_logprobs
-from ..sampling import SamplingColumns
-from ..scheduler import Batch
-from .layout import lay_out, token_positions
-from .model import PagedModel
-from .sampled import Candidates, Sampled
-from .sampler import Sampler, candidates
-from .transfer import to_device
+from penstock.engine.base import StepRows
+from penstock.engine.blocks import BlockTables
+from penstock.engine.prompt_logprobs import PromptColumns
+from penstock.engine.rows import joined_logprobs
+from penstock.engine.sampling import SamplingColumns
+from penstock.engine.scheduler import Batch
+from penstock.engine.torch.layout import lay_out, token_positions
+from penstock.engine.torch.model import PagedModel
+from penstock.engine.torch.sampled import Candidates, Sampled
+from penstock.engine.torch.sampler import Sampler, candidates
+from penstock.engine.torch.transfer import to_device
+from penstock.wire.arrays import I32
+from penstock.wire.logprobs import Logprobs
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,14 +1,16 @@
 """What the sampler gives: tokens on the device, where the next step needs them, and what the host reads."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...wire.arrays import I32
-from ...wire.logprobs import Logprobs
-from .transfer import to_host
+from penstock.engine.torch.transfer import to_host
+from penstock.wire.arrays import I32
+from penstock.wire.logprobs import Logprobs
 
 
 @dataclass(slots=True, frozen=True)
@@ -25,7 +27,7 @@ class Candidates:
     rank: Tensor
     """int64[L]: of the sampled token, from 1."""
 
-    def to_host(self) -> "Candidates":
+    def to_host(self) -> Candidates:
         return Candidates(self.row, self.wanted, *map(to_host, (self.ids, self.values, self.rank)))
 
     def read(self) -> Logprobs:
@@ -44,7 +46,7 @@ class Sampled:
     """int64[S]"""
     candidates: Candidates | None = None
 
-    def to_host(self) -> "Sampled":
+    def to_host(self) -> Sampled:
         """The same on the host, to be read when the device is done."""
         return Sampled(to_host(self.tokens), self.candidates and self.candidates.to_host())
 

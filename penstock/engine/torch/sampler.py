@@ -1,5 +1,7 @@
 """From logits to tokens: the whole batch in one set of tensor operations."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -7,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...wire.arrays import I32
-from ..sampling import PENALTIES, Edits, Need, SamplingColumns
-from .penalties import Occurrences, penalize
-from .sampled import Candidates, Sampled
+from penstock.engine.sampling import PENALTIES, Edits, Need, SamplingColumns
+from penstock.engine.torch.penalties import Occurrences, penalize
+from penstock.engine.torch.sampled import Candidates, Sampled
+from penstock.wire.arrays import I32
 
 Slots = NDArray[np.intp]
 Needs = NDArray[np.uint16]

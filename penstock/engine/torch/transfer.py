@@ -4,6 +4,8 @@ A copy takes its turn among the device's other work. What comes from a device ma
 was ordered up to :func:`to_host` is done.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

@@ -1,12 +1,14 @@
 """--lora-modules: the adapters that requests may name, as `vllm serve` is told of them."""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Collection, Sequence
 
 import msgspec
 
-from ...config.errors import ConfigError
-from ...wire.messages import Adapter
+from penstock.config.errors import ConfigError
+from penstock.wire.messages import Adapter
 
 FLAG = "--lora-modules"
 

@@ -1,11 +1,13 @@
 """From Penstock's options to the arguments of vLLM's own command line."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import msgspec
 
-from ...config.errors import ConfigError
-from ...config.options import ServeConfig
+from penstock.config.errors import ConfigError
+from penstock.config.options import ServeConfig
 
 SAME_NAME = (
     "tokenizer",

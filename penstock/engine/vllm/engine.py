@@ -1,5 +1,7 @@
 """vLLM's engine under Penstock's wire: its scheduler, KV cache, kernels and executors; not its servers."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -8,25 +10,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...config.options import ServeConfig
-from ...wire.arrays import I8
-from ...wire.frames import Finish
-from ...wire.logprobs import Logprobs
-from ...wire.messages import EngineInfo, Submit, TransferParams, WireError
-from ...wire.sockets import Place
-from ..base import Load, RequestRejected, StepRows, StreamFailure
-from ..logprobs import HeldLogprobs
-from ..prompt_logprobs import PromptColumns
-from ..requests import check_request
-from ..rows import joined
-from ..slots import SlotTable
-from ..torch.profile import Trace
-from ..waiting import Waiting, WaitingQueue
-from .adapters import take_adapters
-from .arguments import arguments
-from .internals import Core
-from .produced import Produced, Scores
-from .start import shown_start
+from penstock.config.options import ServeConfig
+from penstock.engine.base import Load, RequestRejected, StepRows, StreamFailure
+from penstock.engine.logprobs import HeldLogprobs
+from penstock.engine.prompt_logprobs import PromptColumns
+from penstock.engine.requests import check_request
+from penstock.engine.rows import joined
+from penstock.engine.slots import SlotTable
+from penstock.engine.torch.profile import Trace
+from penstock.engine.vllm.adapters import take_adapters
+from penstock.engine.vllm.arguments import arguments
+from penstock.engine.vllm.internals import Core
+from penstock.engine.vllm.produced import Produced, Scores
+from penstock.engine.vllm.start import shown_start
+from penstock.engine.waiting import Waiting, WaitingQueue
+from penstock.wire.arrays import I8
+from penstock.wire.frames import Finish
+from penstock.wire.logprobs import Logprobs
+from penstock.wire.messages import EngineInfo, Submit, TransferParams, WireError
+from penstock.wire.sockets import Place
 
 Slots = NDArray[np.intp]
 

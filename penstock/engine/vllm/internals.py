@@ -6,6 +6,8 @@ checks them before it imports this. What is used of vLLM, and how, is listed by 
 (``tests/engine/vllm/test_contract.py``), which fails first, with its name, when a version moves something.
 """
 
+from __future__ import annotations
+
 import multiprocessing
 import os
 import threading
@@ -19,12 +21,12 @@ import llguidance
 import msgspec
 import numpy as np
 
-from ...config.errors import ConfigError
-from ...wire.frames import Finish
-from ...wire.messages import Adapter, Submit
-from ...wire.sockets import Place
-from ..base import RequestRejected
-from .produced import Counts, Produced, Scores
+from penstock.config.errors import ConfigError
+from penstock.engine.base import RequestRejected
+from penstock.engine.vllm.produced import Counts, Produced, Scores
+from penstock.wire.frames import Finish
+from penstock.wire.messages import Adapter, Submit
+from penstock.wire.sockets import Place
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read at import: the core runs in this process
 os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # its lines go where Penstock's go
@@ -43,7 +45,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 from vllm.v1.structured_output.backend_guidance import GuidanceBackend, GuidanceGrammar
 
-from .meeting import meet
+from penstock.engine.vllm.meeting import meet
 
 SEED_STEP = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio: seeds of resumed streams lie far apart."""
@@ -398,7 +400,7 @@ def _scores(ids: Any, values: Any, rank: Any) -> Scores:
     return Scores(np.asarray(ids, np.int32), np.asarray(values, np.float32), np.asarray(rank, np.int32))
 
 
-def _advanced(compiled: "Future[Any]", request_id: str, delivered: list[int]) -> Any:
+def _advanced(compiled: Future[Any], request_id: str, delivered: list[int]) -> Any:
     """The grammar behind ``delivered``. Runs in the thread that compiled it before."""
     grammar = compiled.result()
     grammar.accept_tokens(request_id, delivered)

@@ -1,12 +1,14 @@
 """How ranks that compute layers together tell vLLM where they meet."""
 
+from __future__ import annotations
+
 import os
 import socket
 from datetime import timedelta
 
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from ...wire.sockets import Place
+from penstock.wire.sockets import Place
 
 PATIENCE = timedelta(minutes=10)
 """How long a rank waits for the first one to say where it listens: all import vLLM before."""

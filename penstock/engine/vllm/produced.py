@@ -1,10 +1,12 @@
 """What vLLM gave: plain data, without its types."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 
-from ...wire.arrays import F32, I32
-from ...wire.frames import Finish
-from ...wire.messages import TransferParams
+from penstock.wire.arrays import F32, I32
+from penstock.wire.frames import Finish
+from penstock.wire.messages import TransferParams
 
 
 @dataclass(slots=True)

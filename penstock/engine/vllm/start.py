@@ -1,5 +1,7 @@
 """What vLLM says while it starts: shown as progress, and logged as other lines are from there on."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
 from collections.abc import Callable, Iterator

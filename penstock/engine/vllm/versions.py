@@ -1,9 +1,11 @@
 """Which versions of vLLM this engine is made for. Imports nothing of vLLM."""
 
+from __future__ import annotations
+
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from ...config.errors import ConfigError
+from penstock.config.errors import ConfigError
 
 SUPPORTED = ("0.32", "0.33")
 """Minor versions, any patch of them. A change of this list follows a run of ``make test-vllm``."""

@@ -1,7 +1,9 @@
 """What Envoy's access log says about a request's end, in the gateway's words."""
 
-from ..outcome import Ending
-from .messages import Entry
+from __future__ import annotations
+
+from penstock.gateway.extproc.messages import Entry
+from penstock.gateway.outcome import Ending
 
 _TIMEOUTS = frozenset(
     {

@@ -1,18 +1,20 @@
 """One request as Envoy tells it: when to pick, what to answer. Messages in, messages out."""
 
+from __future__ import annotations
+
 import uuid
 from collections.abc import Iterator
 
-from ...api.errors import ApiError
-from ..attempt import answer_headers, error_body, expected, observer_of
-from ..observer import ReplyObserver, StreamObserver
-from ..outcome import Outcome
-from ..picker import Refusal, pick_request
-from ..relay import Record
-from ..request import GENERATION_PATHS, BodyError, RequestBody, read_request
-from ..trace import TRACESTATE, passed_on
-from .messages import Answer, BodyMode, Immediate, Part, Reply, Told
-from .picks import NAMESPACE, PROCESS_KEY, Pick, Picks
+from penstock.gateway.attempt import answer_headers, error_body, expected, observer_of
+from penstock.gateway.extproc.messages import Answer, BodyMode, Immediate, Part, Reply, Told
+from penstock.gateway.extproc.picks import NAMESPACE, PROCESS_KEY, Pick, Picks
+from penstock.gateway.observer import ReplyObserver, StreamObserver
+from penstock.gateway.outcome import Outcome
+from penstock.gateway.picker import Refusal, pick_request
+from penstock.gateway.relay import Record
+from penstock.gateway.request import GENERATION_PATHS, BodyError, RequestBody, read_request
+from penstock.gateway.trace import TRACESTATE, passed_on
+from penstock.http.errors import ApiError
 
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 GENERATIONS = ("x-gateway", "x-llm-d")

@@ -1,9 +1,11 @@
 """What Envoy says about a request and what it is told, without protobuf or gRPC."""
 
+from __future__ import annotations
+
 import enum
 from dataclasses import dataclass, field
 
-from ..upstream import Headers
+from penstock.gateway.upstream import Headers
 
 Texts = dict[str, list[str]]
 """Strings of one metadata namespace; a string with commas is a list as well."""

@@ -1,24 +1,26 @@
 """The requests that Envoy was told where to send: picked here, ended by Envoy's access log, counted once."""
 
+from __future__ import annotations
+
 import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from ...api.access import Keys
-from ...config.gateway import GatewayConfig
-from ..attempt import Expected
-from ..endpoint import Endpoint
-from ..ledger import Ledger
-from ..observer import Observation, ReplyObserver, StreamObserver
-from ..outcome import BLAMED, Ending, Outcome, judge
-from ..picker import PickRequest, Refusal
-from ..relay import Record, Relay, reason_of
-from ..request import Rewrites
-from ..trace import Tracing
-from .accesslog import ending_of, is_envoys_own
-from .messages import Entry
+from penstock.config.gateway import GatewayConfig
+from penstock.gateway.attempt import Expected
+from penstock.gateway.endpoint import Endpoint
+from penstock.gateway.extproc.accesslog import ending_of, is_envoys_own
+from penstock.gateway.extproc.messages import Entry
+from penstock.gateway.ledger import Ledger
+from penstock.gateway.observer import Observation, ReplyObserver, StreamObserver
+from penstock.gateway.outcome import BLAMED, Ending, Outcome, judge
+from penstock.gateway.picker import PickRequest, Refusal
+from penstock.gateway.relay import Record, Relay, reason_of
+from penstock.gateway.request import Rewrites
+from penstock.gateway.trace import Tracing
+from penstock.http.access_keys import Keys
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ class Picks:
     @classmethod
     def of(
         cls, config: GatewayConfig, relay: Relay, ledger: Ledger, rewrites: Rewrites, tracing: Tracing
-    ) -> "Picks":
+    ) -> Picks:
         """With the options of ``config``."""
         return cls(
             relay,

@@ -7,6 +7,8 @@ here, in a descriptor pool of their own, so that they collide with nobody's. Sou
 and gRPC's ``grpc/health/v1/health.proto``.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -20,9 +22,9 @@ from google.protobuf import (
     wrappers_pb2,
 )
 
-from ..addresses import host_and_port
-from ..upstream import Headers
-from .messages import Answer, BodyMode, Entry, Immediate, Part, Texts, Told
+from penstock.gateway.addresses import host_and_port
+from penstock.gateway.extproc.messages import Answer, BodyMode, Entry, Immediate, Part, Texts, Told
+from penstock.gateway.upstream import Headers
 
 # Enums are declared as int32, which has the same encoding. "*" repeats a field, "%" is a map from strings.
 _SCHEMA = """

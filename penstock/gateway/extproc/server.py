@@ -1,5 +1,7 @@
 """The gRPC server that Envoy talks to: external processing, access log, health."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -7,12 +9,18 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ...supervisor.exits import StartError
-from ..addresses import host_and_port
-from .exchange import Exchange
-from .messages import Answer, Entry, Told
-from .picks import Picks
-from .protobuf import HealthRequest, HealthResponse, read_log, read_request, write_response
+from penstock.gateway.addresses import host_and_port
+from penstock.gateway.extproc.exchange import Exchange
+from penstock.gateway.extproc.messages import Answer, Entry, Told
+from penstock.gateway.extproc.picks import Picks
+from penstock.gateway.extproc.protobuf import (
+    HealthRequest,
+    HealthResponse,
+    read_log,
+    read_request,
+    write_response,
+)
+from penstock.supervisor.exits import StartError
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +95,7 @@ class EnvoyServer:
     # -- methods
 
     async def _process(
-        self, requests: AsyncIterator[Told | None], context: "grpc.aio.ServicerContext[Any, Any]"
+        self, requests: AsyncIterator[Told | None], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Answer]:
         exchange = Exchange(self._picks)
         try:
@@ -102,7 +110,7 @@ class EnvoyServer:
             exchange.closed()
 
     async def _log(
-        self, batches: AsyncIterator[list[Entry]], context: "grpc.aio.ServicerContext[Any, Any]"
+        self, batches: AsyncIterator[list[Entry]], context: grpc.aio.ServicerContext[Any, Any]
     ) -> bytes:
         self._picks.logs += 1
         try:
@@ -113,7 +121,7 @@ class EnvoyServer:
             self._picks.logs -= 1
         return b""
 
-    async def _check(self, request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
+    async def _check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         match request.service:
             case "" | "liveness":
                 return HealthResponse(status=SERVING)

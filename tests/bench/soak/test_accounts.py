@@ -1,5 +1,7 @@
 """The fleet's counts and its clients' must fit, exactly where no process died."""
 
+from __future__ import annotations
+
 from collections import Counter
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Clients read, leave, and keep their connections, over real sockets."""
 
+from __future__ import annotations
+
 import asyncio
 import random
 

@@ -1,5 +1,7 @@
 """Disturbances of real processes that only look like a server's."""
 
+from __future__ import annotations
+
 import asyncio
 import random
 import signal

@@ -1,5 +1,7 @@
 """The oracle agrees with the engine, and knows where a stop string ends an output."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 

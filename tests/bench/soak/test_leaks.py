@@ -1,5 +1,7 @@
 """Growth is the slope of what was sampled, and judged where there is enough of it."""
 
+from __future__ import annotations
+
 import pytest
 
 from penstock.bench.soak.leaks import LEAST_SPAN_S, MIB, Sample, growth, leaks, slope

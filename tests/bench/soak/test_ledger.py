@@ -1,5 +1,7 @@
 """Every request has one end, and what must not happen is found."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import msgspec

@@ -1,5 +1,7 @@
 """The mix is the same for the same seed, and has all that it is to have."""
 
+from __future__ import annotations
+
 import random
 from collections import Counter
 

@@ -1,5 +1,7 @@
 """What is seen of a reply, however its bytes arrive."""
 
+from __future__ import annotations
+
 import pytest
 
 from penstock.bench.soak.reply import Seen

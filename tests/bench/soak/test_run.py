@@ -1,5 +1,7 @@
 """Soaks of real servers, short ones."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

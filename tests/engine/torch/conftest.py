@@ -1,5 +1,7 @@
 """These tests need the torch extra."""
 
+from __future__ import annotations
+
 import os
 from importlib.util import find_spec
 

@@ -1,5 +1,7 @@
 """Tiny random models, and an engine driven step by step without processes or sockets."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Ranks as processes, each with an engine that has a share of the experts; they step together."""
 
+from __future__ import annotations
+
 import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,8 +13,7 @@ from penstock.config.options import ServeConfig
 from penstock.engine.torch.engine import TorchEngine
 from penstock.wire.messages import Submit
 from penstock.wire.sockets import Place
-
-from .harness import SMALL_ENGINE, Driver, Outcome
+from tests.engine.torch.harness import SMALL_ENGINE, Driver, Outcome
 
 PATIENCE_S = 300.0
 

@@ -1,5 +1,7 @@
 """How one row is sampled, written down plainly: one token after the other, in float64."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,5 +1,7 @@
 """A step that is launched before the tokens of the step before it are read gives what it would have given."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.wire.frames import Finish
 from penstock.wire.messages import Submit
-
-from .harness import VOCAB, Driver, Outcome, make_engine, make_model, submit
+from tests.engine.torch.harness import VOCAB, Driver, Outcome, make_engine, make_model, submit
 
 MIXED: list[dict[str, Any]] = [
     {},

@@ -1,5 +1,7 @@
 """Attention over the paged cache against attention written out for one token at a time."""
 
+from __future__ import annotations
+
 import dataclasses
 from types import SimpleNamespace
 from typing import Any

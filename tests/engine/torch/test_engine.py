@@ -1,5 +1,7 @@
 """The torch engine against transformers' own generation, token by token."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,7 @@ import transformers
 
 from penstock.engine.base import RequestRejected
 from penstock.wire.frames import Finish
-
-from .harness import VOCAB, Driver, generate, make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import VOCAB, Driver, generate, make_engine, make_model, run_all, submit
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """Experts split over two ranks: the tokens are those of one engine that has them all."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,8 @@ from penstock.config.errors import ConfigError
 from penstock.engine.torch.families import WITH_EXPERTS, check_family
 from penstock.wire.frames import Finish
 from penstock.wire.messages import Submit
-
-from .harness import VOCAB, make_engine, make_model, run_all, submit
-from .ranks import Plan, Ranks
+from tests.engine.torch.harness import VOCAB, make_engine, make_model, run_all, submit
+from tests.engine.torch.ranks import Plan, Ranks
 
 SIZE = 2
 

@@ -1,5 +1,7 @@
 """Every supported family against transformers: prompts in chunks, decodes over the paged cache."""
 
+from __future__ import annotations
+
 import json
 import re
 from pathlib import Path
@@ -10,9 +12,8 @@ import pytest
 from penstock.config.errors import ConfigError
 from penstock.engine.torch.families import FAMILIES as SUPPORTED
 from penstock.engine.torch.families import check_family
-
-from . import harness
-from .harness import VOCAB, generate, make_engine, make_model, run_all, submit, top_logprobs
+from tests.engine.torch import harness
+from tests.engine.torch.harness import VOCAB, generate, make_engine, make_model, run_all, submit, top_logprobs
 
 TOKENS = 12
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"

@@ -1,5 +1,7 @@
 """The output projection against a plain one."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 from torch import nn

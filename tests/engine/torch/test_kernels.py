@@ -1,11 +1,12 @@
 """The Triton kernel, in Triton's interpreter, against attention written out; needs Triton, but no GPU."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 
 from penstock.engine.torch.layout import Decodes
-
-from .test_attention import HEADS, KV_HEADS, decoded
+from tests.engine.torch.test_attention import HEADS, KV_HEADS, decoded
 
 pytest.importorskip("triton")
 

@@ -1,5 +1,7 @@
 """Weights in the formats that model directories have, and what is said when they are wrong."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from penstock.config.errors import ConfigError
-
-from .harness import generate, make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import generate, make_engine, make_model, run_all, submit
 
 PROMPT = [5, 9, 200, 17]
 WEIGHTS = "model.safetensors"

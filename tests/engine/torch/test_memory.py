@@ -1,5 +1,7 @@
 """What the C library does with freed memory, seen by page faults of a process of its own."""
 
+from __future__ import annotations
+
 import platform
 import subprocess
 import sys

@@ -1,11 +1,13 @@
 """Shared prefixes with a real model: the same tokens, computed once."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest
 import transformers
 
-from .harness import Driver, generate, make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import Driver, generate, make_engine, make_model, run_all, submit
 
 PROMPT = [5 + 7 * index % 300 for index in range(50)]
 

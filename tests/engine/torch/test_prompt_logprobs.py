@@ -1,5 +1,7 @@
 """Logprobs of prompts: those of the model, each token once, whatever else happens meanwhile."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from .harness import Driver, Outcome, make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import Driver, Outcome, make_engine, make_model, run_all, submit
 
 Model = tuple[Path, transformers.PreTrainedModel]
 

@@ -1,5 +1,7 @@
 """The sampler against exact probabilities, and against a plain reference."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,8 @@ from penstock.engine.sampling import SamplingColumns
 from penstock.engine.slots import SlotTable
 from penstock.engine.torch.sampler import FEW, SOME, Sampler, pick
 from penstock.wire.messages import Sampling
-
-from .harness import submit
-from .sampling_reference import distribution, edited
+from tests.engine.torch.harness import submit
+from tests.engine.torch.sampling_reference import distribution, edited
 
 DRAWS = 20_000
 LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, 1.5, -3.0], np.float32)

@@ -1,5 +1,7 @@
 """What the torch engine gives back while it sleeps, and profiles."""
 
+from __future__ import annotations
+
 import gzip
 import json
 import weakref
@@ -9,8 +11,7 @@ import pytest
 import torch
 
 from penstock.engine.torch import model as paged
-
-from .harness import make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import make_engine, make_model, run_all, submit
 
 PROMPT = [5, 6, 7, 8] * 12
 

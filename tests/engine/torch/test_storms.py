@@ -1,5 +1,7 @@
 """Storms through a real model; the sizes of tests/engine/test_storms.py."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +9,7 @@ import pytest
 import transformers
 
 from penstock.wire.frames import Finish
-
-from .harness import VOCAB, Driver, make_engine, make_model, submit
+from tests.engine.torch.harness import VOCAB, Driver, make_engine, make_model, submit
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """Structured output of a random model: what it says always matches, and nobody else notices."""
 
+from __future__ import annotations
+
 import json
 import re
 from pathlib import Path
@@ -11,9 +13,8 @@ from tokenizers import Tokenizer
 
 from penstock.wire.frames import Finish
 from penstock.wire.messages import Submit
-
-from ..support import byte_level_tokenizer
-from .harness import Driver, Outcome, make_engine, make_model, run_all, submit
+from tests.engine.support import byte_level_tokenizer
+from tests.engine.torch.harness import Driver, Outcome, make_engine, make_model, run_all, submit
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -1,5 +1,7 @@
 """Most of these tests need vLLM: ``make test-vllm`` makes an environment that has it."""
 
+from __future__ import annotations
+
 import warnings
 from importlib.util import find_spec
 

@@ -1,5 +1,7 @@
 """Adapters as `vllm serve` is told of them."""
 
+from __future__ import annotations
+
 import pytest
 
 from penstock.config.errors import ConfigError

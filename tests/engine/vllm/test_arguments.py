@@ -1,5 +1,7 @@
 """Penstock's options as vLLM's arguments."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import msgspec

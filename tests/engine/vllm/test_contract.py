@@ -1,5 +1,7 @@
 """Every name of vLLM's that Penstock uses, and how: a version that moves one fails here with its name."""
 
+from __future__ import annotations
+
 import dataclasses
 import inspect
 from importlib import import_module

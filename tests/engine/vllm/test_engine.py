@@ -1,5 +1,7 @@
 """vLLM's engine step by step, with a small random model, without processes or sockets."""
 
+from __future__ import annotations
+
 import gzip
 import json
 import warnings
@@ -18,8 +20,7 @@ from penstock.engine.vllm.engine import VllmEngine
 from penstock.engine.vllm.produced import Produced
 from penstock.wire.frames import Finish
 from penstock.wire.messages import WireError
-
-from ..support import Received, byte_level_tokenizer, submit
+from tests.engine.support import Received, byte_level_tokenizer, submit
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -1,5 +1,7 @@
 """What vLLM's core needs from the process around it; no model is loaded."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,5 +1,7 @@
 """The versions of vLLM that are taken; none needs to be installed."""
 
+from __future__ import annotations
+
 from importlib.metadata import PackageNotFoundError
 
 import pytest

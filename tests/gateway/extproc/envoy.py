@@ -1,5 +1,7 @@
 """A real Envoy with `deploy/envoy/envoy.yaml`, in front of a test's model servers."""
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import re
@@ -159,7 +161,7 @@ def envoy(*upstreams: str, gateway_port: int, change: Change | None = None) -> I
 
 
 @contextlib.contextmanager
-def _clients(process: "subprocess.Popen[bytes]", path: Path) -> Iterator[Envoy]:
+def _clients(process: subprocess.Popen[bytes], path: Path) -> Iterator[Envoy]:
     def soon(condition: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + WAIT_S
         while not (found := condition()):

@@ -1,5 +1,7 @@
 """The gateway as the external processor of a real Envoy."""
 
+from __future__ import annotations
+
 import socket
 import threading
 from collections.abc import Iterator

@@ -1,11 +1,12 @@
 """Exchanges as messages in and messages out: every body mode, without gRPC, Envoy or protobuf."""
 
+from __future__ import annotations
+
 import json
 from typing import Any, Literal
 
 import pytest
 
-from penstock.api.access import Keys
 from penstock.gateway.addresses import Target
 from penstock.gateway.attempt import Timeouts
 from penstock.gateway.extproc.exchange import CONTROL_HEADERS, DESTINATIONS, MOST_CHUNK_BYTES, Exchange
@@ -18,6 +19,7 @@ from penstock.gateway.pool import Pool
 from penstock.gateway.relay import Relay
 from penstock.gateway.request import Rewrites
 from penstock.gateway.trace import Tracing
+from penstock.http.access_keys import Keys
 
 BODY = json.dumps({"model": "m", "prompt": "p", "stream": True}).encode()
 STREAM = b'data: {"choices":[{"text":" a"}]}\n\n'

@@ -1,5 +1,7 @@
 """Every way a stream can fail, in every dialect, behind a real Envoy that shows replies to the gateway."""
 
+from __future__ import annotations
+
 import contextlib
 import socket
 from collections.abc import Callable, Iterator

@@ -1,5 +1,7 @@
 """Envoy's messages as bytes, written down by hand from the field numbers of Envoy's .proto files."""
 
+from __future__ import annotations
+
 import pytest
 
 from penstock.gateway.extproc.messages import BodyMode, Immediate, Part, Reply, Told

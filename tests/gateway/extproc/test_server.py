@@ -1,5 +1,7 @@
 """The gRPC server of the gateway, asked as Envoy's and Kubernetes' health checks ask."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys

@@ -1,0 +1,202 @@
+"""What an API server tells of itself and of the fleet: ``/metrics``, and a line in the log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol, TypeAlias
+
+from penstock.dialects.input_processor import Planner
+from penstock.dispatch.engine_client import Fleet
+from penstock.http.asgi import send_json
+from penstock.http.sink import Receive, Scope, Send
+from penstock.metrics import families as f
+from penstock.metrics.exposition import CONTENT_TYPE, exposition
+from penstock.metrics.garbage import Collector
+from penstock.metrics.server import ServerMetrics
+from penstock.metrics.snapshot import (
+    Labels,
+    Series,
+    Snapshot,
+    Totals,
+    Value,
+    merge_views,
+    process_name,
+    process_series,
+    totals,
+    view_of,
+)
+from penstock.streaming.table import StreamTable
+
+log = logging.getLogger(__name__)
+
+
+class Observer:
+    """One API server's view of the fleet: its own figures, and the latest of every other process.
+
+    ``clients`` gives the number of open connections and the bytes that wait for them.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        epoch: int,
+        incarnation: int,
+        restarts: int,
+        model: str,
+        block_size: int,
+        metrics: ServerMetrics,
+        fleet: Fleet,
+        streams: StreamTable,
+        planner: Planner,
+        collector: Collector,
+        clients: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._server = str(index)
+        self._process = process_name("api-server", index)
+        self._epoch = epoch
+        self._incarnation = incarnation
+        self._restarts = restarts
+        self._model = model
+        self._block_size = block_size
+        self._metrics = metrics
+        self._fleet = fleet
+        self._streams = streams
+        self._planner = planner
+        self._collector = collector
+        self._clients = clients
+        self._sequence = 0
+
+    def snapshot(self) -> Snapshot:
+        """This API server's own families."""
+        self._sequence += 1
+        series = list(self._series())
+        return Snapshot(self._process, self._epoch, self._sequence, series, self._incarnation)
+
+    def totals(self) -> Totals:
+        """Of all processes that this one knows of; gauges of engines are as fresh as their last frame."""
+        found = totals(merge_views(self._fleet.snapshots, view_of(self.snapshot())))
+        for engine in self._fleet.engines:
+            labels = self._model, str(engine.rank)
+            for family, value in (
+                (f.RUNNING, engine.running),
+                (f.WAITING, engine.waiting),
+                (f.KV_USAGE, engine.kv_used_permille / 1000),
+                (f.UP, engine.up),
+                (f.DRAINING, engine.draining),
+            ):
+                found.setdefault(family.name, {})[labels] = float(value)
+            if engine.host:
+                found.setdefault(f.ENGINE_INFO.name, {})[*labels, engine.host] = 1.0
+            if engine.info is not None and engine.info.kv_cache_tokens:
+                blocks = str(engine.info.kv_cache_tokens // self._block_size)
+                found.setdefault(f.CACHE_CONFIG.name, {})[*labels, str(self._block_size), blocks] = 1.0
+        if self._has_adapters():
+            found[f.LORA_REQUESTS.name] = {self._adapters(found): time.time()}
+        return found
+
+    def _has_adapters(self) -> bool:
+        return any(engine.info is not None and engine.info.adapters for engine in self._fleet.engines)
+
+    def _adapters(self, found: Totals) -> Labels:
+        """What gateways look for to send requests where their adapter is: one series for the whole fleet, as
+        of several they read the newest."""
+        streams = found.get(f.ADAPTER_STREAMS.name, {})
+        waiting, running = (
+            ",".join(sorted({adapter for _, adapter, state in streams if state == wanted}))
+            for wanted in ("waiting", "running")
+        )
+        up = [engine.info for engine in self._fleet.engines if engine.up and engine.info is not None]
+        return str(sum(info.max_loras for info in up)), waiting, running
+
+    async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``GET /metrics``."""
+        await send_json(send, exposition(self.totals()), kind=CONTENT_TYPE.encode())
+
+    def _series(self) -> Iterator[Series]:
+        server = self._server
+        yield from self._metrics.series(server)
+        for field, count in self._planner.unknown_fields().items():
+            yield Series(f.UNKNOWN_FIELDS.name, (server, field), count)
+        connections, queued = self._clients()
+        for family, value in (
+            (f.CONNECTIONS, connections),
+            (f.BYTES_QUEUED, queued),
+            (f.STREAMS, len(self._streams)),
+            (f.DELIVERED, self._streams.generated_tokens - self._streams.discarded_tokens),
+            (f.DISCARDED, self._streams.discarded_tokens),
+            (f.FRAMES, self._fleet.frames_received),
+            (f.FRAMES_MERGED, self._fleet.frames_merged),
+        ):
+            yield Series(family.name, (server,), value)
+        if self._has_adapters():
+            for (adapter, state), count in self._streams.adapters().items():
+                yield Series(f.ADAPTER_STREAMS.name, (server, adapter, state), count)
+        yield from process_series(self._process, self._restarts, self._collector.pauses)
+
+
+class Figures(Protocol):
+    """What an Observer is to the log."""
+
+    def totals(self) -> Totals: ...
+
+
+_Counts: TypeAlias = Mapping[Labels, Value]
+"""By engine."""
+
+
+class FleetLog:
+    """A line on what the fleet did since the last one was due, while it does anything.
+
+    Every API server keeps one, and the one that ``speaks`` does so for all: another can go on at any time.
+    """
+
+    def __init__(self, figures: Figures, speaks: Callable[[], bool]) -> None:
+        self._figures = figures
+        self._speaks = speaks
+        self._before: tuple[float, _Counts, _Counts] | None = None
+        """When the last line was due, and each engine's prompt and generated tokens by then."""
+        self._idle = True
+
+    def write(self, now: float) -> None:
+        """Write the line, unless the fleet was idle already at the last one, or another process speaks.
+
+        What an engine has counted when it is first seen is only noted: it may have worked for long.
+        """
+        found = self._figures.totals()
+        prompt, generated = found.get(f.PROMPT_TOKENS.name, {}), found.get(f.GENERATION_TOKENS.name, {})
+        running, waiting = _sum(found, f.RUNNING), _sum(found, f.WAITING)
+        kv_used = max(map(_number, found[f.KV_USAGE.name].values()), default=0.0)
+        before, self._before = self._before, (now, prompt, generated)
+        if before is None:
+            return
+        took = max(now - before[0], 1e-9)
+        prompt_added, generated_added = _added(prompt, before[1]), _added(generated, before[2])
+        idle = not running and not waiting and not prompt_added and not generated_added
+        if self._speaks() and not (idle and self._idle):
+            log.info(
+                "running %d, waiting %d, KV cache %.1f %%, prompts %.0f tokens/s, generated %.0f tokens/s",
+                running,
+                waiting,
+                100 * kv_used,
+                prompt_added / took,
+                generated_added / took,
+            )
+        self._idle = idle
+
+
+def _sum(found: Totals, family: f.Family) -> float:
+    return sum(map(_number, found.get(family.name, {}).values()))
+
+
+def _added(counts: _Counts, before: _Counts) -> float:
+    """By engines that were known before."""
+    return sum(
+        _number(count) - _number(before[labels]) for labels, count in counts.items() if labels in before
+    )
+
+
+def _number(value: Value) -> float:
+    assert isinstance(value, int | float)
+    return value

@@ -1,0 +1,286 @@
+"""Conversations to prompt text, by the model's Jinja chat template.
+
+Templates are written for transformers' ``apply_chat_template``; what they see here is what they see there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import msgspec
+
+from penstock.http.errors import ApiError
+
+DEFAULT = "default"
+WITH_TOOLS = "tool_use"
+"""Name of the template for requests with tools, where a model has several."""
+RESERVED = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
+)
+"""Variables that requests set by fields of their own."""
+
+# Follows the text of a final message that is to be continued. Where its trailing space survives, the
+# template leaves space alone; where not, it trims messages, and what comes before the mark is trimmed too.
+_MARK = f"\ue000{secrets.token_hex(8)}\ue001"
+
+
+class ChatTemplate:
+    """The compiled chat templates of a model."""
+
+    def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
+        """``sources``: Jinja text by name, at least one; ``special_tokens``: such as bos_token, by name.
+
+        Raises ValueError when a template does not compile.
+        """
+        self._sources = sources
+        environment = _environment()
+        self._templates: dict[str, jinja2.Template] = {}
+        self._wants_parts: dict[str, bool] = {}
+        for name, source in sources.items():
+            try:
+                tree = environment.parse(source)
+                self._templates[name] = environment.from_string(tree, globals=special_tokens)
+            except jinja2.TemplateSyntaxError as error:
+                raise ValueError(f"line {error.lineno}: {error.message}") from None
+            self._wants_parts[name] = _iterates_content(tree)
+
+    @classmethod
+    def load(
+        cls, directory: str | os.PathLike[str], override_file: str | os.PathLike[str] | None = None
+    ) -> ChatTemplate | None:
+        """The template of the model in ``directory``, or of ``override_file``; None when there is none.
+
+        Raises ValueError naming the file when the template cannot be read or compiled.
+        """
+        directory = Path(directory)
+        config = _json_object(directory / "tokenizer_config.json")
+        if override_file is not None:
+            origin, sources = Path(override_file), {DEFAULT: _text(Path(override_file))}
+        else:
+            origin, sources = _model_template(directory, config)
+        if not sources:
+            return None
+        tokens = _special_tokens(_json_object(directory / "special_tokens_map.json") | config)
+        try:
+            return cls(sources, tokens)
+        except ValueError as error:
+            raise ValueError(f"chat template in {origin}: {error}") from None
+
+    @property
+    def source(self) -> str:
+        """Text of all templates."""
+        return "\n".join(self._sources.values())
+
+    def wants_parts(self, *, tools: bool) -> bool:
+        """Whether the template used with or without tools reads content as a list of parts."""
+        return self._wants_parts[self._name(tools)]
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        variables: dict[str, Any] | None = None,
+    ) -> str:
+        """The prompt. ``variables`` are the request's own, none of RESERVED.
+
+        ``continue_final_message`` ends the prompt with the last message's text; it is changed in place.
+        Raises ApiError (400) with the template's message.
+        """
+        known: dict[str, Any] = dict(variables) if variables else {}
+        known["messages"] = messages
+        known["add_generation_prompt"] = add_generation_prompt
+        known["tools"] = tools
+        known["documents"] = documents
+        template = self._templates[self._name(bool(tools))]
+        if not continue_final_message:
+            return _rendered(template, known)
+        _append_mark(messages[-1])
+        text, mark, rest = _rendered(template, known).rpartition(_MARK)
+        if not mark:
+            raise ApiError(
+                400,
+                "continue_final_message: the chat template drops or changes the final message.",
+                param="continue_final_message",
+            )
+        return text if rest.startswith(" ") else text.rstrip()
+
+    def _name(self, tools: bool) -> str:
+        if tools and WITH_TOOLS in self._templates:
+            return WITH_TOOLS
+        return DEFAULT if DEFAULT in self._templates else next(iter(self._templates))
+
+
+# -- rendering
+
+
+def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
+    try:
+        return template.render(variables)
+    except _RaisedByTemplate as error:
+        raise ApiError(400, str(error), param="messages") from None
+    except (
+        jinja2.TemplateError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        # A template that meets a value it does not expect fails as Python code does.
+        raise ApiError(
+            400,
+            f"The chat template failed on these messages: {type(error).__name__}: {error}",
+            param="messages",
+        ) from None
+
+
+def _append_mark(message: dict[str, Any]) -> None:
+    content = message["content"]
+    if isinstance(content, str):
+        message["content"] = f"{content}{_MARK} "
+    elif content:
+        content[-1]["text"] += f"{_MARK} "
+    else:
+        raise ApiError(
+            400, "continue_final_message: the final message has no text.", param="continue_final_message"
+        )
+
+
+class _RaisedByTemplate(jinja2.TemplateError):
+    """What a template's call of raise_exception raises."""
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise _RaisedByTemplate(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own filter: no HTML escapes, keys in their order."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+class _Generation(jinja2.ext.Extension):
+    """``{% generation %}`` marks the assistant's tokens for training; here it is a plain block."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _iterates_content(tree: jinja2.nodes.Template) -> bool:
+    """Whether a template loops over a message's content: it then expects a list of parts, not a string."""
+    names = {
+        assign.target.name
+        for assign in tree.find_all(jinja2.nodes.Assign)
+        if isinstance(assign.target, jinja2.nodes.Name) and _is_content(assign.node, frozenset())
+    }
+    return any(_is_content(loop.iter, names) for loop in tree.find_all(jinja2.nodes.For))
+
+
+def _is_content(node: jinja2.nodes.Node | None, names: set[str] | frozenset[str]) -> bool:
+    while isinstance(node, jinja2.nodes.Filter):
+        node = node.node
+    match node:
+        case jinja2.nodes.Getattr():
+            return node.attr == "content"
+        case jinja2.nodes.Getitem(arg=jinja2.nodes.Const(value="content")):
+            return True
+        case jinja2.nodes.Name():
+            return node.name in names
+    return False
+
+
+# -- files
+
+
+def _model_template(directory: Path, config: dict[str, Any]) -> tuple[Path, dict[str, str]]:
+    """Where a model's template is, and its text by name; a file of its own wins over the configuration."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path, {DEFAULT: _text(path)}
+    path = directory / "tokenizer_config.json"
+    template = config.get("chat_template")
+    if template is None:
+        path = directory / "chat_template.json"
+        template = _json_object(path).get("chat_template")
+    if template is None:
+        return path, {}
+    if isinstance(template, str):
+        return path, {DEFAULT: template}
+    try:
+        named = msgspec.convert(template, list[_Named])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path}: chat_template must be a text or a list of named ones: {error}") from None
+    return path, {each.name: each.template for each in named}
+
+
+class _Named(msgspec.Struct):
+    name: str
+    template: str
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"chat template {path}: {error}") from None
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty when there is no such file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Every ``…_token`` of a tokenizer's configuration: a text, or an object with its text as content."""
+    tokens = {}
+    for name, token in config.items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens

@@ -1,0 +1,99 @@
+"""What a parser makes of a piece of output text, and the interface all parsers have."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+
+class CallDelta(msgspec.Struct, gc=False):
+    """A piece of a tool call."""
+
+    index: int
+    """Number of the call in its message, from 0."""
+    name: str | None
+    """The function's name, in a call's first piece; None in all others."""
+    arguments: str
+    """The next piece of the arguments' JSON text."""
+    id: str | None = None
+    """The call's id, beside its name; parsers leave it to :class:`penstock.generation.parsers.message`."""
+
+
+class Delta(msgspec.Struct, gc=False):
+    """The next piece of a message. Pieces joined field by field (calls by index) are the whole message."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[CallDelta] = msgspec.field(default_factory=list)
+
+    def add(self, other: Delta) -> None:
+        """Append the piece that follows."""
+        self.content += other.content
+        self.reasoning += other.reasoning
+        for call in other.calls:
+            last = self.calls[-1] if self.calls else None
+            if last is not None and last.index == call.index:
+                last.arguments += call.arguments
+            else:
+                self.calls.append(call)
+
+    def fields(self) -> dict[str, Any]:
+        """The piece as the ``delta`` of an event: only what it has."""
+        made: dict[str, Any] = {}
+        if self.reasoning:
+            made["reasoning"] = self.reasoning
+        if self.content:
+            made["content"] = self.content
+        if self.calls:
+            made["tool_calls"] = [_call_fields(call) for call in self.calls]
+        return made
+
+    def message(self) -> dict[str, Any]:
+        """A whole message's fields: content is null where there is nothing but calls or reasoning."""
+        made: dict[str, Any] = {"content": self.content or None, "reasoning": self.reasoning or None}
+        if not (self.calls or self.reasoning):
+            made["content"] = self.content
+        if self.calls:
+            made["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in self.calls
+            ]
+        return made
+
+
+def _call_fields(call: CallDelta) -> dict[str, Any]:
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+class OutputParser(Protocol):
+    """Takes an output's text apart as it comes. How the text is cut into pieces does not change what the
+    deltas are when joined."""
+
+    def push(self, text: str) -> Delta:
+        """What the next piece of text adds; text that may mean something else yet is held back."""
+        ...
+
+    def finish(self) -> Delta:
+        """What was held back, at the output's end."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that follows is content, and nothing is held back: no need to ask again."""
+        ...
+
+
+def held_back(text: str, tag: str) -> int:
+    """How many characters at the end of ``text`` may be the start of ``tag``."""
+    for length in range(min(len(tag) - 1, len(text)), 0, -1):
+        if text.endswith(tag[:length]):
+            return length
+    return 0

@@ -1,0 +1,98 @@
+"""Tool calls of Hermes and Qwen models: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
+
+from __future__ import annotations
+
+from penstock.generation.parsers.delta import CallDelta, Delta, held_back
+from penstock.generation.parsers.scanner import CallScanner
+
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
+
+
+class HermesParser:
+    """Calls may stand anywhere in the text. Space before and between them is no content; what stands between
+    the tags and is no call, is."""
+
+    markers = (OPEN, CLOSE)
+    idle = False
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._gap = ""
+        """Space that was left out before the call that is being read."""
+        self._scanner: CallScanner | None = None
+        self._closing = False
+        self._calls = 0
+
+    @staticmethod
+    def detects(template: str) -> bool:
+        """Whether a chat template asks for this format, not for XML between the same tags."""
+        return OPEN in template and "<function=" not in template and "<arg_key>" not in template
+
+    def push(self, text: str) -> Delta:
+        delta = Delta()
+        self._held += text
+        while self._held and self._step(delta):
+            pass
+        return delta
+
+    def finish(self) -> Delta:
+        held, self._held = self._held, ""
+        if self._scanner is not None:
+            scanner, self._scanner = self._scanner, None
+            return Delta() if scanner.started else Delta(content=self._gap + OPEN + scanner.raw)
+        if self._closing or (self._calls and not held.strip()):
+            return Delta()
+        return Delta(content=held)
+
+    def _step(self, delta: Delta) -> bool:
+        """Read on; false when more text is needed."""
+        if self._scanner is not None:
+            return self._scan(self._scanner, delta)
+        if self._closing:
+            return self._close()
+        return self._content(delta)
+
+    def _content(self, delta: Delta) -> bool:
+        before, tag, after = self._held.partition(OPEN)
+        if not tag:
+            safe = len(before) - held_back(before, OPEN)
+            safe = len(before[:safe].rstrip())
+            delta.content += before[:safe]
+            self._held = before[safe:]
+            return False
+        text = before.rstrip()
+        delta.content += text
+        self._gap, self._held = before[len(text) :], after
+        self._scanner = CallScanner()
+        return True
+
+    def _scan(self, scanner: CallScanner, delta: Delta) -> bool:
+        fresh = not scanner.started
+        self._held = scanner.push(self._held)
+        if scanner.done and not scanner.started and scanner.name is not None:
+            delta.add(Delta(calls=[CallDelta(self._calls, scanner.name, "{}")]))
+        elif scanner.started:
+            name = scanner.name if fresh else None
+            arguments = scanner.take_arguments()
+            if name is not None or arguments:
+                delta.add(Delta(calls=[CallDelta(self._calls, name, arguments)]))
+        elif scanner.done or scanner.broken:
+            delta.content += self._gap + OPEN + scanner.raw
+            self._scanner = None
+            return True
+        if not (scanner.done or scanner.broken):
+            return False
+        self._calls += 1
+        self._scanner, self._closing = None, True
+        return True
+
+    def _close(self) -> bool:
+        """After a call: its closing tag, if there is one."""
+        rest = self._held.lstrip()
+        if not rest.startswith(CLOSE) and CLOSE.startswith(rest):
+            return False
+        self._closing = False
+        if rest.startswith(CLOSE):
+            self._held = rest[len(CLOSE) :]
+        return True

@@ -1,0 +1,23 @@
+"""An output that is the arguments of one call, because the request names the function."""
+
+from __future__ import annotations
+
+from penstock.generation.parsers.delta import CallDelta, Delta
+
+
+class NamedCallParser:
+    """All text is arguments."""
+
+    idle = False
+
+    def __init__(self, name: str) -> None:
+        self._name: str | None = name
+
+    def push(self, text: str) -> Delta:
+        if not text:
+            return Delta()
+        name, self._name = self._name, None
+        return Delta(calls=[CallDelta(0, name, text)])
+
+    def finish(self) -> Delta:
+        return Delta()

@@ -1,0 +1,51 @@
+"""Reasoning between ``<think>`` and ``</think>`` at an output's start."""
+
+from __future__ import annotations
+
+from penstock.generation.parsers.delta import Delta, held_back
+
+OPEN = "<think>"
+CLOSE = "</think>"
+
+
+class ThinkParser:
+    """Reasoning starts with the tag, or in the prompt: some templates open it for the model."""
+
+    markers = (OPEN, CLOSE)
+
+    def __init__(self, prompt: str) -> None:
+        """``prompt``: the text the output follows."""
+        self.idle = False
+        self._inside = prompt.rstrip().endswith(OPEN)
+        self._held = ""
+
+    @staticmethod
+    def detects(template: str) -> bool:
+        """Whether a chat template knows this format."""
+        return CLOSE in template
+
+    def push(self, text: str) -> Delta:
+        if self.idle:
+            return Delta(content=text)
+        text, self._held = self._held + text, ""
+        if not self._inside:
+            start = text.lstrip()
+            if not start.startswith(OPEN):
+                if OPEN.startswith(start):
+                    self._held = text
+                    return Delta()
+                self.idle = True
+                return Delta(content=text)
+            self._inside = True
+            text = start[len(OPEN) :]
+        reasoning, tag, content = text.partition(CLOSE)
+        if tag:
+            self.idle = True
+            return Delta(reasoning=reasoning, content=content)
+        safe = len(text) - held_back(text, CLOSE)
+        self._held = text[safe:]
+        return Delta(reasoning=text[:safe])
+
+    def finish(self) -> Delta:
+        held, self._held = self._held, ""
+        return Delta(reasoning=held) if self._inside else Delta(content=held)

@@ -1,0 +1,68 @@
+"""The field ``prompt`` in its four forms, and how much of a prompt is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from penstock.generation.request_schemas import GenerateRequest
+from penstock.http.errors import MALFORMED, ApiError, refused
+
+
+def prompts_of(
+    prompt: str | list[str | int | list[int]] | None, vocab_size: int
+) -> Sequence[str | list[int]]:
+    """Texts or lists of token ids, at least one. Raises ApiError."""
+    if not prompt:
+        if prompt == []:
+            raise ApiError(400, "You must pass at least one prompt")
+        raise refused("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    if isinstance(prompt, str):
+        return (prompt,)
+    kinds = set(map(type, prompt))
+    if len(kinds) > 1:
+        raise ApiError(
+            400,
+            "prompt: a list must hold texts, or token ids, or lists of token ids, not a mix of them.",
+            type=MALFORMED,
+            param="body.prompt.0",
+        )
+    kind = kinds.pop()
+    if kind is str:
+        return cast(list[str], prompt)
+    prompts = cast(list[list[int]], [prompt] if kind is int else prompt)
+    for number, ids in enumerate(prompts):
+        if not ids:
+            raise ApiError(400, f"prompt[{number}] is an empty list of token ids.", param="prompt")
+        check_vocabulary(max(ids), vocab_size)
+    return prompts
+
+
+def check_vocabulary(token: int, vocab_size: int) -> None:
+    """Raises ApiError for a token id that the model does not have."""
+    if token >= vocab_size:
+        raise ApiError(400, f"Token id {token} is out of vocabulary")
+
+
+def truncation(
+    request: GenerateRequest, max_model_len: int, max_tokens: int | None
+) -> tuple[int | None, bool]:
+    """Most prompt tokens to keep (None: all), and whether what is dropped is at the start.
+
+    Raises ApiError.
+    """
+    side = request.truncation_side
+    if side not in (None, "left", "right"):
+        raise ApiError(
+            400, f"truncation_side must be left or right, got {side[:60]!r}.", param="truncation_side"
+        )
+    most = request.truncate_prompt_tokens
+    if most == -1:  # as many as leave room for what the request wants to generate
+        most = max(1, max_model_len - (max_tokens or 1))
+    if most is not None and not 1 <= most <= max_model_len:
+        raise refused(
+            f"truncate_prompt_tokens must be -1 or in [1, {max_model_len}], got {most}.",
+            "truncate_prompt_tokens",
+            most,
+        )
+    return most, side != "right"

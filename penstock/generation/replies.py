@@ -1,0 +1,298 @@
+"""What a request makes of its streams: what streamed and collected replies have in common.
+
+Both kinds, :mod:`penstock.generation.streamed` and :mod:`penstock.generation.collected`, end every request
+exactly once and free its streams when the client disconnects.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import tokenizers
+
+from penstock.dispatch.engine_client import Fleet
+from penstock.generation.events import EventShape, usage
+from penstock.generation.logprobs import LogprobFormatter, PromptScores
+from penstock.generation.parsers.delta import Delta
+from penstock.generation.parsers.message import MessageParser
+from penstock.generation.plan import RequestPlan
+from penstock.streaming.assembler import Assembler, Piece
+from penstock.streaming.stream import Stream, StreamError
+from penstock.streaming.table import StreamTable
+from penstock.streaming.token_table import TokenTable
+from penstock.wire.frames import Finish
+from penstock.wire.logprobs import Logprobs, PromptLogprobs
+from penstock.wire.messages import TransferParams
+
+_REASON = {Finish.EOS: b"stop", Finish.STOP_TOKEN: b"stop", Finish.LENGTH: b"length", Finish.GRAMMAR: b"stop"}
+_ABORT = Finish.ABORT
+_NO_TEXT = (Finish.EOS, Finish.STOP_TOKEN)
+"""Ends whose last token is no part of the text."""
+_ABORTED = StreamError(500, "engine_error", "The engine stopped this request.")
+
+
+@dataclass(slots=True)
+class TextTables:
+    """Token texts, made once per process."""
+
+    table: TokenTable
+    """With special tokens skipped."""
+    full: TokenTable
+    """With special tokens as text."""
+    plain: list[bytes | None]
+    """One entry per output of the model: None for tokens that need care, special ones included."""
+
+    @classmethod
+    def make(cls, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> TextTables:
+        """The tables for a model with ``vocab_size`` outputs."""
+        table = TokenTable.from_tokenizer(tokenizer)
+        full = TokenTable.from_tokenizer(tokenizer, skip_special_tokens=False)
+        # Special tokens (no text) take the slow path: an event without text is not sent.
+        plain = [text or None for text in table.text[:vocab_size]]
+        plain += [None] * (vocab_size - len(plain))
+        return cls(table, full, plain)
+
+    def of(self, plan: RequestPlan) -> TokenTable:
+        return self.table if plan.skip_special_tokens else self.full
+
+
+class Prompt(msgspec.Struct, gc=False):
+    """One tokenized prompt."""
+
+    ids: bytes
+    """int32 little-endian."""
+    length: int
+    echo: str = ""
+    """Text to put before the output."""
+    scores: PromptScores | None = None
+    """The logprobs of its tokens, if they are wanted."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """One stream's state beyond the fast path."""
+
+    prompt: Prompt
+    assembler: Assembler | None = None
+    """None until a row needs more than its tokens' own texts."""
+    stream: Stream | None = None
+    """None once the stream has ended."""
+    tokens: list[int] = field(default_factory=list)
+    """Collected reply: the output so far. Streamed reply, if the client wants them: those of no event yet."""
+    text: bytearray = field(default_factory=bytearray)
+    """The same of the output's text, as UTF-8."""
+    logprobs: LogprobFormatter | None = None
+    parser: MessageParser | None = None
+    """Takes tool calls and reasoning out of the text, where they may occur."""
+    generated: int = 0
+    """Tokens of the output, known at its end."""
+    likelihood: float = 0.0
+    """The log of the output's probability; of candidates of which the likeliest are sent."""
+    begun: bool = False
+    finish_reason: bytes = b""
+    stop_reason: int | str | None = None
+    kv_transfer_params: TransferParams | None = None
+    """What the engine says at its end."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether a token's text can go out as it is: nothing is held back that it could depend on."""
+        if self.assembler is not None and self.assembler.pending:
+            return False
+        return self.parser is None or self.parser.idle
+
+    def parse(self, text: str) -> Delta:
+        """What the next piece of text adds to the message; the last piece once the stream has ended.
+
+        Only for choices with a parser. An output that stopped with a tool call was stopped by it.
+        """
+        assert self.parser is not None
+        delta = self.parser.push(text, last=self.stream is None)
+        if self.parser.called and self.finish_reason == b"stop":
+            self.finish_reason = b"tool_calls"
+        return delta
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """What a reply needs from its process."""
+
+    fleet: Fleet
+    streams: StreamTable
+    tables: TextTables
+    on_end: Callable[[RequestReply, str], None]
+    """Called once per reply with its outcome: stop, length, error, abort."""
+    max_backlog: int
+    """Bytes that may wait for a client."""
+    done_after_error: bool = False
+    """Whether ``[DONE]`` follows an error event."""
+
+
+class RequestReply(ABC):
+    """What streamed and collected replies share: their choices, and how streams end."""
+
+    def __init__(self, context: RequestContext, plan: RequestPlan, shape: EventShape, arrival: float) -> None:
+        self.context = context
+        self.plan = plan
+        self.shape = shape
+        self.arrival = arrival
+        self.choices: list[Choice] = []
+        self.cached = 0
+        self.ended = False
+        self.outcome = ""
+        """At the end: stop, length, error, abort (the client left) or cut (it read too slowly)."""
+
+    def add(self, prompt: Prompt, rank: int) -> Stream:
+        """A stream for the next choice; the caller opens and submits it."""
+        plan, tables = self.plan, self.context.tables
+        index = len(self.choices)
+        if plan.prompt_logprobs >= 0 and prompt.scores is None:
+            prompt.scores = PromptScores(tables.full, prompt_token_ids(prompt), plan.prompt_logprobs)
+        choice = Choice(prompt)
+        if plan.logprobs >= 0:
+            echo = prompt.scores if plan.echo else None
+            choice.logprobs = LogprobFormatter(tables.full, echo, chat=plan.chat, alternatives=plan.logprobs)
+        if plan.format is not None:
+            choice.parser = MessageParser(plan.format)
+        stream = self._make_stream(index, rank)
+        choice.stream = stream
+        self.choices.append(choice)
+        return stream
+
+    # -- what the two kinds do differently
+
+    @abstractmethod
+    def _make_stream(self, index: int, rank: int) -> Stream: ...
+
+    @abstractmethod
+    def _extend(
+        self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
+    ) -> None:
+        """A row's text and tokens that count; the choice has ended when its ``stream`` is None."""
+
+    @abstractmethod
+    def on_failure(self, stream: Stream, error: StreamError) -> None:
+        """The stream ended by an error, after its last row."""
+
+    # -- rows
+
+    def on_row(
+        self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
+    ) -> None:
+        if finish is _ABORT:
+            self.on_failure(stream, _ABORTED)
+            return
+        choice = self.choices[stream.index]
+        self._add_cached(stream, cached)
+        if self.plan.max_tokens == 0:  # the one token that is generated is not shown
+            self.context.streams.discard_tokens(len(tokens))
+            tokens, finish, logprobs = (), Finish.LENGTH, None
+        if choice.assembler is None:
+            choice.assembler = self._assembler()
+        piece = assemble(choice.assembler, self._finished_text(tokens, finish), finish)
+        self._settle(choice, stream, piece, tokens, finish)
+        counted = tokens[: piece.used] if piece.stop is not None else tokens
+        self._extend(choice, stream, piece.text, counted, logprobs)
+
+    def _add_cached(self, stream: Stream, cached: int) -> None:
+        if stream.index % self.plan.n == 0:  # the other choices found what this one computed
+            self.cached += cached
+
+    def _assembler(self) -> Assembler:
+        plan = self.plan
+        table = self.context.tables.of(plan)
+        return Assembler(table, plan.stop, include_stop=plan.include_stop_str, exempt=plan.base.min_tokens)
+
+    def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
+        scores = self.choices[stream.index].prompt.scores
+        assert scores is not None  # its engine was asked
+        scores.add(logprobs)
+
+    def on_transfer(self, stream: Stream, params: TransferParams) -> None:
+        self.choices[stream.index].kv_transfer_params = params
+
+    # -- ends
+
+    def usage(self) -> dict[str, Any]:
+        """Prompt tokens count once per prompt, whatever n is."""
+        prompts = {id(choice.prompt): choice.prompt.length for choice in self.choices}
+        generated = sum(choice.generated for choice in self.choices)
+        return usage(sum(prompts.values()), generated, self.cached)
+
+    def drop_streams(self, failed: Stream | None = None) -> None:
+        """Stop the streams that still run; what they send is discarded. ``failed`` has ended by itself."""
+        for choice in self.choices:
+            stream, choice.stream = choice.stream, None
+            if stream is not None:
+                choice.generated = self.context.streams.generated(stream)
+                if stream is not failed:
+                    self._drop(stream)
+
+    def _drop(self, stream: Stream, *, stopped: bool = False) -> None:
+        self.context.fleet.abort(stream, stopped=stopped)
+        self.context.streams.discard(stream)
+
+    def _settle(
+        self, choice: Choice, stream: Stream, piece: Piece, tokens: Sequence[int], finish: Finish
+    ) -> None:
+        """Note why the choice ended, if this row ended it. ``piece.stop`` outranks the engine's reason."""
+        if piece.stop is not None:
+            choice.finish_reason, choice.stop_reason = b"stop", piece.stop
+            surplus = len(tokens) - piece.used
+            self.context.streams.discard_tokens(surplus)
+            choice.generated = self.context.streams.generated(stream) - surplus
+            choice.stream = None
+            if not finish:
+                self._drop(stream, stopped=True)
+        elif finish:
+            choice.stop_reason = tokens[-1] if finish is Finish.STOP_TOKEN else None
+            self._close(choice, stream, finish)
+
+    def _close(self, choice: Choice, stream: Stream, finish: Finish) -> None:
+        """The engine has ended the choice's stream."""
+        choice.finish_reason = _REASON[finish]
+        choice.generated = self.context.streams.generated(stream) if self.plan.max_tokens != 0 else 0
+        choice.stream = None
+
+    def _end(self, outcome: str) -> None:
+        self.ended = True
+        self.outcome = outcome
+        self.context.on_end(self, outcome)
+
+    def _all_ended(self) -> bool:
+        for choice in self.choices:  # noqa: SIM110 - all() over a generator takes three times as long
+            if choice.stream is not None:
+                return False
+        return True
+
+    def _outcome(self) -> str:
+        for choice in self.choices:
+            if choice.finish_reason == b"length":
+                return "length"
+        return "stop"
+
+    def _finished_text(self, tokens: Sequence[int], finish: Finish) -> Sequence[int]:
+        """The tokens whose text counts: EOS and stop tokens end a text, they are no part of it.
+
+        Unless special tokens are wanted as text, or the stop itself is (vLLM's include_stop_str).
+        """
+        if finish in _NO_TEXT and not self.plan.include_stop_str:
+            return tokens[:-1]
+        return tokens
+
+
+def assemble(assembler: Assembler, tokens: Sequence[int], finish: Finish) -> Piece:
+    """Push a row; at its stream's end, flush. ``used`` counts the row's tokens."""
+    piece = assembler.push(tokens)
+    if finish and piece.stop is None:
+        rest = assembler.finish()
+        piece = Piece(piece.text + rest.text, piece.used, rest.stop)
+    return piece
+
+
+def prompt_token_ids(prompt: Prompt) -> list[int]:
+    return memoryview(prompt.ids).cast("i").tolist()

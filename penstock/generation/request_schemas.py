@@ -1,0 +1,295 @@
+"""Bodies of requests: every field that OpenAI's and vLLM's endpoints know, and its JSON type.
+
+Only types are checked here. :mod:`penstock.generation.sampling_params` checks values, and
+:mod:`penstock.dialects.unsupported` refuses known fields that are not served. A ``null`` field is the same as
+an absent one. Descriptions become the schemas of ``/openapi.json``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+
+def about(description: str, **bounds: Any) -> Meta:
+    """A field's description, and bounds on its value."""
+    return Meta(description=description, **bounds)
+
+
+Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+MAX_REQUEST_ID = 256
+"""Characters of a request id, in the body or in the header X-Request-Id."""
+PromptToken = Annotated[int, Meta(ge=0)]
+JsonObject = dict[str, Any]
+
+# What the document at /openapi.json says beyond the types; errors for these have words of their own.
+_NOT_EMPTY = {"minLength": 1, "minItems": 1}
+_TOKEN_KEYS = {"propertyNames": {"pattern": "^[0-9]+$"}}
+
+
+class Part(msgspec.Struct, gc=False):
+    """A part of a message's content."""
+
+    type: Annotated[str, about("text; other types are refused.")]
+    text: str | None = None
+
+
+class FunctionCall(msgspec.Struct, gc=False):
+    name: str
+    arguments: Annotated[str | JsonObject | None, about("A JSON object, or its text.")] = None
+
+
+class ToolCall(msgspec.Struct, gc=False):
+    function: FunctionCall
+    id: str | None = None
+    type: str = "function"
+
+
+class Message(msgspec.Struct):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[str | Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: Annotated[str | None, about("Another name of reasoning_content.")] = None
+    refusal: Annotated[str | None, about("The text of a message without content.")] = None
+    audio: Annotated[Any, about("Not supported.")] = None
+    function_call: Annotated[Any, about("Not supported; send tool_calls.")] = None
+
+
+class Function(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    name: str
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True, gc=False):
+    """A function the model may call. The order of the fields is the one chat templates print."""
+
+    type: str = "function"
+    function: Function
+
+
+class StreamOptions(msgspec.Struct, gc=False):
+    include_usage: Annotated[bool | None, about("Send a last event with the usage.")] = None
+    continuous_usage_stats: Annotated[bool | None, about("Send the usage with every event.")] = None
+    include_obfuscation: Annotated[bool | None, about("Not used: events are never padded.")] = None
+
+
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    """OpenAI's wrapper of a JSON schema."""
+
+    schema: Annotated[JsonObject | None, about("What the output must match.")] = None
+    name: Annotated[str | None, about("Not used.")] = None
+    description: Annotated[str | None, about("Not used.")] = None
+    strict: Annotated[bool | None, about("Not used: the output always matches.")] = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    type: Annotated[str, about("text, json_object or json_schema.")]
+    json_schema: Annotated[JsonSchemaFormat | None, about("Only with the type json_schema.")] = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the output must match: one of json, json_object, regex, choice and grammar."""
+
+    json: Annotated[JsonObject | str | None, about("A JSON schema, or its text.")] = None
+    json_object: Annotated[bool | None, about("Any JSON object.")] = None
+    regex: Annotated[str | None, about("A regular expression, in the syntax of Rust's regex crate.")] = None
+    choice: Annotated[list[str] | None, about("One of these texts.")] = None
+    grammar: Annotated[str | None, about("A context-free grammar, in llguidance's Lark or in GBNF.")] = None
+    disable_any_whitespace: Annotated[bool | None, about("JSON without whitespace.")] = None
+    disable_additional_properties: Annotated[
+        bool | None, about("Objects of a schema have the properties it names, and no others.")
+    ] = None
+    whitespace_pattern: Annotated[str | None, about("Regular expression of the whitespace in JSON.")] = None
+    structural_tag: Annotated[str | JsonObject | None, about("Not supported.")] = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """What the two generating endpoints have in common."""
+
+    model: Annotated[str | None, about("A served model; the first one when absent.")] = None
+    max_tokens: Annotated[int | None, about("Most tokens to generate.")] = None
+    stream: Annotated[bool | None, about("Send tokens as server-sent events.")] = None
+    temperature: Annotated[float | None, about("0 takes the likeliest token; >= 0.")] = None
+    stream_options: Annotated[StreamOptions | None, about("Only with stream.")] = None
+    ignore_eos: Annotated[bool | None, about("Generate on after an end-of-sequence token.")] = None
+    top_p: Annotated[float | None, about("Likeliest tokens with this much probability; (0, 1].")] = None
+    top_k: Annotated[int | None, about("This many likeliest tokens; 0 or -1: all.")] = None
+    min_p: Annotated[float | None, about("Least probability, relative to the likeliest token's; [0, 1].")] = (
+        None
+    )
+    seed: Annotated[Int64 | None, about("Makes sampling repeatable; absent or -1: a random one.")] = None
+    n: Annotated[int | None, about("Choices per prompt; choice i is sampled with seed + i.")] = None
+    stop: Annotated[
+        str | Annotated[list[str], Meta(max_length=4)] | None, about("Texts that end the output; at most 4.")
+    ] = None
+    stop_token_ids: Annotated[list[int] | None, about("Tokens that end the output.")] = None
+    include_stop_str_in_output: Annotated[bool | None, about("Keep the stop text in the output.")] = None
+    min_tokens: Annotated[int | None, about("Tokens generated before any may end the output.")] = None
+    presence_penalty: Annotated[float | None, about("Against tokens of the output so far; [-2, 2].")] = None
+    frequency_penalty: Annotated[float | None, about("The same, by number of occurrences; [-2, 2].")] = None
+    repetition_penalty: Annotated[float | None, about("Divides logits of prompt and output tokens; > 0.")] = (
+        None
+    )
+    logit_bias: Annotated[
+        dict[int, float] | None,
+        about(
+            "Token id to what is added to its logit, held within [-100, 100].",
+            extra_json_schema=_TOKEN_KEYS,
+        ),
+    ] = None
+    allowed_token_ids: Annotated[list[int] | None, about("The only tokens that may be generated.")] = None
+    bad_words: Annotated[list[str] | None, about("Texts that may not be generated.")] = None
+    skip_special_tokens: Annotated[
+        bool | None, about("Leave special tokens out of the text; default true.")
+    ] = None
+    spaces_between_special_tokens: bool | None = None
+    return_token_ids: Annotated[bool | None, about("Send token ids of prompt and output.")] = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1)] | None, about("Most prompt tokens to keep; -1: as many as fit.")
+    ] = None
+    truncation_side: Annotated[
+        str | None, about("Which tokens truncation drops: left (default) or right.")
+    ] = None
+    stream_interval: Annotated[
+        Annotated[int, Meta(ge=1, le=32767)] | None,
+        about("Tokens per event, finer or coarser than the server's own."),
+    ] = None
+    stream_interval_ms: Annotated[
+        Annotated[int, Meta(ge=1, le=60_000)] | None,
+        about("One event per so many milliseconds; not with stream_interval."),
+    ] = None
+    priority: Annotated[Int64 | None, about("Lower runs earlier; default 0.")] = None
+    request_id: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)] | None,
+        about("Becomes part of the reply's id; the header X-Request-Id wins."),
+    ] = None
+    cache_salt: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=1024)] | None,
+        about("Prompts with different salts share no cached prefix."),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, about("Add special tokens such as BOS to text; default true, for chat false.")
+    ] = None
+    echo: Annotated[bool | None, about("Send the prompt (chat: a continued message) before the output.")] = (
+        None
+    )
+    user: Annotated[str | None, about("Your end user; not used.")] = None
+    session_id: Annotated[str | None, about("Your session; not used.")] = None
+    prompt_logprobs: Annotated[
+        int | None, about("Alternatives to report per token of the prompt; not with stream.")
+    ] = None
+    response_format: Annotated[ResponseFormat | None, about("What the output must match: JSON.")] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, about("What the output must match; not with response_format.")
+    ] = None
+    best_of: Annotated[
+        int | None, about("Generate so many choices per prompt, send the n likeliest; not with stream.")
+    ] = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    watermarking: bool | None = None
+    logprob_token_ids: list[int] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_offsets: bool | None = None
+    routed_experts_prompt_start: int | None = None
+    mm_payload: str | None = None
+    return_mm_kwargs: bool | None = None
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
+    vllm_xargs: JsonObject | None = None
+    repetition_detection: JsonObject | None = None
+    thinking_token_budget: int | None = None
+
+
+class CompletionRequest(GenerateRequest, kw_only=True):
+    """Body of POST /v1/completions."""
+
+    prompt: Annotated[
+        str | list[str | PromptToken | list[PromptToken]] | None,
+        about(
+            "A text, a list of texts, a list of token ids, or a list of lists of token ids.",
+            extra_json_schema=_NOT_EMPTY,
+        ),
+    ] = None
+    logprobs: Annotated[int | None, about("Alternatives to report per token.")] = None
+    suffix: str | None = None
+    prompt_embeds: Any = None
+
+
+class ChatCompletionRequest(GenerateRequest, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[
+        list[Message], about("The conversation, oldest message first.", extra_json_schema={"minItems": 1})
+    ]
+    max_completion_tokens: Annotated[int | None, about("Most tokens to generate.")] = None
+    logprobs: Annotated[bool | None, about("Report log probabilities.")] = None
+    top_logprobs: Annotated[int | None, about("Alternatives to report per token; only with logprobs.")] = None
+    add_generation_prompt: Annotated[
+        bool | None, about("Open the assistant's turn; default true unless continue_final_message.")
+    ] = None
+    continue_final_message: Annotated[bool | None, about("Go on with the last message.")] = None
+    chat_template_kwargs: Annotated[JsonObject | None, about("Variables for the chat template.")] = None
+    documents: Annotated[list[JsonObject] | None, about("Documents for the chat template.")] = None
+    tools: Annotated[list[Tool] | None, about("Functions for the chat template.")] = None
+    tool_choice: Annotated[
+        str | JsonObject | None,
+        about("none, auto (the default with tools), required, or a function to call."),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, about("false: a message has one tool call at most.")] = None
+    reasoning_effort: Annotated[str | None, about("A variable for the chat template.")] = None
+    include_reasoning: Annotated[bool | None, about("false: leave the reasoning out of the reply.")] = None
+    chat_template: str | None = None
+    return_prompt_text: bool | None = None
+    media_io_kwargs: JsonObject | None = None
+    mm_processor_kwargs: JsonObject | None = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    verbosity: str | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    moderation: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_key: Annotated[
+        str | None, about("Not used: prefixes are found by their tokens; see cache_salt.")
+    ] = None
+    metadata: Annotated[JsonObject | None, about("Not used: replies are not stored.")] = None
+    safety_identifier: Annotated[str | None, about("Your end user; not used.")] = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: Annotated[str | None, about("A text to tokenize.")] = None
+    messages: Annotated[list[Message] | None, about("A conversation to render and tokenize.")] = None
+    add_special_tokens: Annotated[bool | None, about("Default: true for prompt, false for messages.")] = None
+    return_token_strs: Annotated[bool | None, about("Send the tokens' spelling as well.")] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    tools: list[Tool] | None = None
+    chat_template: str | None = None
+    media_io_kwargs: JsonObject | None = None
+    mm_processor_kwargs: JsonObject | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /detokenize."""
+
+    tokens: list[PromptToken]
+    model: str | None = None

@@ -1,0 +1,299 @@
+"""What a request's values may be. Messages are vLLM's wherever it has one for the same fault."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from math import isfinite
+
+from penstock.generation.model_info import ModelFacts
+from penstock.generation.request_schemas import GenerateRequest
+from penstock.generation.tokenizer import Tokenizer
+from penstock.http.errors import ApiError, refused
+from penstock.wire.messages import Sampling
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are 0, as in vLLM."""
+LEAST_TEMPERATURE = 0.01
+"""Other temperatures are at least this, as in vLLM: logits divided by less overflow in 16 bits."""
+MAX_CHOICES = 1024
+"""Largest ``n``: one body may not start streams without end."""
+MAX_STREAMS = 4096
+"""Most streams of one request, prompts times ``n``, for the same reason."""
+SEED_MASK = (1 << 63) - 1
+MAX_BAD_WORDS = 1024
+"""Most texts in ``bad_words``: each is tokenized, and compared with every output at every step."""
+MAX_BIAS = 100.0
+"""Logit biases are held within ± this, as OpenAI documents."""
+
+_NOTHING = (None,) * 7
+
+
+def sampling_of(
+    request: GenerateRequest,
+    facts: ModelFacts,
+    tokenizer: Tokenizer,
+    *,
+    max_tokens: int,
+    seed: int,
+    logprobs: int,
+) -> Sampling:
+    """The sampling of ``request`` with the model's defaults filled in. Raises ApiError.
+
+    ``max_tokens``, ``logprobs``: of the request, checked, in the wire's terms. ``seed``: what the request
+    gets when it names none.
+    """
+    r, defaults = request, facts.defaults
+    temperature = defaults.temperature if r.temperature is None else r.temperature
+    if not 0.0 <= temperature < 1e30:
+        raise _bad_temperature(temperature)
+    if temperature < GREEDY_BELOW:
+        temperature = 0.0
+    elif temperature < LEAST_TEMPERATURE:
+        temperature = LEAST_TEMPERATURE
+    top_p = defaults.top_p if r.top_p is None else r.top_p
+    if not 0.0 < top_p <= 1.0:
+        raise refused(f"top_p must be in (0, 1], got {top_p}.", "top_p", top_p)
+    top_k = defaults.top_k if r.top_k is None else r.top_k
+    if top_k < -1:
+        raise refused(f"top_k must be 0 (disable), or at least 1, got {top_k}.", "top_k", top_k)
+    min_p = defaults.min_p if r.min_p is None else r.min_p
+    if not 0.0 <= min_p <= 1.0:
+        raise ApiError(400, f"min_p must be in [0, 1], got {min_p}.", param="min_p")
+    if r.n is not None and r.n != 1:
+        _check_n(r.n, temperature)
+    min_tokens = r.min_tokens or 0
+    if min_tokens:
+        check_min_tokens(min_tokens, max_tokens)
+    seeded = r.seed is not None and r.seed != -1
+    if r.seed is not None and seeded:
+        seed = r.seed & SEED_MASK
+    sampling = Sampling(
+        max_tokens,
+        seed,
+        temperature,
+        top_p,
+        0 if top_k == -1 or top_k >= facts.vocab_size else top_k,
+        min_p,
+        defaults.repetition_penalty,
+        0.0,
+        0.0,
+        min_tokens,
+        bool(r.ignore_eos),
+        (),
+        logprobs,
+        seeded=seeded,
+    )
+    rare = (
+        r.repetition_penalty,
+        r.presence_penalty,
+        r.frequency_penalty,
+        r.stop_token_ids,
+        r.logit_bias,
+        r.allowed_token_ids,
+        r.bad_words,
+    )
+    return sampling if rare == _NOTHING else _with_rare_fields(sampling, r, facts, tokenizer)
+
+
+def _with_rare_fields(
+    sampling: Sampling, r: GenerateRequest, facts: ModelFacts, tokenizer: Tokenizer
+) -> Sampling:
+    repetition = sampling.repetition_penalty if r.repetition_penalty is None else r.repetition_penalty
+    if not 0.0 < repetition < 1e30:
+        raise ApiError(400, f"repetition_penalty must be greater than zero, got {repetition}.")
+    presence = _penalty("presence_penalty", r.presence_penalty)
+    frequency = _penalty("frequency_penalty", r.frequency_penalty)
+    size = facts.vocab_size
+    return Sampling(
+        max_tokens=sampling.max_tokens,
+        seed=sampling.seed,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        min_tokens=sampling.min_tokens,
+        ignore_eos=sampling.ignore_eos,
+        stop_token_ids=_token_ids("stop_token_ids", r.stop_token_ids or (), size),
+        logprobs=sampling.logprobs,
+        logit_bias=_logit_bias(r.logit_bias, size),
+        allowed_token_ids=_allowed(r.allowed_token_ids, size),
+        bad_words=_bad_words(r.bad_words or (), tokenizer),
+        seeded=sampling.seeded,
+    )
+
+
+def _bad_temperature(value: float) -> ApiError:
+    if isfinite(value) and value < 0:
+        return refused(f"temperature must be non-negative, got {value}.", "temperature", value)
+    return refused(f"temperature must be a finite number, got {value}.", "temperature", value)
+
+
+def _penalty(name: str, value: float | None) -> float:
+    if value is None:
+        return 0.0
+    if not -2.0 <= value <= 2.0:
+        raise ApiError(400, f"{name} must be in [-2, 2], got {value}.")
+    return value
+
+
+def _check_n(n: int, temperature: float) -> None:
+    if n < 1:
+        raise refused(f"n must be at least 1, got {n}.", "n", n)
+    if n > MAX_CHOICES:
+        raise refused(f"n must be at most {MAX_CHOICES}, got {n}.", "n", n)
+    if temperature == 0.0:
+        raise ApiError(400, f"n must be 1 when using greedy sampling, got {n}.")
+
+
+def check_streams(prompts: int, n: int) -> None:
+    """Raises ApiError when ``prompts`` with ``n`` choices each are too many for one request."""
+    if prompts * n > MAX_STREAMS:
+        raise ApiError(
+            400,
+            f"prompt: {prompts} prompts with n={n} are {prompts * n} outputs, at most {MAX_STREAMS} are "
+            "allowed in one request.",
+            param="prompt",
+        )
+
+
+def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    """Raises ApiError unless ``min_tokens`` is at least 0 and at most ``max_tokens``."""
+    if min_tokens < 0:
+        raise ApiError(400, f"min_tokens must be greater than or equal to 0, got {min_tokens}.")
+    if min_tokens > max_tokens:
+        raise ApiError(
+            400, f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}."
+        )
+
+
+def check_max_tokens(value: int, max_model_len: int, field: str = "max_tokens") -> None:
+    """Raises ApiError unless ``value`` is at least 1 and at most ``max_model_len``."""
+    if value < 1:
+        raise refused(f"{field} must be at least 1, got {value}.", field, value)
+    if value > max_model_len:
+        raise refused(
+            f"{field}={value} cannot be greater than max_model_len={max_model_len}. "
+            "Please request fewer output tokens.",
+            field,
+            value,
+        )
+
+
+def check_prompt_len(prompt_len: int, max_model_len: int) -> None:
+    """Raises ApiError unless a prompt of ``prompt_len`` tokens leaves room for one token of output."""
+    if prompt_len > max_model_len:
+        # vLLM stops counting at the first token too many, and says so.
+        least = max_model_len + 1
+        raise refused(
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
+            f"at least {least} input tokens, which exceeds this limit even without any output tokens. "
+            "Please reduce the length of the input prompt.",
+            "input_tokens",
+            least,
+        )
+    if prompt_len == max_model_len:
+        raise refused("max_tokens must be at least 1, got 0.", "max_tokens", 0)
+    if prompt_len < 1:
+        raise ApiError(400, "The prompt is empty: it has no token.", param="prompt")
+
+
+def check_logprobs(value: int, most: int, field: str = "logprobs") -> None:
+    """Raises ApiError unless ``value`` alternatives per token are allowed; -1 stands for all of them."""
+    if value < -1:
+        raise refused(f"`{field}` must be a positive value or -1.", field, value)
+    if value > most:
+        raise refused(
+            f"Requested sample logprobs of {value}, which is greater than max allowed: {most}",
+            "logprobs",
+            value,
+        )
+    if value == -1:
+        raise refused(
+            f"Requested sample logprobs of the whole vocabulary, which is greater than max allowed: {most}",
+            "logprobs",
+            value,
+        )
+
+
+def check_prompt_logprobs(value: int, most: int, *, stream: bool) -> None:
+    """Raises ApiError unless ``value`` alternatives per prompt token are allowed."""
+    if stream:
+        raise refused("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
+    if value < -1:
+        raise refused("`prompt_logprobs` must be a positive value or -1.", "prompt_logprobs", value)
+    if value > most or value == -1:
+        wanted = "the whole vocabulary" if value == -1 else value
+        raise refused(
+            f"Requested prompt logprobs of {wanted}, which is greater than max allowed: {most}",
+            "prompt_logprobs",
+            value,
+        )
+
+
+def check_best_of(best_of: int, n: int, *, stream: bool) -> None:
+    """Raises ApiError unless the n best of ``best_of`` choices can be sent."""
+    if not n <= best_of <= MAX_CHOICES:
+        raise refused(f"best_of must be at least n={n} and at most {MAX_CHOICES}.", "best_of", best_of)
+    if stream and best_of > n:
+        raise refused("best_of must equal n when `stream=True`.", "best_of", best_of)
+
+
+def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    """The stop strings of a request. Raises ApiError for an empty one."""
+    if not stop:
+        if stop == "":
+            raise ApiError(400, "stop cannot contain an empty string.", param="stop")
+        return ()
+    if isinstance(stop, str):
+        return (stop,)
+    if "" in stop:
+        raise ApiError(400, "stop cannot contain an empty string.", param="stop")
+    return tuple(dict.fromkeys(stop))
+
+
+def _token_ids(field: str, ids: Collection[int], vocab_size: int) -> tuple[int, ...]:
+    for id in ids:
+        if not 0 <= id < vocab_size:
+            raise ApiError(
+                400, f"{field} has the token id {id}, which is not in [0, {vocab_size - 1}].", param=field
+            )
+    return tuple(ids)
+
+
+def _allowed(ids: list[int] | None, vocab_size: int) -> tuple[int, ...] | None:
+    if ids is None:
+        return None
+    if not ids:
+        raise ApiError(400, "allowed_token_ids must not be empty.", param="allowed_token_ids")
+    return _token_ids("allowed_token_ids", ids, vocab_size)
+
+
+def _logit_bias(bias: dict[int, float] | None, vocab_size: int) -> dict[int, float] | None:
+    if not bias:
+        return None
+    _token_ids("logit_bias", bias.keys(), vocab_size)
+    for id, value in bias.items():
+        if value != value:
+            raise refused(f"logit_bias.{id} must be a number, got nan.", "logit_bias", value)
+    return {id: max(-MAX_BIAS, min(MAX_BIAS, value)) for id, value in bias.items()}
+
+
+def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Token sequences of ``words``, at the start of a text and after a space, where they differ."""
+    if len(words) > MAX_BAD_WORDS:
+        raise ApiError(
+            400, f"bad_words has {len(words)} texts, at most {MAX_BAD_WORDS} are allowed.", param="bad_words"
+        )
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if not word:
+            raise ApiError(400, "bad_words cannot contain an empty string.", param="bad_words")
+        inner = word.lstrip()
+        for text in (word, f" {inner}") if inner else (word,):
+            ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+            if ids:
+                sequences[ids] = None
+    return tuple(sequences)

@@ -1,0 +1,130 @@
+"""The fields ``tools`` and ``tool_choice``: whether a chat may, must or must not be answered by calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from penstock.generation.parsers.delta import OutputParser
+from penstock.generation.parsers.json_calls import JsonCallsParser
+from penstock.generation.parsers.named_call import NamedCallParser
+from penstock.generation.request_schemas import ChatCompletionRequest, Function, Tool
+from penstock.generation.structured_output import ANY_OBJECT, Constraint, json_constraint
+from penstock.http.errors import ApiError, not_served
+
+
+class ToolChoice(NamedTuple):
+    """What a request says about calls."""
+
+    may_call: bool = False
+    """Whether the model may write calls in its own format, if it wants to."""
+    constraint: Constraint | None = None
+    """Holds the output to calls, whatever the model's own format."""
+    parser: Callable[[], OutputParser] | None = None
+    """Reads outputs under the constraint."""
+    named: bool = False
+    """Whether the request names the function: an output's end is then a plain stop, as in OpenAI's API."""
+
+
+def tool_choice_of(request: ChatCompletionRequest, *, known_format: bool) -> ToolChoice:
+    """Raises ApiError for a choice that cannot be served.
+
+    ``known_format``: whether it is known how the model writes calls.
+    """
+    choice = request.tool_choice
+    if choice is None:
+        choice = "auto" if request.tools else "none"
+    if choice == "none":
+        return ToolChoice()
+    if not request.tools:
+        raise _bad_choice("When using `tool_choice`, `tools` must be set.")
+    for number, tool in enumerate(request.tools):
+        if tool.type != "function":
+            param = f"tools[{number}].type"
+            raise ApiError(400, f"{param} must be function, got {tool.type[:60]!r}.", param=param)
+    if isinstance(choice, dict):
+        return _named(request, request.tools, choice)
+    if choice == "required":
+        return _required(request, request.tools)
+    if choice != "auto":
+        raise _bad_choice(f"tool_choice must be none, auto, required or a function, got {choice[:60]!r}.")
+    if not known_format:
+        raise not_served(
+            "tool_choice",
+            "auto (the default with tools) needs to know how the model writes calls, which neither its chat "
+            "template nor --tool-call-parser says",
+        )
+    return ToolChoice(may_call=True)
+
+
+def _named(request: ChatCompletionRequest, tools: list[Tool], choice: dict[str, Any]) -> ToolChoice:
+    """The output is the function's arguments."""
+    wanted = choice.get("function")
+    name = wanted.get("name") if isinstance(wanted, dict) else None
+    for tool in tools:
+        if tool.function.name == name:
+            constraint = _constraint(request, _arguments(tool.function))
+            return ToolChoice(False, constraint, partial(NamedCallParser, tool.function.name), named=True)
+    raise _bad_choice("The tool specified in `tool_choice` does not match any of the specified `tools`")
+
+
+def _required(request: ChatCompletionRequest, tools: list[Tool]) -> ToolChoice:
+    """The output is a list of calls, at least one."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.function.name},
+                "parameters": _moved(_arguments(tool.function), number),
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for number, tool in enumerate(tools)
+    ]
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    if request.parallel_tool_calls is False:
+        schema["maxItems"] = 1
+    return ToolChoice(False, _constraint(request, schema), JsonCallsParser)
+
+
+def _constraint(request: ChatCompletionRequest, schema: dict[str, Any]) -> Constraint:
+    """A response_format is for content, of which there is none; structured_outputs are for any output."""
+    if request.structured_outputs is not None:
+        raise ApiError(
+            400,
+            "Only one constraint on the output is possible, got structured_outputs and tool_choice.",
+            param="structured_outputs",
+        )
+    return json_constraint("tools", schema)
+
+
+def _arguments(function: Function) -> dict[str, Any]:
+    return ANY_OBJECT if function.parameters is None else function.parameters
+
+
+def _moved(parameters: dict[str, Any], number: int) -> Any:
+    """The parameters of tool ``number`` as they stand in the schema of a list of calls."""
+    try:
+        return _rebased(parameters, f"#/items/anyOf/{number}/properties/parameters")
+    except RecursionError:
+        param = f"tools[{number}].function.parameters"
+        raise ApiError(400, f"{param} is nested too deeply.", param=param) from None
+
+
+def _rebased(schema: Any, root: str) -> Any:
+    """``schema`` with references to its own root pointing to ``root``, where it stands in a larger one."""
+    if isinstance(schema, list):
+        return [_rebased(item, root) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _rebased(value, root) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = root + reference[1:]
+    return moved
+
+
+def _bad_choice(message: str) -> ApiError:
+    return ApiError(400, f"{message} (parameter=tool_choice)", param="tool_choice")

@@ -1,0 +1,93 @@
+"""Small pieces of HTTP over ASGI: bodies, headers, JSON replies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.http.errors import MALFORMED, ApiError
+from penstock.http.sink import Receive, Scope, Send
+
+JSON = b"application/json"
+
+
+class ClientGone(Exception):
+    """The client closed its connection before its reply was complete: there is nobody to answer."""
+
+
+def request_header(scope: Scope, name: bytes) -> str | None:
+    """The first header called ``name`` (lower case), decoded as Latin-1; None when absent."""
+    for key, value in scope["headers"]:
+        if key == name:
+            decoded: str = value.decode("latin-1")
+            return decoded
+    return None
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """A JSON request's whole body.
+
+    Raises ApiError for another content type or more than ``limit`` bytes, ClientGone when it ends early.
+    """
+    for name, value in scope["headers"]:
+        if name == b"content-length" and int(value) > limit:
+            raise _too_large(limit)
+        if name == b"content-type" and not _is_json(value):
+            kind = value.decode("latin-1")
+            raise ApiError(400, f"Content-Type must be application/json, not {kind!r}.", type=MALFORMED)
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        whole: bytes = message.get("body", b"")
+        if len(whole) > limit:
+            raise _too_large(limit)
+        return whole
+    body = bytearray(message.get("body", b""))
+    while message.get("more_body", False):
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise _too_large(limit)
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    return bytes(body)
+
+
+def _is_json(content_type: bytes) -> bool:
+    kind = content_type.partition(b";")[0].strip().lower()
+    return kind == JSON or kind.endswith(b"+json")
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"The request body is larger than the {limit} bytes allowed by --max-request-bytes.",
+    )
+
+
+async def send_json(
+    send: Send,
+    body: bytes,
+    status: int = 200,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+    kind: bytes = JSON,
+) -> None:
+    """A whole reply."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *headers],
+        }
+    )
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def send_empty(send: Send) -> None:
+    """A reply without a body, 204."""
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def send_error(send: Send, error: ApiError, *, close: bool = False) -> None:
+    """An ApiError as a reply. ``close``: the connection is not reused (its body was not read)."""
+    headers = [*error.headers, (b"connection", b"close")] if close else error.headers
+    await send_json(send, error.body(), error.status, headers)

@@ -1,0 +1,86 @@
+"""CORS: which pages of other origins a browser lets use the server (https://fetch.spec.whatwg.org, 3.3)."""
+
+from __future__ import annotations
+
+from penstock.config.options import ServeConfig
+from penstock.http.asgi import request_header
+from penstock.http.errors import ApiError
+from penstock.http.sink import Scope
+
+Headers = list[tuple[bytes, bytes]]
+
+MAX_AGE_S = 600
+"""How long a browser may keep the answer to a preflight."""
+READABLE = b"retry-after, retry-after-ms, x-request-id"
+"""Headers of replies that scripts may read besides those they always may."""
+EVERY = "*"
+
+
+class Cors:
+    """The rules of one server. Without allowed origins, no request gets any header."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._origins = frozenset(config.allowed_origins or ())
+        self._methods = _named(config.allowed_methods)
+        self._headers = _named(config.allowed_headers)
+        self._credentials = config.allow_credentials
+
+    def reply_headers(self, scope: Scope) -> Headers:
+        """What a reply to this request needs so that the page may read it."""
+        if not self._origins:
+            return []
+        origin = request_header(scope, b"origin")
+        if origin is None or not self._allows(origin):
+            return self._vary()
+        return [*self._grant(origin), (b"access-control-expose-headers", READABLE)]
+
+    def preflight(self, scope: Scope) -> Headers | None:
+        """The headers of the answer, if the request asks what a later one may do; None for any other request.
+
+        Raises ApiError when it may not.
+        """
+        if scope["method"] != "OPTIONS" or not self._origins:
+            return None
+        method = request_header(scope, b"access-control-request-method")
+        origin = request_header(scope, b"origin")
+        if method is None or origin is None:
+            return None
+        if not self._allows(origin):
+            raise _refusal("origin", origin, "--allowed-origins")
+        if self._methods is not None and method.lower() not in self._methods:
+            raise _refusal("method", method, "--allowed-methods")
+        wanted = request_header(scope, b"access-control-request-headers") or ""
+        for name in filter(None, map(str.strip, wanted.split(","))):
+            if self._headers is not None and name.lower() not in self._headers:
+                raise _refusal("header", name, "--allowed-headers")
+        answer = [
+            *self._grant(origin),
+            (b"access-control-allow-methods", method.encode("latin-1")),
+            (b"access-control-max-age", b"%d" % MAX_AGE_S),
+        ]
+        if wanted:
+            answer.append((b"access-control-allow-headers", wanted.encode("latin-1")))
+        return answer
+
+    def _allows(self, origin: str) -> bool:
+        return EVERY in self._origins or origin in self._origins
+
+    def _grant(self, origin: str) -> Headers:
+        shown = EVERY if EVERY in self._origins else origin
+        headers = [(b"access-control-allow-origin", shown.encode("latin-1")), *self._vary()]
+        if self._credentials:
+            headers.append((b"access-control-allow-credentials", b"true"))
+        return headers
+
+    def _vary(self) -> Headers:
+        """Tells caches that the reply depends on the origin, where it does."""
+        return [] if EVERY in self._origins else [(b"vary", b"origin")]
+
+
+def _named(allowed: list[str] | None) -> frozenset[str] | None:
+    """What an option allows, in lower case; None when that is everything."""
+    return None if allowed is None or EVERY in allowed else frozenset(map(str.lower, allowed))
+
+
+def _refusal(what: str, value: str, option: str) -> ApiError:
+    return ApiError(403, f"The {what} {value!r} is not allowed by this server's {option}.", code="cors")

@@ -1,0 +1,359 @@
+"""uvicorn's HTTP/1.1 protocol with what a server of many long streams needs.
+
+Adds to :class:`HttpToolsProtocol`: a sink that streamed replies write to directly, limits on connections
+and on the time a client takes to send a request, errors in OpenAI's shape. Rests on these parts of uvicorn:
+``cycle`` attributes (``response_started``, ``response_complete``, ``chunked_encoding``, ``keep_alive``,
+``message_event``, ``disconnected``, ``send_500_response``), ``_start_asgi_task`` and
+``on_response_complete``; a test names them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from asyncio import current_task
+from collections.abc import Callable, Sequence
+from http.client import responses
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from penstock.http.admission import unavailable
+from penstock.http.errors import ApiError
+from penstock.http.sink import (
+    EVENT_STREAM_HEADERS,
+    EXTENSION,
+    HIGH_WATER_BYTES,
+    REPLY_HEADERS,
+    Listener,
+    unframed,
+)
+
+log = logging.getLogger(__name__)
+
+
+def _lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+_EVENTS_HEAD = b"HTTP/1.1 200 OK\r\n" + _lines(EVENT_STREAM_HEADERS)
+_CLOSE = b"connection: close\r\n"
+_END = b"0\r\n\r\n"
+
+
+class ServerProtocol(HttpToolsProtocol):
+    """One connection. It is itself the sink of the streamed reply in progress, if there is one."""
+
+    write: Callable[[bytes], object]
+    # set once per process from the configuration
+    max_connections = 65536
+    max_header_bytes = 65536
+    on_refusal: Callable[[ApiError], None] = staticmethod(lambda error: None)
+    """Told of each request that is answered without the application."""
+    on_lost: Callable[[], None] = staticmethod(lambda: None)
+    """Told of each connection that is closed."""
+    max_backlog = 4 * 1024 * 1024
+    """Bytes that may wait for a client."""
+
+    ending = False
+    """Set when the process is about to end: every reply is its connection's last."""
+
+    # -- per connection
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._chunks = True
+        """Whether the client of the request in progress knows chunks: HTTP/1.0 has none."""
+        self._bodyless = False
+        """Whether the reply that :meth:`begin` began has no body."""
+        self._framed = False
+        """Whether it has one of chunks."""
+        self.write = self._write_chunks = transport.write
+        plain = transport.get_extra_info("sslcontext") is None
+        own = transport.get_extra_info("socket") if plain else None
+        self._descriptor = -1 if own is None else own.fileno()
+        # Half of the backlog for what was written before a client counts as slow, half for what it is owed.
+        transport.set_write_buffer_limits(min(HIGH_WATER_BYTES, self.max_backlog // 2))
+        self.waiting_since: float | None = None
+        """When the request that has not arrived whole began; None while there is none."""
+        self.idle_since: float | None = time.monotonic()
+        """Since when there has been no request; such a connection is closed without a word."""
+        self._unread = 0
+        """Bytes of replies that the client had not read at the last sweep."""
+        self._still_since = 0.0
+        """When that last changed."""
+        self._listener: Listener | None = None
+        self._active: RequestResponseCycle | None = None
+        self._head: int | None = None
+        """While a request line and headers have not arrived whole: their bytes in reads after the first."""
+        self._head_is_new = False
+        """Whether they began in the latest read."""
+        self._read_size = 0
+        self._refusal: ApiError | None = None
+        """Why the parser was made to give up."""
+        if len(self.connections) > self.max_connections:
+            self._refuse(unavailable("Too many connections to this server.", "too_many_connections"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._descriptor = -1  # closed next, and another connection's then
+        self.waiting_since = self.idle_since = None
+        self._abandon()
+        self._active = None
+        # These refer to this object: without them it needs no garbage collector.
+        self.scope = self.cycle = None  # type: ignore[assignment]
+        self.pipeline.clear()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.on_disconnect()
+        self.on_lost()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._listener is not None:
+            self._listener.on_pause()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._listener is not None:
+            self._listener.on_resume()
+
+    def data_received(self, data: bytes) -> None:
+        self._read_size = len(data)
+        self._head_is_new = False
+        super().data_received(data)
+        if self._head is not None and not self._head_is_new:
+            self._head += len(data)
+            if self._head > self.max_header_bytes and not self.transport.is_closing():
+                self._refuse(self._head_too_large())
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refusal or ApiError(400, msg))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer without the application and close; replies in progress come first, and are the last then."""
+        active = self._active
+        if (
+            active is not None
+            and not active.response_complete
+            and (active.response_started or active is not self.cycle or not active.more_body)
+        ):
+            self._close_after_replies(active)
+            return
+        self.on_refusal(error)
+        body = error.body()
+        more = b"".join(b"%b: %b\r\n" % header for header in error.headers)
+        self.transport.write(
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b%b\r\n%b"
+            % (error.status, responses[error.status].encode(), len(body), more, _CLOSE, body)
+        )
+        self.transport.close()
+
+    def _head_too_large(self) -> ApiError:
+        limit = self.max_header_bytes
+        return ApiError(
+            431,
+            f"The request line and headers are larger than the {limit} bytes allowed by --max-header-bytes.",
+        )
+
+    def _close_after_replies(self, active: RequestResponseCycle) -> None:
+        """What the client sent last cannot be answered: the requests before it can."""
+        if self.pipeline and self.pipeline[0][0].more_body:
+            self.pipeline.popleft()  # the newest: it will never be whole
+        last = self.pipeline[0][0] if self.pipeline else active
+        last.keep_alive = False
+        self.flow.pause_reading()
+
+    def cut_if_slow(self, now: float, request_timeout_s: float, keep_alive_s: float) -> None:
+        """Close a connection whose client does not finish its request, that idles, or whose client does not
+        read the end of its reply. Called by a sweep."""
+        if self.waiting_since is not None and self.flow.read_paused:
+            self.waiting_since = now  # it is this server that does not take the request
+        if self.waiting_since is not None and now - self.waiting_since > request_timeout_s:
+            self.waiting_since = None
+            self._refuse(
+                ApiError(
+                    408, f"The request did not arrive within {request_timeout_s:g} s.", type="TimeoutError"
+                )
+            )
+        elif self.waiting_since is None:
+            self._cut_if_still(now, keep_alive_s)
+
+    def _cut_if_still(self, now: float, keep_alive_s: float) -> None:
+        """Streams are left alone: they may be silent, and bound themselves what waits for their client."""
+        unread = self.unread()
+        if unread != self._unread:  # it reads
+            self._unread, self._still_since = unread, now
+        active = self._active
+        if active is not None and not active.response_complete and (active.chunked_encoding or not unread):
+            return
+        if now - max(self._still_since, self.idle_since or 0.0) > keep_alive_s:
+            if unread:
+                self.transport.abort()
+            else:
+                self.transport.close()
+
+    # -- per request
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.waiting_since = time.monotonic()
+        self.idle_since = None
+        self._head, self._head_is_new = 0, True
+        self.scope["extensions"] = {EXTENSION: self}  # type: ignore[dict-item]
+
+    def on_headers_complete(self) -> None:
+        limit = self.max_header_bytes
+        # One short read cannot hold too much, so most heads need no count.
+        if (not self._head_is_new or self._read_size > limit) and self._head_size() > limit:
+            self._refusal = self._head_too_large()
+            raise self._refusal
+        self._head = None
+        super().on_headers_complete()
+
+    def _head_size(self) -> int:
+        """Bytes of the request line and headers as most clients write them."""
+        line = self.parser.get_method() + b" " + self.url + b" HTTP/1.1\r\n"
+        return len(line) + sum(len(name) + len(value) + 4 for name, value in self.headers) + 2
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self.waiting_since = None
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._active = cycle
+        scope: Any = cycle.scope
+        self._chunks = scope["http_version"] != "1.0"
+        self.write = self._write_chunks if self._chunks else self._write_unframed
+        if self.ending:
+            cycle.keep_alive = False
+        self.tasks.add(self.loop.create_task(self._run(cycle, app)))
+
+    async def _run(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Unlike the cycle's own, lets the application return while a reply goes on by the sink."""
+        try:
+            await app(cycle.scope, cycle.receive, cycle.send)
+        except Exception:
+            log.exception("the application failed")
+            if cycle.response_started:
+                self.transport.close()
+            else:
+                await cycle.send_500_response()
+            return
+        finally:
+            self.tasks.discard(current_task())  # cheaper than a callback, which takes another turn
+        if not (cycle.response_complete or cycle.disconnected or self._listener is not None):
+            log.error("the application has not completed a reply")
+            self.transport.close()
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's, but one sweep closes idle connections instead of a timer for each."""
+        self.server_state.total_requests += 1
+        self._listener = None
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+        else:
+            self._active = None
+            self.idle_since = time.monotonic()
+
+    # -- the sink of a streamed reply
+
+    @property
+    def descriptor(self) -> int:
+        return -1 if self.unread() or not self._chunks else self._descriptor
+
+    def listen(self, listener: Listener) -> None:
+        if self.transport.is_closing():
+            self._abandon()
+            listener.on_disconnect()
+            return
+        self._listener = listener
+        if self.flow.write_paused:  # the client has not read the reply before
+            listener.on_pause()
+
+    def send(self, chunks: bytes, *, last: bool) -> None:
+        assert self._active is not None
+        if not self._chunks:
+            chunks = unframed(chunks)
+        elif last:
+            chunks += _END
+        if not self._active.response_started:
+            chunks = self._head_from(_EVENTS_HEAD, chunked=self._chunks) + chunks
+        self.transport.write(chunks)
+        if last:
+            self._complete()
+
+    def _write_unframed(self, chunks: bytes) -> None:
+        self.transport.write(unframed(chunks))
+
+    def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Sends the head of a reply whose body follows by :meth:`write_body`. Without a content-length among
+        ``headers`` the body is chunked, or ends with the connection of a client that knows no chunks; a
+        reply to HEAD, 204 and 304 have no body (RFC 9110 §6.4.1), whatever is written."""
+        assert self._active is not None
+        scope: Any = self._active.scope
+        self._bodyless = scope["method"] == "HEAD" or status in (204, 304)
+        sized = any(name == b"content-length" for name, _ in headers)
+        self._framed = chunked = self._chunks and not sized and not self._bodyless
+        first = b"HTTP/1.1 %d %b\r\n" % (status, responses.get(status, "").encode())
+        dated = any(name == b"date" for name, _ in headers)
+        self.transport.write(self._head_from(first + _lines(headers), chunked=chunked, dated=dated))
+
+    def _head_from(self, start: bytes, *, chunked: bool, dated: bool = False) -> bytes:
+        """A reply's head that begins with ``start``; ``dated``: it has a date already."""
+        cycle = self._active
+        assert cycle is not None
+        cycle.response_started = True
+        cycle.chunked_encoding = chunked
+        cycle.waiting_for_100_continue = False
+        scope: Any = cycle.scope
+        extra = _lines(scope.get(REPLY_HEADERS, ()))
+        date = b"" if dated else _lines(self.server_state.default_headers)
+        framing = b"transfer-encoding: chunked\r\n" if chunked else b""
+        close = b"" if cycle.keep_alive else _CLOSE
+        return b"".join((start, extra, date, framing, close, b"\r\n"))
+
+    def write_body(self, data: bytes) -> None:
+        """A part, not empty, of the body of a reply that :meth:`begin` began; nothing on a connection that is
+        being closed."""
+        if self.transport.is_closing():
+            return
+        if self._framed:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        elif not self._bodyless:
+            self.transport.write(data)
+
+    def unread(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    def finish(self) -> None:
+        """Ends the body of a reply that :meth:`begin` began."""
+        assert self._active is not None
+        if self._framed:
+            self.transport.write(_END)
+        self._complete()
+
+    def _complete(self) -> None:
+        cycle = self._active
+        assert cycle is not None
+        self._listener = None
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+
+    def cut(self) -> None:
+        self._listener = None
+        self._abandon()
+        self.transport.abort()
+
+    def _abandon(self) -> None:
+        """Nobody reads the reply in progress. Its cycle may be another than uvicorn's latest (pipelining)."""
+        if self._active is not None and not self._active.response_complete:
+            self._active.disconnected = True
+            self._active.message_event.set()

@@ -1,0 +1,103 @@
+"""TLS of the listening socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+from typing import NoReturn
+
+from penstock.config.errors import ConfigError
+from penstock.config.options import ServeConfig
+
+log = logging.getLogger(__name__)
+
+WATCH_INTERVAL_S = 1.0
+
+
+def server_context(config: ServeConfig) -> ssl.SSLContext | None:
+    """The context that the options ask for, None without TLS: TLS 1.2 and later, HTTP/1.1 inside.
+
+    Raises ConfigError for options that do not fit together and for files that cannot be used.
+    """
+    if config.ssl_certfile is None:
+        for flag, given in (
+            ("--ssl-keyfile", config.ssl_keyfile),
+            ("--ssl-ca-certs", config.ssl_ca_certs),
+            ("--ssl-cert-reqs", config.ssl_cert_reqs),
+            ("--enable-ssl-refresh", config.enable_ssl_refresh),
+        ):
+            if given:
+                raise ConfigError(f"{flag} {given}: TLS needs a certificate, too: --ssl-certfile")
+        return None
+    if bool(config.ssl_cert_reqs) != bool(config.ssl_ca_certs):
+        raise ConfigError(
+            "--ssl-ca-certs and --ssl-cert-reqs 1 or 2 need each other: the authorities, and whether "
+            "certificates of clients are asked for"
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    where = f"--ssl-certfile {config.ssl_certfile}"
+    if config.ssl_keyfile is not None:
+        where += f", --ssl-keyfile {config.ssl_keyfile}"
+    try:
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, _no_password)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if config.ssl_ca_certs is not None:
+        context.verify_mode = ssl.VerifyMode(config.ssl_cert_reqs)
+        try:
+            context.load_verify_locations(config.ssl_ca_certs)
+        except OSError as error:
+            raise ConfigError(f"--ssl-ca-certs {config.ssl_ca_certs}: {error}") from error
+    return context
+
+
+class CertificateWatch:
+    """Notices that the files of a certificate were replaced, and has later connections use the new one."""
+
+    def __init__(self, context: ssl.SSLContext, config: ServeConfig) -> None:
+        assert config.ssl_certfile is not None
+        self._context = context
+        self._certificate = config.ssl_certfile
+        self._key = config.ssl_keyfile
+        self._seen = self._state()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            self.look()
+
+    def look(self) -> None:
+        """Files that do not fit together, as one is replaced before the other, change nothing until then."""
+        state = self._state()
+        if state == self._seen:
+            return
+        self._seen = state
+        try:
+            # Tried out first: a context that such files are loaded into is left without a key.
+            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._context):
+                context.load_cert_chain(self._certificate, self._key, _no_password)
+        except (OSError, ValueError) as error:
+            log.error("--ssl-certfile %s: the old certificate stays in use: %s", self._certificate, error)
+        else:
+            log.info("--ssl-certfile %s: new connections get the new certificate", self._certificate)
+
+    def _state(self) -> list[tuple[int, int] | None]:
+        return [_version(path) for path in (self._certificate, self._key) if path is not None]
+
+
+def _version(path: str) -> tuple[int, int] | None:
+    """What changes when a file is replaced or written; None when there is no such file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _no_password() -> NoReturn:
+    """Instead of asking at the terminal, where nobody answers a server."""
+    raise ValueError("the private key has a password; store it without one, readable by the server alone")

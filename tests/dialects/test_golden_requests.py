@@ -1,0 +1,105 @@
+"""Recorded requests to vLLM: what it accepts is planned, what it refuses is refused the same way."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.http.errors import ApiError
+from tests.generation.planning import chat_body, planner, tiny_tokenizer
+from tests.golden_replies import Case, load_cases
+
+CASES = [
+    case
+    for case in load_cases()
+    if case["method"] == "POST"
+    and case["request_headers"].get("Content-Type") == "application/json"
+    and case["status"] != 405
+]
+PLANNER = planner()
+
+REFUSED_HERE = {
+    "chat_tools_auto": "tool_choice",
+}
+"""Cases with a field that is not supported, which the error names."""
+
+SERVED_HERE = frozenset(("chat_tools_required",))
+"""Cases that vLLM refused as it was started."""
+
+CLEARER_PARAM = {"err_stop_int": "body.stop", "err_messages_no_role": "body.messages.0.role"}
+"""Where vLLM's param names a class of its own."""
+OPENAIS_CODE = dict.fromkeys(("err_bad_model_comp", "err_bad_model_stream"), "model_not_found")
+
+
+def outcome(case: Case) -> int | ApiError:
+    """Prompt tokens, all prompts together, or the error."""
+    body = case["request_body"].encode()
+    tokenizer = tiny_tokenizer()
+    try:
+        if case["path"] == "/tokenize":
+            text = PLANNER.tokenize(body)
+            return len(tokenizer.encode(text.text, text.add_special_tokens))
+        if case["path"] == "/detokenize":
+            return len(PLANNER.detokenize(body))
+        plan = (PLANNER.chat if "chat" in case["path"] else PLANNER.completion)(body)
+        lengths = [
+            len(tokenizer.encode(prompt, plan.add_special_tokens)) if isinstance(prompt, str) else len(prompt)
+            for prompt in plan.prompts
+        ]
+        for length in lengths:
+            plan.sampling(length)
+    except ApiError as error:
+        return error
+    return sum(lengths)
+
+
+def named(accepted: bool) -> list[Any]:
+    cases = [
+        case
+        for case in CASES
+        if case["name"] not in REFUSED_HERE
+        and (case["status"] == 200 or case["name"] in SERVED_HERE) is accepted
+    ]
+    return [pytest.param(case, id=case["name"]) for case in cases]
+
+
+@pytest.mark.parametrize("case", named(accepted=True))
+def test_accepted_requests(case: Case) -> None:
+    tokens = outcome(case)
+    assert not isinstance(tokens, ApiError), tokens.message
+    if '"usage":{' in case["response_body"]:
+        assert f'"usage":{{"prompt_tokens":{tokens},' in case["response_body"]
+
+
+@pytest.mark.parametrize("case", named(accepted=False))
+def test_refused_requests(case: Case) -> None:
+    error, expected = outcome(case), json.loads(case["response_body"])["error"]
+    assert isinstance(error, ApiError)
+    assert (error.status, error.type) == (case["status"], expected["type"])
+    assert error.param == CLEARER_PARAM.get(case["name"], expected["param"])
+    assert error.code == OPENAIS_CODE.get(case["name"], expected["code"])
+    if "validation error" not in expected["message"]:
+        assert error.message == expected["message"]
+
+
+@pytest.mark.parametrize("name", REFUSED_HERE)
+def test_what_is_not_supported_is_named(name: str) -> None:
+    error = outcome(next(case for case in CASES if case["name"] == name))
+    assert isinstance(error, ApiError)
+    assert (error.status, error.param) == (400, REFUSED_HERE[name])
+    assert REFUSED_HERE[name] in error.message
+
+
+def test_tokens_of_a_rendered_conversation() -> None:
+    case = next(case for case in CASES if case["name"] == "tokenize_chat")
+    plan = PLANNER.tokenize(case["request_body"].encode())
+    assert (
+        tiny_tokenizer().encode(plan.text, plan.add_special_tokens)
+        == json.loads(case["response_body"])["tokens"]
+    )
+    same = json.loads(case["request_body"])
+    chat = PLANNER.chat(chat_body(messages=same["messages"]))
+    assert chat.prompts == [plan.text]
+    assert chat.add_special_tokens is False

@@ -1,0 +1,466 @@
+"""Plans of requests: defaults, what is taken over, what is refused."""
+
+from __future__ import annotations
+
+import json
+import string
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.config.options import ServeConfig
+from penstock.dialects.input_processor import Planner
+from penstock.generation.chat_template import ChatTemplate
+from penstock.generation.model_info import ModelFacts, SamplingDefaults
+from penstock.generation.request_schemas import ChatCompletionRequest, CompletionRequest
+from penstock.generation.stream_interval import Pace
+from penstock.wire.messages import Adapter, Sampling
+from tests.generation.planning import body, chat_body, error_of, error_or_none, planner, tiny_tokenizer
+
+PLANNER = planner()
+
+
+def test_defaults_of_a_completion() -> None:
+    plan = PLANNER.completion(body())
+    assert (plan.chat, plan.model, plan.prompts) == (False, "tiny-llama", ("def main():\n",))
+    assert (plan.add_special_tokens, plan.n, plan.stream, plan.max_tokens) == (True, 1, False, 16)
+    sampling = plan.sampling(5)
+    assert sampling == Sampling(max_tokens=16, seed=sampling.seed)
+
+
+def test_defaults_of_a_chat() -> None:
+    plan = PLANNER.chat(chat_body())
+    assert (plan.chat, plan.add_special_tokens, plan.role, plan.max_tokens) == (
+        True,
+        False,
+        "assistant",
+        None,
+    )
+    assert plan.prompts == ["<s><|im_start|>user\nSay hi<|im_end|>\n<|im_start|>assistant\n"]
+    assert plan.sampling(48).max_tokens == 2000
+
+
+def test_everything_a_completion_can_ask_for() -> None:
+    plan = PLANNER.completion(
+        body(
+            model="tiny-llama",
+            prompt=[[5, 6], [7]],
+            max_tokens=9,
+            temperature=0.5,
+            top_p=0.9,
+            top_k=5,
+            min_p=0.1,
+            seed=7,
+            n=2,
+            echo=True,
+            stop=["x", "y", "x"],
+            stop_token_ids=[3],
+            include_stop_str_in_output=True,
+            ignore_eos=True,
+            min_tokens=2,
+            presence_penalty=1,
+            frequency_penalty=-1,
+            repetition_penalty=1.2,
+            logit_bias={"5": 200, "6": -0.5},
+            stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
+            skip_special_tokens=False,
+            add_special_tokens=False,
+            return_token_ids=True,
+            stream_interval=4,
+            priority=-3,
+            request_id="mine",
+            cache_salt="salt",
+            allowed_token_ids=[5, 6],
+            bad_words=["main"],
+            user="u",
+        )
+    )
+    assert plan.prompts == [[5, 6], [7]]
+    assert (plan.n, plan.stream, plan.include_usage, plan.continuous_usage, plan.echo) == (
+        2,
+        True,
+        True,
+        True,
+        True,
+    )
+    assert (plan.stop, plan.include_stop_str) == (("x", "y"), True)
+    assert (plan.skip_special_tokens, plan.add_special_tokens, plan.return_token_ids) == (False, False, True)
+    assert (plan.pace, plan.priority, plan.request_id, plan.cache_salt) == (Pace(4), -3, "mine", "salt")
+    main = tuple(tiny_tokenizer().encode("main", False))
+    assert plan.sampling(2) == Sampling(
+        max_tokens=9,
+        seed=7,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=5,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        presence_penalty=1.0,
+        frequency_penalty=-1.0,
+        min_tokens=2,
+        ignore_eos=True,
+        stop_token_ids=(3,),
+        logit_bias={5: 100.0, 6: -0.5},
+        allowed_token_ids=(5, 6),
+        bad_words=(main, tuple(tiny_tokenizer().encode(" main", False))),
+        seeded=True,
+    )
+
+
+def test_null_means_absent() -> None:
+    fields = {name: None for name in CompletionRequest.__struct_fields__ if name != "prompt"}
+    plan, plain = PLANNER.completion(body(**fields)), PLANNER.completion(body())
+    assert plan.sampling(1, 1).seed != plain.sampling(1, 1).seed
+    plan.base = plain.base
+    assert plan == plain
+    fields = {name: None for name in ChatCompletionRequest.__struct_fields__ if name != "messages"}
+    assert PLANNER.chat(chat_body(**fields)).prompts == PLANNER.chat(chat_body()).prompts
+
+
+# -- sampling of choices
+
+
+def test_choices_have_seeds_in_a_row() -> None:
+    plan = PLANNER.completion(body(seed=(1 << 63) - 1, n=2))
+    assert [plan.sampling(5, index).seed for index in range(2)] == [(1 << 63) - 1, 0]
+
+
+def test_seeds_are_drawn_where_none_is_given() -> None:
+    drawn = {
+        PLANNER.completion(body(**fields)).sampling(1).seed
+        for fields in ({}, {}, {"seed": -1}, {"seed": None})
+    }
+    assert len(drawn) == 4
+
+
+def test_negative_seeds_are_repeatable() -> None:
+    assert PLANNER.completion(body(seed=-5)).sampling(1).seed == (1 << 63) - 5
+
+
+def test_max_tokens_is_held_to_what_the_context_leaves() -> None:
+    plan = PLANNER.completion(body(max_tokens=100))
+    assert [plan.sampling(length).max_tokens for length in (1, 1948, 1949, 2047)] == [100, 100, 99, 1]
+    assert error_of(plan.sampling, 2048).param == "max_tokens"
+    assert error_of(plan.sampling, 2049).param == "input_tokens"
+
+
+def test_min_tokens_must_fit_what_the_context_leaves() -> None:
+    plan = PLANNER.completion(body(max_tokens=100, min_tokens=50))
+    assert plan.sampling(1998).max_tokens == 50
+    assert (
+        error_of(plan.sampling, 1999).message
+        == "min_tokens must be less than or equal to max_tokens=49, got 50."
+    )
+
+
+def test_a_prompt_without_tokens_is_refused() -> None:
+    assert error_of(PLANNER.completion(body()).sampling, 0).param == "prompt"
+
+
+def test_echo_without_output() -> None:
+    plan = PLANNER.completion(body(max_tokens=0, echo=True))
+    assert (plan.max_tokens, plan.sampling(5).max_tokens) == (0, 1)
+    assert error_of(PLANNER.completion, body(max_tokens=0)).param == "max_tokens"
+
+
+def test_a_model_may_be_an_adapter() -> None:
+    tuned = planner(adapters=(Adapter("tuned", "/tuned"),))
+    plan = tuned.chat(chat_body(model="tuned"))
+    assert (plan.model, plan.adapter) == ("tuned", "tuned")
+    for fields in ({}, {"model": "tiny-llama"}):
+        plan = tuned.completion(body(**fields))
+        assert (plan.model, plan.adapter) == ("tiny-llama", None)
+    assert "tiny-llama, tuned." in error_of(tuned.completion, body(model="other")).message
+
+
+def test_params_of_a_connector_are_for_engines_that_have_one() -> None:
+    params = {"do_remote_decode": True}
+    moving = planner(transfers_kv=True)
+    assert (
+        moving.completion(body(kv_transfer_params=params)).kv_transfer_params == b'{"do_remote_decode":true}'
+    )
+    assert moving.chat(chat_body(kv_transfer_params={})).kv_transfer_params is None
+    assert error_of(PLANNER.completion, body(kv_transfer_params=params)).param == "kv_transfer_params"
+
+
+def test_defaults_of_the_model_apply() -> None:
+    defaults = SamplingDefaults(
+        temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1, max_new_tokens=64
+    )
+    with_defaults = planner(defaults=defaults)
+    sampling = with_defaults.chat(chat_body(seed=1)).sampling(10)
+    assert sampling == Sampling(64, 1, 0.6, 0.9, 20, 0.1, 1.1, seeded=True)
+    assert with_defaults.completion(body(max_tokens=100, presence_penalty=1)).sampling(1).max_tokens == 64
+    mine = with_defaults.chat(
+        chat_body(temperature=1, top_p=1, top_k=0, min_p=0, repetition_penalty=1, seed=1)
+    )
+    assert mine.sampling(10) == Sampling(64, 1, seeded=True)
+
+
+@pytest.mark.parametrize(("given", "used"), [(0, 0.0), (1e-6, 0.0), (0.001, 0.01), (0.02, 0.02), (5, 5.0)])
+def test_small_temperatures_are_greedy_or_held(given: float, used: float) -> None:
+    assert PLANNER.completion(body(temperature=given)).sampling(1).temperature == used
+
+
+@pytest.mark.parametrize(("given", "used"), [(-1, 0), (0, 0), (7, 7), (16384, 0), (1 << 40, 0)])
+def test_top_k_of_all_is_zero(given: int, used: int) -> None:
+    assert PLANNER.completion(body(top_k=given)).sampling(1).top_k == used
+
+
+# -- refusals
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"temperature": "nan"}, "temperature", "must be a finite number, got nan"),
+        ({"temperature": "inf"}, "temperature", "must be a finite number, got inf"),
+        ({"top_p": "nan"}, "top_p", "in (0, 1]"),
+        ({"top_k": -2}, "top_k", "got -2"),
+        ({"min_p": 1.5}, "min_p", "in [0, 1]"),
+        ({"n": 0}, "n", "at least 1, got 0"),
+        ({"n": 100_000}, "n", "at most 1024"),
+        ({"min_tokens": -1}, None, "min_tokens must be greater than or equal to 0"),
+        ({"frequency_penalty": -2.5}, None, "frequency_penalty must be in [-2, 2], got -2.5."),
+        ({"repetition_penalty": "inf"}, None, "repetition_penalty"),
+        ({"stop": ""}, "stop", "empty string"),
+        ({"stop": ["a", ""]}, "stop", "empty string"),
+        ({"stop_token_ids": [16384]}, "stop_token_ids", "16384, which is not in [0, 16383]"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids", "-1, which is not in"),
+        ({"logit_bias": {"16384": 1}}, "logit_bias", "16384"),
+        ({"logit_bias": {"1": "nan"}}, "logit_bias", "nan"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "empty"),
+        ({"allowed_token_ids": [99999]}, "allowed_token_ids", "99999"),
+        ({"bad_words": ["x"] * 1025}, "bad_words", "has 1025 texts, at most 1024"),
+        ({"bad_words": [""]}, "bad_words", "empty string"),
+        ({"logprobs": 21}, "logprobs", "greater than max allowed: 20"),
+        ({"logprobs": -1}, "logprobs", "whole vocabulary"),
+        ({"prompt": [[1], []]}, "prompt", "prompt[1] is an empty list"),
+        ({"prompt": [[1], [16384]]}, None, "Token id 16384 is out of vocabulary"),
+        ({"prompt": ["a", [1]]}, "body.prompt.0", "not a mix"),
+        ({"prompt": ""}, "prompt", "must be provided and non-empty"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1 or in [1, 2048], got 0"),
+        ({"truncate_prompt_tokens": 2049}, "truncate_prompt_tokens", "got 2049"),
+        ({"truncation_side": "top"}, "truncation_side", "left or right, got 'top'"),
+        ({"stream_interval": 0}, "body.stream_interval", ">= 1"),
+        ({"stream_interval_ms": 0}, "body.stream_interval_ms", ">= 1"),
+        ({"stream_interval_ms": 60_001}, "body.stream_interval_ms", "<= 60000"),
+        ({"stream_interval_ms": 5, "stream_interval": 2}, "stream_interval_ms", "not by both"),
+        ({"cache_salt": ""}, "body.cache_salt", "length >= 1"),
+    ],
+)
+def test_values_that_are_not_allowed(fields: dict[str, Any], param: str | None, message: str) -> None:
+    error = error_of(PLANNER.completion, body(**fields))
+    assert (error.status, error.param) == (400, param)
+    assert message in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": True, "top_logprobs": -2}, "top_logprobs"),
+        ({"max_completion_tokens": 0, "max_tokens": 5}, "max_completion_tokens"),
+        ({"max_completion_tokens": 5000}, "max_completion_tokens"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+    ],
+)
+def test_chat_values_that_are_not_allowed(fields: dict[str, Any], param: str) -> None:
+    error = error_of(PLANNER.chat, chat_body(**fields))
+    assert (error.status, error.param) == (400, param)
+
+
+def test_max_logprobs_is_the_servers() -> None:
+    few = planner(ServeConfig(max_logprobs=2))
+    assert few.completion(body(logprobs=2)).logprobs == 2
+    assert "max allowed: 2" in error_of(few.completion, body(logprobs=3)).message
+
+
+@pytest.mark.parametrize(
+    ("fields", "logprobs"),
+    [
+        ({}, -1),
+        ({"logprobs": False}, -1),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 3}, 3),
+    ],
+)
+def test_logprobs_of_chats(fields: dict[str, Any], logprobs: int) -> None:
+    plan = PLANNER.chat(chat_body(**fields))
+    assert (plan.logprobs, plan.sampling(1).logprobs) == (logprobs, logprobs)
+
+
+def test_continuous_usage_needs_usage() -> None:
+    options = {"include_usage": False, "continuous_usage_stats": True}
+    assert PLANNER.completion(body(stream=True, stream_options=options)).continuous_usage is False
+
+
+def test_the_operator_can_send_usage_with_every_stream() -> None:
+    forced = planner(ServeConfig(enable_force_include_usage=True))
+    assert forced.completion(body(stream=True)).include_usage
+    assert not forced.completion(body(stream=True)).continuous_usage
+    assert not forced.completion(body()).include_usage
+    assert not PLANNER.completion(body(stream=True)).include_usage
+
+
+def test_one_request_starts_no_more_streams_than_are_allowed() -> None:
+    assert len(PLANNER.completion(body(prompt=["x"] * 2048, n=2, temperature=1)).prompts) == 2048
+    error = error_of(PLANNER.completion, body(prompt=["x"] * 2049, n=2, temperature=1))
+    assert (error.status, error.param) == (400, "prompt")
+    assert "4098 outputs, at most 4096" in error.message
+    assert error_of(PLANNER.completion, body(prompt=[[5]] * 5000)).param == "prompt"
+    assert error_of(PLANNER.completion, body(prompt=["x"] * 5, best_of=1000)).param == "prompt"
+
+
+def test_the_header_wins_over_the_bodys_request_id() -> None:
+    assert PLANNER.completion(body(request_id="body"), "header").request_id == "header"
+    assert error_of(PLANNER.completion, body(), "x" * 257).param == "X-Request-Id"
+
+
+# -- truncation
+
+
+def truncated(length: int, **fields: Any) -> list[int]:
+    prompt = np.arange(length, dtype="<i4").tobytes()
+    return np.frombuffer(PLANNER.completion(body(**fields)).truncate(prompt), "<i4").tolist()
+
+
+def test_truncation_keeps_the_end_or_the_start() -> None:
+    assert truncated(5) == [0, 1, 2, 3, 4]
+    assert truncated(5, truncate_prompt_tokens=2) == [3, 4]
+    assert truncated(5, truncate_prompt_tokens=2, truncation_side="right") == [0, 1]
+    assert truncated(5, truncate_prompt_tokens=9) == [0, 1, 2, 3, 4]
+
+
+def test_truncation_to_what_fits_leaves_room_for_max_tokens() -> None:
+    assert len(truncated(3000, truncate_prompt_tokens=-1, max_tokens=48)) == 2000
+
+
+# -- chats
+
+
+def test_continuing_a_message_opens_no_turn() -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    plan = PLANNER.chat(chat_body(messages=messages, continue_final_message=True, echo=True))
+    assert plan.prompts == ["<s><|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb"]
+    assert (plan.role, plan.echo, plan.echo_text) == ("assistant", False, "b")
+
+
+def test_echo_of_a_chat_needs_a_message_of_the_same_role() -> None:
+    assert PLANNER.chat(chat_body(echo=True)).echo_text == ""
+
+
+def test_the_template_gets_tools_documents_and_variables() -> None:
+    source = "{{ tools | tojson }}{{ documents | tojson }}{{ mood }}{{ reasoning_effort }}"
+    shows = planner(template=ChatTemplate({"default": source}, {}))
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    plan = shows.chat(
+        chat_body(
+            tools=[tool],
+            tool_choice="none",
+            documents=[{"text": "d"}],
+            chat_template_kwargs={"mood": "calm"},
+            reasoning_effort="low",
+        )
+    )
+    assert plan.prompts == [json.dumps([tool]) + '[{"text": "d"}]calmlow']
+
+
+def test_a_model_without_template_names_the_option() -> None:
+    facts = ModelFacts(names=("m",), max_model_len=8, vocab_size=8)
+    bare = Planner(ServeConfig(), facts, tiny_tokenizer(), None)
+    assert "--chat-template" in error_of(bare.chat, chat_body()).message
+
+
+# -- other endpoints
+
+
+def test_tokenize_takes_a_prompt_or_messages() -> None:
+    plan = PLANNER.tokenize(b'{"prompt": "a", "return_token_strs": true}')
+    assert (plan.text, plan.add_special_tokens, plan.return_token_strs) == ("a", True, True)
+    assert PLANNER.tokenize(b'{"prompt": "", "add_special_tokens": false}').add_special_tokens is False
+    plan = PLANNER.tokenize(chat_body(add_generation_prompt=False))
+    assert (plan.text, plan.add_special_tokens) == ("<s><|im_start|>user\nSay hi<|im_end|>\n", False)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"prompt": "a", "messages": []}, {"prompt": "a", "chat_template": "x"}]
+)
+def test_tokenize_refuses(fields: dict[str, Any]) -> None:
+    assert error_of(PLANNER.tokenize, json.dumps(fields).encode()).status == 400
+
+
+def test_detokenize() -> None:
+    assert PLANNER.detokenize(b'{"tokens": [1, 2]}') == [1, 2]
+    assert PLANNER.detokenize(b'{"tokens": []}') == []
+    assert (
+        error_of(PLANNER.detokenize, b'{"tokens": [16384]}').message == "Token id 16384 is out of vocabulary"
+    )
+    assert error_of(PLANNER.detokenize, b'{"tokens": [-1]}').param == "body.tokens.0"
+    assert error_of(PLANNER.detokenize, b'{"tokens": [1], "model": "x"}').status == 404
+
+
+def test_unknown_fields_of_all_endpoints_are_counted_together() -> None:
+    counting = planner()
+    counting.completion(body(zz=1))
+    counting.chat(chat_body(zz=1, yy=2))
+    assert counting.unknown_fields() == {"zz": 2, "yy": 1}
+
+
+# -- anything else
+
+NAMES = sorted({*CompletionRequest.__struct_fields__, *ChatCompletionRequest.__struct_fields__, "zz"})
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 40)
+    | st.integers(-(1 << 70), 1 << 70)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["3", "null", "nan", "none", "auto", "text", "left", "tiny-llama", "user", "assistant"])
+)
+KEYS = st.sampled_from(
+    ["role", "content", "type", "text", "name", "function", "arguments", "tool_calls", "5", "x"]
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=8,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool"])},
+        optional={"content": VALUES, "tool_calls": VALUES},
+    ),
+    max_size=3,
+)
+BODIES = st.fixed_dictionaries(
+    {}, optional={"prompt": VALUES | st.text(string.printable), "messages": MESSAGES}
+).flatmap(
+    lambda fixed: st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5).map(lambda more: more | fixed)
+)
+
+
+@given(BODIES | VALUES)
+def test_any_json_gives_a_plan_or_an_api_error(given: Any) -> None:
+    # Python's JSON has NaN and unpaired surrogates, as some clients' has.
+    sent = json.dumps(given).encode()
+    for plan_of in (PLANNER.completion, PLANNER.chat, PLANNER.tokenize, PLANNER.detokenize):
+        error = error_or_none(lambda plan_of=plan_of: use(plan_of(sent)))
+        assert error is None or (error.status in (400, 404) and error.body())
+
+
+def use(plan: Any) -> None:
+    """Everything a server does with a plan that can fail."""
+    if hasattr(plan, "sampling"):
+        for index in range(min(plan.n, 3)):
+            sampling = plan.sampling(10, index)
+            assert 0 < sampling.max_tokens <= 2038
+            assert 0 <= sampling.seed < 1 << 63
+        assert plan.prompts
+        plan.truncate(bytes(40))

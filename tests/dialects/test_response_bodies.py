@@ -1,0 +1,21 @@
+"""Bodies of the small routes."""
+
+from __future__ import annotations
+
+from penstock.dialects.response_bodies import model_list
+from penstock.generation.model_info import ModelFacts
+from penstock.wire.messages import Adapter
+
+
+def test_adapters_are_listed_behind_the_model_with_their_parent() -> None:
+    adapters = (Adapter("tuned", "/tuned"), Adapter("other", "/other", "base"))
+    facts = ModelFacts(names=("m", "alias"), max_model_len=64, vocab_size=8, adapters=adapters)
+    listed = model_list(facts, "/model")
+    assert listed["object"] == "list"
+    assert [(card["id"], card["root"], card["parent"]) for card in listed["data"]] == [
+        ("m", "/model", None),
+        ("alias", "/model", None),
+        ("tuned", "/tuned", "m"),
+        ("other", "/other", "base"),
+    ]
+    assert {card["max_model_len"] for card in listed["data"]} == {64}

@@ -1,0 +1,246 @@
+"""An API server's fleet, with engines that do what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from penstock.dispatch.connections import SILENCE_S, EngineState
+from penstock.dispatch.engine_client import Fleet
+from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
+from penstock.metrics.histogram import Histogram
+from penstock.streaming.stream import Stream, StreamError
+from penstock.streaming.table import StreamTable
+from penstock.streaming.token_log import TokenLog
+from penstock.wire.messages import (
+    OVERLOADED,
+    PROTOCOL_VERSION,
+    Abort,
+    EngineInfo,
+    Failed,
+    Goodbye,
+    Hello,
+    Sampling,
+    Submit,
+    Welcome,
+    decode_from_server,
+    encode,
+)
+from penstock.wire.sockets import RouterSocket, engine_address
+
+PATIENCE_S = 60.0
+INFO = EngineInfo("fake", 100, 100, 8)
+
+
+class FakeEngine:
+    """One end of the wire: what API servers asked for, and answers by hand."""
+
+    def __init__(self, run_dir: str, rank: int) -> None:
+        self.socket = RouterSocket(engine_address(run_dir, rank))
+        self.rank = rank
+        self.asked: list[Submit | Abort] = []
+        self._peer = b""
+
+    def look(self) -> None:
+        while (received := self.socket.receive()) is not None:
+            self._peer, parts = received
+            for message in map(decode_from_server, parts):
+                if isinstance(message, Hello):
+                    self.send(Welcome(PROTOCOL_VERSION, self.rank, 0, INFO))
+                elif isinstance(message, Submit | Abort):
+                    self.asked.append(message)
+
+    def send(self, message: Welcome | Failed | Goodbye) -> None:
+        assert self.socket.send(self._peer, [encode(message)])
+
+    def refuse(self) -> None:
+        """The request asked for last."""
+        request = self.asked.pop()
+        assert isinstance(request, Submit)
+        self.send(Failed(request.stream, 0, OVERLOADED, f"engine {self.rank} is full", 2000 + self.rank))
+
+
+class FakeReply:
+    """Keeps the error that a stream ended with."""
+
+    def __init__(self) -> None:
+        self.errors: list[StreamError] = []
+
+    def on_row(self, *row: object) -> None:
+        raise AssertionError("no rows come")
+
+    def on_failure(self, stream: Stream, error: StreamError) -> None:
+        self.errors.append(error)
+
+
+class Bench:
+    """A fleet of ``ranks`` engines with one stream, given to the first of them."""
+
+    def __init__(
+        self, run_dir: str, engines: list[FakeEngine], resume_timeout_s: float = 0, lockstep: bool = False
+    ) -> None:
+        self.engines = engines
+        self.streams = StreamTable(
+            [None] * 100,
+            Histogram(TTFT_BOUNDS),
+            Histogram(ITL_BOUNDS),
+            Histogram(EVENT_BOUNDS),
+            log=TokenLog(),
+        )
+        places = {engine.rank: engine_address(run_dir, engine.rank) for engine in engines}
+        hello = Hello(PROTOCOL_VERSION, 0, 0)
+        self.outcomes: Counter[str] = Counter()
+        self.fleet = Fleet(len(engines), places, hello, lambda info: None, lockstep=lockstep)
+        self.fleet.open(self.streams, resume_timeout_s, self.outcomes)
+        self.fleet.connect()
+        self.reply = FakeReply()
+        self.stream = Stream(self.reply, 0, 0, lambda data: None)
+
+    async def start(self) -> None:
+        await self.until(lambda: all(engine.up for engine in self.fleet.engines))
+        self.streams.open(self.stream, 0.0)
+        self.fleet.submit(self.stream, Submit(self.stream.handle, b"\1\0\0\0", Sampling(5, 7)))
+        await self.until(lambda: bool(self.engines[0].asked))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                for engine in self.engines:
+                    engine.look()
+                await asyncio.sleep(0.002)
+
+
+Scenario = Callable[[Bench], Awaitable[None]]
+Run = Callable[..., None]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """Runs a scenario with three engines."""
+    with ExitStack() as stack:
+
+        def run(scenario: Scenario, resume_timeout_s: float = 0, lockstep: bool = False) -> None:
+            async def main() -> None:
+                engines = [FakeEngine(str(tmp_path), rank) for rank in range(3)]
+                for engine in engines:
+                    stack.enter_context(closing(engine.socket))
+                bench = Bench(str(tmp_path), engines, resume_timeout_s, lockstep)
+                try:
+                    await bench.start()
+                    await scenario(bench)
+                finally:
+                    bench.fleet.close("the test is over")
+
+            asyncio.run(main())
+
+        yield run
+
+
+def test_a_stream_is_refused_once_every_engine_has_refused_it(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        for rank in range(3):
+            await bench.until(lambda engine=bench.engines[rank]: bool(engine.asked))
+            assert bench.reply.errors == []
+            assert bench.stream.rank == rank
+            bench.engines[rank].refuse()
+        await bench.until(lambda: bool(bench.reply.errors))
+        assert bench.reply.errors == [StreamError(429, OVERLOADED, "engine 2 is full", 2002)]
+        assert len(bench.streams) == 0
+        assert [engine.submitted for engine in bench.fleet.engines] == [1, 1, 1]
+
+    run(scenario)
+
+
+def test_a_stream_nobody_waits_for_is_given_to_no_other_engine(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.streams.discard(bench.stream)
+        bench.fleet.abort(bench.stream)
+        await bench.until(lambda: len(bench.engines[0].asked) == 2)
+        assert bench.engines[0].asked.pop() == Abort([bench.stream.handle])
+        bench.engines[0].refuse()
+        await bench.until(lambda: len(bench.streams) == 0)
+        assert [engine.asked for engine in bench.engines] == [[], [], []]
+
+    run(scenario)
+
+
+def test_other_failures_are_final(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.engines[0].send(Failed(bench.stream.handle, 0, "invalid_request", "too long"))
+        await bench.until(lambda: bool(bench.reply.errors))
+        assert bench.reply.errors == [StreamError(400, "invalid_request", "too long")]
+
+    run(scenario)
+
+
+def test_a_stream_of_engines_in_lock_step_goes_to_none_that_is_about_to_end(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.engines[0].asked.clear()
+        bench.engines[0].send(Goodbye("broken"))
+        await bench.until(lambda: not bench.fleet.engines[0].up)
+        assert [engine.up for engine in bench.fleet.engines] == [False] * 3
+        assert bench.outcomes == {}
+        await bench.until(lambda: bench.outcomes["resumed"] == 1)
+        assert all(engine.up for engine in bench.fleet.engines)
+        await bench.until(lambda: any(engine.asked for engine in bench.engines))
+        assert bench.stream.setbacks == 0
+        assert sum(len(engine.asked) for engine in bench.engines) == 1
+
+    run(scenario, resume_timeout_s=PATIENCE_S, lockstep=True)
+
+
+def test_the_load_of_an_engine_has_what_it_cannot_have_counted() -> None:
+    engine = EngineState(0)
+    engine.submitted = 5
+    assert engine.load == 5
+    engine.loaded(step=7, waiting=2, running=10, kv_used_permille=1, accepted=3, now=1.0)
+    assert engine.load == 14
+    engine.loaded(step=6, waiting=99, running=0, kv_used_permille=0, accepted=0, now=1.0)
+    assert engine.load == 14, "older than what is known"
+    engine.loaded(step=7, waiting=0, running=0, kv_used_permille=0, accepted=5, now=1.0)
+    assert engine.load == 0
+
+
+def test_an_engine_that_takes_nothing_is_silent_until_it_does() -> None:
+    engine = EngineState(0)
+    assert not engine.silent(now=1e9)
+    engine.asked(now=10.0)
+    engine.asked(now=11.0)
+    assert not engine.silent(now=10.0 + SILENCE_S)
+    assert engine.silent(now=10.1 + SILENCE_S)
+    engine.loaded(step=1, waiting=0, running=1, kv_used_permille=0, accepted=0, now=12.0)
+    assert engine.silent(now=10.1 + SILENCE_S), "it ran, but took nothing"
+    engine.loaded(step=2, waiting=0, running=1, kv_used_permille=0, accepted=1, now=13.0)
+    assert not engine.silent(now=13.0)
+    assert engine.silent(now=13.1 + SILENCE_S), "there is one more"
+    engine.loaded(step=3, waiting=0, running=2, kv_used_permille=0, accepted=2, now=20.0)
+    assert not engine.silent(now=1e9)
+
+
+def test_new_streams_avoid_a_silent_engine_while_there_is_another(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        long_ago = time.monotonic() - SILENCE_S - 1
+        _, silent, busy = bench.fleet.engines
+        bench.fleet.set_draining([0])
+        busy.loaded(1, waiting=50, running=50, kv_used_permille=0, accepted=0, now=long_ago)
+        silent.asked(long_ago)
+        assert bench.fleet.pick() is busy
+        busy.asked(long_ago)
+        assert bench.fleet.pick() is silent
+
+    run(scenario)
+
+
+def test_what_is_not_counted_yet_stands_for_the_other_api_servers_too() -> None:
+    engine = EngineState(0, servers=4)
+    engine.asked(now=0.0)
+    engine.asked(now=0.0)
+    assert engine.load == 8
+    engine.loaded(step=1, waiting=0, running=7, kv_used_permille=0, accepted=2, now=1.0)
+    assert engine.load == 7

@@ -1,0 +1,93 @@
+"""Where streams go."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.dispatch.load_balancer import (
+    AFFINITY_FACTOR,
+    AFFINITY_SLACK,
+    BLOCK_BYTES,
+    MOST_BLOCKS,
+    MOST_KEYS,
+    Balancer,
+    affinity_keys,
+)
+
+
+def test_a_burst_is_spread_exactly() -> None:
+    """From several API servers, each of which knows only what it has submitted itself."""
+    total: Counter[int] = Counter()
+    for server in range(4):
+        balancer = Balancer(4, first=server)
+        loads: list[int | None] = [0] * 4
+        for _ in range(25):
+            rank = balancer.choose(loads)
+            assert rank is not None
+            loads[rank] = (loads[rank] or 0) + 1
+            total[rank] += 1
+    assert set(total.values()) == {25}
+
+
+def test_the_least_loaded_engine_that_is_up_is_taken() -> None:
+    balancer = Balancer(4, first=0)
+    assert balancer.choose([3, None, 1, 2]) == 2
+    assert balancer.choose([None, None, None, 9]) == 3
+    assert balancer.choose([None] * 4) is None
+
+
+def test_sessions_stay_while_their_engine_is_not_overloaded() -> None:
+    balancer = Balancer(3, first=1)
+    keys = affinity_keys(b"", None, "s")
+    assert balancer.choose([0, 0, 0], keys) == 1
+    assert balancer.choose([0, AFFINITY_SLACK, 0], keys) == 1
+    assert balancer.choose([0, AFFINITY_SLACK + 1, 0], keys) == 2
+    assert balancer.choose([9, 9, 9], keys) == 2, "it stays at its new engine"
+    assert balancer.choose([5, 0, None], keys) == 1
+
+
+def test_the_longest_known_beginning_decides() -> None:
+    short, long = bytes(BLOCK_BYTES), bytes(BLOCK_BYTES) + b"x" * BLOCK_BYTES
+    balancer = Balancer(2, first=0)
+    assert balancer.choose([0, 1], affinity_keys(long, None, None)) == 0
+    assert balancer.choose([9, 1], affinity_keys(short, None, None)) == 1
+    assert balancer.choose([0, 1], affinity_keys(short + b"y" * BLOCK_BYTES, None, None)) == 1
+    assert balancer.choose([1, 0], affinity_keys(long + b"y" * BLOCK_BYTES, None, None)) == 0
+
+
+def test_keys_stand_for_whole_beginnings() -> None:
+    prompt = bytes(range(256)) * 12
+    assert len(affinity_keys(prompt, None, None)) == 3
+    assert affinity_keys(prompt, None, None)[1:] == affinity_keys(prompt[: 2 * BLOCK_BYTES], None, None)
+    assert not set(affinity_keys(prompt, "salt", None)) & set(affinity_keys(prompt, None, None))
+    assert affinity_keys(prompt[: BLOCK_BYTES - 4], None, None) == []
+    assert len(affinity_keys(bytes(99 * BLOCK_BYTES), None, "s")) == MOST_BLOCKS + 1
+
+
+def test_memory_is_bounded() -> None:
+    balancer = Balancer(2, first=0)
+    keys = [b"%d" % number for number in range(MOST_KEYS + 10)]
+    for key in keys:
+        balancer.choose([0, 0], [key])
+    assert len(balancer._known) == MOST_KEYS
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.integers(0, 40)), min_size=3, max_size=3),
+    st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=3),
+    st.integers(0, 2),
+)
+def test_affinity_is_bounded_by_load(loads: list[int | None], keys: list[bytes], known: int) -> None:
+    balancer = Balancer(3, first=0)
+    balancer.choose([0 if rank == known else None for rank in range(3)], [b"a"])
+    rank = balancer.choose(loads, keys)
+    up = [load for load in loads if load is not None]
+    if rank is None:
+        assert not up
+    else:
+        load = loads[rank]
+        assert load is not None
+        assert load <= AFFINITY_FACTOR * min(up) + AFFINITY_SLACK

@@ -1,0 +1,55 @@
+"""Replies fed with tokens as an engine's rows, without an engine or a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from penstock.dialects.response_bodies import collected_body
+from penstock.generation.plan import RequestPlan
+from penstock.generation.replies import TextTables
+from penstock.streaming.stream import StreamError
+from penstock.wire.frames import Finish
+from tests.generation.planning import tiny_tokenizer
+from tests.generation.replying import Desk, tables_of
+
+
+@cache
+def _tables() -> TextTables:
+    return tables_of(tiny_tokenizer().raw)
+
+
+def streamed_events(
+    plan: RequestPlan,
+    rows: Sequence[Sequence[int]],
+    finish: Finish | None = Finish.LENGTH,
+    error: StreamError | None = None,
+) -> list[Any]:
+    """Events of a streamed reply whose one stream gets these rows of tokens, and then its end."""
+
+    async def run() -> list[Any]:
+        desk = Desk(_tables())
+        _, sink = desk.streamed(plan)
+        desk.deliver(desk.rows(0, rows, finish or Finish.NONE))
+        if error is not None:
+            desk.streams.fail(0, 0, error)
+        data = [line.removeprefix("data: ") for line in sink.lines()]
+        return [line if line == "[DONE]" else json.loads(line) for line in data]
+
+    return asyncio.run(run())
+
+
+def collected_reply(plan: RequestPlan, tokens: Sequence[int], finish: Finish = Finish.LENGTH) -> Any:
+    """Body of a reply that is not streamed, with one stream of these tokens."""
+
+    async def run() -> Any:
+        desk = Desk(_tables())
+        reply = desk.collected(plan)
+        desk.deliver(desk.rows(0, [tokens], finish))
+        await reply.done
+        return json.loads(collected_body(reply))
+
+    return asyncio.run(run())

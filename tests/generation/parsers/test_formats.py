@@ -1,0 +1,158 @@
+"""What each format says, and what is none of it."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+
+from penstock.generation.parsers.delta import CallDelta, Delta
+from penstock.generation.parsers.hermes import HermesParser
+from penstock.generation.parsers.json_calls import JsonCallsParser
+from penstock.generation.parsers.message import MessageFormat, MessageParser
+from penstock.generation.parsers.named_call import NamedCallParser
+from penstock.generation.parsers.registry import output_format
+from penstock.generation.parsers.think import ThinkParser
+from tests.generation.parsers.test_split import whole
+
+WEATHER = '{"name": "weather", "arguments": {"city": "Bärn", "days": [1, 2]}}'
+ARGUMENTS = '{"city": "Bärn", "days": [1, 2]}'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (f"<tool_call>\n{WEATHER}\n</tool_call>", "", [("weather", ARGUMENTS)]),
+        (f"Let me see.\n<tool_call>{WEATHER}</tool_call>\n", "Let me see.", [("weather", ARGUMENTS)]),
+        (
+            f'<tool_call>{WEATHER}</tool_call>\n<tool_call>{{"name": "now", "arguments": {{}}}}</tool_call>',
+            "",
+            [("weather", ARGUMENTS), ("now", "{}")],
+        ),
+        ('<tool_call>{"name": "now"}</tool_call> Done.', " Done.", [("now", "{}")]),
+        ('<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', "", [("f", '{"x": 1}')]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("f", '{"x": 1}')]),
+        ('<tool_call>{"name": "f", "arguments": {"x": "}<\\""}}', "", [("f", '{"x": "}<\\""}')]),
+        ('<tool_call>{"name": "f", "arguments": {"x": 1', "", [("f", '{"x": 1')]),
+        ("a <tool_call>no JSON</tool_call>", "a <tool_call>no JSON</tool_call>", []),
+        ('a <tool_call> {"na', 'a <tool_call> {"na', []),
+        ("a < b, <tool_", "a < b, <tool_", []),
+    ],
+)  # fmt: skip
+def test_hermes(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    delta = whole(HermesParser(), list(text))
+    assert delta.content == content
+    assert [(call.name, call.arguments) for call in delta.calls] == calls
+    assert [call.index for call in delta.calls] == list(range(len(calls)))
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('{"name": "f", "parameters": {"x": 1}}', "", [("f", '{"x": 1}')]),
+        ('<|python_tag|>{"name": "f", "parameters": {}}', "", [("f", "{}")]),
+        (
+            '\n{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"a": null}}',
+            "",
+            [("f", "{}"), ("g", '{"a": null}')],
+        ),
+        (
+            '[{"name": "f", "parameters": {}}, {"name": "g", "parameters": {}}]',
+            "",
+            [("f", "{}"), ("g", "{}")],
+        ),
+        ("[1, 2]", "[1, 2]", []),
+        ('{"name": "Ada", "born": 1815}', '{"name": "Ada", "born": 1815}', []),
+        ("{not JSON}", "{not JSON}", []),
+        ('Use {"name": "f", "parameters": {}}', 'Use {"name": "f", "parameters": {}}', []),
+        ('{"name": "f", "parameters": {}} and so on', "and so on", [("f", "{}")]),
+    ],
+)
+def test_json_calls(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    delta = whole(JsonCallsParser(), list(text))
+    assert delta.content.strip() == content
+    assert [(call.name, call.arguments) for call in delta.calls] == calls
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "reasoning", "content"),
+    [
+        ("", "<think>\nhm\n</think>\n\nYes.", "\nhm\n", "\n\nYes."),
+        ("<think>\n", "hm</think>Yes.", "hm", "Yes."),
+        ("<think>\n\n</think>\n\n", "Yes.", "", "Yes."),
+        ("", "Yes. <think>no</think>", "", "Yes. <think>no</think>"),
+        ("", "<think>cut off </thi", "cut off </thi", ""),
+        ("", " <thi", "", " <thi"),
+    ],
+)
+def test_think(prompt: str, text: str, reasoning: str, content: str) -> None:
+    assert whole(ThinkParser(prompt), list(text)) == Delta(content=content, reasoning=reasoning)
+
+
+def test_arguments_are_streamed_after_the_name() -> None:
+    parser = HermesParser()
+    assert parser.push('<tool_call>{"name": "f", "argu') == Delta()
+    assert parser.push('ments": {"a') == Delta(calls=[CallDelta(0, "f", '{"a')])
+    assert parser.push('": 1') == Delta(calls=[CallDelta(0, None, '": 1')])
+    assert parser.push("}}</tool_call>") == Delta(calls=[CallDelta(0, None, "}")])
+
+
+def test_a_message_of_reasoning_and_calls() -> None:
+    text = f'<think>hm</think>\n\n<tool_call>{WEATHER}</tool_call><tool_call>{{"name": "g"}}</tool_call>'
+    format = MessageFormat(partial(ThinkParser, ""), HermesParser, one_call=True)
+    parser = MessageParser(format, new_id=lambda: "call_1")
+    message = parser.push(text, last=True).message()
+    assert parser.called
+    assert message == {
+        "content": None,
+        "reasoning": "hm",
+        "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
+        ],
+    }
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"])["days"] == [1, 2]
+    hidden = MessageParser(MessageFormat(partial(ThinkParser, ""), show_reasoning=False))
+    delta = hidden.push(text, last=True)
+    assert (delta.reasoning, delta.calls) == ("", [])
+
+
+def test_a_call_of_a_named_function_is_not_the_models_choice() -> None:
+    parser = MessageParser(MessageFormat(tools=partial(NamedCallParser, "f"), named=True))
+    assert parser.push("", last=False) == Delta()
+    assert parser.push('{"x": ', last=False).calls[0].name == "f"
+    assert parser.push("1}", last=True).calls == [CallDelta(0, None, "1}")]
+    assert not parser.called
+
+
+def test_fields_of_events() -> None:
+    first = Delta(calls=[CallDelta(0, "f", "", "call_1")])
+    assert first.fields() == {
+        "tool_calls": [
+            {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
+        ]
+    }
+    assert Delta(calls=[CallDelta(1, None, "{")]).fields() == {
+        "tool_calls": [{"index": 1, "function": {"arguments": "{"}}]
+    }
+    assert Delta(content="a", reasoning="b").fields() == {"reasoning": "b", "content": "a"}
+    assert Delta().fields() == {}
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "reasoning"),
+    [
+        ('<tool_call>\n{"name": <function-name>', HermesParser, None),
+        ("<tool_call>\n<function=name>", None, None),
+        ("{{ '<|python_tag|>' }}", JsonCallsParser, None),
+        ("{% if '</think>' in content %}<tool_call>", HermesParser, ThinkParser),
+        ("{{ messages }}", None, None),
+    ],
+)
+def test_the_template_decides(template: str, tools: type | None, reasoning: type | None) -> None:
+    found = output_format("auto", "auto", template)
+    assert (found.tools, found.reasoning) == (tools, reasoning)
+    none = output_format("none", "none", template)
+    assert (none.tools, none.reasoning, none.markers) == (None, None, ())
+    named = output_format("llama3_json", "think", template)
+    assert (named.tools, named.reasoning) == (JsonCallsParser, ThinkParser)

@@ -1,0 +1,107 @@
+"""However an output is cut into pieces, its parsers say the same."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.generation.parsers.delta import Delta, OutputParser
+from penstock.generation.parsers.hermes import HermesParser
+from penstock.generation.parsers.json_calls import JsonCallsParser
+from penstock.generation.parsers.message import MessageFormat, MessageParser
+from penstock.generation.parsers.named_call import NamedCallParser
+from penstock.generation.parsers.think import ThinkParser
+
+PARSERS: dict[str, Callable[[], OutputParser]] = {
+    "hermes": HermesParser,
+    "llama3_json": JsonCallsParser,
+    "think": partial(ThinkParser, "hi"),
+    "think, opened by the prompt": partial(ThinkParser, "hi<think>\n"),
+    "named": partial(NamedCallParser, "f"),
+}
+FRAGMENTS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+    "<|python_tag|>",
+    '{"name": "f", "arguments": {"x": [1, {"y": "}\\"<tool_call>"}]}}',
+    '{"parameters": {"é": "\\u00e9"}, "name": "g"}',
+    '{"name": "h"}',
+    '{"name": "i", "arguments": "{\\"x\\": 1}"}',
+    '{"name": "j", "arguments": null, "id": 3}',
+    '{"name": 5}',
+    '{"name": "k", "arguments": {"x": ',
+    "{",
+    "}",
+    '"',
+    "\\",
+    ";",
+    "[",
+    ",",
+    "]",
+    " ",
+    "\n",
+    "<",
+    "text ",
+    "täxt",
+)
+texts = st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join)
+
+
+def whole(parser: OutputParser, pieces: list[str]) -> Delta:
+    delta = Delta()
+    for piece in pieces:
+        delta.add(parser.push(piece))
+    delta.add(parser.finish())
+    return delta
+
+
+def pieces_of(text: str, cuts: list[int]) -> list[str]:
+    edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(edges)]
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@given(text=texts, cuts=st.lists(st.integers(0, 1000), max_size=12))
+def test_any_split_gives_what_the_whole_gives(name: str, text: str, cuts: list[int]) -> None:
+    make = PARSERS[name]
+    expected = whole(make(), [text])
+    assert whole(make(), pieces_of(text, cuts)) == expected
+    assert whole(make(), list(text)) == expected
+
+
+@given(text=texts, cuts=st.lists(st.integers(0, 1000), max_size=12))
+def test_reasoning_then_calls_are_split_alike(text: str, cuts: list[int]) -> None:
+    def run(pieces: list[str]) -> Delta:
+        parser = MessageParser(MessageFormat(partial(ThinkParser, ""), HermesParser), new_id=lambda: "id")
+        delta = Delta()
+        for piece in pieces:
+            delta.add(parser.push(piece, last=False))
+        delta.add(parser.push("", last=True))
+        return delta
+
+    assert run(list(text)) == run(pieces_of(text, cuts)) == run([text])
+
+
+@pytest.mark.parametrize("name", PARSERS.keys() - {"named"})
+@given(text=st.text(alphabet="ab é\n.,", max_size=40))
+def test_text_without_marks_is_content(name: str, text: str) -> None:
+    delta = whole(PARSERS[name](), list(text))
+    assert delta.content + delta.reasoning == text
+    assert not delta.calls
+
+
+@given(text=texts)
+def test_a_parser_that_is_idle_passes_everything_on(text: str) -> None:
+    for make in (JsonCallsParser, partial(ThinkParser, "")):
+        parser = make()
+        parser.push(text)
+        if parser.idle:
+            assert parser.push("<tool_call>{<think> x") == Delta(content="<tool_call>{<think> x")
+            assert parser.finish() == Delta()

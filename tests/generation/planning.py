@@ -1,0 +1,77 @@
+"""What tests of the request side share: a small model's facts, tokenizer and template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from penstock.config.options import ServeConfig
+from penstock.dialects.input_processor import Planner
+from penstock.generation.chat_template import ChatTemplate
+from penstock.generation.model_info import ModelFacts, SamplingDefaults
+from penstock.generation.tokenizer import Tokenizer
+from penstock.http.errors import ApiError
+from penstock.wire.messages import Adapter
+
+DATA = Path(__file__).parent.parent / "data"
+TINY_LLAMA = DATA / "tiny_llama"
+
+
+@cache
+def tiny_tokenizer() -> Tokenizer:
+    return Tokenizer.load(TINY_LLAMA)
+
+
+@cache
+def tiny_template() -> ChatTemplate:
+    template = ChatTemplate.load(TINY_LLAMA)
+    assert template is not None
+    return template
+
+
+def planner(
+    config: ServeConfig | None = None,
+    *,
+    template: ChatTemplate | None = None,
+    defaults: SamplingDefaults | None = None,
+    adapters: tuple[Adapter, ...] = (),
+    transfers_kv: bool = False,
+) -> Planner:
+    """For the model of the recorded replies: 2,048 tokens of context, 16,384 entries."""
+    facts = ModelFacts(
+        names=("tiny-llama",),
+        max_model_len=2048,
+        vocab_size=16384,
+        eos_token_ids=(1,),
+        defaults=defaults or SamplingDefaults(),
+        adapters=adapters,
+        transfers_kv=transfers_kv,
+    )
+    return Planner(config or ServeConfig(), facts, tiny_tokenizer(), template or tiny_template())
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"prompt": "def main():\n"} | fields).encode()
+
+
+def chat_body(**fields: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": "Say hi"}]} | fields).encode()
+
+
+def error_or_none(plan: Callable[..., object], *arguments: object) -> ApiError | None:
+    """The error that ``plan(*arguments)`` raises, None when it raises none. Other exceptions pass."""
+    try:
+        plan(*arguments)
+    except ApiError as error:
+        return error
+    return None
+
+
+def error_of(plan: Callable[..., object], *arguments: object) -> ApiError:
+    """The error that ``plan(*arguments)`` raises."""
+    error = error_or_none(plan, *arguments)
+    assert error is not None, "no error was raised"
+    return error

@@ -1,0 +1,129 @@
+"""Which choices of tools are served, and what the others are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from penstock.config.options import ServeConfig
+from penstock.generation.chat_template import ChatTemplate
+from penstock.generation.parsers.hermes import HermesParser
+from penstock.generation.parsers.message import MessageFormat
+from penstock.generation.plan import RequestPlan
+from tests.generation.planning import chat_body, error_of, planner, tiny_tokenizer
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"place": {"$ref": "#/$defs/Place"}},
+    "required": ["place"],
+    "$defs": {"Place": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}},
+}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
+BARE = {"type": "function", "function": {"name": "g"}}
+PLAIN = planner()
+HERMES = planner(template=ChatTemplate({"default": "x", "tool_use": "<tool_call>"}, {}))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tools": [TOOL], "tool_choice": "none"}, {"tool_choice": "none"}, {"tools": []}]
+)
+def test_text_answers_are_served_with_tools_or_without(fields: dict[str, Any]) -> None:
+    assert PLAIN.chat(chat_body(**fields)).format is None
+    assert HERMES.chat(chat_body(**fields)).format is None
+
+
+@pytest.mark.parametrize("fields", [{}, {"tool_choice": "auto"}, {"parallel_tool_calls": False}])
+def test_calls_are_read_where_their_format_is_known(fields: dict[str, Any]) -> None:
+    plan = HERMES.chat(chat_body(tools=[TOOL], **fields))
+    assert plan.format == MessageFormat(tools=HermesParser, one_call="parallel_tool_calls" in fields)
+    assert plan.constraint is None
+    named = planner(ServeConfig(tool_call_parser="llama3_json"))
+    assert named.chat(chat_body(tools=[TOOL], **fields)).format is not None
+    error = error_of(PLAIN.chat, chat_body(tools=[TOOL], **fields))
+    assert (error.status, error.param) == (400, "tool_choice")
+    assert "--tool-call-parser" in error.message
+
+
+def grammar_accepts(plan: RequestPlan, text: str) -> bool:
+    """Whether the grammar of a plan is valid and admits ``text`` as a whole."""
+    assert plan.constraint is not None
+    grammar = plan.constraint.grammar
+    assert plan.base.grammar == grammar
+    assert not LLMatcher.validate_grammar(grammar)
+    tokenizer = LLTokenizer("byte")
+    matcher = LLMatcher(tokenizer, grammar)
+    return matcher.consume_tokens(tokenizer.tokenize_str(text)) and matcher.is_accepting()
+
+
+def test_a_named_function_gets_its_arguments() -> None:
+    plan = PLAIN.chat(chat_body(tools=[BARE, TOOL], tool_choice={"function": {"name": "f"}}))
+    assert grammar_accepts(plan, '{"place": {"city": "Bern"}}')
+    assert not grammar_accepts(plan, '{"place": "Bern"}')
+    assert plan.format is not None
+    assert plan.format.named
+    bare = PLAIN.chat(chat_body(tools=[BARE, TOOL], tool_choice={"function": {"name": "g"}}))
+    assert grammar_accepts(bare, '{"any": 1}')
+
+
+def test_required_calls_are_a_list_of_any_of_the_tools() -> None:
+    plan = PLAIN.chat(chat_body(tools=[BARE, TOOL], tool_choice="required"))
+    call = '{"name": "f", "parameters": {"place": {"city": "Bern"}}}'
+    assert grammar_accepts(plan, f"[{call}]")
+    assert grammar_accepts(plan, f'[{call}, {{"name": "g", "parameters": {{}}}}]')
+    assert not grammar_accepts(plan, "[]")
+    assert not grammar_accepts(plan, call.replace('{"city": "Bern"}', "1"))
+    one = PLAIN.chat(chat_body(tools=[TOOL], tool_choice="required", parallel_tool_calls=False))
+    assert grammar_accepts(one, f"[{call}]")
+    assert not grammar_accepts(one, f"[{call}, {call}]")
+
+
+@pytest.mark.parametrize("depth", [300, 600, 900])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_parameters_nested_too_deeply_are_refused(depth: int, choice: Any) -> None:
+    parameters: dict[str, Any] = {}
+    for _ in range(depth):
+        parameters = {"items": parameters}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    error = error_of(PLAIN.chat, chat_body(tools=[tool], tool_choice=choice))
+    assert error.status == 400
+    assert str(error.param).startswith("tools")
+
+
+def test_an_output_under_a_constraint_has_no_reasoning() -> None:
+    thinking = planner(template=ChatTemplate({"default": "<think></think><tool_call>"}, {}))
+    free = thinking.chat(chat_body(tools=[TOOL])).format
+    assert free is not None
+    assert free.reasoning is not None
+    forced = thinking.chat(chat_body(tools=[TOOL], tool_choice="required")).format
+    assert forced is not None
+    assert forced.reasoning is None
+    assert thinking.chat(chat_body(response_format={"type": "json_object"})).format is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice", "does not match any of the"),
+        ({"tools": [TOOL], "tool_choice": "all"}, "tool_choice", "got 'all'"),
+        ({"tool_choice": "auto"}, "tool_choice", "`tools` must be set"),
+        (
+            {"tools": [TOOL], "tool_choice": "required", "structured_outputs": {"choice": ["a"]}},
+            "structured_outputs",
+            "Only one constraint",
+        ),
+        ({"tools": [TOOL, TOOL | {"type": "search"}]}, "tools[1].type", "must be function"),
+    ],
+)
+def test_other_choices_are_refused(fields: dict[str, Any], param: str, message: str) -> None:
+    error = error_of(HERMES.chat, chat_body(**fields))
+    assert (error.status, error.param) == (400, param)
+    assert message in error.message
+
+
+def test_special_tokens_stay_where_a_parser_looks_for_them() -> None:
+    marks_start = ChatTemplate({"default": "<tool_call><|im_start|>"}, {})
+    assert planner(template=marks_start).chat(chat_body(tools=[TOOL])).skip_special_tokens
+    assert tiny_tokenizer().has_special(("x", "<|im_start|>"))
+    assert not tiny_tokenizer().has_special(("<tool_call>",))

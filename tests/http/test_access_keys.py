@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.http.access_keys import Keys, check_local
+from penstock.http.errors import ApiError
+
+
+def refusal(keys: Keys, path: str, *authorization: bytes) -> ApiError | None:
+    scope = {"headers": [(b"host", b"x"), *((b"authorization", value) for value in authorization)]}
+    try:
+        keys.check(path, scope)
+    except ApiError as error:
+        return error
+    return None
+
+
+def test_without_keys_everybody_is_let_in() -> None:
+    assert refusal(Keys([]), "/v1/models") is None
+
+
+@pytest.mark.parametrize("sent", [b"Bearer one", b"bearer two", b"BEARER  one "])
+def test_every_key_opens(sent: bytes) -> None:
+    assert refusal(Keys(["one", "two"]), "/v1/models", sent) is None
+
+
+@pytest.mark.parametrize(("key", "lets_in"), [(b"two", True), (b"three", False), (b"", False)])
+def test_a_header_of_its_own(key: bytes, lets_in: bool) -> None:
+    """As Anthropic's clients send it; it counts where there is no other."""
+    scope = {"headers": [(b"x-api-key", key)]}
+    keys = Keys(["one", "two"])
+    if lets_in:
+        keys.check("/v1/messages", scope)
+        scope["headers"].append((b"authorization", b"Bearer three"))
+    with pytest.raises(ApiError):
+        keys.check("/v1/messages", scope)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"Bearer", b"Bearer ", b"Bearer tw", b"Bearer two two", b"Basic two", b"two", b"Bearer \xff"],
+)
+def test_anything_else_does_not(sent: bytes) -> None:
+    error = refusal(Keys(["topsecret", "two"]), "/metrics", sent)
+    assert error is not None
+    assert (error.status, error.type, error.code) == (401, "AuthenticationError", "invalid_api_key")
+    assert error.headers == [(b"www-authenticate", b"Bearer")]
+    assert "topsecret" not in error.message
+
+
+def test_what_is_missing_is_told_from_what_is_wrong() -> None:
+    missing, wrong = refusal(Keys(["k"]), "/docs"), refusal(Keys(["k"]), "/docs", b"Bearer x")
+    assert missing is not None
+    assert missing.message.startswith("An API key is needed")
+    assert wrong is not None
+    assert wrong.message.startswith("The API key is not valid")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/ping"])
+def test_probes_need_no_key(path: str) -> None:
+    assert refusal(Keys(["k"]), path) is None
+    assert refusal(Keys(["k"]), f"{path}/") is not None
+
+
+# -- without keys
+
+
+def local_refusal(
+    path: str, client: tuple[str, int] | None, *headers: bytes, unix_socket: bool = False
+) -> ApiError | None:
+    scope = {"client": client, "headers": [(b"host", b"x"), *((name, b"x") for name in headers)]}
+    try:
+        check_local(path, scope, unix_socket=unix_socket)
+    except ApiError as error:
+        return error
+    return None
+
+
+ROUTES = ["/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/start_profile", "/stop_profile"]
+HERE = "127.0.0.1", 1
+
+
+@pytest.mark.parametrize("path", [*ROUTES, "/admin/engines", "/admin/engines/0/drain", "/debug/gc"])
+def test_administrative_routes_are_for_the_own_machine(path: str) -> None:
+    assert local_refusal(path, HERE) is None
+    error = local_refusal(path, ("10.0.0.1", 1))
+    assert error is not None
+    assert (error.status, error.code) == (403, "not_local")
+    assert path in error.message
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/metrics", "/health", "/sleeping", "/docs"])
+def test_others_are_for_everybody(path: str) -> None:
+    assert local_refusal(path, ("10.0.0.1", 1), b"origin") is None
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1", "::1%lo"])
+def test_loopback_addresses(host: str) -> None:
+    assert local_refusal("/sleep", (host, 1)) is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "::ffff:10.0.0.1", "fe80::1%eth0", "169.254.0.1"])
+def test_other_addresses(host: str) -> None:
+    assert local_refusal("/sleep", (host, 1)) is not None
+
+
+def test_a_connection_that_is_gone_is_from_nowhere() -> None:
+    assert local_refusal("/sleep", None) is not None
+
+
+def test_whoever_may_connect_to_a_unix_socket_is_here() -> None:
+    assert local_refusal("/sleep", None, unix_socket=True) is None
+    assert local_refusal("/sleep", None, b"x-forwarded-for", unix_socket=True) is not None
+
+
+@pytest.mark.parametrize("header", [b"origin", b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"])
+def test_what_a_page_or_a_proxy_sends_is_not_from_here(header: bytes) -> None:
+    assert local_refusal("/sleep", HERE, header) is not None

@@ -1,0 +1,333 @@
+"""One connection without a socket: when it is cut, and what is written to it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvicorn
+
+from penstock.http.asgi import send_json
+from penstock.http.http1 import ServerProtocol
+from penstock.http.sink import EXTENSION
+from penstock.streaming.stream import chunk
+
+REQUEST = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
+TIMES = (30.0, 75.0)
+"""For a request to arrive, and for an idle connection."""
+
+
+class FakeTransport(asyncio.Transport):
+    """Keeps what is written; ``unread`` of it is said to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.unread = 0
+        self.end = ""
+        self.high_water: int | None = None
+        self.reading = True
+        self.extra = dict[str, Any]()
+
+    def write(self, data: Any) -> None:
+        assert not self.end
+        self.written += data
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high_water = high
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.extra.get(name, default)
+
+    def is_closing(self) -> bool:
+        return bool(self.end)
+
+    def close(self) -> None:
+        self.end = self.end or "close"
+
+    def abort(self) -> None:
+        self.end = "abort"
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+async def answer(scope: Any, receive: Any, send: Any) -> None:
+    await send_json(send, b"{}")
+
+
+def connection(app: App = answer, **extra: Any) -> tuple[ServerProtocol, FakeTransport]:
+    """A connection of a server with ``app``, within a running loop; ``extra``: what its transport knows."""
+    config = uvicorn.Config(
+        app, http=ServerProtocol, ws="none", lifespan="off", log_config=None, proxy_headers=False
+    )
+    config.load()
+    protocol = ServerProtocol(config, uvicorn.Server(config).server_state, {})
+    transport = FakeTransport()
+    transport.extra |= extra
+    protocol.connection_made(transport)
+    protocol.idle_since = 0.0
+    return protocol, transport
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_an_idle_connection_is_closed() -> None:
+    async def run() -> None:
+        protocol, transport = connection()
+        protocol.cut_if_slow(75.0, *TIMES)
+        assert transport.end == ""
+        protocol.cut_if_slow(75.1, *TIMES)
+        assert transport.end == "close"
+
+    asyncio.run(run())
+
+
+def test_a_request_has_its_time_to_arrive() -> None:
+    async def run() -> None:
+        protocol, transport = connection()
+        protocol.data_received(REQUEST[:10])
+        assert protocol.waiting_since is not None
+        protocol.cut_if_slow(protocol.waiting_since + 30.0, *TIMES)
+        assert (transport.end, transport.written) == ("", b"")
+        protocol.cut_if_slow(protocol.waiting_since + 30.1, *TIMES)
+        assert transport.end == "close"
+        assert transport.written.startswith(b"HTTP/1.1 408 ")
+
+    asyncio.run(run())
+
+
+def test_a_client_that_does_not_read_its_reply_is_cut() -> None:
+    async def run() -> None:
+        protocol, transport = connection()
+        protocol.data_received(REQUEST)
+        await settle()
+        assert transport.written.startswith(b"HTTP/1.1 200")
+        protocol.idle_since = 0.0
+        for now, unread in ((60.0, 300), (120.0, 200), (180.0, 100), (255.0, 100)):
+            transport.unread = unread
+            protocol.cut_if_slow(now, *TIMES)
+            assert transport.end == "", "it reads, if slowly"
+        protocol.cut_if_slow(255.1, *TIMES)
+        assert transport.end == "abort"
+
+    asyncio.run(run())
+
+
+def test_a_reply_that_its_client_does_not_take_is_cut_also_before_its_end() -> None:
+    async def run() -> None:
+        async def large(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+            await asyncio.Event().wait()  # as for room
+
+        protocol, transport = connection(large)
+        protocol.data_received(REQUEST)
+        await settle()
+        transport.unread = 100
+        protocol.cut_if_slow(100.0, *TIMES)
+        protocol.cut_if_slow(175.1, *TIMES)
+        assert transport.end == "abort"
+        await end_tasks()
+
+    asyncio.run(run())
+
+
+async def end_tasks() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+async def stream(scope: Any, receive: Any, send: Any) -> None:
+    sink = scope["extensions"][EXTENSION]
+    sink.send(chunk(b"first"), last=False)
+    await asyncio.Event().wait()
+
+
+def test_a_stream_may_be_silent_and_unread_for_as_long_as_it_likes() -> None:
+    async def run() -> None:
+        protocol, transport = connection(stream)
+        protocol.data_received(REQUEST)
+        await settle()
+        transport.unread = 100
+        for now in (100.0, 1000.0, 10_000.0):
+            protocol.cut_if_slow(now, *TIMES)
+        assert transport.end == ""
+        await end_tasks()
+
+    asyncio.run(run())
+
+
+def test_a_request_is_not_late_while_the_server_does_not_read() -> None:
+    async def run() -> None:
+        protocol, transport = connection(stream)
+        protocol.data_received(REQUEST + REQUEST + REQUEST[:10])
+        await settle()
+        assert not transport.reading
+        assert protocol.waiting_since is not None
+        protocol.cut_if_slow(protocol.waiting_since + 1000, *TIMES)
+        assert b"408" not in transport.written
+        assert transport.end == ""
+        await end_tasks()
+
+    asyncio.run(run())
+
+
+def test_the_head_and_the_first_event_are_one_write_and_http_1_0_has_no_chunks() -> None:
+    async def run() -> None:
+        for version, body in ((b"1.1", chunk(b"first")), (b"1.0", b"first")):
+            protocol, transport = connection(stream)
+            protocol.data_received(REQUEST.replace(b"1.1", version))
+            await settle()
+            head, _, rest = transport.written.partition(b"\r\n\r\n")
+            assert rest == body
+            assert (b"transfer-encoding: chunked" in head) == (version == b"1.1")
+            protocol.write(chunk(b"second"))
+            assert transport.written.endswith(chunk(b"second") if version == b"1.1" else b"second")
+            await end_tasks()
+
+    asyncio.run(run())
+
+
+class Absent:
+    """A listener to whom nothing matters."""
+
+    def on_disconnect(self) -> None: ...
+    def on_pause(self) -> None: ...
+    def on_resume(self) -> None: ...
+
+
+def test_a_reply_goes_on_when_the_application_has_returned() -> None:
+    async def leave(scope: Any, receive: Any, send: Any) -> None:
+        scope["extensions"][EXTENSION].listen(Absent())
+
+    async def run() -> None:
+        protocol, transport = connection(leave)
+        protocol.data_received(REQUEST + REQUEST)
+        await settle()
+        assert (transport.end, transport.written) == ("", b"")
+        protocol.send(chunk(b"first"), last=True)
+        await settle()
+        protocol.send(chunk(b"second"), last=True)
+        assert transport.written.count(b"HTTP/1.1 200") == 2
+        assert transport.written.endswith(chunk(b"second") + b"0\r\n\r\n")
+        protocol.connection_lost(None)
+
+    asyncio.run(run())
+
+
+def test_an_application_that_returns_without_a_reply_loses_the_connection() -> None:
+    async def forget(scope: Any, receive: Any, send: Any) -> None: ...
+
+    async def fail(scope: Any, receive: Any, send: Any) -> None:
+        raise ValueError
+
+    async def run() -> None:
+        protocol, transport = connection(forget)
+        protocol.data_received(REQUEST)
+        await settle()
+        assert (transport.end, transport.written) == ("close", b"")
+        protocol, transport = connection(fail)
+        protocol.data_received(REQUEST)
+        await settle()
+        assert (transport.end, transport.written[:12]) == ("close", b"HTTP/1.1 500")
+
+    asyncio.run(run())
+
+
+def test_a_reply_is_framed_for_its_own_request_not_for_the_next_one() -> None:
+    async def run() -> None:
+        protocol, transport = connection(stream)
+        protocol.data_received(REQUEST)
+        await settle()
+        protocol.data_received(REQUEST.replace(b"1.1", b"1.0"))
+        protocol.send(chunk(b"second"), last=False)
+        assert transport.written.endswith(chunk(b"second"))
+        protocol.send(chunk(b"third"), last=True)
+        await settle()
+        _, _, reply = transport.written.partition(b"0\r\n\r\n")
+        assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert reply.endswith(b"connection: close\r\n\r\nfirst")
+        await end_tasks()
+
+    asyncio.run(run())
+
+
+def test_what_waits_in_the_transport_is_half_of_a_small_backlog_at_most() -> None:
+    async def run() -> None:
+        try:
+            ServerProtocol.max_backlog = 4096
+            assert connection()[1].high_water == 2048
+        finally:
+            ServerProtocol.max_backlog = 4 * 1024 * 1024
+        assert connection()[1].high_water == 16 * 1024
+
+    asyncio.run(run())
+
+
+def test_a_socket_is_lent_while_chunks_may_go_to_it_and_it_is_this_connections() -> None:
+    async def run() -> None:
+        with socket.socket() as own:
+            protocol, transport = connection(stream, socket=own)
+            protocol.data_received(REQUEST)
+            await settle()
+            assert protocol.descriptor == own.fileno()
+            transport.unread = 1
+            assert protocol.descriptor == -1, "what was written before comes first"
+            transport.unread = 0
+            protocol.connection_lost(None)
+            assert protocol.descriptor == -1, "the next connection may have it"
+            protocol, _ = connection(stream, socket=own)
+            protocol.data_received(REQUEST.replace(b"1.1", b"1.0"))
+            await settle()
+            assert protocol.descriptor == -1, "the client knows no chunks"
+            assert connection(stream, socket=own, sslcontext=object())[0].descriptor == -1
+            assert connection(stream)[0].descriptor == -1
+            await end_tasks()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("requests", [b"", REQUEST[:10], REQUEST, 3 * REQUEST])
+def test_a_connection_that_ended_needs_no_garbage_collector(requests: bytes) -> None:
+    """Whatever it was doing: a busy server collects late, and would grow with every client that leaves."""
+
+    async def wait_for_the_end(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def run(app: App) -> weakref.ref[ServerProtocol]:
+        protocol, _ = connection(app)
+        kept = weakref.ref(protocol)
+        if requests:
+            protocol.data_received(requests)
+        await settle()
+        protocol.connection_lost(None)
+        del protocol
+        await settle()
+        return kept
+
+    gc.disable()
+    try:
+        for app in (answer, wait_for_the_end):
+            assert asyncio.run(run(app))() is None
+    finally:
+        gc.enable()
