@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from penstock.dispatch.connections import EngineState
-from penstock.dispatch.engine_client import Fleet
+from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.events import encode_json
 from penstock.http.asgi import send_json
 from penstock.http.errors import ApiError
@@ -28,8 +28,8 @@ _POLL_S = 0.01
 class EngineRoutes:
     """``order(rank, draining)`` passes an order on to the supervisor; the fleet hears what it led to."""
 
-    def __init__(self, fleet: Fleet, order: Callable[[int, bool], None]) -> None:
-        self._fleet = fleet
+    def __init__(self, engine_client: EngineClient, order: Callable[[int, bool], None]) -> None:
+        self._engine_client = engine_client
         self._order = order
 
     def methods(self, path: str) -> dict[str, Handler] | None:
@@ -37,13 +37,15 @@ class EngineRoutes:
         rank, _, action = path.removeprefix(PREFIX).partition("/")
         if action not in ("drain", "resume"):
             return None
-        for engine in self._fleet.engines:
+        for engine in self._engine_client.engines:
             if rank == str(engine.rank):
                 return {"POST": self._change(engine, action == "drain")}
         return None
 
     async def list(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, encode_json({"engines": [describe(engine) for engine in self._fleet.engines]}))
+        await send_json(
+            send, encode_json({"engines": [describe(engine) for engine in self._engine_client.engines]})
+        )
 
     def _change(self, engine: EngineState, draining: bool) -> Handler:
         async def change(scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,7 +68,7 @@ def describe(engine: EngineState) -> dict[str, Any]:
         "host": engine.host,
         "up": engine.up,
         "draining": engine.draining,
-        "asleep": engine.asleep and engine.settled,
+        "asleep": engine.asleep and engine.up_to_date,
         "running": engine.running,
         "waiting": engine.waiting,
     }

@@ -14,16 +14,16 @@ from penstock.api import admin
 from penstock.api.access_log import AccessLog
 from penstock.api.debug import GarbageRoute
 from penstock.api.exchange import EXCHANGE, Exchange
-from penstock.api.generate import Generator
-from penstock.api.metrics_endpoint import Observer
+from penstock.api.generate import GenerationRoutes
+from penstock.api.metrics_endpoint import MetricsEndpoint
 from penstock.api.openapi import docs_page, openapi_document
 from penstock.api.operations import OperationRoutes
 from penstock.config.options import ServeConfig
-from penstock.dialects.input_processor import Planner
+from penstock.dialects.input_processor import InputProcessor
 from penstock.dialects.response_bodies import model_list
-from penstock.dispatch.engine_client import Fleet
+from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.events import encode_json
-from penstock.generation.model_info import ModelFacts
+from penstock.generation.model_info import ModelInfo
 from penstock.generation.request_schemas import MAX_REQUEST_ID
 from penstock.generation.tokenizer import Tokenizer
 from penstock.http.access_keys import OPEN_PATHS, Keys, check_local
@@ -49,25 +49,25 @@ class App:
     def __init__(
         self,
         config: ServeConfig,
-        facts: ModelFacts,
+        model_info: ModelInfo,
         model_root: str,
-        planner: Planner,
+        input_processor: InputProcessor,
         tokenizer: Tokenizer,
-        generator: Generator,
-        fleet: Fleet,
+        generation: GenerationRoutes,
+        engine_client: EngineClient,
         streams: StreamTable,
         metrics: ServerMetrics,
-        observer: Observer,
+        metrics_endpoint: MetricsEndpoint,
         garbage: GarbageRoute,
         engines: admin.EngineRoutes,
         operations: OperationRoutes,
     ) -> None:
         self._config = config
-        self._facts = facts
-        self._planner = planner
+        self._model_info = model_info
+        self._input_processor = input_processor
         self._tokenizer = tokenizer
-        self._generator = generator
-        self._fleet = fleet
+        self._generation = generation
+        self._engine_client = engine_client
         self._streams = streams
         self._metrics = metrics
         self._engines = engines
@@ -78,14 +78,14 @@ class App:
         self._late: set[asyncio.Task[None]] = set()
         """They tell streamed requests of errors that came before the first event."""
         self._draw = random.Random().getrandbits
-        self._models = model_list(facts, model_root)
+        self._models = model_list(model_info, model_root)
         self._openapi = encode_json(
             openapi_document(__version__, api_key=bool(config.api_key), root_path=config.root_path)
         )
         self._docs = docs_page()
         self._routes: dict[str, dict[str, Handler]] = {
-            "/v1/completions": {"POST": generator.completion},
-            "/v1/chat/completions": {"POST": generator.chat},
+            "/v1/completions": {"POST": generation.completion},
+            "/v1/chat/completions": {"POST": generation.chat},
             "/v1/models": {"GET": self._list_models},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
@@ -94,7 +94,7 @@ class App:
             "/ping": {"GET": self._health, "POST": self._health, "HEAD": self._health},
             "/load": {"GET": self._load},
             "/version": {"GET": self._version},
-            "/metrics": {"GET": observer.metrics},
+            "/metrics": {"GET": metrics_endpoint.metrics},
             admin.LIST: {"GET": engines.list},
             "/debug/gc": {"GET": garbage},
             "/reset_prefix_cache": {"POST": operations.reset_prefix_cache},
@@ -144,7 +144,7 @@ class App:
 
     def _end(self, exchange: Exchange, error: StreamError | None) -> None:
         """A streamed reply has ended, long after the call for it."""
-        self._generator.leave()
+        self._generation.leave()
         if error is None:
             self._access_log.write(exchange)
         else:
@@ -211,10 +211,10 @@ class App:
             if card["id"] == name:
                 await send_json(send, encode_json(card))
                 return
-        raise unknown_model(name, self._facts.all_names)
+        raise unknown_model(name, self._model_info.all_names)
 
     async def _tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        plan = self._planner.tokenize(await read_body(scope, receive, self._config.max_request_bytes))
+        plan = self._input_processor.tokenize(await read_body(scope, receive, self._config.max_request_bytes))
         if len(plan.text) > self._tokenizer.inline_characters(plan.add_special_tokens):
             ids = await asyncio.to_thread(self._tokenizer.encode, plan.text, plan.add_special_tokens)
         else:
@@ -222,26 +222,28 @@ class App:
         strings = self._tokenizer.token_strings(ids) if plan.return_token_strs else None
         body = {
             "count": len(ids),
-            "max_model_len": self._facts.max_model_len,
+            "max_model_len": self._model_info.max_model_len,
             "tokens": ids,
             "token_strs": strings,
         }
         await send_json(send, encode_json(body))
 
     async def _detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ids = self._planner.detokenize(await read_body(scope, receive, self._config.max_request_bytes))
+        ids = self._input_processor.detokenize(
+            await read_body(scope, receive, self._config.max_request_bytes)
+        )
         await send_json(send, encode_json({"prompt": self._tokenizer.decode(ids)}))
 
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._fleet.any_up():
+        if not self._engine_client.any_up():
             raise unavailable("No engine is ready.", "no_engine")
         await send_json(send, b"{}")
 
     async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._generator.draining:
+        if self._generation.draining:
             raise unavailable("The server is shutting down.", "draining")
-        if not self._fleet.takes_streams():
-            raise no_engine(sleeping=self._fleet.sleeps())
+        if not self._engine_client.accepts_streams():
+            raise no_engine(sleeping=self._engine_client.sleeps())
         await send_json(send, b"{}")
 
     async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.dispatch.engine_client import Fleet
-from penstock.dispatch.engine_rpc import Question, Receipt
+from penstock.dispatch.engine_client import EngineClient
+from penstock.dispatch.engine_rpc import Receipt, RpcRequest
 from penstock.generation.events import encode_json
 from penstock.http.asgi import send_json
 from penstock.http.sink import Receive, Scope, Send
@@ -19,14 +19,14 @@ ANSWER_TIMEOUT_S = 5.0
 class GarbageRoute:
     """This API server's report, and one of each engine; those of other API servers are at their own."""
 
-    def __init__(self, name: str, collector: Collector, fleet: Fleet) -> None:
+    def __init__(self, name: str, collector: Collector, engine_client: EngineClient) -> None:
         self._name = name
         self._collector = collector
-        self._fleet = fleet
+        self._engine_client = engine_client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ranks = self._fleet.members()
-        answers = await self._fleet.calls.ask(ranks, Question("gc", {}), ANSWER_TIMEOUT_S)
+        ranks = self._engine_client.members()
+        answers = await self._engine_client.calls.ask(ranks, RpcRequest("gc", {}), ANSWER_TIMEOUT_S)
         own = msgspec.to_builtins(self._collector.report())
         await send_json(send, encode_json(_document(self._name, own, answers)))
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from penstock.api.exchange import EXCHANGE, Exchange
 from penstock.config.options import ServeConfig
-from penstock.dialects.input_processor import Planner
+from penstock.dialects.input_processor import InputProcessor
 from penstock.dialects.response_bodies import collected_body
-from penstock.dispatch.engine_client import Fleet, Wish
+from penstock.dispatch.engine_client import EngineClient, RoutingHints
 from penstock.generation.collected import CollectedReply
 from penstock.generation.events import EventShape
 from penstock.generation.plan import RequestPlan
@@ -38,28 +38,28 @@ class Work(NamedTuple):
     """A request that is ready to be started."""
 
     plan: RequestPlan
-    wish: Wish
+    hints: RoutingHints
     prompts: list[Prompt]
     samplings: list[Sampling]
     """For every choice of every prompt."""
 
 
-class Generator:
+class GenerationRoutes:
     """Runs requests of /v1/completions and /v1/chat/completions."""
 
     def __init__(
         self,
         config: ServeConfig,
-        planner: Planner,
+        input_processor: InputProcessor,
         tokenizer: Tokenizer,
-        fleet: Fleet,
+        engine_client: EngineClient,
         streams: StreamTable,
         context: RequestContext,
     ) -> None:
         self._config = config
-        self._planner = planner
+        self._input_processor = input_processor
         self._tokenizer = tokenizer
-        self._fleet = fleet
+        self._engine_client = engine_client
         self._streams = streams
         self._context = context
         self._grammars = GrammarChecker()
@@ -70,10 +70,10 @@ class Generator:
         self._quiet.set()
 
     def completion(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        return self._count(scope, receive, self._planner.completion)
+        return self._count(scope, receive, self._input_processor.completion)
 
     def chat(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        return self._count(scope, receive, self._planner.chat)
+        return self._count(scope, receive, self._input_processor.chat)
 
     async def drain(self) -> None:
         """Refuse new requests; returns when those that run have ended."""
@@ -108,13 +108,13 @@ class Generator:
         if plan.constraint is not None:
             await self._grammars.check(plan.constraint)
             self._check_open()
-        wish = self._wish(scope)
+        hints = self._routing_hints(scope)
         prompts = self._tokenize(plan)
         if prompts is None:
             prompts = await asyncio.to_thread(self._tokenize_all, plan)
             self._check_open()
         samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
-        work = Work(plan, wish, prompts, samplings)
+        work = Work(plan, hints, prompts, samplings)
         extensions = scope.get("extensions") or {}
         sink: Sink | None = extensions.get(EXTENSION)
         if sink is None:
@@ -180,45 +180,45 @@ class Generator:
         if reply.ended:  # the client left while its prompt was tokenized
             return
         plan = work.plan
-        pace = plan.pace
+        interval = plan.interval
         for number, sampling in enumerate(work.samplings):
             prompt = work.prompts[number // plan.n]
-            engine = self._fleet.pick(work.wish, prompt.ids, plan.cache_salt)
+            engine = self._engine_client.pick(work.hints, prompt.ids, plan.cache_salt)
             if engine is None:
                 reply.drop_streams()
                 reply.ended = True
-                raise no_engine(sleeping=self._fleet.sleeps())
+                raise no_engine(sleeping=self._engine_client.sleeps())
             stream = reply.add(prompt, engine.rank)
             self._streams.open(stream, reply.arrival)
             request = Submit(
                 stream.handle,
                 prompt.ids,
                 sampling,
-                pace.tokens,
+                interval.tokens,
                 plan.priority,
                 plan.cache_salt,
-                interval_ms=pace.ms,
+                interval_ms=interval.ms,
                 adapter=plan.adapter,
                 kv_transfer_params=plan.kv_transfer_params,
             )
-            self._fleet.submit(stream, request)
-        self._fleet.breathe()
+            self._engine_client.submit(stream, request)
+        self._engine_client.yield_to_pump()
 
-    def _wish(self, scope: Scope) -> Wish:
+    def _routing_hints(self, scope: Scope) -> RoutingHints:
         """Of the headers X-Session-ID and X-data-parallel-rank. Raises ApiError."""
         pin = request_header(scope, b"x-data-parallel-rank")
-        ranks = len(self._fleet.engines)
+        ranks = len(self._engine_client.engines)
         if pin is not None and not (pin.isdecimal() and int(pin) < ranks):
             raise ApiError(
                 400, f"X-data-parallel-rank is {pin!r}, there are engines 0 to {ranks - 1}.", param=None
             )
-        return Wish(request_header(scope, b"x-session-id"), None if pin is None else int(pin))
+        return RoutingHints(request_header(scope, b"x-session-id"), None if pin is None else int(pin))
 
     def _check_open(self) -> None:
         if self.draining:
             raise unavailable("The server is shutting down.", "draining")
-        if not self._fleet.takes_streams():
-            raise no_engine(sleeping=self._fleet.sleeps())
+        if not self._engine_client.accepts_streams():
+            raise no_engine(sleeping=self._engine_client.sleeps())
 
     # -- prompts
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeAlias
 
-from penstock.dialects.input_processor import Planner
-from penstock.dispatch.engine_client import Fleet
+from penstock.dialects.input_processor import InputProcessor
+from penstock.dispatch.engine_client import EngineClient
 from penstock.http.asgi import send_json
 from penstock.http.sink import Receive, Scope, Send
 from penstock.metrics import families as f
@@ -32,7 +32,7 @@ from penstock.streaming.table import StreamTable
 log = logging.getLogger(__name__)
 
 
-class Observer:
+class MetricsEndpoint:
     """One API server's view of the fleet: its own figures, and the latest of every other process.
 
     ``clients`` gives the number of open connections and the bytes that wait for them.
@@ -47,9 +47,9 @@ class Observer:
         model: str,
         block_size: int,
         metrics: ServerMetrics,
-        fleet: Fleet,
+        engine_client: EngineClient,
         streams: StreamTable,
-        planner: Planner,
+        input_processor: InputProcessor,
         collector: Collector,
         clients: Callable[[], tuple[int, int]],
     ) -> None:
@@ -61,9 +61,9 @@ class Observer:
         self._model = model
         self._block_size = block_size
         self._metrics = metrics
-        self._fleet = fleet
+        self._engine_client = engine_client
         self._streams = streams
-        self._planner = planner
+        self._input_processor = input_processor
         self._collector = collector
         self._clients = clients
         self._sequence = 0
@@ -76,8 +76,8 @@ class Observer:
 
     def totals(self) -> Totals:
         """Of all processes that this one knows of; gauges of engines are as fresh as their last frame."""
-        found = totals(merge_views(self._fleet.snapshots, view_of(self.snapshot())))
-        for engine in self._fleet.engines:
+        found = totals(merge_views(self._engine_client.snapshots, view_of(self.snapshot())))
+        for engine in self._engine_client.engines:
             labels = self._model, str(engine.rank)
             for family, value in (
                 (f.RUNNING, engine.running),
@@ -97,7 +97,7 @@ class Observer:
         return found
 
     def _has_adapters(self) -> bool:
-        return any(engine.info is not None and engine.info.adapters for engine in self._fleet.engines)
+        return any(engine.info is not None and engine.info.adapters for engine in self._engine_client.engines)
 
     def _adapters(self, found: Totals) -> Labels:
         """What gateways look for to send requests where their adapter is: one series for the whole fleet, as
@@ -107,7 +107,7 @@ class Observer:
             ",".join(sorted({adapter for _, adapter, state in streams if state == wanted}))
             for wanted in ("waiting", "running")
         )
-        up = [engine.info for engine in self._fleet.engines if engine.up and engine.info is not None]
+        up = [engine.info for engine in self._engine_client.engines if engine.up and engine.info is not None]
         return str(sum(info.max_loras for info in up)), waiting, running
 
     async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,7 +117,7 @@ class Observer:
     def _series(self) -> Iterator[Series]:
         server = self._server
         yield from self._metrics.series(server)
-        for field, count in self._planner.unknown_fields().items():
+        for field, count in self._input_processor.unknown_fields().items():
             yield Series(f.UNKNOWN_FIELDS.name, (server, field), count)
         connections, queued = self._clients()
         for family, value in (
@@ -126,8 +126,8 @@ class Observer:
             (f.STREAMS, len(self._streams)),
             (f.DELIVERED, self._streams.generated_tokens - self._streams.discarded_tokens),
             (f.DISCARDED, self._streams.discarded_tokens),
-            (f.FRAMES, self._fleet.frames_received),
-            (f.FRAMES_MERGED, self._fleet.frames_merged),
+            (f.FRAMES, self._engine_client.frames_received),
+            (f.FRAMES_MERGED, self._engine_client.frames_merged),
         ):
             yield Series(family.name, (server,), value)
         if self._has_adapters():
@@ -137,7 +137,7 @@ class Observer:
 
 
 class Figures(Protocol):
-    """What an Observer is to the log."""
+    """What an MetricsEndpoint is to the log."""
 
     def totals(self) -> Totals: ...
 
@@ -146,7 +146,7 @@ _Counts: TypeAlias = Mapping[Labels, Value]
 """By engine."""
 
 
-class FleetLog:
+class ThroughputLog:
     """A line on what the fleet did since the last one was due, while it does anything.
 
     Every API server keeps one, and the one that ``speaks`` does so for all: another can go on at any time.

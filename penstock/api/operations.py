@@ -13,10 +13,10 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from penstock.dispatch.engine_client import Fleet
-from penstock.dispatch.engine_rpc import Question, Receipt
+from penstock.dispatch.engine_client import EngineClient
+from penstock.dispatch.engine_rpc import Receipt, RpcRequest
 from penstock.dispatch.two_phase_change import Outcome
-from penstock.dispatch.two_phase_commit import SLEEP, Agreement
+from penstock.dispatch.two_phase_commit import SLEEP, TwoPhaseCommit
 from penstock.generation.events import encode_json
 from penstock.http.admission import unavailable
 from penstock.http.asgi import request_header, send_json
@@ -38,7 +38,7 @@ _LATE = frozenset({"timeout", "aborted"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _OperationOptions:
     """What a client says about how an operation is to be done."""
 
     parameters: dict[str, str]
@@ -49,9 +49,11 @@ class _Wish:
 class OperationRoutes:
     """The handlers. ``profiles``: whether there is a directory for them."""
 
-    def __init__(self, fleet: Fleet, agreement: Agreement, *, profiles: bool) -> None:
-        self._fleet = fleet
-        self._agreement = agreement
+    def __init__(
+        self, engine_client: EngineClient, two_phase_commit: TwoPhaseCommit, *, profiles: bool
+    ) -> None:
+        self._engine_client = engine_client
+        self._two_phase_commit = two_phase_commit
         self._profiles = profiles
 
     async def reset_prefix_cache(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,19 +70,19 @@ class OperationRoutes:
         await self._run(scope, send, "stop_profile", after_restart=False)
 
     async def sleep(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wish = _wish(scope, "level", "mode")
-        level, mode = wish.parameters.get("level", "1"), wish.parameters.get("mode", "abort")
+        options = _options(scope, "level", "mode")
+        level, mode = options.parameters.get("level", "1"), options.parameters.get("mode", "abort")
         if level not in ("1", "2"):
             raise _refused("level", level, "1 or 2")
         if mode not in MODES:
             raise _refused("mode", mode, " or ".join(MODES))
-        await self._change(wish, send, "sleep", {"level": int(level), "mode": mode})
+        await self._change(options, send, "sleep", {"level": int(level), "mode": mode})
 
     async def wake_up(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._change(_wish(scope), send, "wake_up", {"level": 0})
+        await self._change(_options(scope), send, "wake_up", {"level": 0})
 
     async def is_sleeping(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, encode_json({"is_sleeping": self._fleet.sleeps()}))
+        await send_json(send, encode_json({"is_sleeping": self._engine_client.sleeps()}))
 
     def _check_profiles(self) -> None:
         if not self._profiles:
@@ -89,30 +91,32 @@ class OperationRoutes:
             )
 
     async def _run(self, scope: Scope, send: Send, name: str, *, after_restart: bool) -> None:
-        wish = _wish(scope)
+        options = _options(scope)
         ranks = self._members()
-        question = Question(name, {}, wish.key, after_restart=after_restart)
-        receipts = await self._fleet.calls.ask(ranks, question, wish.timeout_s)
+        question = RpcRequest(name, {}, options.key, after_restart=after_restart)
+        receipts = await self._engine_client.calls.ask(ranks, question, options.timeout_s)
         outcome = Outcome.DONE
         if any(receipt.error is not None for receipt in receipts):
             conflict = any(receipt.code == CONFLICT for receipt in receipts)
             outcome = Outcome.CONFLICT if conflict else Outcome.PARTIAL
-        await _reply(send, name, wish.key, outcome, receipts)
+        await _reply(send, name, options.key, outcome, receipts)
 
     def _members(self) -> list[int]:
-        members = self._fleet.members()
+        members = self._engine_client.members()
         if not members:
             raise unavailable("There is no engine.", "no_engine")
         return members
 
-    async def _change(self, wish: _Wish, send: Send, name: str, arguments: dict[str, Any]) -> None:
+    async def _change(
+        self, options: _OperationOptions, send: Send, name: str, arguments: dict[str, Any]
+    ) -> None:
         self._members()
-        change = await self._agreement.change(SLEEP, arguments, wish.key, wish.timeout_s)
+        change = await self._two_phase_commit.change(SLEEP, arguments, options.key, options.timeout_s)
         assert change.outcome is not None  # it has ended
-        await _reply(send, name, wish.key, change.outcome, change.receipts())
+        await _reply(send, name, options.key, change.outcome, change.receipts())
 
 
-def _wish(scope: Scope, *names: str) -> _Wish:
+def _options(scope: Scope, *names: str) -> _OperationOptions:
     """Of a request's query, whose parameters are ``names`` and ``timeout``, and its Idempotency-Key. Raises
     ApiError."""
     allowed = (*names, "timeout")
@@ -129,7 +133,7 @@ def _wish(scope: Scope, *names: str) -> _Wish:
         key = secrets.token_hex(16)
     elif not 1 <= len(key) <= MAX_KEY:
         raise ApiError(400, f"Idempotency-Key has {len(key)} characters, 1 to {MAX_KEY} are allowed.")
-    return _Wish(parameters, key, _timeout(parameters.get("timeout")))
+    return _OperationOptions(parameters, key, _timeout(parameters.get("timeout")))
 
 
 def _timeout(given: str | None) -> float:

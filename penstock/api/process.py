@@ -20,19 +20,19 @@ import uvloop
 from penstock.api.admin import EngineRoutes
 from penstock.api.app import App
 from penstock.api.debug import GarbageRoute
-from penstock.api.generate import Generator
-from penstock.api.metrics_endpoint import FleetLog, Observer
+from penstock.api.generate import GenerationRoutes
+from penstock.api.metrics_endpoint import MetricsEndpoint, ThroughputLog
 from penstock.api.operations import OperationRoutes
-from penstock.dialects.input_processor import Planner
-from penstock.dispatch.coordinator_client import Membership
-from penstock.dispatch.engine_client import Fleet
-from penstock.dispatch.two_phase_commit import Agreement
+from penstock.dialects.input_processor import InputProcessor
+from penstock.dispatch.coordinator_client import CoordinatorClient
+from penstock.dispatch.engine_client import EngineClient
+from penstock.dispatch.two_phase_commit import TwoPhaseCommit
 from penstock.generation.chat_template import ChatTemplate
 from penstock.generation.keep_alive import KeepAlive
-from penstock.generation.model_info import ModelFacts, SamplingDefaults, sampling_defaults
+from penstock.generation.model_info import ModelInfo, SamplingDefaults, sampling_defaults
 from penstock.generation.replies import RequestContext, RequestReply, TextTables
 from penstock.generation.tokenizer import Tokenizer
-from penstock.http.entrance import Entrance, HandedOver, Listening
+from penstock.http.connection_source import ConnectionSource, HandedOverConnections, ListeningSocket
 from penstock.http.server import HttpServer, Limits
 from penstock.http.tls import CertificateWatch, server_context
 from penstock.metrics.garbage import Collector
@@ -71,12 +71,12 @@ class _Server:
         self._metrics = ServerMetrics()
         self._collector = Collector(self._config.gc_policy, self._config.gc_pause_budget_ms / 1000)
         self._first_engine: asyncio.Future[EngineInfo]
-        self._fleet: Fleet
-        self._agreement: Agreement
-        self._generator: Generator
+        self._engine_client: EngineClient
+        self._two_phase_commit: TwoPhaseCommit
+        self._generation: GenerationRoutes
         self._http: HttpServer
-        self._observer: Observer
-        self._membership: Membership | None = None
+        self._metrics_endpoint: MetricsEndpoint
+        self._coordinator_client: CoordinatorClient | None = None
         self._ended: asyncio.Future[None]
         self._draining: asyncio.Task[None] | None = None
         self._speaking: asyncio.Task[None] | None = None
@@ -91,7 +91,7 @@ class _Server:
         tokenizer = Tokenizer.load(launch.tokenizer_dir)
         template = ChatTemplate.load(launch.tokenizer_dir, self._config.chat_template)
         places = {rank: engine_address(launch.run_dir, rank) for rank in launch.local_ranks}
-        self._fleet = Fleet(
+        self._engine_client = EngineClient(
             launch.engine_count,
             places,
             Hello(PROTOCOL_VERSION, launch.index, launch.epoch, launch.incarnation),
@@ -100,23 +100,25 @@ class _Server:
             lockstep=self._config.enable_expert_parallel,
             servers=launch.api_server_count,
         )
-        self._agreement = Agreement(self._fleet, self._control.propose, self._control.adopted)
+        self._two_phase_commit = TwoPhaseCommit(
+            self._engine_client, self._control.propose, self._control.adopted
+        )
         loop.add_reader(self._control.fileno(), self._on_order)
-        self._fleet.connect()
+        self._engine_client.connect()
         with contextlib.ExitStack() as ends:
             if launch.coordinator is not None:
-                self._membership = Membership(launch, self._fleet)
-                ends.callback(self._membership.close)
+                self._coordinator_client = CoordinatorClient(launch, self._engine_client)
+                ends.callback(self._coordinator_client.close)
             return await self._serve(tokenizer, template)
 
     async def _serve(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> int:
         await self._engine_or_end()
         if self._ended.done():
-            self._fleet.close("The server was stopped.")
+            self._engine_client.close("The server was stopped.")
             return 0
         app = self._build(self._first_engine.result(), tokenizer, template)
         await self._listen(app)
-        self._fleet.close("The server was stopped.")
+        self._engine_client.close("The server was stopped.")
         return 0
 
     async def _engine_or_end(self) -> None:
@@ -137,7 +139,7 @@ class _Server:
         defaults = SamplingDefaults()
         if self._config.generation_config == "auto":
             defaults = sampling_defaults(launch.model_dir)
-        facts = ModelFacts(
+        model_info = ModelInfo(
             names=tuple(launch.served_model_names),
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
@@ -146,53 +148,57 @@ class _Server:
             adapters=info.adapters,
             transfers_kv=info.transfers_kv,
         )
-        planner = Planner(self._config, facts, tokenizer, template)
+        input_processor = InputProcessor(self._config, model_info, tokenizer, template)
         metrics = self._metrics
         log = TokenLog() if self._config.resume_timeout > 0 else None
         tables = TextTables.make(tokenizer.raw, info.vocab_size)
         streams = StreamTable(
             tables.plain, metrics.ttft, metrics.itl, metrics.event_tokens, log, best_burst()
         )
-        self._fleet.open(streams, self._config.resume_timeout, metrics.interrupted)
+        self._engine_client.open(streams, self._config.resume_timeout, metrics.interrupted)
         context = RequestContext(
-            self._fleet,
+            self._engine_client,
             streams,
             tables,
             self._on_reply_end,
             self._config.max_stream_backlog,
             self._config.compat_done_after_error,
         )
-        self._generator = Generator(self._config, planner, tokenizer, self._fleet, streams, context)
-        self._observer = Observer(
+        self._generation = GenerationRoutes(
+            self._config, input_processor, tokenizer, self._engine_client, streams, context
+        )
+        self._metrics_endpoint = MetricsEndpoint(
             launch.index,
             launch.epoch,
             launch.incarnation,
             launch.restarts,
-            facts.names[0],
+            model_info.names[0],
             self._config.block_size,
             metrics,
-            self._fleet,
+            self._engine_client,
             streams,
-            planner,
+            input_processor,
             self._collector,
             self._clients,
         )
-        if self._membership is not None:
-            self._membership.speak(self._observer.snapshot)
+        if self._coordinator_client is not None:
+            self._coordinator_client.speak(self._metrics_endpoint.snapshot)
         return App(
             self._config,
-            facts,
+            model_info,
             launch.model_dir,
-            planner,
+            input_processor,
             tokenizer,
-            self._generator,
-            self._fleet,
+            self._generation,
+            self._engine_client,
             streams,
             self._metrics,
-            self._observer,
-            GarbageRoute(f"api-server {launch.index}", self._collector, self._fleet),
-            EngineRoutes(self._fleet, self._control.drain_engine),
-            OperationRoutes(self._fleet, self._agreement, profiles=self._config.profile_dir is not None),
+            self._metrics_endpoint,
+            GarbageRoute(f"api-server {launch.index}", self._collector, self._engine_client),
+            EngineRoutes(self._engine_client, self._control.drain_engine),
+            OperationRoutes(
+                self._engine_client, self._two_phase_commit, profiles=self._config.profile_dir is not None
+            ),
         )
 
     async def _listen(self, app: App) -> None:
@@ -207,7 +213,7 @@ class _Server:
         tls = server_context(config)
         self._http = HttpServer(
             app,
-            self._entrance(),
+            self._connection_source(),
             limits,
             tls,
             self._control.ready,
@@ -220,20 +226,20 @@ class _Server:
         if tls is not None and config.enable_ssl_refresh:
             helpers.append(asyncio.ensure_future(CertificateWatch(tls, config).run()))
         self._collector.start()
-        assert self._fleet.streams is not None
+        assert self._engine_client.streams is not None
         with contextlib.ExitStack() as ends:
             for helper in helpers:
                 ends.callback(helper.cancel)
             if config.sse_keep_alive:
-                ends.callback(KeepAlive(self._fleet.streams, config.sse_keep_alive).cancel)
+                ends.callback(KeepAlive(self._engine_client.streams, config.sse_keep_alive).cancel)
             await self._http.run_to_the_end()
 
-    def _entrance(self) -> Entrance:
+    def _connection_source(self) -> ConnectionSource:
         launch = self._launch
         if launch.handover_fd is not None:
-            return HandedOver(Taker(launch.handover_fd))
+            return HandedOverConnections(Taker(launch.handover_fd))
         assert launch.listen_fd is not None
-        return Listening(socket.socket(fileno=launch.listen_fd))
+        return ListeningSocket(socket.socket(fileno=launch.listen_fd))
 
     # -- while it runs
 
@@ -248,15 +254,15 @@ class _Server:
             due = time.monotonic() + COLLECT_INTERVAL_S
             await asyncio.sleep(COLLECT_INTERVAL_S)
             self._metrics.loop_lag.add(max(0.0, time.monotonic() - due))
-            trimmer.watch(self._http.connection_count, idle=not self._fleet.streams)
-            if self._fleet.streams:
+            trimmer.watch(self._http.connection_count, idle=not self._engine_client.streams)
+            if self._engine_client.streams:
                 self._collector.on_busy()
             else:
                 self._collector.on_idle()
 
     async def _log_fleet(self) -> None:
         """Until this API server ends or is replaced."""
-        fleet_log = FleetLog(self._observer, lambda: self._speaks)
+        fleet_log = ThroughputLog(self._metrics_endpoint, lambda: self._speaks)
         while True:
             await asyncio.sleep(self._config.log_interval)
             fleet_log.write(time.monotonic())
@@ -279,12 +285,12 @@ class _Server:
                 case Stop():
                     self._stop()
                 case EnginesDraining():
-                    self._fleet.set_draining(order.ranks)
+                    self._engine_client.set_draining(order.ranks)
                 case SupervisorMetrics():
                     told = view_of(decode_snapshot(order.snapshot))
-                    self._fleet.snapshots = merge_views(self._fleet.snapshots, told)
+                    self._engine_client.snapshots = merge_views(self._engine_client.snapshots, told)
                 case AgreedStates():
-                    self._agreement.told(order)
+                    self._two_phase_commit.on_agreed_states(order)
                 case Speak():
                     self._speaks = True
 
@@ -301,13 +307,13 @@ class _Server:
     async def _finish(self) -> None:
         """New requests are refused with a reply, so connections are accepted until the last one has its."""
         self._http.end_connections()
-        await self._generator.drain()
+        await self._generation.drain()
         self._http.drain()
 
     def _stop(self) -> None:
         if not self._ended.done():
             self._ended.set_result(None)
         if self._first_engine.done():
-            self._generator.draining = True
-            self._fleet.close("The server was stopped.")
+            self._generation.draining = True
+            self._engine_client.close("The server was stopped.")
             self._http.stop()

@@ -19,11 +19,11 @@ from penstock.generation import sampling_params
 from penstock.generation.body_decoder import BodyDecoder
 from penstock.generation.chat_template import RESERVED, ChatTemplate
 from penstock.generation.conversation import conversation
-from penstock.generation.model_info import ModelFacts
+from penstock.generation.model_info import ModelInfo
 from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.parsers.registry import output_format
 from penstock.generation.plan import RequestPlan, TokenizePlan
-from penstock.generation.prompts import check_vocabulary, prompts_of, truncation
+from penstock.generation.prompts import check_vocabulary, parse_prompts, truncation
 from penstock.generation.request_schemas import (
     MAX_REQUEST_ID,
     ChatCompletionRequest,
@@ -34,21 +34,21 @@ from penstock.generation.request_schemas import (
     TokenizeRequest,
     Tool,
 )
-from penstock.generation.stream_interval import Pacing
-from penstock.generation.structured_output import Constraint, constraint_of
+from penstock.generation.stream_interval import IntervalPolicy
+from penstock.generation.structured_output import Constraint, parse_constraint
 from penstock.generation.tokenizer import Tokenizer
-from penstock.generation.tool_choice import ToolChoice, tool_choice_of
+from penstock.generation.tool_choice import ToolChoice, parse_tool_choice
 from penstock.http.errors import ApiError, refused, unknown_model
 
 DEFAULT_MAX_TOKENS = 16
 """Of a completion that names none, as in OpenAI's API."""
 
 
-class Planner:
+class InputProcessor:
     """Plans requests for one served model."""
 
     def __init__(
-        self, config: ServeConfig, info: ModelFacts, tokenizer: Tokenizer, template: ChatTemplate | None
+        self, config: ServeConfig, info: ModelInfo, tokenizer: Tokenizer, template: ChatTemplate | None
     ) -> None:
         """``template`` None: chat requests are refused."""
         strict = config.strict_requests
@@ -57,16 +57,16 @@ class Planner:
         self._tokenizes = BodyDecoder(TokenizeRequest, strict=strict)
         self._detokenizes = BodyDecoder(DetokenizeRequest, strict=strict)
         served = {"kv_transfer_params"} if info.transfers_kv else set()
-        self._gate_completion = unsupported.Gate(unsupported.COMPLETION, served)
-        self._gate_chat = unsupported.Gate(unsupported.CHAT, served)
-        self._gate_tokenize = unsupported.Gate(unsupported.TOKENIZE)
-        self._facts = info
+        self._gate_completion = unsupported.UnsupportedFieldCheck(unsupported.COMPLETION, served)
+        self._gate_chat = unsupported.UnsupportedFieldCheck(unsupported.CHAT, served)
+        self._gate_tokenize = unsupported.UnsupportedFieldCheck(unsupported.TOKENIZE)
+        self._model_info = info
         self._model = info.names[0]
         self._names = frozenset(info.all_names)
         self._adapters = frozenset(adapter.name for adapter in info.adapters)
         self._most_logprobs = config.max_logprobs
         self._force_usage = config.enable_force_include_usage
-        self._pacing = Pacing(config)
+        self._interval_policy = IntervalPolicy(config)
         self._most_tokens = min(info.max_model_len, info.defaults.max_new_tokens or info.max_model_len)
         self._tokenizer = tokenizer
         self._template = template
@@ -96,8 +96,8 @@ class Planner:
             sampling_params.check_logprobs(logprobs := request.logprobs, self._most_logprobs)
         max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         if max_tokens or not request.echo:
-            sampling_params.check_max_tokens(max_tokens, self._facts.max_model_len)
-        prompts = prompts_of(request.prompt, self._facts.vocab_size)
+            sampling_params.check_max_tokens(max_tokens, self._model_info.max_model_len)
+        prompts = parse_prompts(request.prompt, self._model_info.vocab_size)
         plan = self._plan(request, request_id, prompts, max_tokens, logprobs)
         plan.echo = bool(request.echo)
         if plan.echo and logprobs > plan.prompt_logprobs:
@@ -110,14 +110,14 @@ class Planner:
         """Plan of a body of /v1/chat/completions. ``request_id``: of a header. Raises ApiError."""
         request = self._chats.decode(body)
         self._gate_chat.check(request)
-        choice = tool_choice_of(request, known_format=self._format.tools is not None)
+        choice = parse_tool_choice(request, known_format=self._format.tools is not None)
         self._check_model(request.model)
         logprobs = self._chat_logprobs(request)
         max_tokens, field = request.max_completion_tokens, "max_completion_tokens"
         if max_tokens is None:
             max_tokens, field = request.max_tokens, "max_tokens"
         if max_tokens is not None:
-            sampling_params.check_max_tokens(max_tokens, self._facts.max_model_len, field)
+            sampling_params.check_max_tokens(max_tokens, self._model_info.max_model_len, field)
         opens_turn = generation_prompt(request.add_generation_prompt, request.continue_final_message)
         text = self._render(
             request.messages,
@@ -168,12 +168,17 @@ class Planner:
     ) -> RequestPlan:
         """What both endpoints' plans have in common."""
         most = self._most_tokens if max_tokens is None else min(max_tokens or 1, self._most_tokens)
-        base = sampling_params.sampling_of(
-            request, self._facts, self._tokenizer, max_tokens=most, seed=self._draw(63), logprobs=logprobs
+        base = sampling_params.parse_sampling_params(
+            request,
+            self._model_info,
+            self._tokenizer,
+            max_tokens=most,
+            seed=self._draw(63),
+            logprobs=logprobs,
         )
-        plan = RequestPlan(False, self._model, prompts, True, base, self._facts.max_model_len)
+        plan = RequestPlan(False, self._model, prompts, True, base, self._model_info.max_model_len)
         if request.response_format is not None or request.structured_outputs is not None:
-            constraint = constraint_of(request)
+            constraint = parse_constraint(request)
             if constraint is not None:
                 _constrain(plan, constraint)
         plan.stream = bool(request.stream)
@@ -199,7 +204,7 @@ class Planner:
             plan.kv_transfer_params = msgspec.json.encode(request.kv_transfer_params)
         if request.truncate_prompt_tokens is not None or request.truncation_side is not None:
             plan.truncate_prompt_tokens, plan.truncate_left = truncation(
-                request, self._facts.max_model_len, max_tokens
+                request, self._model_info.max_model_len, max_tokens
             )
         return plan
 
@@ -222,7 +227,7 @@ class Planner:
             plan.stop = sampling_params.stop_strings(request.stop)
         if request.include_stop_str_in_output:
             plan.include_stop_str = True
-        plan.pace = self._pacing.pace(request, watched=plan.stream or bool(plan.stop))
+        plan.interval = self._interval_policy.interval(request, streamed=plan.stream or bool(plan.stop))
         if request.skip_special_tokens is False:
             plan.skip_special_tokens = False
         if request.return_token_ids:
@@ -236,7 +241,7 @@ class Planner:
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name not in self._names:
-            raise unknown_model(name, self._facts.all_names)
+            raise unknown_model(name, self._model_info.all_names)
 
     def _chat_logprobs(self, request: ChatCompletionRequest) -> int:
         alternatives = request.top_logprobs or 0
@@ -310,7 +315,7 @@ class Planner:
         request = self._detokenizes.decode(body)
         self._check_model(request.model)
         if request.tokens:
-            check_vocabulary(max(request.tokens), self._facts.vocab_size)
+            check_vocabulary(max(request.tokens), self._model_info.vocab_size)
         return request.tokens
 
 

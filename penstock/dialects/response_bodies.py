@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.generation.collected import CollectedReply
 from penstock.generation.events import SYSTEM_FINGERPRINT, encode_json
-from penstock.generation.model_info import ModelFacts
+from penstock.generation.model_info import ModelInfo
 from penstock.generation.replies import Choice, prompt_token_ids
 
 
@@ -68,12 +68,12 @@ def _ending(choice: Choice, return_ids: bool) -> dict[str, Any]:
     return ending
 
 
-def model_list(facts: ModelFacts, root: str) -> dict[str, Any]:
+def model_list(model_info: ModelInfo, root: str) -> dict[str, Any]:
     """The body of /v1/models; ``root`` is where the model is."""
-    cards = [_model_card(name, root, None, facts.max_model_len) for name in facts.names]
-    for adapter in facts.adapters:
-        parent = adapter.parent or facts.names[0]
-        cards.append(_model_card(adapter.name, adapter.path, parent, facts.max_model_len))
+    cards = [_model_card(name, root, None, model_info.max_model_len) for name in model_info.names]
+    for adapter in model_info.adapters:
+        parent = adapter.parent or model_info.names[0]
+        cards.append(_model_card(adapter.name, adapter.path, parent, model_info.max_model_len))
     return {"object": "list", "data": cards}
 
 

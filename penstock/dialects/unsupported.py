@@ -77,7 +77,7 @@ TOKENIZE = tuple(
 )
 
 
-class Gate:
+class UnsupportedFieldCheck:
     """Refuses what a table lists."""
 
     def __init__(self, rows: tuple[Row, ...], served: Collection[str] = ()) -> None:

@@ -58,7 +58,7 @@ class EngineState:
         """So does the engine itself, as it ends."""
         self.asleep = False
         """It is agreed that engines sleep."""
-        self.wanted = 0
+        self.target_revision = 0
         """Revision of the agreed states that it is to reach."""
         self.connections = 0
         """Made so far."""
@@ -66,7 +66,7 @@ class EngineState:
 
     def clear(self) -> None:
         """Nothing is known of its load: the connection is new."""
-        self.reached = 0
+        self.reached_revision = 0
         """Revision of the agreed states that it is known to have reached; 0: it is as it was started."""
         self.submitted = 0
         """Streams submitted on this connection."""
@@ -80,13 +80,13 @@ class EngineState:
         self.kv_used_permille = 0
         self._step = 0
 
-    def asked(self, now: float) -> None:
+    def on_submit(self, now: float) -> None:
         """A stream is submitted."""
         self.submitted += 1
         if self._waits_since == math.inf:
             self._waits_since = now
 
-    def loaded(
+    def update_load(
         self, step: int, waiting: int, running: int, kv_used_permille: int, accepted: int, now: float
     ) -> None:
         """What a frame or a report says; older ones than the latest are passed over."""
@@ -112,13 +112,13 @@ class EngineState:
         return self.link is not None and self.info is not None
 
     @property
-    def settled(self) -> bool:
+    def up_to_date(self) -> bool:
         """It has reached the agreed states."""
-        return self.up and self.reached == self.wanted
+        return self.up and self.reached_revision == self.target_revision
 
     @property
-    def takes_streams(self) -> bool:
-        return self.settled and not (self.asleep or self.draining or self.leaving)
+    def accepts_streams(self) -> bool:
+        return self.up_to_date and not (self.asleep or self.draining or self.leaving)
 
     @property
     def host(self) -> str:
@@ -276,7 +276,7 @@ class Connections:
 
     # -- in
 
-    def breathe(self) -> None:
+    def yield_to_pump(self) -> None:
         """Called within bursts of other work: takes what waits, at most every PUMP_INTERVAL_S."""
         if time.monotonic() - self._last_pump > PUMP_INTERVAL_S:
             self.pump()

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from penstock.dispatch.engine_client import Fleet
+from penstock.dispatch.engine_client import EngineClient
 from penstock.metrics.snapshot import Key, Snapshot, decode_snapshot, encode_snapshot, merge_views, view_of
 from penstock.wire.control import Launch
 from penstock.wire.coordination import (
@@ -31,20 +31,20 @@ TURN_S = 1.0
 metrics. Also the safety timer of the link's edge-triggered descriptor."""
 
 
-class Membership:
+class CoordinatorClient:
     """Lives as long as the API server; the coordinator may come and go meanwhile.
 
     What others have counted is kept with the fleet's snapshots.
     """
 
-    def __init__(self, launch: Launch, fleet: Fleet) -> None:
+    def __init__(self, launch: Launch, engine_client: EngineClient) -> None:
         """Of the API server that ``launch`` asks for, in a fleet with a coordinator."""
         assert launch.coordinator is not None
         index, epoch, incarnation = launch.index, launch.epoch, launch.incarnation
         self._loop = asyncio.get_running_loop()
         self._link = MemberLink(launch.coordinator, server_identity(index, epoch, incarnation), launch.key)
         self._join = encode(ServerJoin(PROTOCOL_VERSION, index, epoch, incarnation))
-        self._fleet = fleet
+        self._engine_client = engine_client
         self._snapshot: Callable[[], Snapshot] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._refused = False
@@ -72,7 +72,7 @@ class Membership:
             self._link.send(self._join)
             if self._snapshot is not None:
                 self._tell(self._snapshot())
-            for snapshot in self._fleet.ended_snapshots():
+            for snapshot in self._engine_client.ended_snapshots():
                 self._tell_last(snapshot)
         self._receive()
 
@@ -98,15 +98,15 @@ class Membership:
         message = decode_from_coordinator(part)
         match message:
             case EnginePlace():
-                self._fleet.place(message)
+                self._engine_client.place(message)
             case FleetLoad():
                 for load in message.engines:
-                    self._fleet.on_load(load)
+                    self._engine_client.on_load(load)
             case ProcessMetrics():
                 snapshot = decode_snapshot(message.snapshot)
-                self._fleet.snapshots = merge_views(self._fleet.snapshots, view_of(snapshot))
+                self._engine_client.snapshots = merge_views(self._engine_client.snapshots, view_of(snapshot))
             case Joined():
-                for snapshot in self._fleet.snapshots.values():
+                for snapshot in self._engine_client.snapshots.values():
                     self._tell(snapshot)
             case Rejoin():
                 self._link.send(self._join)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from penstock.dispatch.connections import Connections, EngineState
 from penstock.dispatch.engine_rpc import Calls
-from penstock.dispatch.load_balancer import Balancer, affinity_keys
+from penstock.dispatch.load_balancer import LoadBalancer, affinity_keys
 from penstock.dispatch.resumption import Resumption
 from penstock.metrics.snapshot import (
     Key,
@@ -54,7 +54,7 @@ SUBMITS_PER_MESSAGE = 16
 _STATUS = {"invalid_request": 400, OVERLOADED: 429, SLEEPING: 503, "engine_error": 500}
 
 
-class Wish(NamedTuple):
+class RoutingHints(NamedTuple):
     """What a client says about the engine for its request."""
 
     session: str | None = None
@@ -63,10 +63,10 @@ class Wish(NamedTuple):
     """This engine and no other."""
 
 
-NO_WISH = Wish()
+NO_HINTS = RoutingHints()
 
 
-class Fleet:
+class EngineClient:
     """Submits streams to the least loaded engine, or the one that is wished for, and delivers their rows.
 
     Synchronous as its :class:`Connections`. ``on_up`` runs when an engine is ready to take streams.
@@ -93,7 +93,7 @@ class Fleet:
         """The latest metrics of every other process and start of it."""
         self.frames_received = 0
         self.frames_merged = 0
-        self._balancer = Balancer(ranks, first=server.server)
+        self._load_balancer = LoadBalancer(ranks, first=server.server)
         self._resumption: Resumption | None = None
         self._on_up = on_up
         self._lockstep = lockstep
@@ -145,43 +145,43 @@ class Fleet:
     def any_up(self) -> bool:
         return any(engine.up for engine in self.engines)
 
-    def takes_streams(self) -> bool:
-        return any(engine.takes_streams for engine in self.engines)
+    def accepts_streams(self) -> bool:
+        return any(engine.accepts_streams for engine in self.engines)
 
     def sleeps(self) -> bool:
         """Whether no engine takes streams because they sleep, or have yet to wake."""
-        resting = any(engine.asleep or (engine.up and not engine.settled) for engine in self.engines)
-        return resting and not self.takes_streams()
+        resting = any(engine.asleep or (engine.up and not engine.up_to_date) for engine in self.engines)
+        return resting and not self.accepts_streams()
 
     def set_draining(self, ranks: list[int]) -> None:
         """These engines, and no others, get no new streams."""
         for engine in self.engines:
             engine.draining = engine.rank in ranks
-        self.on_takers()
+        self.on_engine_available()
 
-    def on_takers(self) -> None:
+    def on_engine_available(self) -> None:
         """There may be engines that take streams again: those that wait for one go on."""
         whole = not self._lockstep or all(engine.up for engine in self.engines)
-        if self._resumption is not None and whole and self.takes_streams():
+        if self._resumption is not None and whole and self.accepts_streams():
             self._resumption.on_engine()
 
     def pick(
-        self, wish: Wish = NO_WISH, prompt: bytes = b"", cache_salt: str | None = None
+        self, hints: RoutingHints = NO_HINTS, prompt: bytes = b"", cache_salt: str | None = None
     ) -> EngineState | None:
         """The engine for a stream with this prompt, int32 token ids; None when none takes streams, or not the
         one that is wished for."""
-        rank: int | None = 0 if len(self.engines) == 1 else wish.rank
+        rank: int | None = 0 if len(self.engines) == 1 else hints.rank
         if rank is not None:
             engine = self.engines[rank]
-            return engine if engine.takes_streams else None
-        takers = [engine for engine in self.engines if engine.takes_streams]
-        if len(takers) > 1:
+            return engine if engine.accepts_streams else None
+        candidates = [engine for engine in self.engines if engine.accepts_streams]
+        if len(candidates) > 1:
             now = time.monotonic()
-            takers = [engine for engine in takers if not engine.silent(now)] or takers
+            candidates = [engine for engine in candidates if not engine.silent(now)] or candidates
         loads: list[int | None] = [None] * len(self.engines)
-        for engine in takers:
+        for engine in candidates:
             loads[engine.rank] = engine.load
-        rank = self._balancer.choose(loads, affinity_keys(prompt, cache_salt, wish.session))
+        rank = self._load_balancer.choose(loads, affinity_keys(prompt, cache_salt, hints.session))
         return None if rank is None else self.engines[rank]
 
     def submit(self, stream: Stream, request: Submit) -> None:
@@ -200,7 +200,7 @@ class Fleet:
         return True
 
     def _submit(self, engine: EngineState, request: Submit) -> None:
-        engine.asked(time.monotonic())
+        engine.on_submit(time.monotonic())
         self._connections.send(engine, encode(request), SUBMITS_PER_MESSAGE)
 
     def abort(self, stream: Stream, *, stopped: bool = False) -> None:
@@ -221,9 +221,9 @@ class Fleet:
 
     # -- what engines say
 
-    def breathe(self) -> None:
+    def yield_to_pump(self) -> None:
         """Called within bursts of other work, so that it delays no rows."""
-        self._connections.breathe()
+        self._connections.yield_to_pump()
 
     def on_frames(self, engine: EngineState, frames: list[TokenFrame], now: float) -> None:
         """Hand the rows of frames to their streams in one pass."""
@@ -232,7 +232,9 @@ class Fleet:
         self.frames_received += len(frames)
         self.frames_merged += len(frames) - 1
         frame = merge(frames)
-        engine.loaded(frame.step, frame.waiting, frame.running, frame.kv_used_permille, frame.accepted, now)
+        engine.update_load(
+            frame.step, frame.waiting, frame.running, frame.kv_used_permille, frame.accepted, now
+        )
         self.streams.deliver(engine.rank, frame, now)
 
     def on_message(self, engine: EngineState, message: FromEngine) -> None:
@@ -247,7 +249,7 @@ class Fleet:
                 engine.epoch, engine.incarnation = message.epoch, message.incarnation
                 self._on_up(message.info)
                 self.calls.connected(engine.rank, engine.epoch, engine.incarnation)
-                self.on_takers()
+                self.on_engine_available()
             case Failed():
                 self._on_failed(engine, message)
             case EngineMetrics():
@@ -279,10 +281,10 @@ class Fleet:
         assert self.streams is not None
         assert stream.request is not None  # it was submitted
         stream.refusals += 1
-        takers = [engine for engine in self.engines if engine.takes_streams]
-        if stream.refusals >= len(takers) or not self.streams.wanted(stream):
+        candidates = [engine for engine in self.engines if engine.accepts_streams]
+        if stream.refusals >= len(candidates) or not self.streams.wanted(stream):
             return False
-        following = next((engine for engine in takers if engine.rank > stream.rank), takers[0])
+        following = next((engine for engine in candidates if engine.rank > stream.rank), candidates[0])
         self.streams.adopt(stream, following.rank)
         self._submit(following, stream.request)
         return True
@@ -316,4 +318,6 @@ class Fleet:
             return
         if (engine.incarnation, engine.epoch) == (load.incarnation, load.epoch):
             now = time.monotonic()
-            engine.loaded(load.step, load.waiting, load.running, load.kv_used_permille, load.accepted, now)
+            engine.update_load(
+                load.step, load.waiting, load.running, load.kv_used_permille, load.accepted, now
+            )

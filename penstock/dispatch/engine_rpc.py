@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.wire.messages import Call, CallPhase, CallReply
 
-Life: TypeAlias = tuple[int, int]
+EngineEpoch: TypeAlias = tuple[int, int]
 """Tells an engine's processes apart: how often it was restarted, and by which run of its supervisor."""
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RpcRequest:
     """What to call an engine with, see :class:`Call`.
 
     Without a key an engine is asked once, and one that is away has no answer. With a key one that is away,
@@ -70,57 +70,57 @@ class Calls:
         self._next = 0
         self._open: dict[tuple[int, int], asyncio.Future[CallReply | None]] = {}
         """By rank and number of the call."""
-        self._lives: dict[int, Life] = {}
+        self._connected: dict[int, EngineEpoch] = {}
         """The engines that are connected, by rank."""
         self._awaited: dict[int, asyncio.Future[None]] = {}
         """Ranks that somebody waits for."""
         self._on_connected: Callable[[int], None] = lambda rank: None
 
-    async def ask(self, ranks: Sequence[int], question: Question, timeout_s: float) -> list[Receipt]:
+    async def ask(self, ranks: Sequence[int], request: RpcRequest, timeout_s: float) -> list[Receipt]:
         """Asks every engine of ``ranks`` at the same time: a receipt of each, in their order."""
-        asks = (self.ask_one(rank, question, timeout_s) for rank in ranks)
+        asks = (self.ask_one(rank, request, timeout_s) for rank in ranks)
         return list(await asyncio.gather(*asks))
 
-    async def ask_one(self, rank: int, question: Question, timeout_s: float) -> Receipt:
-        attempt = _Attempt(rank, question)
+    async def ask_one(self, rank: int, request: RpcRequest, timeout_s: float) -> Receipt:
+        attempt = _Attempt(rank, request)
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._ask(attempt)
         except TimeoutError:
-            return attempt.expired(timeout_s, connected=rank in self._lives)
+            return attempt.expired(timeout_s, connected=rank in self._connected)
 
     async def _ask(self, attempt: _Attempt) -> Receipt:
-        rank, question = attempt.rank, attempt.question
-        if not question.patient and rank not in self._lives:
+        rank, request = attempt.rank, attempt.request
+        if not request.patient and rank not in self._connected:
             return attempt.without("not connected", "gone")
         while True:
-            if attempt.restarts(await self._connection(rank)) and not question.after_restart:
+            if attempt.restarts(await self._connection(rank)) and not request.after_restart:
                 return attempt.without("the engine was started again before it answered", "restarted")
-            reply = await self._reply(rank, question)
+            reply = await self._reply(rank, request)
             if reply is not None:
                 return attempt.answered(reply)
-            if not question.patient:
+            if not request.patient:
                 return attempt.without("the engine is gone", "gone")
 
-    async def _connection(self, rank: int) -> Life:
+    async def _connection(self, rank: int) -> EngineEpoch:
         """Waits until the engine is connected."""
-        while rank not in self._lives:
+        while rank not in self._connected:
             future = self._awaited.get(rank)
             if future is None:
                 future = self._awaited[rank] = asyncio.get_running_loop().create_future()
             await asyncio.shield(future)  # others wait for it, too
-        return self._lives[rank]
+        return self._connected[rank]
 
-    async def _reply(self, rank: int, question: Question) -> CallReply | None:
+    async def _reply(self, rank: int, request: RpcRequest) -> CallReply | None:
         """None when the connection broke before the answer."""
         self._next += 1
         call = Call(
             self._next,
-            question.method,
-            question.arguments,
-            question.key,
-            question.phase,
-            question.version,
+            request.method,
+            request.arguments,
+            request.key,
+            request.phase,
+            request.version,
         )
         place = rank, call.call
         future: asyncio.Future[CallReply | None] = asyncio.get_running_loop().create_future()
@@ -138,7 +138,7 @@ class Calls:
         self._on_connected = on_connected
 
     def connected(self, rank: int, epoch: int, incarnation: int = 0) -> None:
-        self._lives[rank] = epoch, incarnation
+        self._connected[rank] = epoch, incarnation
         self._on_connected(rank)
         future = self._awaited.pop(rank, None)
         if future is not None:
@@ -146,7 +146,7 @@ class Calls:
 
     def gone(self, rank: int) -> None:
         """The connection to an engine broke: it does not answer what it was asked."""
-        self._lives.pop(rank, None)
+        self._connected.pop(rank, None)
         for (asked, _), future in self._open.items():
             if asked == rank and not future.done():
                 future.set_result(None)
@@ -163,21 +163,21 @@ class Calls:
 class _Attempt:
     """A question to one engine, over all its connections until there is a receipt."""
 
-    def __init__(self, rank: int, question: Question) -> None:
+    def __init__(self, rank: int, request: RpcRequest) -> None:
         self.rank = rank
-        self.question = question
-        self._life: Life | None = None
+        self.request = request
+        self._engine_epoch: EngineEpoch | None = None
         """The process that was asked last."""
         self._restarted = False
 
     @property
     def _epoch(self) -> int | None:
-        return None if self._life is None else self._life[0]
+        return None if self._engine_epoch is None else self._engine_epoch[0]
 
-    def restarts(self, life: Life) -> bool:
+    def restarts(self, life: EngineEpoch) -> bool:
         """It is asked now; whether that is another process than before."""
-        restarts = self._life not in (None, life)
-        self._life = life
+        restarts = self._engine_epoch not in (None, life)
+        self._engine_epoch = life
         self._restarted |= restarts
         return restarts
 

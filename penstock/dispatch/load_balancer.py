@@ -30,7 +30,7 @@ def affinity_keys(prompt: bytes, cache_salt: str | None, session: str | None) ->
     return keys
 
 
-class Balancer:
+class LoadBalancer:
     """One API server's choices among ``ranks`` engines.
 
     Equal engines take turns; ``first`` is the one to begin with, different for every API server, so that

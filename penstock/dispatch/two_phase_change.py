@@ -44,7 +44,7 @@ class Outcome(enum.Enum):
     """Decided; some engines or API servers have not confirmed yet, and are asked until they do."""
 
 
-class Change:
+class TwoPhaseChange:
     """Fed with receipts and decisions; says in ``stage`` what it waits for, and in the end the outcome."""
 
     def __init__(self, ranks: Sequence[int]) -> None:

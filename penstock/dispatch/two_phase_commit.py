@@ -16,18 +16,18 @@ from typing import Any
 import msgspec
 
 from penstock.dispatch.connections import EngineState
-from penstock.dispatch.engine_client import Fleet
-from penstock.dispatch.engine_rpc import Question, Receipt
-from penstock.dispatch.two_phase_change import Change, Stage
+from penstock.dispatch.engine_client import EngineClient
+from penstock.dispatch.engine_rpc import Receipt, RpcRequest
+from penstock.dispatch.two_phase_change import Stage, TwoPhaseChange
 from penstock.wire.control import AgreedState, AgreedStates, ProposeState
 from penstock.wire.messages import CallPhase
 
 log = logging.getLogger(__name__)
 
 SLEEP = "sleep"
-ABORT_S = 2.0
+ABORT_TIMEOUT_S = 2.0
 """How long an engine that does not answer keeps the report of a change that was given up."""
-SETTLE_S = 30.0
+COMMIT_TIMEOUT_S = 30.0
 """How long an engine is waited for before it is asked again to make a decided change."""
 RETRY_S = 1.0
 """Time between a failure to make a decided change and the next attempt."""
@@ -37,7 +37,7 @@ RETRY_S = 1.0
 class _Open:
     """A change that this API server was asked for."""
 
-    change: Change
+    change: TwoPhaseChange
     name: str
     key: str
     base: int
@@ -47,22 +47,25 @@ class _Open:
     happened: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Agreement:
+class TwoPhaseCommit:
     """``propose`` and ``confirm`` speak to the supervisor, which answers through :meth:`told`."""
 
     def __init__(
-        self, fleet: Fleet, propose: Callable[[ProposeState], None], confirm: Callable[[int], None]
+        self,
+        engine_client: EngineClient,
+        propose: Callable[[ProposeState], None],
+        confirm: Callable[[int], None],
     ) -> None:
-        self._fleet = fleet
-        self._calls = fleet.calls
+        self._engine_client = engine_client
+        self._calls = engine_client.calls
         self._propose = propose
         self._confirm = confirm
         self._revision = self._adopted = 0
         self._states: dict[str, AgreedState] = {}
         self._open: list[_Open] = []
-        self._settling: dict[int, asyncio.Task[None]] = {}
+        self._committing: dict[int, asyncio.Task[None]] = {}
         """By rank."""
-        self._calls.listen(self._settle)
+        self._calls.listen(self._start_commit)
 
     @property
     def _sleeping(self) -> bool:
@@ -71,21 +74,23 @@ class Agreement:
 
     # -- a change
 
-    async def change(self, name: str, arguments: dict[str, Any], key: str, timeout_s: float) -> Change:
+    async def change(
+        self, name: str, arguments: dict[str, Any], key: str, timeout_s: float
+    ) -> TwoPhaseChange:
         """Changes a state of all engines; returns the change when it has an outcome.
 
         Preparing takes ``timeout_s`` at most, and so does what follows.
         """
-        ranks = self._fleet.members()
-        change = Change(ranks)
+        ranks = self._engine_client.members()
+        change = TwoPhaseChange(ranks)
         entry = _Open(change, name, key, self._version(name))
         self._open.append(entry)
         try:
             if self._is_agreed(name, key, arguments):
                 await self._repeat(entry, ranks, timeout_s)
             else:
-                question = Question(name, arguments, key, CallPhase.PREPARE)
-                await self._prepare(change, ranks, question, timeout_s)
+                request = RpcRequest(name, arguments, key, CallPhase.PREPARE)
+                await self._prepare(change, ranks, request, timeout_s)
             if change.stage is Stage.DECIDE:
                 self._propose(ProposeState(name=name, key=key, base=entry.base, arguments=arguments))
             async with asyncio.timeout(timeout_s):
@@ -97,7 +102,7 @@ class Agreement:
         finally:
             self._open.remove(entry)
         if change.must_abort:
-            await self._calls.ask(ranks, Question(name, arguments, key, CallPhase.ABORT), ABORT_S)
+            await self._calls.ask(ranks, RpcRequest(name, arguments, key, CallPhase.ABORT), ABORT_TIMEOUT_S)
         return change
 
     def _is_agreed(self, name: str, key: str, arguments: dict[str, Any]) -> bool:
@@ -110,12 +115,14 @@ class Agreement:
         entry.change.decided(won=True)
         if self._adopted >= entry.base:
             entry.change.adopted()
-        question = _to_commit(self._states[entry.name])
-        for receipt in await self._calls.ask(ranks, question, timeout_s):
+        request = _to_commit(self._states[entry.name])
+        for receipt in await self._calls.ask(ranks, request, timeout_s):
             entry.change.committed(receipt)
 
-    async def _prepare(self, change: Change, ranks: list[int], question: Question, timeout_s: float) -> None:
-        asks = [asyncio.ensure_future(self._calls.ask_one(rank, question, timeout_s)) for rank in ranks]
+    async def _prepare(
+        self, change: TwoPhaseChange, ranks: list[int], request: RpcRequest, timeout_s: float
+    ) -> None:
+        asks = [asyncio.ensure_future(self._calls.ask_one(rank, request, timeout_s)) for rank in ranks]
         try:
             for receipt in asyncio.as_completed(asks):
                 change.prepared(await receipt)
@@ -131,25 +138,25 @@ class Agreement:
 
     # -- what is agreed
 
-    def told(self, agreed: AgreedStates) -> None:
+    def on_agreed_states(self, agreed: AgreedStates) -> None:
         """The supervisor's news."""
         if agreed.revision > self._revision:
             self._revision = agreed.revision
             self._states = {state.name: state for state in agreed.states}
-            for engine in self._fleet.engines:
-                engine.wanted = agreed.revision
+            for engine in self._engine_client.engines:
+                engine.target_revision = agreed.revision
                 engine.asleep = self._sleeping
             self._confirm(agreed.revision)
-            for task in self._settling.values():
+            for task in self._committing.values():
                 task.cancel()  # it is to reach what has been agreed since
-            self._settling.clear()
+            self._committing.clear()
         self._adopted = agreed.adopted
         for entry in self._open:
-            self._judge(entry)
-        for engine in self._fleet.engines:
-            self._settle(engine.rank)
+            self._update_change(entry)
+        for engine in self._engine_client.engines:
+            self._start_commit(engine.rank)
 
-    def _judge(self, entry: _Open) -> None:
+    def _update_change(self, entry: _Open) -> None:
         """What the news say of a change."""
         state = self._states.get(entry.name)
         if state is not None and state.key == entry.key:
@@ -163,22 +170,22 @@ class Agreement:
 
     # -- engines get there
 
-    def _settle(self, rank: int) -> None:
+    def _start_commit(self, rank: int) -> None:
         """Bring an engine to what is agreed, unless it is there or on its way."""
-        engine = self._fleet.engines[rank]
-        if engine.up and not engine.settled and rank not in self._settling:
-            task = self._settling[rank] = asyncio.ensure_future(self._bring(engine))
-            task.add_done_callback(lambda done: self._settled(rank, done))
+        engine = self._engine_client.engines[rank]
+        if engine.up and not engine.up_to_date and rank not in self._committing:
+            task = self._committing[rank] = asyncio.ensure_future(self._commit_until_done(engine))
+            task.add_done_callback(lambda done: self._on_commit_done(rank, done))
 
-    def _settled(self, rank: int, task: asyncio.Task[None]) -> None:
-        if self._settling.get(rank) is task:
-            del self._settling[rank]
+    def _on_commit_done(self, rank: int, task: asyncio.Task[None]) -> None:
+        if self._committing.get(rank) is task:
+            del self._committing[rank]
             if not task.cancelled():
-                self._settle(rank)  # it may have come back just now
+                self._start_commit(rank)  # it may have come back just now
 
-    async def _bring(self, engine: EngineState) -> None:
-        while engine.up and not engine.settled:
-            revision, incarnation = engine.wanted, engine.incarnation
+    async def _commit_until_done(self, engine: EngineState) -> None:
+        while engine.up and not engine.up_to_date:
+            revision, incarnation = engine.target_revision, engine.incarnation
             receipts = [await self._commit(engine.rank, state) for state in list(self._states.values())]
             failed = [receipt for receipt in receipts if receipt.error is not None]
             for receipt in failed:
@@ -190,11 +197,11 @@ class Agreement:
                 and engine.incarnation == incarnation
                 and {receipt.epoch for receipt in receipts} == {engine.epoch}
             ):
-                engine.reached = revision
-                self._fleet.on_takers()
+                engine.reached_revision = revision
+                self._engine_client.on_engine_available()
 
     async def _commit(self, rank: int, state: AgreedState) -> Receipt:
-        receipt = await self._calls.ask_one(rank, _to_commit(state), SETTLE_S)
+        receipt = await self._calls.ask_one(rank, _to_commit(state), COMMIT_TIMEOUT_S)
         for entry in self._open:
             if entry.version == state.version:
                 # whichever API server's call was the first
@@ -203,5 +210,5 @@ class Agreement:
         return receipt
 
 
-def _to_commit(state: AgreedState) -> Question:
-    return Question(state.name, state.arguments, state.key, CallPhase.COMMIT, state.version)
+def _to_commit(state: AgreedState) -> RpcRequest:
+    return RpcRequest(state.name, state.arguments, state.key, CallPhase.COMMIT, state.version)

@@ -30,7 +30,7 @@ from penstock.gateway.request import Rewrites, read_weight
 from penstock.gateway.spans import Spans, spans_to
 from penstock.gateway.trace import Tracing
 from penstock.gateway.upstream import port_of
-from penstock.http.entrance import Listening
+from penstock.http.connection_source import ListeningSocket
 from penstock.http.server import HttpServer, Limits
 from penstock.metrics.garbage import Collector
 from penstock.supervisor import logs
@@ -231,7 +231,7 @@ class _Gateway:
         self._picks, self._envoy = serve_envoy(config, self._relay, ledger, rewrites, tracing, self._app)
         limits = Limits(HEADER_TIMEOUT_S, KEEP_ALIVE_S, config.max_connections, MAX_HEADER_BYTES, MAX_BACKLOG)
         self._http = HttpServer(
-            self._app, Listening(self._listener.socket), limits, on_listening=self._announce
+            self._app, ListeningSocket(self._listener.socket), limits, on_listening=self._announce
         )
         return pool
 

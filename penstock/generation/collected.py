@@ -34,7 +34,7 @@ class CollectedReply(RequestReply):
         if choice.logprobs is not None:
             choice.logprobs.add(tokens, logprobs)
         if self.plan.kept is not None and logprobs is not None:
-            choice.likelihood += float(logprobs.values[logprobs.token < len(tokens), 0].sum())
+            choice.cumulative_logprob += float(logprobs.values[logprobs.token < len(tokens), 0].sum())
         if self._all_ended():
             self._end(self._outcome())
             self._resolve(None)
@@ -45,7 +45,7 @@ class CollectedReply(RequestReply):
         if kept is None:
             return self.choices
         groups = [self.choices[first : first + n] for first in range(0, len(self.choices), n)]
-        ranked = [sorted(group, key=lambda choice: -choice.likelihood)[:kept] for group in groups]
+        ranked = [sorted(group, key=lambda choice: -choice.cumulative_logprob)[:kept] for group in groups]
         return [choice for group in ranked for choice in group]
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:

@@ -36,4 +36,4 @@ class KeepAlive:
         since = now - self._interval * (1 - 1 / TICKS)
         for stream in self._streams.silent(since):
             if isinstance(stream.reply, StreamedReply):
-                stream.reply.break_silence(since, now)
+                stream.reply.send_keep_alive(since, now)

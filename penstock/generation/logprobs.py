@@ -13,7 +13,7 @@ LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say; OpenAI's and vLLM's figure for it."""
 
 
-class PromptScores:
+class PromptLogprobFormatter:
     """The logprobs of one prompt's tokens, as they come from an engine. The first token has none."""
 
     __slots__ = ("_alternatives", "_entries", "_table", "_tokens")
@@ -69,7 +69,7 @@ class LogprobFormatter:
     __slots__ = ("_alternatives", "_chat", "_echo", "_entries", "_offset", "_table")
 
     def __init__(
-        self, table: TokenTable, echo: PromptScores | None = None, *, chat: bool, alternatives: int
+        self, table: TokenTable, echo: PromptLogprobFormatter | None = None, *, chat: bool, alternatives: int
     ) -> None:
         """``echo``: the prompt whose tokens come before those of the output."""
         self._table = table

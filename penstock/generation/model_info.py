@@ -24,7 +24,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """Most tokens any request may generate; None: what the context leaves."""
 
 
-class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The served model, as far as requests are concerned."""
 
     names: tuple[str, ...]

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.generation import sampling_params
 from penstock.generation.parsers.message import MessageFormat
-from penstock.generation.stream_interval import EVERY_TOKEN, Pace
+from penstock.generation.stream_interval import EVERY_TOKEN, StreamInterval
 from penstock.generation.structured_output import Constraint
 from penstock.wire.messages import Sampling, TransferParams
 
@@ -46,7 +46,7 @@ class RequestPlan(msgspec.Struct, gc=False):
     """The same per token of the prompt."""
     max_tokens: int | None = None
     """As requested; None: what the context leaves. 0 (with echo): one token is generated, and not shown."""
-    pace: Pace = EVERY_TOKEN
+    interval: StreamInterval = EVERY_TOKEN
     """When the engine sends what it has generated."""
     priority: int = 0
     cache_salt: str | None = None

@@ -9,7 +9,7 @@ from penstock.generation.request_schemas import GenerateRequest
 from penstock.http.errors import MALFORMED, ApiError, refused
 
 
-def prompts_of(
+def parse_prompts(
     prompt: str | list[str | int | list[int]] | None, vocab_size: int
 ) -> Sequence[str | list[int]]:
     """Texts or lists of token ids, at least one. Raises ApiError."""

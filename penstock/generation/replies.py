@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import tokenizers
 
-from penstock.dispatch.engine_client import Fleet
+from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.events import EventShape, usage
-from penstock.generation.logprobs import LogprobFormatter, PromptScores
+from penstock.generation.logprobs import LogprobFormatter, PromptLogprobFormatter
 from penstock.generation.parsers.delta import Delta
 from penstock.generation.parsers.message import MessageParser
 from penstock.generation.plan import RequestPlan
@@ -68,7 +68,7 @@ class Prompt(msgspec.Struct, gc=False):
     length: int
     echo: str = ""
     """Text to put before the output."""
-    scores: PromptScores | None = None
+    scores: PromptLogprobFormatter | None = None
     """The logprobs of its tokens, if they are wanted."""
 
 
@@ -90,7 +90,7 @@ class Choice:
     """Takes tool calls and reasoning out of the text, where they may occur."""
     generated: int = 0
     """Tokens of the output, known at its end."""
-    likelihood: float = 0.0
+    cumulative_logprob: float = 0.0
     """The log of the output's probability; of candidates of which the likeliest are sent."""
     begun: bool = False
     finish_reason: bytes = b""
@@ -121,7 +121,7 @@ class Choice:
 class RequestContext:
     """What a reply needs from its process."""
 
-    fleet: Fleet
+    engine_client: EngineClient
     streams: StreamTable
     tables: TextTables
     on_end: Callable[[RequestReply, str], None]
@@ -151,7 +151,9 @@ class RequestReply(ABC):
         plan, tables = self.plan, self.context.tables
         index = len(self.choices)
         if plan.prompt_logprobs >= 0 and prompt.scores is None:
-            prompt.scores = PromptScores(tables.full, prompt_token_ids(prompt), plan.prompt_logprobs)
+            prompt.scores = PromptLogprobFormatter(
+                tables.full, prompt_token_ids(prompt), plan.prompt_logprobs
+            )
         choice = Choice(prompt)
         if plan.logprobs >= 0:
             echo = prompt.scores if plan.echo else None
@@ -233,7 +235,7 @@ class RequestReply(ABC):
                     self._drop(stream)
 
     def _drop(self, stream: Stream, *, stopped: bool = False) -> None:
-        self.context.fleet.abort(stream, stopped=stopped)
+        self.context.engine_client.abort(stream, stopped=stopped)
         self.context.streams.discard(stream)
 
     def _settle(

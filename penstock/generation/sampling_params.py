@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from math import isfinite
 
-from penstock.generation.model_info import ModelFacts
+from penstock.generation.model_info import ModelInfo
 from penstock.generation.request_schemas import GenerateRequest
 from penstock.generation.tokenizer import Tokenizer
 from penstock.http.errors import ApiError, refused
@@ -28,9 +28,9 @@ MAX_BIAS = 100.0
 _NOTHING = (None,) * 7
 
 
-def sampling_of(
+def parse_sampling_params(
     request: GenerateRequest,
-    facts: ModelFacts,
+    model_info: ModelInfo,
     tokenizer: Tokenizer,
     *,
     max_tokens: int,
@@ -42,7 +42,7 @@ def sampling_of(
     ``max_tokens``, ``logprobs``: of the request, checked, in the wire's terms. ``seed``: what the request
     gets when it names none.
     """
-    r, defaults = request, facts.defaults
+    r, defaults = request, model_info.defaults
     temperature = defaults.temperature if r.temperature is None else r.temperature
     if not 0.0 <= temperature < 1e30:
         raise _bad_temperature(temperature)
@@ -72,7 +72,7 @@ def sampling_of(
         seed,
         temperature,
         top_p,
-        0 if top_k == -1 or top_k >= facts.vocab_size else top_k,
+        0 if top_k == -1 or top_k >= model_info.vocab_size else top_k,
         min_p,
         defaults.repetition_penalty,
         0.0,
@@ -92,18 +92,18 @@ def sampling_of(
         r.allowed_token_ids,
         r.bad_words,
     )
-    return sampling if rare == _NOTHING else _with_rare_fields(sampling, r, facts, tokenizer)
+    return sampling if rare == _NOTHING else _with_rare_fields(sampling, r, model_info, tokenizer)
 
 
 def _with_rare_fields(
-    sampling: Sampling, r: GenerateRequest, facts: ModelFacts, tokenizer: Tokenizer
+    sampling: Sampling, r: GenerateRequest, model_info: ModelInfo, tokenizer: Tokenizer
 ) -> Sampling:
     repetition = sampling.repetition_penalty if r.repetition_penalty is None else r.repetition_penalty
     if not 0.0 < repetition < 1e30:
         raise ApiError(400, f"repetition_penalty must be greater than zero, got {repetition}.")
     presence = _penalty("presence_penalty", r.presence_penalty)
     frequency = _penalty("frequency_penalty", r.frequency_penalty)
-    size = facts.vocab_size
+    size = model_info.vocab_size
     return Sampling(
         max_tokens=sampling.max_tokens,
         seed=sampling.seed,

@@ -1,7 +1,7 @@
 """When a stream's tokens leave its engine: after so many tokens, or after so much time.
 
-Pacing takes place in the engine, so that what comes after it (frames, the loop over rows, events, writes)
-costs the less the coarser it is. The first token and the last ones are always sent at once.
+The engine applies the interval, so all later work (frames, the loop over rows, events, writes) costs less the
+coarser the interval. The first token and the last ones are always sent at once.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from penstock.generation.request_schemas import GenerateRequest
 from penstock.http.errors import refused
 
 
-class Pace(NamedTuple):
+class StreamInterval(NamedTuple):
     """A row is sent when it has at least ``tokens`` tokens and ``ms`` milliseconds after the one before."""
 
     tokens: int
     ms: int = 0
 
 
-EVERY_TOKEN = Pace(1)
-UNWATCHED = Pace(256)
+EVERY_TOKEN = StreamInterval(1)
+NOT_STREAMED = StreamInterval(256)
 """Of streams nobody watches: few rows, and not much to generate again when their engine is lost."""
 
 
-class Pacing:
+class IntervalPolicy:
     """The paces of one server's streams."""
 
     def __init__(self, config: ServeConfig) -> None:
         self._least = config.min_stream_interval
         if config.stream_interval_ms is not None:
-            self._default = Pace(self._least, config.stream_interval_ms)
+            self._default = StreamInterval(self._least, config.stream_interval_ms)
         elif config.stream_interval == "auto":
-            self._default = Pace(self._least)
+            self._default = StreamInterval(self._least)
         else:
-            self._default = Pace(config.stream_interval)
+            self._default = StreamInterval(config.stream_interval)
 
-    def pace(self, request: GenerateRequest, *, watched: bool) -> Pace:
+    def interval(self, request: GenerateRequest, *, streamed: bool) -> StreamInterval:
         """The pace of a request. ``watched``: its tokens are looked at before its end.
 
         Raises ApiError for a request that names both a number of tokens and a time.
@@ -49,10 +49,10 @@ class Pacing:
                 "stream_interval_ms",
                 ms,
             )
-        if not watched:
-            return UNWATCHED
+        if not streamed:
+            return NOT_STREAMED
         if tokens is not None:
-            return Pace(max(tokens, self._least))
+            return StreamInterval(max(tokens, self._least))
         if ms is not None:
-            return Pace(self._least, ms)
+            return StreamInterval(self._least, ms)
         return self._default

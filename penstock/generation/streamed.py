@@ -196,7 +196,7 @@ class StreamedReply(RequestReply):
         if len(self.choices) == 1 and (stream := self.choices[0].stream) is not None:
             stream.descriptor = self.sink.descriptor  # what has just been sent may wait before it
 
-    def break_silence(self, since: float, now: float) -> None:
+    def send_keep_alive(self, since: float, now: float) -> None:
         """Send a comment unless there was one after ``since``. It may be the first thing the client gets."""
         if not self._paused and self._spoke_at <= since:
             self._spoke_at = now

@@ -34,7 +34,7 @@ class Constraint(NamedTuple):
     grammar: str
 
 
-def constraint_of(request: GenerateRequest) -> Constraint | None:
+def parse_constraint(request: GenerateRequest) -> Constraint | None:
     """The one constraint of a request; None when its output is free. Raises ApiError for several ones and
     for what cannot be made a grammar; whether the grammar is valid, :class:`GrammarChecker` says."""
     constraints = []

@@ -27,7 +27,7 @@ class ToolChoice(NamedTuple):
     """Whether the request names the function: an output's end is then a plain stop, as in OpenAI's API."""
 
 
-def tool_choice_of(request: ChatCompletionRequest, *, known_format: bool) -> ToolChoice:
+def parse_tool_choice(request: ChatCompletionRequest, *, known_format: bool) -> ToolChoice:
     """Raises ApiError for a choice that cannot be served.
 
     ``known_format``: whether it is known how the model writes calls.

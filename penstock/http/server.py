@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from penstock.http.entrance import Entrance
+from penstock.http.connection_source import ConnectionSource
 from penstock.http.errors import ApiError
 from penstock.http.http1 import ServerProtocol
 
@@ -43,7 +43,7 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self,
         app: Callable[..., Any],
-        entrance: Entrance,
+        source: ConnectionSource,
         limits: Limits,
         tls: ssl.SSLContext | None = None,
         on_listening: Callable[[], None] = lambda: None,
@@ -53,7 +53,7 @@ class HttpServer(uvicorn.Server):
         ServerProtocol.max_connections = limits.max_connections
         ServerProtocol.max_header_bytes = limits.max_header_bytes
         ServerProtocol.on_refusal = staticmethod(on_refusal)
-        ServerProtocol.on_lost = staticmethod(entrance.on_lost)
+        ServerProtocol.on_lost = staticmethod(source.on_lost)
         ServerProtocol.max_backlog = limits.max_backlog
         ServerProtocol.ending = False
         config = uvicorn.Config(
@@ -69,7 +69,7 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=None,
         )
         super().__init__(config)
-        self._entrance = entrance
+        self._connection_source = source
         self._limits = limits
         self._tls = tls
         self._on_listening = on_listening
@@ -104,7 +104,7 @@ class HttpServer(uvicorn.Server):
     def retire(self) -> None:
         """Leave new connections to others; serve those that are open until they end."""
         self.end_connections()
-        self._entrance.close()
+        self._connection_source.close()
         self._keep_alive_s = min(self._keep_alive_s, RETIRING_KEEP_ALIVE_S)
         self._retiring = True
 
@@ -123,7 +123,7 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.servers = []
-        await self._entrance.open(
+        await self._connection_source.open(
             lambda: ServerProtocol(self.config, self.server_state, {}),
             self._tls,
             self._limits.header_timeout_s,
@@ -132,7 +132,7 @@ class HttpServer(uvicorn.Server):
         self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._entrance.close()
+        self._connection_source.close()
         await super().shutdown()
 
     async def _sweep(self) -> None:
@@ -144,5 +144,5 @@ class HttpServer(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 if isinstance(connection, ServerProtocol):
                     connection.cut_if_slow(now, header_timeout_s, self._keep_alive_s)
-            if self._retiring and not (self.connection_count or self._entrance.coming):
+            if self._retiring and not (self.connection_count or self._connection_source.coming):
                 self.drain()

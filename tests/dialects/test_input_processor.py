@@ -12,15 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.options import ServeConfig
-from penstock.dialects.input_processor import Planner
+from penstock.dialects.input_processor import InputProcessor
 from penstock.generation.chat_template import ChatTemplate
-from penstock.generation.model_info import ModelFacts, SamplingDefaults
+from penstock.generation.model_info import ModelInfo, SamplingDefaults
 from penstock.generation.request_schemas import ChatCompletionRequest, CompletionRequest
-from penstock.generation.stream_interval import Pace
+from penstock.generation.stream_interval import StreamInterval
 from penstock.wire.messages import Adapter, Sampling
-from tests.generation.planning import body, chat_body, error_of, error_or_none, planner, tiny_tokenizer
+from tests.generation.planning import (
+    body,
+    chat_body,
+    error_of,
+    error_or_none,
+    input_processor,
+    tiny_tokenizer,
+)
 
-PLANNER = planner()
+PLANNER = input_processor()
 
 
 def test_defaults_of_a_completion() -> None:
@@ -89,7 +96,12 @@ def test_everything_a_completion_can_ask_for() -> None:
     )
     assert (plan.stop, plan.include_stop_str) == (("x", "y"), True)
     assert (plan.skip_special_tokens, plan.add_special_tokens, plan.return_token_ids) == (False, False, True)
-    assert (plan.pace, plan.priority, plan.request_id, plan.cache_salt) == (Pace(4), -3, "mine", "salt")
+    assert (plan.interval, plan.priority, plan.request_id, plan.cache_salt) == (
+        StreamInterval(4),
+        -3,
+        "mine",
+        "salt",
+    )
     main = tuple(tiny_tokenizer().encode("main", False))
     assert plan.sampling(2) == Sampling(
         max_tokens=9,
@@ -168,7 +180,7 @@ def test_echo_without_output() -> None:
 
 
 def test_a_model_may_be_an_adapter() -> None:
-    tuned = planner(adapters=(Adapter("tuned", "/tuned"),))
+    tuned = input_processor(adapters=(Adapter("tuned", "/tuned"),))
     plan = tuned.chat(chat_body(model="tuned"))
     assert (plan.model, plan.adapter) == ("tuned", "tuned")
     for fields in ({}, {"model": "tiny-llama"}):
@@ -179,7 +191,7 @@ def test_a_model_may_be_an_adapter() -> None:
 
 def test_params_of_a_connector_are_for_engines_that_have_one() -> None:
     params = {"do_remote_decode": True}
-    moving = planner(transfers_kv=True)
+    moving = input_processor(transfers_kv=True)
     assert (
         moving.completion(body(kv_transfer_params=params)).kv_transfer_params == b'{"do_remote_decode":true}'
     )
@@ -191,7 +203,7 @@ def test_defaults_of_the_model_apply() -> None:
     defaults = SamplingDefaults(
         temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1, max_new_tokens=64
     )
-    with_defaults = planner(defaults=defaults)
+    with_defaults = input_processor(defaults=defaults)
     sampling = with_defaults.chat(chat_body(seed=1)).sampling(10)
     assert sampling == Sampling(64, 1, 0.6, 0.9, 20, 0.1, 1.1, seeded=True)
     assert with_defaults.completion(body(max_tokens=100, presence_penalty=1)).sampling(1).max_tokens == 64
@@ -276,7 +288,7 @@ def test_chat_values_that_are_not_allowed(fields: dict[str, Any], param: str) ->
 
 
 def test_max_logprobs_is_the_servers() -> None:
-    few = planner(ServeConfig(max_logprobs=2))
+    few = input_processor(ServeConfig(max_logprobs=2))
     assert few.completion(body(logprobs=2)).logprobs == 2
     assert "max allowed: 2" in error_of(few.completion, body(logprobs=3)).message
 
@@ -301,7 +313,7 @@ def test_continuous_usage_needs_usage() -> None:
 
 
 def test_the_operator_can_send_usage_with_every_stream() -> None:
-    forced = planner(ServeConfig(enable_force_include_usage=True))
+    forced = input_processor(ServeConfig(enable_force_include_usage=True))
     assert forced.completion(body(stream=True)).include_usage
     assert not forced.completion(body(stream=True)).continuous_usage
     assert not forced.completion(body()).include_usage
@@ -357,7 +369,7 @@ def test_echo_of_a_chat_needs_a_message_of_the_same_role() -> None:
 
 def test_the_template_gets_tools_documents_and_variables() -> None:
     source = "{{ tools | tojson }}{{ documents | tojson }}{{ mood }}{{ reasoning_effort }}"
-    shows = planner(template=ChatTemplate({"default": source}, {}))
+    shows = input_processor(template=ChatTemplate({"default": source}, {}))
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     plan = shows.chat(
         chat_body(
@@ -372,8 +384,8 @@ def test_the_template_gets_tools_documents_and_variables() -> None:
 
 
 def test_a_model_without_template_names_the_option() -> None:
-    facts = ModelFacts(names=("m",), max_model_len=8, vocab_size=8)
-    bare = Planner(ServeConfig(), facts, tiny_tokenizer(), None)
+    model_info = ModelInfo(names=("m",), max_model_len=8, vocab_size=8)
+    bare = InputProcessor(ServeConfig(), model_info, tiny_tokenizer(), None)
     assert "--chat-template" in error_of(bare.chat, chat_body()).message
 
 
@@ -406,7 +418,7 @@ def test_detokenize() -> None:
 
 
 def test_unknown_fields_of_all_endpoints_are_counted_together() -> None:
-    counting = planner()
+    counting = input_processor()
     counting.completion(body(zz=1))
     counting.chat(chat_body(zz=1, yy=2))
     assert counting.unknown_fields() == {"zz": 2, "yy": 1}

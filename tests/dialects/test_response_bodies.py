@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from penstock.dialects.response_bodies import model_list
-from penstock.generation.model_info import ModelFacts
+from penstock.generation.model_info import ModelInfo
 from penstock.wire.messages import Adapter
 
 
 def test_adapters_are_listed_behind_the_model_with_their_parent() -> None:
     adapters = (Adapter("tuned", "/tuned"), Adapter("other", "/other", "base"))
-    facts = ModelFacts(names=("m", "alias"), max_model_len=64, vocab_size=8, adapters=adapters)
-    listed = model_list(facts, "/model")
+    model_info = ModelInfo(names=("m", "alias"), max_model_len=64, vocab_size=8, adapters=adapters)
+    listed = model_list(model_info, "/model")
     assert listed["object"] == "list"
     assert [(card["id"], card["root"], card["parent"]) for card in listed["data"]] == [
         ("m", "/model", None),

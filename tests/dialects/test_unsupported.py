@@ -6,9 +6,9 @@ import pytest
 
 from penstock.dialects.unsupported import CHAT, COMPLETION, TOKENIZE, Row
 from penstock.generation.request_schemas import ChatCompletionRequest, CompletionRequest, TokenizeRequest
-from tests.generation.planning import body, chat_body, error_of, planner
+from tests.generation.planning import body, chat_body, error_of, input_processor
 
-PLANNER = planner()
+PLANNER = input_processor()
 
 NOT_SERVED: dict[str, Any] = {
     "audio": {"voice": "x"},

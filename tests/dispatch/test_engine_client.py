@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.dispatch.connections import SILENCE_S, EngineState
-from penstock.dispatch.engine_client import Fleet
+from penstock.dispatch.engine_client import EngineClient
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.stream import Stream, StreamError
@@ -96,16 +96,16 @@ class Bench:
         places = {engine.rank: engine_address(run_dir, engine.rank) for engine in engines}
         hello = Hello(PROTOCOL_VERSION, 0, 0)
         self.outcomes: Counter[str] = Counter()
-        self.fleet = Fleet(len(engines), places, hello, lambda info: None, lockstep=lockstep)
-        self.fleet.open(self.streams, resume_timeout_s, self.outcomes)
-        self.fleet.connect()
+        self.engine_client = EngineClient(len(engines), places, hello, lambda info: None, lockstep=lockstep)
+        self.engine_client.open(self.streams, resume_timeout_s, self.outcomes)
+        self.engine_client.connect()
         self.reply = FakeReply()
         self.stream = Stream(self.reply, 0, 0, lambda data: None)
 
     async def start(self) -> None:
-        await self.until(lambda: all(engine.up for engine in self.fleet.engines))
+        await self.until(lambda: all(engine.up for engine in self.engine_client.engines))
         self.streams.open(self.stream, 0.0)
-        self.fleet.submit(self.stream, Submit(self.stream.handle, b"\1\0\0\0", Sampling(5, 7)))
+        self.engine_client.submit(self.stream, Submit(self.stream.handle, b"\1\0\0\0", Sampling(5, 7)))
         await self.until(lambda: bool(self.engines[0].asked))
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -135,7 +135,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
                     await bench.start()
                     await scenario(bench)
                 finally:
-                    bench.fleet.close("the test is over")
+                    bench.engine_client.close("the test is over")
 
             asyncio.run(main())
 
@@ -152,7 +152,7 @@ def test_a_stream_is_refused_once_every_engine_has_refused_it(run: Run) -> None:
         await bench.until(lambda: bool(bench.reply.errors))
         assert bench.reply.errors == [StreamError(429, OVERLOADED, "engine 2 is full", 2002)]
         assert len(bench.streams) == 0
-        assert [engine.submitted for engine in bench.fleet.engines] == [1, 1, 1]
+        assert [engine.submitted for engine in bench.engine_client.engines] == [1, 1, 1]
 
     run(scenario)
 
@@ -160,7 +160,7 @@ def test_a_stream_is_refused_once_every_engine_has_refused_it(run: Run) -> None:
 def test_a_stream_nobody_waits_for_is_given_to_no_other_engine(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         bench.streams.discard(bench.stream)
-        bench.fleet.abort(bench.stream)
+        bench.engine_client.abort(bench.stream)
         await bench.until(lambda: len(bench.engines[0].asked) == 2)
         assert bench.engines[0].asked.pop() == Abort([bench.stream.handle])
         bench.engines[0].refuse()
@@ -183,11 +183,11 @@ def test_a_stream_of_engines_in_lock_step_goes_to_none_that_is_about_to_end(run:
     async def scenario(bench: Bench) -> None:
         bench.engines[0].asked.clear()
         bench.engines[0].send(Goodbye("broken"))
-        await bench.until(lambda: not bench.fleet.engines[0].up)
-        assert [engine.up for engine in bench.fleet.engines] == [False] * 3
+        await bench.until(lambda: not bench.engine_client.engines[0].up)
+        assert [engine.up for engine in bench.engine_client.engines] == [False] * 3
         assert bench.outcomes == {}
         await bench.until(lambda: bench.outcomes["resumed"] == 1)
-        assert all(engine.up for engine in bench.fleet.engines)
+        assert all(engine.up for engine in bench.engine_client.engines)
         await bench.until(lambda: any(engine.asked for engine in bench.engines))
         assert bench.stream.setbacks == 0
         assert sum(len(engine.asked) for engine in bench.engines) == 1
@@ -199,48 +199,48 @@ def test_the_load_of_an_engine_has_what_it_cannot_have_counted() -> None:
     engine = EngineState(0)
     engine.submitted = 5
     assert engine.load == 5
-    engine.loaded(step=7, waiting=2, running=10, kv_used_permille=1, accepted=3, now=1.0)
+    engine.update_load(step=7, waiting=2, running=10, kv_used_permille=1, accepted=3, now=1.0)
     assert engine.load == 14
-    engine.loaded(step=6, waiting=99, running=0, kv_used_permille=0, accepted=0, now=1.0)
+    engine.update_load(step=6, waiting=99, running=0, kv_used_permille=0, accepted=0, now=1.0)
     assert engine.load == 14, "older than what is known"
-    engine.loaded(step=7, waiting=0, running=0, kv_used_permille=0, accepted=5, now=1.0)
+    engine.update_load(step=7, waiting=0, running=0, kv_used_permille=0, accepted=5, now=1.0)
     assert engine.load == 0
 
 
 def test_an_engine_that_takes_nothing_is_silent_until_it_does() -> None:
     engine = EngineState(0)
     assert not engine.silent(now=1e9)
-    engine.asked(now=10.0)
-    engine.asked(now=11.0)
+    engine.on_submit(now=10.0)
+    engine.on_submit(now=11.0)
     assert not engine.silent(now=10.0 + SILENCE_S)
     assert engine.silent(now=10.1 + SILENCE_S)
-    engine.loaded(step=1, waiting=0, running=1, kv_used_permille=0, accepted=0, now=12.0)
+    engine.update_load(step=1, waiting=0, running=1, kv_used_permille=0, accepted=0, now=12.0)
     assert engine.silent(now=10.1 + SILENCE_S), "it ran, but took nothing"
-    engine.loaded(step=2, waiting=0, running=1, kv_used_permille=0, accepted=1, now=13.0)
+    engine.update_load(step=2, waiting=0, running=1, kv_used_permille=0, accepted=1, now=13.0)
     assert not engine.silent(now=13.0)
     assert engine.silent(now=13.1 + SILENCE_S), "there is one more"
-    engine.loaded(step=3, waiting=0, running=2, kv_used_permille=0, accepted=2, now=20.0)
+    engine.update_load(step=3, waiting=0, running=2, kv_used_permille=0, accepted=2, now=20.0)
     assert not engine.silent(now=1e9)
 
 
 def test_new_streams_avoid_a_silent_engine_while_there_is_another(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         long_ago = time.monotonic() - SILENCE_S - 1
-        _, silent, busy = bench.fleet.engines
-        bench.fleet.set_draining([0])
-        busy.loaded(1, waiting=50, running=50, kv_used_permille=0, accepted=0, now=long_ago)
-        silent.asked(long_ago)
-        assert bench.fleet.pick() is busy
-        busy.asked(long_ago)
-        assert bench.fleet.pick() is silent
+        _, silent, busy = bench.engine_client.engines
+        bench.engine_client.set_draining([0])
+        busy.update_load(1, waiting=50, running=50, kv_used_permille=0, accepted=0, now=long_ago)
+        silent.on_submit(long_ago)
+        assert bench.engine_client.pick() is busy
+        busy.on_submit(long_ago)
+        assert bench.engine_client.pick() is silent
 
     run(scenario)
 
 
 def test_what_is_not_counted_yet_stands_for_the_other_api_servers_too() -> None:
     engine = EngineState(0, servers=4)
-    engine.asked(now=0.0)
-    engine.asked(now=0.0)
+    engine.on_submit(now=0.0)
+    engine.on_submit(now=0.0)
     assert engine.load == 8
-    engine.loaded(step=1, waiting=0, running=7, kv_used_permille=0, accepted=2, now=1.0)
+    engine.update_load(step=1, waiting=0, running=7, kv_used_permille=0, accepted=2, now=1.0)
     assert engine.load == 7

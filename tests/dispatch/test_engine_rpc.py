@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from penstock.dispatch.engine_rpc import Calls, Question, Receipt
+from penstock.dispatch.engine_rpc import Calls, Receipt, RpcRequest
 from penstock.wire.messages import Call, CallPhase, CallReply
 
 LONG_S = 30.0
 SOON_S = 0.01
-FLY = Question("fly", {"high": True})
-KEYED = Question("fly", {"high": True}, "k")
+FLY = RpcRequest("fly", {"high": True})
+KEYED = RpcRequest("fly", {"high": True}, "k")
 
 
 class Engines:
@@ -24,10 +24,10 @@ class Engines:
             self.calls.connected(rank, epoch)
 
     async def started(
-        self, ranks: list[int], question: Question = FLY, timeout_s: float = LONG_S
+        self, ranks: list[int], request: RpcRequest = FLY, timeout_s: float = LONG_S
     ) -> asyncio.Task[list[Receipt]]:
         """A call that has been sent."""
-        task = asyncio.ensure_future(self.calls.ask(ranks, question, timeout_s))
+        task = asyncio.ensure_future(self.calls.ask(ranks, request, timeout_s))
         await turn()
         return task
 
@@ -138,7 +138,7 @@ def test_what_a_restart_resets_is_asked_again() -> None:
 def test_what_it_does_not_is_reported() -> None:
     async def run() -> None:
         engines = Engines(1)
-        task = await engines.started([0], Question("fly", {}, "k", after_restart=False))
+        task = await engines.started([0], RpcRequest("fly", {}, "k", after_restart=False))
         engines.calls.gone(0)
         engines.calls.connected(0, 1)
         [receipt] = await task
@@ -166,7 +166,7 @@ def test_the_time_holds_for_all_attempts_together() -> None:
 def test_what_is_given_up_is_told_only_to_those_that_are_there() -> None:
     async def run() -> None:
         engines = Engines(1)
-        task = await engines.started([0, 1], Question("fly", {}, "k", CallPhase.ABORT))
+        task = await engines.started([0, 1], RpcRequest("fly", {}, "k", CallPhase.ABORT))
         engines.calls.gone(0)
         assert [receipt.code for receipt in await task] == ["gone", "gone"]
 

@@ -13,7 +13,7 @@ from penstock.dispatch.load_balancer import (
     BLOCK_BYTES,
     MOST_BLOCKS,
     MOST_KEYS,
-    Balancer,
+    LoadBalancer,
     affinity_keys,
 )
 
@@ -22,7 +22,7 @@ def test_a_burst_is_spread_exactly() -> None:
     """From several API servers, each of which knows only what it has submitted itself."""
     total: Counter[int] = Counter()
     for server in range(4):
-        balancer = Balancer(4, first=server)
+        balancer = LoadBalancer(4, first=server)
         loads: list[int | None] = [0] * 4
         for _ in range(25):
             rank = balancer.choose(loads)
@@ -33,14 +33,14 @@ def test_a_burst_is_spread_exactly() -> None:
 
 
 def test_the_least_loaded_engine_that_is_up_is_taken() -> None:
-    balancer = Balancer(4, first=0)
+    balancer = LoadBalancer(4, first=0)
     assert balancer.choose([3, None, 1, 2]) == 2
     assert balancer.choose([None, None, None, 9]) == 3
     assert balancer.choose([None] * 4) is None
 
 
 def test_sessions_stay_while_their_engine_is_not_overloaded() -> None:
-    balancer = Balancer(3, first=1)
+    balancer = LoadBalancer(3, first=1)
     keys = affinity_keys(b"", None, "s")
     assert balancer.choose([0, 0, 0], keys) == 1
     assert balancer.choose([0, AFFINITY_SLACK, 0], keys) == 1
@@ -51,7 +51,7 @@ def test_sessions_stay_while_their_engine_is_not_overloaded() -> None:
 
 def test_the_longest_known_beginning_decides() -> None:
     short, long = bytes(BLOCK_BYTES), bytes(BLOCK_BYTES) + b"x" * BLOCK_BYTES
-    balancer = Balancer(2, first=0)
+    balancer = LoadBalancer(2, first=0)
     assert balancer.choose([0, 1], affinity_keys(long, None, None)) == 0
     assert balancer.choose([9, 1], affinity_keys(short, None, None)) == 1
     assert balancer.choose([0, 1], affinity_keys(short + b"y" * BLOCK_BYTES, None, None)) == 1
@@ -68,7 +68,7 @@ def test_keys_stand_for_whole_beginnings() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    balancer = Balancer(2, first=0)
+    balancer = LoadBalancer(2, first=0)
     keys = [b"%d" % number for number in range(MOST_KEYS + 10)]
     for key in keys:
         balancer.choose([0, 0], [key])
@@ -81,7 +81,7 @@ def test_memory_is_bounded() -> None:
     st.integers(0, 2),
 )
 def test_affinity_is_bounded_by_load(loads: list[int | None], keys: list[bytes], known: int) -> None:
-    balancer = Balancer(3, first=0)
+    balancer = LoadBalancer(3, first=0)
     balancer.choose([0 if rank == known else None for rank in range(3)], [b"a"])
     rank = balancer.choose(loads, keys)
     up = [load for load in loads if load is not None]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from itertools import permutations, product
 
 from penstock.dispatch.engine_rpc import Receipt
-from penstock.dispatch.two_phase_change import Change, Outcome, Stage
+from penstock.dispatch.two_phase_change import Outcome, Stage, TwoPhaseChange
 
-Event = tuple[str, Callable[[Change], None]]
+Event = tuple[str, Callable[[TwoPhaseChange], None]]
 
 PREPARED: list[list[Event]] = [
     [
@@ -52,7 +52,7 @@ def runs() -> set[tuple[Event, ...]]:
 def test_every_run_ends_with_an_outcome_that_is_true() -> None:
     outcomes = set()
     for run in runs():
-        change = Change([0, 1])
+        change = TwoPhaseChange([0, 1])
         happened: set[str] = set()
         for name, event in run:
             if change.stage is Stage.DONE:
@@ -65,7 +65,7 @@ def test_every_run_ends_with_an_outcome_that_is_true() -> None:
     assert outcomes == set(Outcome)
 
 
-def check(change: Change, happened: set[str]) -> None:
+def check(change: TwoPhaseChange, happened: set[str]) -> None:
     receipts = change.receipts()
     assert [receipt.rank for receipt in receipts] == [0, 1]
     failed = [receipt for receipt in receipts if receipt.error is not None]
@@ -91,7 +91,7 @@ def check(change: Change, happened: set[str]) -> None:
 
 
 def test_receipts_of_a_change_that_was_given_up() -> None:
-    change = Change([0, 1, 2])
+    change = TwoPhaseChange([0, 1, 2])
     change.prepared(Receipt(0, 0, 5))
     change.prepared(Receipt(2, 0, error="no room"))
     assert change.outcome is Outcome.ABORTED
@@ -103,7 +103,7 @@ def test_receipts_of_a_change_that_was_given_up() -> None:
 
 
 def test_an_engine_that_does_not_remember() -> None:
-    change = Change([0, 1])
+    change = TwoPhaseChange([0, 1])
     change.prepared(Receipt(0, 0, 5, True))
     change.prepared(Receipt(1, 1, 0))
     assert (change.outcome, change.must_abort) == (Outcome.DONE, True)

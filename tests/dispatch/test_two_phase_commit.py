@@ -1,7 +1,7 @@
 """Changes that all engines make or none, over links that break, with parts that die at any moment.
 
-The real parts (Agreement and Calls of API servers, EngineCalls of engines, Register of the supervisor) on a
-network that the test delivers message by message, on an event loop whose clock it turns.
+The real parts (TwoPhaseCommit and Calls of API servers, EngineCalls of engines, Register of the supervisor) run
+on a network that the test delivers message by message, on an event loop whose clock it turns.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.dispatch.connections import EngineState
-from penstock.dispatch.engine_client import Fleet
+from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import Calls, Receipt
-from penstock.dispatch.two_phase_change import Change, Outcome
-from penstock.dispatch.two_phase_commit import RETRY_S, SETTLE_S, Agreement
+from penstock.dispatch.two_phase_change import Outcome, TwoPhaseChange
+from penstock.dispatch.two_phase_commit import COMMIT_TIMEOUT_S, RETRY_S, TwoPhaseCommit
 from penstock.engine.calls import EngineCalls
 from penstock.engine.participant import Participant
 from penstock.supervisor.actions import Name
@@ -105,7 +105,7 @@ class Link:
 
 
 class View:
-    """What an Agreement needs of a Fleet."""
+    """What an TwoPhaseCommit needs of a EngineClient."""
 
     def __init__(self, world: World, server: int) -> None:
         self.engines = [EngineState(rank) for rank in range(ENGINES)]
@@ -114,7 +114,7 @@ class View:
     def members(self) -> list[int]:
         return list(range(ENGINES))
 
-    def on_takers(self) -> None:
+    def on_engine_available(self) -> None:
         pass
 
 
@@ -123,12 +123,12 @@ class Server:
         self.name = Name("api-server", index)
         self.orders: deque[AgreedStates] = deque()
         self.view = View(world, index)
-        self.agreement = Agreement(
-            cast(Fleet, self.view),
+        self.agreement = TwoPhaseCommit(
+            cast(EngineClient, self.view),
             lambda change: world.propose(self, change),
             lambda revision: world.confirm(self, revision),
         )
-        self.asked: list[asyncio.Task[Change]] = []
+        self.asked: list[asyncio.Task[TwoPhaseChange]] = []
 
 
 class World:
@@ -141,7 +141,7 @@ class World:
         self.links = {(server, rank): Link() for server in range(SERVERS) for rank in range(ENGINES)}
         self.engines = [Engine(self, rank, 0) for rank in range(ENGINES)]
         self.servers = [Server(self, index) for index in range(SERVERS)]
-        self.reports: list[tuple[str, Change]] = []
+        self.reports: list[tuple[str, TwoPhaseChange]] = []
         self.changes = 0
         for server, rank in self.links:
             self.connect(server, rank)
@@ -172,7 +172,7 @@ class World:
         self.changes += 1
         key = str(self.changes)
 
-        async def change() -> Change:
+        async def change() -> TwoPhaseChange:
             made = await asked.agreement.change("sleep", {"level": level}, key, TIMEOUT_S)
             self.reports.append((key, made))
             self.check(key, made, level)
@@ -181,7 +181,7 @@ class World:
         asked = self.servers[server]
         asked.asked.append(asyncio.ensure_future(change(), loop=self.loop))
 
-    def check(self, key: str, change: Change, level: int) -> None:
+    def check(self, key: str, change: TwoPhaseChange, level: int) -> None:
         """What a client is told is true."""
         if change.outcome is Outcome.DONE:
             assert key in self.keys
@@ -209,7 +209,7 @@ class World:
         """The next order of the supervisor arrives."""
         orders = self.servers[server].orders
         if orders:
-            self.servers[server].agreement.told(orders.popleft())
+            self.servers[server].agreement.on_agreed_states(orders.popleft())
 
     def cut(self, server: int, rank: int) -> None:
         link = self.links[server, rank]
@@ -241,7 +241,7 @@ class World:
         """It dies, and another one takes its place, which has not been told anything before it is ready."""
         for rank in range(ENGINES):
             self.cut(server, rank)
-        for task in (*self.servers[server].asked, *self.servers[server].agreement._settling.values()):
+        for task in (*self.servers[server].asked, *self.servers[server].agreement._committing.values()):
             task.cancel()
         self.register.forget(self.servers[server].name)
         self.servers[server] = Server(self, server)
@@ -279,13 +279,13 @@ class World:
             engine.calls.settle()
         for _ in range(3):
             self.flow()
-            self.loop.now += max(SETTLE_S, RETRY_S, TIMEOUT_S) + 1
+            self.loop.now += max(COMMIT_TIMEOUT_S, RETRY_S, TIMEOUT_S) + 1
             self.loop.turn()
         self.flow()
 
     def close(self) -> None:
         for server in self.servers:
-            for task in (*server.asked, *server.agreement._settling.values()):
+            for task in (*server.asked, *server.agreement._committing.values()):
                 task.cancel()
         self.loop.turn()
 
@@ -302,7 +302,7 @@ class World:
                 if not task.cancelled():
                     task.result()
             for engine in server.view.engines:
-                assert (engine.settled, engine.wanted) == (True, agreed.revision)
+                assert (engine.up_to_date, engine.target_revision) == (True, agreed.revision)
                 assert engine.asleep == (level > 0)
 
 
@@ -365,7 +365,7 @@ def test_whatever_happens_in_many_ways(steps: list[tuple[str, int, int]]) -> Non
     play(steps)
 
 
-def outcome_of(made: World, server: int = 0, place: int = -1) -> Change:
+def outcome_of(made: World, server: int = 0, place: int = -1) -> TwoPhaseChange:
     return made.servers[server].asked[place].result()
 
 
@@ -416,7 +416,7 @@ def test_an_engine_that_is_started_again_gets_to_what_is_agreed() -> None:
         act(made, "kill_engine", 0, 0)
         assert made.engines[0].level == 0
         act(made, "connect", 0, 0)
-        assert not made.servers[0].view.engines[0].settled  # and gets no streams before
+        assert not made.servers[0].view.engines[0].up_to_date  # and gets no streams before
         made.flow()
         made.check_healed()
         assert made.engines[0].made == [1]

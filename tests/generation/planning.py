@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.options import ServeConfig
-from penstock.dialects.input_processor import Planner
+from penstock.dialects.input_processor import InputProcessor
 from penstock.generation.chat_template import ChatTemplate
-from penstock.generation.model_info import ModelFacts, SamplingDefaults
+from penstock.generation.model_info import ModelInfo, SamplingDefaults
 from penstock.generation.tokenizer import Tokenizer
 from penstock.http.errors import ApiError
 from penstock.wire.messages import Adapter
@@ -32,16 +32,16 @@ def tiny_template() -> ChatTemplate:
     return template
 
 
-def planner(
+def input_processor(
     config: ServeConfig | None = None,
     *,
     template: ChatTemplate | None = None,
     defaults: SamplingDefaults | None = None,
     adapters: tuple[Adapter, ...] = (),
     transfers_kv: bool = False,
-) -> Planner:
+) -> InputProcessor:
     """For the model of the recorded replies: 2,048 tokens of context, 16,384 entries."""
-    facts = ModelFacts(
+    model_info = ModelInfo(
         names=("tiny-llama",),
         max_model_len=2048,
         vocab_size=16384,
@@ -50,7 +50,7 @@ def planner(
         adapters=adapters,
         transfers_kv=transfers_kv,
     )
-    return Planner(config or ServeConfig(), facts, tiny_tokenizer(), template or tiny_template())
+    return InputProcessor(config or ServeConfig(), model_info, tiny_tokenizer(), template or tiny_template())
 
 
 def body(**fields: Any) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from penstock.dialects.response_bodies import collected_body
-from penstock.dispatch.engine_client import Fleet
+from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.collected import CollectedReply
 from penstock.generation.events import EventShape
 from penstock.generation.plan import RequestPlan
@@ -110,14 +110,14 @@ class Desk:
     tables: TextTables
     max_backlog: int = 1 << 20
     done_after_error: bool = False
-    fleet: FakeFleet = field(default_factory=FakeFleet)
+    engine_client: FakeFleet = field(default_factory=FakeFleet)
     outcomes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         histograms = [Histogram(bounds) for bounds in (TTFT_BOUNDS, ITL_BOUNDS, EVENT_BOUNDS)]
         self.streams = StreamTable(self.tables.plain, *histograms)
         self.context = RequestContext(
-            cast(Fleet, self.fleet),
+            cast(EngineClient, self.engine_client),
             self.streams,
             self.tables,
             self._on_end,

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.generation.logprobs import LEAST_LOGPROB, LogprobFormatter, PromptScores
+from penstock.generation.logprobs import LEAST_LOGPROB, LogprobFormatter, PromptLogprobFormatter
 from penstock.streaming.token_table import TokenTable
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from tests.generation.planning import body, chat_body, error_of, planner, tiny_tokenizer
+from tests.generation.planning import body, chat_body, error_of, input_processor, tiny_tokenizer
 
-PLANNER = planner()
+PLANNER = input_processor()
 TABLE = TokenTable.from_tokenizer(tiny_tokenizer().raw, skip_special_tokens=False)
 DEF, MAIN, BET = (tiny_tokenizer().encode(text, False)[0] for text in ("def", " main", "():"))
 PROMPT = [0, DEF, MAIN]
@@ -29,8 +29,8 @@ def entries(place: list[int], ids: list[list[int]], values: list[list[float]]) -
     )
 
 
-def scores(alternatives: int = 1) -> PromptScores:
-    made = PromptScores(TABLE, PROMPT, alternatives)
+def scores(alternatives: int = 1) -> PromptLogprobFormatter:
+    made = PromptLogprobFormatter(TABLE, PROMPT, alternatives)
     made.add(entries([1], [[DEF, BET]], [[-2.0, -1.0]]))
     made.add(entries([1, 2], [[DEF, BET], [MAIN, MAIN]], [[-2.0, -1.0], [-np.inf, -np.inf]]))  # 1 comes again
     return made
@@ -45,11 +45,11 @@ def test_a_prompt_as_vllm_reports_it() -> None:
         },
         {str(MAIN): {"logprob": LEAST_LOGPROB, "rank": 8, "decoded_token": " main"}},
     ]
-    assert PromptScores(TABLE, [DEF], 3).field() == [None]
+    assert PromptLogprobFormatter(TABLE, [DEF], 3).field() == [None]
 
 
 def test_entries_that_were_lost_are_noticed() -> None:
-    made = PromptScores(TABLE, PROMPT, 0)
+    made = PromptLogprobFormatter(TABLE, PROMPT, 0)
     with pytest.raises(ValueError, match="from 2, but those from 1"):
         made.add(entries([2], [[MAIN]], [[-1.0]]))
 

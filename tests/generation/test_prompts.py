@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.generation.prompts import check_vocabulary, prompts_of
+from penstock.generation.prompts import check_vocabulary, parse_prompts
 from tests.generation.planning import error_of
 
 
@@ -18,12 +18,12 @@ from tests.generation.planning import error_of
     ],
 )
 def test_the_four_forms(prompt: Any, prompts: list[Any]) -> None:
-    assert list(prompts_of(prompt, 10)) == prompts
+    assert list(parse_prompts(prompt, 10)) == prompts
 
 
 @pytest.mark.parametrize("prompt", [None, "", [], [[]], [10], [[1], [10]], ["a", 1], [1, "a"], [1, [1]]])
 def test_what_is_no_prompt(prompt: Any) -> None:
-    assert error_of(prompts_of, prompt, 10).status == 400
+    assert error_of(parse_prompts, prompt, 10).status == 400
 
 
 def test_the_vocabulary_ends_before_its_size() -> None:

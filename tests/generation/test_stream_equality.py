@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies import TextTables
 from penstock.wire.frames import Finish
-from tests.generation.planning import body, chat_body, planner
+from tests.generation.planning import body, chat_body, input_processor
 from tests.generation.replying import Desk, Reading, in_loop, read_body, read_stream, tables_of
 from tests.stop_reference import until_stop
 from tests.tokenizer_kinds import SPECIAL, TRAINED, Case, make_case, token_lists
 
-PLANNER = planner()
+PLANNER = input_processor()
 EOS = SPECIAL.index("</s>")
 ENDS = [Finish.LENGTH, Finish.EOS, Finish.STOP_TOKEN]
 
@@ -102,9 +102,9 @@ def check(
     assert 0 < counted <= len(tokens)
     before_last = sum(map(len, rows[: (len(rows) - 1) // merged * merged]))
     if stop_of(got) is not None and counted < before_last:
-        assert len(desk.fleet.aborted) == 1, "the engine was not told of the stop string at once"
+        assert len(desk.engine_client.aborted) == 1, "the engine was not told of the stop string at once"
     if stop_of(got) is None or counted > before_last:
-        assert not desk.fleet.aborted
+        assert not desk.engine_client.aborted
 
 
 def stop_of(reading: Reading) -> str | None:

@@ -14,10 +14,10 @@ from penstock.generation.replies import TextTables
 from penstock.generation.streamed import StreamedReply
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import Finish
-from tests.generation.planning import body, chat_body, planner, tiny_tokenizer
+from tests.generation.planning import body, chat_body, input_processor, tiny_tokenizer
 from tests.generation.replying import PROMPT, Desk, MemorySink, in_loop, read_stream, tables_of
 
-PLANNER = planner()
+PLANNER = input_processor()
 ERROR = StreamError(500, "engine_error", "it broke")
 
 
@@ -101,8 +101,8 @@ def test_a_stop_string_ends_the_stream_at_once_and_the_surplus_is_not_billed() -
     tokens = ids("one two stop three four")
     place = next(at for at in range(len(tokens)) if "stop" in decoded(tokens[:at]))
     desk.deliver(desk.rows(handle, [tokens[:1], tokens[1:]]))
-    assert [stream.handle for stream in desk.fleet.aborted] == [handle]
-    assert desk.fleet.stopped == 1
+    assert [stream.handle for stream in desk.engine_client.aborted] == [handle]
+    assert desk.engine_client.stopped == 1
     assert sink.ended == "finish"
     reading = read_stream(sink)
     assert (reading.text, reading.finish_reason, reading.stop_reason) == ("one two ", "stop", "stop")
@@ -160,7 +160,7 @@ def test_rows_go_past_the_connection_only_while_nothing_waits_in_it() -> None:
     desk.deliver(frames[:1])
     assert stream.descriptor == 7
     sink.descriptor = -1
-    reply.break_silence(1.0, 2.0)  # a comment that the socket does not take at once
+    reply.send_keep_alive(1.0, 2.0)  # a comment that the socket does not take at once
     assert stream.descriptor == -1
     desk.deliver(frames[1:])
     assert "".join(texts(sink)) == "some text and more"
@@ -207,7 +207,7 @@ def test_a_client_is_cut_when_its_backlog_is_full(fields: dict[str, Any], most_t
             given += 1
             assert given <= most_tokens
         assert (sink.ended, desk.outcomes) == ("cut", ["cut"])
-        assert (len(desk.fleet.aborted), desk.fleet.stopped) == (1, 0)
+        assert (len(desk.engine_client.aborted), desk.engine_client.stopped) == (1, 0)
         assert sink.over.result() is None
 
     in_loop(run)
@@ -312,7 +312,7 @@ def test_one_failed_choice_ends_all_with_one_error() -> None:
             text[choice["index"]] += choice["text"]
     assert text == ["xab", "xabc", "xab"]
     assert "error" in error
-    assert [stream.index for stream in desk.fleet.aborted] == [0]
+    assert [stream.index for stream in desk.engine_client.aborted] == [0]
     assert desk.outcomes == ["error"]
     assert sink.over.result() is None
 

@@ -12,7 +12,7 @@ from penstock.generation.plan import RequestPlan
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import Finish
 from tests.generation.delivery import collected_reply, streamed_events
-from tests.generation.planning import chat_body, planner, tiny_tokenizer
+from tests.generation.planning import chat_body, input_processor, tiny_tokenizer
 
 HERMES = ChatTemplate({"default": "{{ messages[0].content }}<tool_call></think>"}, {})
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -24,7 +24,7 @@ def encode(text: str) -> list[int]:
 
 
 def with_tools(**fields: Any) -> RequestPlan:
-    return planner(template=HERMES).chat(chat_body(tools=TOOLS, max_tokens=512, **fields))
+    return input_processor(template=HERMES).chat(chat_body(tools=TOOLS, max_tokens=512, **fields))
 
 
 def rows_of(tokens: list[int]) -> list[list[int]]:
@@ -97,13 +97,13 @@ def test_what_a_parser_holds_back_comes_before_an_error() -> None:
 
 
 def test_after_the_reasoning_text_takes_the_fast_path() -> None:
-    plan = planner(template=HERMES).chat(chat_body(stream=True, max_tokens=512))
+    plan = input_processor(template=HERMES).chat(chat_body(stream=True, max_tokens=512))
     tokens = encode("<think>a</think>b c d e f")
     assert joined(streamed_events(plan, rows_of(tokens))[:-1]) == {
         "content": "b c d e f",
         "reasoning": "a",
         "calls": [],
     }
-    hidden = planner(template=HERMES).chat(chat_body(include_reasoning=False))
+    hidden = input_processor(template=HERMES).chat(chat_body(include_reasoning=False))
     message = collected_reply(hidden, tokens)["choices"][0]["message"]
     assert (message["content"], message["reasoning"]) == ("b c d e f", None)

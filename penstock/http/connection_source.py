@@ -22,7 +22,7 @@ Make = Callable[[], asyncio.Protocol]
 """Makes the protocol of a connection."""
 
 
-class Entrance(Protocol):
+class ConnectionSource(Protocol):
     """Gives a server connections from :meth:`open` to :meth:`close`."""
 
     async def open(self, make: Make, tls: ssl.SSLContext | None, handshake_timeout_s: float) -> None:
@@ -39,7 +39,7 @@ class Entrance(Protocol):
         """Connections that were taken and have no protocol yet."""
 
 
-class Listening:
+class ListeningSocket:
     """Accepts on a listening socket, TCP or Unix, alone or beside others that have it."""
 
     def __init__(self, listener: socket.socket) -> None:
@@ -70,7 +70,7 @@ class Listening:
         return 0
 
 
-class HandedOver:
+class HandedOverConnections:
     """Takes connections that the supervisor has accepted, and tells it how many are open."""
 
     def __init__(self, taker: Taker) -> None:

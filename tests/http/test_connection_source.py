@@ -12,7 +12,7 @@ from typing import Any
 
 import uvloop
 
-from penstock.http.entrance import HandedOver
+from penstock.http.connection_source import HandedOverConnections
 from penstock.wire.handover import Giver, Report, Taker
 from tests.certificates import Certificates
 
@@ -22,9 +22,9 @@ PATIENCE_S = 60.0
 class Echo(asyncio.Protocol):
     """A connection: in ``connections`` while it is open, and ``entrance`` is told when it is lost."""
 
-    def __init__(self, connections: set[Echo], entrance: HandedOver) -> None:
+    def __init__(self, connections: set[Echo], entrance: HandedOverConnections) -> None:
         self._connections = connections
-        self._entrance = entrance
+        self._connection_source = entrance
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -35,7 +35,7 @@ class Echo(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.discard(self)
-        self._entrance.on_lost()
+        self._connection_source.on_lost()
 
 
 class Side:
@@ -45,7 +45,7 @@ class Side:
         self._stack = stack
         self.giver = Giver()
         stack.callback(self.giver.close)
-        self.entrance = HandedOver(Taker(os.dup(self.giver.server_end)))
+        self.entrance = HandedOverConnections(Taker(os.dup(self.giver.server_end)))
         self.connections: set[Echo] = set()
         self.latest: Report | None = None
 
