@@ -41,7 +41,7 @@ class AccessLog:
         if self._mode == "errors" and status < 400 and outcome not in _BAD_ENDS:
             return
         fields: dict[str, object] = {
-            "request_id": exchange.request_id if reply is None else reply.shape.id,
+            "request_id": exchange.request_id if reply is None else reply.format.id,
             "method": exchange.method,
             "path": exchange.path.decode("latin-1"),
             "status": status,
@@ -49,8 +49,8 @@ class AccessLog:
         }
         if reply is not None and outcome:
             usage = reply.usage()
-            fields["prompt_tokens"] = usage["prompt_tokens"]
-            fields["output_tokens"] = usage["completion_tokens"]
+            fields["prompt_tokens"] = usage.prompt_tokens
+            fields["output_tokens"] = usage.completion_tokens
             fields["outcome"] = outcome
         _log(fields)
 

@@ -7,17 +7,14 @@ when it is started again meanwhile. The supervisor keeps the list and tells ever
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 from penstock.dispatch.connections import EngineState
 from penstock.dispatch.engine_client import EngineClient
-from penstock.generation.events import encode_json
-from penstock.http.asgi import send_json
+from penstock.http.asgi import encode_json, send_json
 from penstock.http.errors import ApiError
-from penstock.http.sink import Receive, Scope, Send
-
-Handler: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+from penstock.http.sink import Handler, Receive, Scope, Send
 
 LIST = "/admin/engines"
 PREFIX = "/admin/engines/"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from collections.abc import Sequence
 from urllib.parse import unquote
 
 from penstock import __version__
@@ -16,29 +15,33 @@ from penstock.api.debug import GarbageRoute
 from penstock.api.exchange import EXCHANGE, Exchange
 from penstock.api.generate import GenerationRoutes
 from penstock.api.metrics_endpoint import MetricsEndpoint
+from penstock.api.models import model_list
 from penstock.api.openapi import docs_page, openapi_document
 from penstock.api.operations import OperationRoutes
+from penstock.api.tokenize import TokenizeRoutes
 from penstock.config.options import ServeConfig
-from penstock.dialects.input_processor import InputProcessor
-from penstock.dialects.response_bodies import model_list
 from penstock.dispatch.engine_client import EngineClient
-from penstock.generation.events import encode_json
+from penstock.generation.dialect import Dialect
 from penstock.generation.model_info import ModelInfo
 from penstock.generation.request_schemas import MAX_REQUEST_ID
-from penstock.generation.tokenizer import Tokenizer
 from penstock.http.access_keys import OPEN_PATHS, Keys, check_local
 from penstock.http.admission import no_engine, stream_failed, unavailable
-from penstock.http.asgi import ClientGone, read_body, request_header, send_empty, send_error, send_json
+from penstock.http.asgi import (
+    ClientGone,
+    encode_json,
+    request_header,
+    send_empty,
+    send_error,
+    send_json,
+)
 from penstock.http.cors import Cors
 from penstock.http.errors import ApiError, unknown_model
-from penstock.http.sink import Receive, Scope, Send
+from penstock.http.sink import Handler, Receive, Scope, Send
 from penstock.metrics.server import ServerMetrics
 from penstock.streaming.stream import StreamError
 from penstock.streaming.table import StreamTable
 
 log = logging.getLogger(__name__)
-
-Handler: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _MODEL_PREFIX = "/v1/models/"
 
@@ -51,8 +54,8 @@ class App:
         config: ServeConfig,
         model_info: ModelInfo,
         model_root: str,
-        input_processor: InputProcessor,
-        tokenizer: Tokenizer,
+        dialects: Sequence[Dialect],
+        tokenize: TokenizeRoutes,
         generation: GenerationRoutes,
         engine_client: EngineClient,
         streams: StreamTable,
@@ -64,8 +67,7 @@ class App:
     ) -> None:
         self._config = config
         self._model_info = model_info
-        self._input_processor = input_processor
-        self._tokenizer = tokenizer
+        self._dialects = {dialect.path: dialect for dialect in dialects}
         self._generation = generation
         self._engine_client = engine_client
         self._streams = streams
@@ -74,9 +76,9 @@ class App:
         self._keys = Keys(config.api_key or ())
         self._cors = Cors(config)
         self._access_log = AccessLog(config.access_log)
-        self._on_over = self._end  # one object for all requests
-        self._late: set[asyncio.Task[None]] = set()
-        """They tell streamed requests of errors that came before the first event."""
+        self._on_end = self._end  # one object for all requests
+        self._late_errors: set[asyncio.Task[None]] = set()
+        """Tasks that send the errors of detached replies of which nothing was sent."""
         self._draw = random.Random().getrandbits
         self._models = model_list(model_info, model_root)
         self._openapi = encode_json(
@@ -84,11 +86,10 @@ class App:
         )
         self._docs = docs_page()
         self._routes: dict[str, dict[str, Handler]] = {
-            "/v1/completions": {"POST": generation.completion},
-            "/v1/chat/completions": {"POST": generation.chat},
+            **{dialect.path: {"POST": generation.handler(dialect)} for dialect in dialects},
             "/v1/models": {"GET": self._list_models},
-            "/tokenize": {"POST": self._tokenize},
-            "/detokenize": {"POST": self._detokenize},
+            "/tokenize": {"POST": tokenize.tokenize},
+            "/detokenize": {"POST": tokenize.detokenize},
             "/health": {"GET": self._health, "HEAD": self._health},
             "/ready": {"GET": self._ready, "HEAD": self._ready},
             "/ping": {"GET": self._health, "POST": self._health, "HEAD": self._health},
@@ -119,7 +120,7 @@ class App:
         try:
             await self._answer(scope, receive, exchange)
         except ApiError as error:
-            await self._tell(exchange, error, probe=scope["path"] in OPEN_PATHS)
+            await self._send_error(exchange, error, probe=scope["path"] in OPEN_PATHS)
         except ClientGone:
             pass  # the access log tells
         except Exception:
@@ -130,31 +131,32 @@ class App:
                 ApiError(500, "The server failed to handle this request.", type="InternalServerError"),
             )
         finally:
-            del scope[EXCHANGE]  # they refer to each other
-            if not exchange.goes_on:
+            del scope[EXCHANGE]  # breaks a reference cycle
+            if not exchange.detached:
                 self._access_log.write(exchange)
 
-    async def _tell(self, exchange: Exchange, error: ApiError, *, probe: bool = False) -> None:
+    async def _send_error(self, exchange: Exchange, error: ApiError, *, probe: bool = False) -> None:
         """Answer with an error. A ``probe`` wants nothing that could be refused."""
         if probe:
             self._metrics.rejected[error.status] += 1
         else:
             self._metrics.reject(error.status, error.code)
-        await send_error(exchange.send, error, close=error.status in (408, 413))
+        body = None if exchange.dialect is None else exchange.dialect.error_body(error)
+        await send_error(exchange.send, error, body, close=error.status in (408, 413))
 
     def _end(self, exchange: Exchange, error: StreamError | None) -> None:
-        """A streamed reply has ended, long after the call for it."""
-        self._generation.leave()
+        """A detached reply has ended, long after the call for it."""
+        self._generation.on_request_end()
         if error is None:
             self._access_log.write(exchange)
         else:
-            late = asyncio.ensure_future(self._tell_late(exchange, stream_failed(error)))
-            self._late.add(late)
-            late.add_done_callback(self._late.discard)
+            late = asyncio.ensure_future(self._send_late_error(exchange, stream_failed(error)))
+            self._late_errors.add(late)
+            late.add_done_callback(self._late_errors.discard)
 
-    async def _tell_late(self, exchange: Exchange, error: ApiError) -> None:
+    async def _send_late_error(self, exchange: Exchange, error: ApiError) -> None:
         try:
-            await self._tell(exchange, error)
+            await self._send_error(exchange, error)
         finally:
             self._access_log.write(exchange)
 
@@ -164,13 +166,14 @@ class App:
         headers = self._cors.reply_headers(scope)
         if self._config.enable_request_id_headers:
             headers.append((b"x-request-id", request_id.encode("latin-1")))
-        return Exchange(scope, send, request_id, headers, self._on_over)
+        return Exchange(scope, send, request_id, headers, self._on_end)
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
         root = self._config.root_path
         if root and scope["path"].startswith(f"{root}/"):  # a proxy may have taken it off
             scope["path"] = scope["path"][len(root) :]
         path, method = scope["path"], scope["method"]
+        exchange.dialect = self._dialects.get(path)
         preflight = self._cors.preflight(scope)
         if preflight is not None:
             exchange.headers = preflight
@@ -212,27 +215,6 @@ class App:
                 await send_json(send, encode_json(card))
                 return
         raise unknown_model(name, self._model_info.all_names)
-
-    async def _tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        plan = self._input_processor.tokenize(await read_body(scope, receive, self._config.max_request_bytes))
-        if len(plan.text) > self._tokenizer.inline_characters(plan.add_special_tokens):
-            ids = await asyncio.to_thread(self._tokenizer.encode, plan.text, plan.add_special_tokens)
-        else:
-            ids = self._tokenizer.encode(plan.text, plan.add_special_tokens)
-        strings = self._tokenizer.token_strings(ids) if plan.return_token_strs else None
-        body = {
-            "count": len(ids),
-            "max_model_len": self._model_info.max_model_len,
-            "tokens": ids,
-            "token_strs": strings,
-        }
-        await send_json(send, encode_json(body))
-
-    async def _detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ids = self._input_processor.detokenize(
-            await read_body(scope, receive, self._config.max_request_bytes)
-        )
-        await send_json(send, encode_json({"prompt": self._tokenizer.decode(ids)}))
 
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._engine_client.any_up():

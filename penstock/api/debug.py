@@ -8,8 +8,7 @@ import msgspec
 
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import Receipt, RpcRequest
-from penstock.generation.events import encode_json
-from penstock.http.asgi import send_json
+from penstock.http.asgi import encode_json, send_json
 from penstock.http.sink import Receive, Scope, Send
 from penstock.metrics.garbage import Collector
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from penstock.generation.dialect import Dialect
 from penstock.generation.replies import RequestReply
 from penstock.generation.streamed import StreamedReply
 from penstock.http.sink import REPLY_HEADERS, Message, Scope, Send
@@ -20,11 +21,12 @@ class Exchange:
     """A request from its arrival to the end of its reply. Its ``send`` stands in for the server's."""
 
     __slots__ = (
-        "_on_over",
+        "_on_end",
         "_send",
         "_status",
         "arrival",
-        "goes_on",
+        "detached",
+        "dialect",
         "headers",
         "method",
         "path",
@@ -38,15 +40,17 @@ class Exchange:
         send: Send,
         request_id: str,
         headers: Sequence[tuple[bytes, bytes]],
-        on_over: Callable[[Exchange, StreamError | None], None],
+        on_end: Callable[[Exchange, StreamError | None], None],
     ) -> None:
-        """``headers`` are added to the reply, whoever sends it; for ``on_over`` see :meth:`over`. Leaves
-        itself in the scope."""
+        """``headers`` are added to the reply, whoever sends it. ``on_end`` is called at the
+        end of a detached reply, with an error if nothing was sent. Leaves itself in the scope."""
         self._send = send
-        self._on_over = on_over
+        self._on_end = on_end
         self._status = 0
-        self.goes_on = False
-        """The application's call returns before the reply has ended: its sink writes it."""
+        self.detached = False
+        """The application's call returns before the reply has ended; the sink writes the rest."""
+        self.dialect: Dialect | None = None
+        """The API that is asked, on the routes that generate."""
         self.arrival = time.monotonic()
         self.method: str = scope["method"]
         self.path: bytes = scope.get("raw_path") or scope["path"].encode()
@@ -58,9 +62,9 @@ class Exchange:
         scope[EXCHANGE] = self
         scope[REPLY_HEADERS] = headers
 
-    def over(self, error: StreamError | None) -> None:
-        """A reply that went on has ended; with an error that is yet to be told, if nothing was sent."""
-        self._on_over(self, error)
+    def on_end(self, error: StreamError | None) -> None:
+        """A detached reply has ended; ``error`` is still to be sent."""
+        self._on_end(self, error)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,19 +1,16 @@
-"""The two generating endpoints: from a request body to streams, and to the end of the reply."""
+"""The routes that generate: from a request body to streams, and to the end of the reply."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Awaitable
 from typing import NamedTuple
 
 from penstock.api.exchange import EXCHANGE, Exchange
 from penstock.config.options import ServeConfig
-from penstock.dialects.input_processor import InputProcessor
-from penstock.dialects.response_bodies import collected_body
 from penstock.dispatch.engine_client import EngineClient, RoutingHints
 from penstock.generation.collected import CollectedReply
-from penstock.generation.events import EventShape
+from penstock.generation.dialect import Dialect, ReplyFormat
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies import Prompt, RequestContext
 from penstock.generation.streamed import StreamedReply
@@ -22,8 +19,7 @@ from penstock.generation.tokenizer import Tokenizer
 from penstock.http.admission import no_engine, stream_failed, unavailable
 from penstock.http.asgi import ClientGone, read_body, request_header, send_json
 from penstock.http.errors import ApiError
-from penstock.http.sink import EXTENSION, AsgiSink, Receive, Scope, Send, Sink
-from penstock.streaming.stream import StreamError
+from penstock.http.sink import EXTENSION, Handler, Receive, Scope, Send, Sink
 from penstock.streaming.table import StreamTable
 from penstock.wire.messages import Sampling, Submit
 
@@ -31,13 +27,12 @@ INLINE_BODY = 256 * 1024
 """Bytes of a body that is planned on the event loop, in 5 ms at most (20 ns a byte where messages are short,
 measured); a larger one is planned in a thread."""
 
-MakePlan = Callable[[bytes, str | None], RequestPlan]
-
 
 class Work(NamedTuple):
     """A request that is ready to be started."""
 
     plan: RequestPlan
+    format: ReplyFormat
     hints: RoutingHints
     prompts: list[Prompt]
     samplings: list[Sampling]
@@ -45,19 +40,17 @@ class Work(NamedTuple):
 
 
 class GenerationRoutes:
-    """Runs requests of /v1/completions and /v1/chat/completions."""
+    """Runs the requests of all dialects."""
 
     def __init__(
         self,
         config: ServeConfig,
-        input_processor: InputProcessor,
         tokenizer: Tokenizer,
         engine_client: EngineClient,
         streams: StreamTable,
         context: RequestContext,
     ) -> None:
         self._config = config
-        self._input_processor = input_processor
         self._tokenizer = tokenizer
         self._engine_client = engine_client
         self._streams = streams
@@ -65,45 +58,47 @@ class GenerationRoutes:
         self._grammars = GrammarChecker()
         self.draining = False
         self._running = 0
-        self._quiet = asyncio.Event()
+        self._idle = asyncio.Event()
         """No request runs."""
-        self._quiet.set()
+        self._idle.set()
 
-    def completion(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        return self._count(scope, receive, self._input_processor.completion)
+    def handler(self, dialect: Dialect) -> Handler:
+        """The handler of the dialect's route."""
 
-    def chat(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        return self._count(scope, receive, self._input_processor.chat)
+        def handle(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+            return self._count(scope, receive, dialect)
+
+        return handle
 
     async def drain(self) -> None:
         """Refuse new requests; returns when those that run have ended."""
         self.draining = True
-        await self._quiet.wait()
+        await self._idle.wait()
 
-    async def _count(self, scope: Scope, receive: Receive, make_plan: MakePlan) -> None:
+    async def _count(self, scope: Scope, receive: Receive, dialect: Dialect) -> None:
         exchange: Exchange = scope[EXCHANGE]
         self._running += 1
-        self._quiet.clear()
+        self._idle.clear()
         try:
-            await self._run(scope, receive, exchange, make_plan)
+            await self._run(scope, receive, exchange, dialect)
         finally:
-            if not exchange.goes_on:
-                self.leave()
+            if not exchange.detached:
+                self.on_request_end()
 
-    def leave(self) -> None:
-        """A request has ended; called here unless its reply goes on."""
+    def on_request_end(self) -> None:
+        """A request has ended. Called here unless its reply is detached."""
         self._running -= 1
         if not self._running:
-            self._quiet.set()
+            self._idle.set()
 
-    async def _run(self, scope: Scope, receive: Receive, exchange: Exchange, make_plan: MakePlan) -> None:
+    async def _run(self, scope: Scope, receive: Receive, exchange: Exchange, dialect: Dialect) -> None:
         body = await read_body(scope, receive, self._config.max_request_bytes)
         self._check_open()
         request_id = request_header(scope, b"x-request-id")
         if len(body) <= INLINE_BODY:
-            plan = make_plan(body, request_id)
+            plan = dialect.plan(body, request_id)
         else:
-            plan = await asyncio.to_thread(make_plan, body, request_id)
+            plan = await asyncio.to_thread(dialect.plan, body, request_id)
             self._check_open()
         if plan.constraint is not None:
             await self._grammars.check(plan.constraint)
@@ -114,54 +109,30 @@ class GenerationRoutes:
             prompts = await asyncio.to_thread(self._tokenize_all, plan)
             self._check_open()
         samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
-        work = Work(plan, hints, prompts, samplings)
-        extensions = scope.get("extensions") or {}
-        sink: Sink | None = extensions.get(EXTENSION)
-        if sink is None:
-            await self._reply_portably(work, exchange, receive)
-        elif plan.stream:
-            self._leave_to(sink, work, exchange)
+        format = dialect.reply_format(plan, exchange.request_id)
+        work = Work(plan, format, hints, prompts, samplings)
+        sink: Sink = scope["extensions"][EXTENSION]
+        if plan.stream:
+            self._stream(work, exchange, sink)
         else:
             await self._collect(work, exchange, sink)
 
-    def _leave_to(self, sink: Sink, work: Work, exchange: Exchange) -> None:
-        """Start a streamed reply that goes on by itself: no task waits for its end."""
-        exchange.goes_on = True
+    def _stream(self, work: Work, exchange: Exchange, sink: Sink) -> None:
+        """Start a streamed reply. It is detached: no task waits for its end."""
+        exchange.detached = True
         try:
-            self._stream(work, exchange, sink, exchange.over)
+            streamed = StreamedReply(
+                self._context, work.plan, work.format, exchange.arrival, sink, exchange.on_end
+            )
+            exchange.reply = streamed
+            sink.listen(streamed)
+            self._submit(streamed, work)
         except BaseException:
-            exchange.goes_on = False
+            exchange.detached = False
             raise
 
-    async def _reply_portably(self, work: Work, exchange: Exchange, receive: Receive) -> None:
-        """Over a server that offers no sink."""
-        sink = AsgiSink(receive, exchange.send)
-        runner = asyncio.ensure_future(sink.run())
-        try:
-            if work.plan.stream:
-                over: asyncio.Future[StreamError | None] = asyncio.get_running_loop().create_future()
-                self._stream(work, exchange, sink, partial(_resolve, over))
-                error = await over
-                if error is not None:
-                    raise stream_failed(error)
-            else:
-                await self._collect(work, exchange, sink)
-        finally:
-            sink.cut_unless_finished()
-            await runner
-
-    def _stream(
-        self, work: Work, exchange: Exchange, sink: Sink, on_over: Callable[[StreamError | None], None]
-    ) -> None:
-        shape = _shape(work.plan, exchange)
-        streamed = StreamedReply(self._context, work.plan, shape, exchange.arrival, sink, on_over)
-        exchange.reply = streamed
-        sink.listen(streamed)
-        self._submit(streamed, work)
-
     async def _collect(self, work: Work, exchange: Exchange, sink: Sink) -> None:
-        shape = _shape(work.plan, exchange)
-        collected = CollectedReply(self._context, work.plan, shape, exchange.arrival)
+        collected = CollectedReply(self._context, work.plan, work.format, exchange.arrival)
         exchange.reply = collected
         sink.listen(collected)
         self._submit(collected, work)
@@ -170,7 +141,7 @@ class GenerationRoutes:
             raise stream_failed(error)
         if collected.left:
             raise ClientGone
-        await send_json(exchange.send, collected_body(collected))
+        await send_json(exchange.send, work.format.whole(collected))
 
     def _submit(self, reply: StreamedReply | CollectedReply, work: Work) -> None:
         """Start all streams of a reply before any of their rows is delivered.
@@ -243,13 +214,3 @@ class GenerationRoutes:
             ids = plan.truncate(ids)
             length = len(ids) // 4
         return Prompt(ids, length, echo)
-
-
-def _shape(plan: RequestPlan, exchange: Exchange) -> EventShape:
-    reply_id = f"{'chatcmpl' if plan.chat else 'cmpl'}-{plan.request_id or exchange.request_id}"
-    return EventShape(chat=plan.chat, request_id=reply_id, model=plan.model, role=plan.role)
-
-
-def _resolve(over: asyncio.Future[StreamError | None], error: StreamError | None) -> None:
-    if not over.done():  # nobody may wait any longer: a server that stops cancels its tasks
-        over.set_result(error)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeAlias
 
-from penstock.dialects.input_processor import InputProcessor
 from penstock.dispatch.engine_client import EngineClient
+from penstock.generation.input_processor import InputProcessor
 from penstock.http.asgi import send_json
 from penstock.http.sink import Receive, Scope, Send
 from penstock.metrics import families as f

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from penstock.api.operations import DEFAULT_TIMEOUT_S, LEAST_TIMEOUT_S, MODES, MOST_TIMEOUT_S
-from penstock.dialects.response_schemas import REPLIES, ref
-from penstock.dialects.unsupported import CHAT, COMPLETION, TOKENIZE, Row
-from penstock.generation.request_schemas import (
-    MAX_REQUEST_ID,
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from penstock.api.response_schemas import REPLIES
+from penstock.api.tokenize import UNSUPPORTED, DetokenizeRequest, TokenizeRequest
+from penstock.dialects.openapi_schema import BODY_ERRORS, SHARED, Route, ref
+from penstock.dialects.registry import DESCRIPTIONS
 from penstock.http.access_keys import is_administrative
 from penstock.wire.messages import MAX_KEY
 
 Json = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/{name}"
-_UNSUPPORTED: dict[str, tuple[Row, ...]] = {
-    "CompletionRequest": COMPLETION,
-    "ChatCompletionRequest": CHAT,
-    "TokenizeRequest": TOKENIZE,
-}
+_UNSUPPORTED = {each.request: each.unsupported for each in DESCRIPTIONS} | {TokenizeRequest: UNSUPPORTED}
+_SCHEMAS = SHARED | REPLIES
+for _description in DESCRIPTIONS:
+    _SCHEMAS |= _description.replies
 _ERRORS = {
     400: "The body is not JSON, or a field has a value that is not allowed or not supported.",
     401: "No valid API key.",
@@ -61,7 +55,7 @@ def openapi_document(version: str, *, api_key: bool = False, root_path: str = ""
             "summary": "Large language models over the OpenAI HTTP API.",
         },
         "paths": _paths(api_key),
-        "components": {"schemas": _request_schemas() | REPLIES},
+        "components": {"schemas": _request_schemas() | _SCHEMAS},
     }
     if root_path:
         document["servers"] = [{"url": root_path}]
@@ -80,28 +74,27 @@ def docs_page() -> bytes:
 # -- routes
 
 
-def _json(name: str) -> Json:
-    return {
-        "description": REPLIES[name]["description"],
-        "content": {"application/json": {"schema": ref(name)}},
-    }
+def _success(route: Route) -> Json:
+    if not isinstance(route.reply, str):
+        return route.reply
+    content: Json = {"application/json": {"schema": ref(route.reply)}}
+    if route.events is not None:
+        content["text/event-stream"] = {"schema": _events(route.events)}
+    return {"description": _SCHEMAS[route.reply]["description"], "content": content}
 
 
-def _json_or_events(name: str, event: str) -> Json:
-    reply = _json(name)
-    content = {"anyOf": [ref(event), ref("Error")]}
+def _events(name: str) -> Json:
+    content = {"anyOf": [ref(name), ref("Error")]}
     data = [
         {"type": "string", "contentMediaType": "application/json", "contentSchema": content},
         {"const": "[DONE]"},
     ]
-    schema = {
+    return {
         "type": "object",
         "description": _EVENTS,
         "required": ["data"],
         "properties": {"data": {"anyOf": data}},
     }
-    reply["content"]["text/event-stream"] = {"schema": schema}
-    return reply
 
 
 def _plain(kind: str) -> Json:
@@ -123,14 +116,6 @@ _RANK: Json = {
     "description": "Number of an engine.",
     "schema": {"type": "integer", "minimum": 0},
 }
-_REQUEST_ID: Json = {
-    "in": "header",
-    "name": "X-Request-Id",
-    "description": "Becomes part of the reply's id.",
-    "schema": {"type": "string", "maxLength": MAX_REQUEST_ID},
-}
-_MESSAGES = [{"role": "user", "content": "Say hello"}]
-_WITH_BODY = (400, 404, 408, 413, 500, 503)
 
 
 def _parameter(name: str, description: str, schema: Json) -> Json:
@@ -159,115 +144,76 @@ _LEVEL = _parameter(
 _MODE = _parameter("mode", "What becomes of streams that run.", {"enum": list(MODES), "default": MODES[0]})
 
 
-class _Route(NamedTuple):
-    """One method of one path."""
-
-    method: str
-    path: str
-    tag: str
-    operation: str
-    summary: str
-    ok: Json
-    errors: tuple[int, ...] = ()
-    parameters: tuple[Json, ...] = ()
-    body: str | None = None
-    """Name of the schema of the request's body."""
-    example: Json | None = None
-
-
 _ROUTES = (
-    _Route(
-        "post",
-        "/v1/completions",
-        "Generate",
-        "createCompletion",
-        "Complete a prompt",
-        _json_or_events("Completion", "Completion"),
-        (*_WITH_BODY, 429),
-        (_REQUEST_ID,),
-        "CompletionRequest",
-        {"prompt": "Once upon a time", "max_tokens": 32},
-    ),
-    _Route(
-        "post",
-        "/v1/chat/completions",
-        "Generate",
-        "createChatCompletion",
-        "Answer a conversation",
-        _json_or_events("ChatCompletion", "ChatCompletionChunk"),
-        (*_WITH_BODY, 429),
-        (_REQUEST_ID,),
-        "ChatCompletionRequest",
-        {"messages": _MESSAGES, "max_tokens": 32},
-    ),
-    _Route("get", "/v1/models", "Models", "listModels", "List models", _json("ModelList")),
-    _Route(
+    *(each.route for each in DESCRIPTIONS),
+    Route("get", "/v1/models", "Models", "listModels", "List models", "ModelList"),
+    Route(
         "get",
         "/v1/models/{model}",
         "Models",
         "getModel",
         "Describe a model",
-        _json("Model"),
+        "Model",
         (404,),
         (_MODEL_NAME,),
     ),
-    _Route(
+    Route(
         "post",
         "/tokenize",
         "Tokens",
         "tokenize",
         "Tokenize a prompt or a conversation",
-        _json("Tokens"),
-        _WITH_BODY,
+        "Tokens",
+        BODY_ERRORS,
         body="TokenizeRequest",
         example={"prompt": "Hello, world"},
     ),
-    _Route(
+    Route(
         "post",
         "/detokenize",
         "Tokens",
         "detokenize",
         "The text of tokens",
-        _json("Text"),
-        _WITH_BODY,
+        "Text",
+        BODY_ERRORS,
         body="DetokenizeRequest",
         example={"tokens": [1, 2, 3]},
     ),
-    _Route("get", "/health", "Health", "health", "Whether an engine is up", _YES, (503,)),
-    _Route("get", "/ready", "Health", "ready", "Whether requests are taken", _YES, (503,)),
-    _Route("get", "/ping", "Health", "ping", "The same as /health", _YES, (503,)),
-    _Route("post", "/ping", "Health", "pingPost", "The same as /health", _YES, (503,)),
-    _Route("get", "/version", "Server", "version", "The server's version", _json("Version")),
-    _Route("get", "/load", "Server", "load", "Streams of the process that answers", _json("Load")),
-    _Route("get", "/admin/engines", "Server", "listEngines", "What the engines do", _json("Engines")),
-    _Route(
+    Route("get", "/health", "Health", "health", "Whether an engine is up", _YES, (503,)),
+    Route("get", "/ready", "Health", "ready", "Whether requests are taken", _YES, (503,)),
+    Route("get", "/ping", "Health", "ping", "The same as /health", _YES, (503,)),
+    Route("post", "/ping", "Health", "pingPost", "The same as /health", _YES, (503,)),
+    Route("get", "/version", "Server", "version", "The server's version", "Version"),
+    Route("get", "/load", "Server", "load", "Streams of the process that answers", "Load"),
+    Route("get", "/admin/engines", "Server", "listEngines", "What the engines do", "Engines"),
+    Route(
         "post",
         "/admin/engines/{rank}/drain",
         "Server",
         "drainEngine",
         "Give an engine no new streams; it finishes what it runs",
-        _json("Engine"),
+        "Engine",
         (404, 503),
         (_RANK,),
     ),
-    _Route(
+    Route(
         "post",
         "/admin/engines/{rank}/resume",
         "Server",
         "resumeEngine",
         "Give a drained engine new streams again",
-        _json("Engine"),
+        "Engine",
         (404, 503),
         (_RANK,),
     ),
     *(
-        _Route(
+        Route(
             "post",
             path,
             "Administration",
             operation,
             summary,
-            _json("Operation"),
+            "Operation",
             (400, 409, 502, 503, 504),
             (*parameters, _TIMEOUT, _KEY),
         )
@@ -279,10 +225,10 @@ _ROUTES = (
             ("/stop_profile", "stopProfile", "Write the profiles to --profile-dir", ()),
         )
     ),
-    _Route("get", "/is_sleeping", "Administration", "isSleeping", "Whether engines sleep", _json("Sleeping")),
-    _Route("get", "/metrics", "Server", "metrics", "Metrics for Prometheus", _plain("text/plain")),
-    _Route("get", "/openapi.json", "Server", "openapi", "This document", _plain("application/json")),
-    _Route("get", "/docs", "Server", "docs", "A page that shows this document", _plain("text/html")),
+    Route("get", "/is_sleeping", "Administration", "isSleeping", "Whether engines sleep", "Sleeping"),
+    Route("get", "/metrics", "Server", "metrics", "Metrics for Prometheus", _plain("text/plain")),
+    Route("get", "/openapi.json", "Server", "openapi", "This document", _plain("application/json")),
+    Route("get", "/docs", "Server", "docs", "A page that shows this document", _plain("text/html")),
 )
 
 
@@ -295,13 +241,13 @@ def _paths(api_key: bool) -> Json:
     return paths
 
 
-def _operation(route: _Route, *, guarded: bool, local: bool) -> Json:
+def _operation(route: Route, *, guarded: bool, local: bool) -> Json:
     statuses = sorted({*route.errors, 405, *([401] if guarded else [403] if local else [])})
     operation: Json = {
         "summary": route.summary,
         "operationId": route.operation,
         "tags": [route.tag],
-        "responses": {"200": route.ok} | {str(status): _error(status) for status in statuses},
+        "responses": {"200": _success(route)} | {str(status): _error(status) for status in statuses},
     }
     if route.parameters:
         operation["parameters"] = list(route.parameters)
@@ -323,13 +269,15 @@ def _error(status: int) -> Json:
 
 
 def _request_schemas() -> Json:
-    types = (CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest)
+    types = (*_UNSUPPORTED, DetokenizeRequest)
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
-    for name, schema in schemas.items():
+    for schema in schemas.values():
         for field in schema.get("properties", {}).values():
             if field.get("default", ...) is None:
                 del field["default"]  # null means absent; to say so of every field would drown the rest
-        for row in _UNSUPPORTED.get(name, ()):
-            schema["properties"][row.field]["description"] = f"Not supported: {row.allowed}."
+    for type, rows in _UNSUPPORTED.items():
+        for row in rows:
+            field = schemas[type.__name__]["properties"][row.field]
+            field["description"] = f"Not supported: {row.allowed}."
     schemas["CompletionRequest"]["required"] = ["prompt"]  # prompt_embeds, the alternative, is not served
     return schemas

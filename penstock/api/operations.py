@@ -17,9 +17,8 @@ from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import Receipt, RpcRequest
 from penstock.dispatch.two_phase_change import Outcome
 from penstock.dispatch.two_phase_commit import SLEEP, TwoPhaseCommit
-from penstock.generation.events import encode_json
 from penstock.http.admission import unavailable
-from penstock.http.asgi import request_header, send_json
+from penstock.http.asgi import encode_json, request_header, send_json
 from penstock.http.errors import ApiError
 from penstock.http.sink import Receive, Scope, Send
 from penstock.wire.messages import CONFLICT, MAX_KEY

@@ -23,11 +23,13 @@ from penstock.api.debug import GarbageRoute
 from penstock.api.generate import GenerationRoutes
 from penstock.api.metrics_endpoint import MetricsEndpoint, ThroughputLog
 from penstock.api.operations import OperationRoutes
-from penstock.dialects.input_processor import InputProcessor
+from penstock.api.tokenize import TokenizeRoutes
+from penstock.dialects.registry import make_dialects
 from penstock.dispatch.coordinator_client import CoordinatorClient
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.two_phase_commit import TwoPhaseCommit
 from penstock.generation.chat_template import ChatTemplate
+from penstock.generation.input_processor import InputProcessor
 from penstock.generation.keep_alive import KeepAlive
 from penstock.generation.model_info import ModelInfo, SamplingDefaults, sampling_defaults
 from penstock.generation.replies import RequestContext, RequestReply, TextTables
@@ -162,11 +164,8 @@ class _Server:
             tables,
             self._on_reply_end,
             self._config.max_stream_backlog,
-            self._config.compat_done_after_error,
         )
-        self._generation = GenerationRoutes(
-            self._config, input_processor, tokenizer, self._engine_client, streams, context
-        )
+        self._generation = GenerationRoutes(self._config, tokenizer, self._engine_client, streams, context)
         self._metrics_endpoint = MetricsEndpoint(
             launch.index,
             launch.epoch,
@@ -187,8 +186,8 @@ class _Server:
             self._config,
             model_info,
             launch.model_dir,
-            input_processor,
-            tokenizer,
+            make_dialects(self._config, input_processor),
+            TokenizeRoutes(input_processor, tokenizer, self._config.max_request_bytes),
             self._generation,
             self._engine_client,
             streams,

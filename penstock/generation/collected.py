@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from penstock.generation.events import EventShape
+from penstock.generation.dialect import ReplyFormat
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies import Choice, RequestContext, RequestReply
 from penstock.streaming.stream import Stream, StreamError
@@ -15,8 +15,10 @@ from penstock.wire.logprobs import Logprobs
 class CollectedReply(RequestReply):
     """One JSON body. Tokens are only gathered until their stream ends; text is made once."""
 
-    def __init__(self, context: RequestContext, plan: RequestPlan, shape: EventShape, arrival: float) -> None:
-        super().__init__(context, plan, shape, arrival)
+    def __init__(
+        self, context: RequestContext, plan: RequestPlan, format: ReplyFormat, arrival: float
+    ) -> None:
+        super().__init__(context, plan, format, arrival)
         self.done: asyncio.Future[StreamError | None] = asyncio.get_running_loop().create_future()
         """Resolves at the end; to an error when a stream failed. Never to an exception: that would refer to
         whoever awaits it, and that to this, for the garbage collector to find."""
@@ -39,7 +41,7 @@ class CollectedReply(RequestReply):
             self._end(self._outcome())
             self._resolve(None)
 
-    def chosen(self) -> list[Choice]:
+    def best_choices(self) -> list[Choice]:
         """What is sent: all choices, or of each prompt's the likeliest as whole outputs."""
         n, kept = self.plan.n, self.plan.kept
         if kept is None:

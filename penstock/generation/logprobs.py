@@ -1,9 +1,9 @@
-"""Logprobs in the two shapes of the OpenAI API, from a row's sparse columns."""
+"""Logprobs of prompts and outputs as entries per token, from a row's sparse columns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.streaming.detokenizer import Detokenizer
 from penstock.streaming.token_table import TokenTable
@@ -59,61 +59,55 @@ class PromptLogprobFormatter:
         ]
 
 
-class LogprobFormatter:
-    """The logprobs of one choice.
+class TokenLogprobs(NamedTuple):
+    """Consecutive tokens of a choice with their logprobs."""
+
+    entries: list[dict[str, Any]]
+    """In the shape of :func:`token_entry`."""
+    text_offset: int
+    """Characters of all tokens before the first entry."""
+
+
+class LogprobCollector:
+    """The logprobs of one choice that have not been sent.
 
     ``table`` has special tokens as text. ``alternatives``: how many candidates to show per token beside
     the sampled one, which is always there.
     """
 
-    __slots__ = ("_alternatives", "_chat", "_echo", "_entries", "_offset", "_table")
+    __slots__ = ("_alternatives", "_echo", "_entries", "_offset", "_table")
 
     def __init__(
-        self, table: TokenTable, echo: PromptLogprobFormatter | None = None, *, chat: bool, alternatives: int
+        self, table: TokenTable, echo: PromptLogprobFormatter | None = None, *, alternatives: int
     ) -> None:
         """``echo``: the prompt whose tokens come before those of the output."""
         self._table = table
         self._echo = echo
-        self._chat = chat
         self._alternatives = alternatives
         self._offset = 0
         self._entries: list[dict[str, Any]] = []
 
     def add(self, tokens: Sequence[int], logprobs: Logprobs | None) -> None:
         """A row's tokens; ``logprobs`` may have more entries, which do not count."""
-        self._entries += self._row(tokens, logprobs)
+        if logprobs is not None:
+            self._entries += [
+                token_entry(self._table, ids, values, self._alternatives)
+                for place, ids, values in zip(
+                    logprobs.token.tolist(), logprobs.ids.tolist(), logprobs.values.tolist(), strict=True
+                )
+                if place < len(tokens)
+            ]
 
-    def take(self) -> dict[str, Any] | None:
-        """The ``logprobs`` field of all tokens added since the last call; None when there are none."""
+    def take(self) -> TokenLogprobs | None:
+        """All tokens added since the last call; None when there are none."""
         entries, self._entries = self._entries, []
         if self._echo is not None:
             entries, self._echo = self._echo.echoed(self._alternatives) + entries, None
-        return self._shape(entries) if entries else None
-
-    def _row(self, tokens: Sequence[int], logprobs: Logprobs | None) -> list[dict[str, Any]]:
-        if logprobs is None:
-            return []
-        return [
-            token_entry(self._table, ids, values, self._alternatives)
-            for place, ids, values in zip(
-                logprobs.token.tolist(), logprobs.ids.tolist(), logprobs.values.tolist(), strict=True
-            )
-            if place < len(tokens)
-        ]
-
-    def _shape(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
-        if self._chat:
-            return {"content": entries}
-        offsets = []
-        for entry in entries:
-            offsets.append(self._offset)
-            self._offset += len(entry["token"])
-        return {
-            "text_offset": offsets,
-            "token_logprobs": [entry["logprob"] for entry in entries],
-            "tokens": [entry["token"] for entry in entries],
-            "top_logprobs": [_by_token(entry) for entry in entries],
-        }
+        if not entries:
+            return None
+        offset = self._offset
+        self._offset += sum(len(entry["token"]) for entry in entries)
+        return TokenLogprobs(entries, offset)
 
 
 def token_entry(table: TokenTable, ids: list[int], values: list[float], alternatives: int) -> dict[str, Any]:
@@ -131,12 +125,3 @@ def token_text(table: TokenTable, token: int) -> str:
     """The text of a token by itself."""
     detokenizer = Detokenizer(table, has_context=True)
     return detokenizer.push((token,)) + detokenizer.finish()
-
-
-def _by_token(entry: dict[str, Any]) -> dict[str, float] | None:
-    """The sampled token and the alternatives, by text; None for one without logprobs."""
-    if entry["top_logprobs"] is None:
-        return None
-    return {entry["token"]: entry["logprob"]} | {
-        candidate["token"]: candidate["logprob"] for candidate in entry["top_logprobs"]
-    }

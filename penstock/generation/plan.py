@@ -18,7 +18,6 @@ ASSISTANT = "assistant"
 class RequestPlan(msgspec.Struct, gc=False):
     """One validated request. Strings of the client's (model apart) are to be escaped in replies."""
 
-    chat: bool
     model: str
     """The name replies carry."""
     prompts: Sequence[str | list[int]]
@@ -95,9 +94,7 @@ class RequestPlan(msgspec.Struct, gc=False):
         return prompt[-4 * most :] if self.truncate_left else prompt[: 4 * most]
 
 
-class TokenizePlan(msgspec.Struct, gc=False):
-    """A request to /tokenize: the text, and how to encode it."""
-
-    text: str
-    add_special_tokens: bool
-    return_token_strs: bool
+def constrain(plan: RequestPlan, constraint: Constraint) -> None:
+    """Hold the plan's outputs to a grammar."""
+    plan.constraint = constraint
+    plan.base = msgspec.structs.replace(plan.base, grammar=constraint.grammar)

@@ -9,14 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import tokenizers
 
 from penstock.dispatch.engine_client import EngineClient
-from penstock.generation.events import EventShape, usage
-from penstock.generation.logprobs import LogprobFormatter, PromptLogprobFormatter
+from penstock.generation.dialect import ReplyFormat, TokenUsage
+from penstock.generation.logprobs import LogprobCollector, PromptLogprobFormatter
 from penstock.generation.parsers.delta import Delta
 from penstock.generation.parsers.message import MessageParser
 from penstock.generation.plan import RequestPlan
@@ -56,7 +55,8 @@ class TextTables:
         plain += [None] * (vocab_size - len(plain))
         return cls(table, full, plain)
 
-    def of(self, plan: RequestPlan) -> TokenTable:
+    def table_for(self, plan: RequestPlan) -> TokenTable:
+        """The table for one request: special tokens are text if it asks for them."""
         return self.table if plan.skip_special_tokens else self.full
 
 
@@ -68,8 +68,8 @@ class Prompt(msgspec.Struct, gc=False):
     length: int
     echo: str = ""
     """Text to put before the output."""
-    scores: PromptLogprobFormatter | None = None
-    """The logprobs of its tokens, if they are wanted."""
+    logprobs: PromptLogprobFormatter | None = None
+    """The logprobs of its tokens, if the client wants them."""
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class Choice:
     """Collected reply: the output so far. Streamed reply, if the client wants them: those of no event yet."""
     text: bytearray = field(default_factory=bytearray)
     """The same of the output's text, as UTF-8."""
-    logprobs: LogprobFormatter | None = None
+    logprobs: LogprobCollector | None = None
     parser: MessageParser | None = None
     """Takes tool calls and reasoning out of the text, where they may occur."""
     generated: int = 0
@@ -128,17 +128,17 @@ class RequestContext:
     """Called once per reply with its outcome: stop, length, error, abort."""
     max_backlog: int
     """Bytes that may wait for a client."""
-    done_after_error: bool = False
-    """Whether ``[DONE]`` follows an error event."""
 
 
 class RequestReply(ABC):
     """What streamed and collected replies share: their choices, and how streams end."""
 
-    def __init__(self, context: RequestContext, plan: RequestPlan, shape: EventShape, arrival: float) -> None:
+    def __init__(
+        self, context: RequestContext, plan: RequestPlan, format: ReplyFormat, arrival: float
+    ) -> None:
         self.context = context
         self.plan = plan
-        self.shape = shape
+        self.format = format
         self.arrival = arrival
         self.choices: list[Choice] = []
         self.cached = 0
@@ -150,14 +150,14 @@ class RequestReply(ABC):
         """A stream for the next choice; the caller opens and submits it."""
         plan, tables = self.plan, self.context.tables
         index = len(self.choices)
-        if plan.prompt_logprobs >= 0 and prompt.scores is None:
-            prompt.scores = PromptLogprobFormatter(
+        if plan.prompt_logprobs >= 0 and prompt.logprobs is None:
+            prompt.logprobs = PromptLogprobFormatter(
                 tables.full, prompt_token_ids(prompt), plan.prompt_logprobs
             )
         choice = Choice(prompt)
         if plan.logprobs >= 0:
-            echo = prompt.scores if plan.echo else None
-            choice.logprobs = LogprobFormatter(tables.full, echo, chat=plan.chat, alternatives=plan.logprobs)
+            echo = prompt.logprobs if plan.echo else None
+            choice.logprobs = LogprobCollector(tables.full, echo, alternatives=plan.logprobs)
         if plan.format is not None:
             choice.parser = MessageParser(plan.format)
         stream = self._make_stream(index, rank)
@@ -206,24 +206,24 @@ class RequestReply(ABC):
 
     def _assembler(self) -> Assembler:
         plan = self.plan
-        table = self.context.tables.of(plan)
+        table = self.context.tables.table_for(plan)
         return Assembler(table, plan.stop, include_stop=plan.include_stop_str, exempt=plan.base.min_tokens)
 
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
-        scores = self.choices[stream.index].prompt.scores
-        assert scores is not None  # its engine was asked
-        scores.add(logprobs)
+        prompt_logprobs = self.choices[stream.index].prompt.logprobs
+        assert prompt_logprobs is not None  # its engine was asked
+        prompt_logprobs.add(logprobs)
 
     def on_transfer(self, stream: Stream, params: TransferParams) -> None:
         self.choices[stream.index].kv_transfer_params = params
 
     # -- ends
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> TokenUsage:
         """Prompt tokens count once per prompt, whatever n is."""
         prompts = {id(choice.prompt): choice.prompt.length for choice in self.choices}
         generated = sum(choice.generated for choice in self.choices)
-        return usage(sum(prompts.values()), generated, self.cached)
+        return TokenUsage(sum(prompts.values()), generated, self.cached)
 
     def drop_streams(self, failed: Stream | None = None) -> None:
         """Stop the streams that still run; what they send is discarded. ``failed`` has ended by itself."""

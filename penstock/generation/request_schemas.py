@@ -1,4 +1,5 @@
-"""Bodies of requests: every field that OpenAI's and vLLM's endpoints know, and its JSON type.
+"""The parts of request bodies that APIs share: every field that OpenAI's and vLLM's endpoints know, and its
+JSON type.
 
 Only types are checked here. :mod:`penstock.generation.sampling_params` checks values, and
 :mod:`penstock.dialects.unsupported` refuses known fields that are not served. A ``null`` field is the same as
@@ -25,7 +26,6 @@ PromptToken = Annotated[int, Meta(ge=0)]
 JsonObject = dict[str, Any]
 
 # What the document at /openapi.json says beyond the types; errors for these have words of their own.
-_NOT_EMPTY = {"minLength": 1, "minItems": 1}
 _TOKEN_KEYS = {"propertyNames": {"pattern": "^[0-9]+$"}}
 
 
@@ -113,7 +113,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
-    """What the two generating endpoints have in common."""
+    """The fields that completions and chat completions share."""
 
     model: Annotated[str | None, about("A served model; the first one when absent.")] = None
     max_tokens: Annotated[int | None, about("Most tokens to generate.")] = None
@@ -208,88 +208,3 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     vllm_xargs: JsonObject | None = None
     repetition_detection: JsonObject | None = None
     thinking_token_budget: int | None = None
-
-
-class CompletionRequest(GenerateRequest, kw_only=True):
-    """Body of POST /v1/completions."""
-
-    prompt: Annotated[
-        str | list[str | PromptToken | list[PromptToken]] | None,
-        about(
-            "A text, a list of texts, a list of token ids, or a list of lists of token ids.",
-            extra_json_schema=_NOT_EMPTY,
-        ),
-    ] = None
-    logprobs: Annotated[int | None, about("Alternatives to report per token.")] = None
-    suffix: str | None = None
-    prompt_embeds: Any = None
-
-
-class ChatCompletionRequest(GenerateRequest, kw_only=True):
-    """Body of POST /v1/chat/completions."""
-
-    messages: Annotated[
-        list[Message], about("The conversation, oldest message first.", extra_json_schema={"minItems": 1})
-    ]
-    max_completion_tokens: Annotated[int | None, about("Most tokens to generate.")] = None
-    logprobs: Annotated[bool | None, about("Report log probabilities.")] = None
-    top_logprobs: Annotated[int | None, about("Alternatives to report per token; only with logprobs.")] = None
-    add_generation_prompt: Annotated[
-        bool | None, about("Open the assistant's turn; default true unless continue_final_message.")
-    ] = None
-    continue_final_message: Annotated[bool | None, about("Go on with the last message.")] = None
-    chat_template_kwargs: Annotated[JsonObject | None, about("Variables for the chat template.")] = None
-    documents: Annotated[list[JsonObject] | None, about("Documents for the chat template.")] = None
-    tools: Annotated[list[Tool] | None, about("Functions for the chat template.")] = None
-    tool_choice: Annotated[
-        str | JsonObject | None,
-        about("none, auto (the default with tools), required, or a function to call."),
-    ] = None
-    parallel_tool_calls: Annotated[bool | None, about("false: a message has one tool call at most.")] = None
-    reasoning_effort: Annotated[str | None, about("A variable for the chat template.")] = None
-    include_reasoning: Annotated[bool | None, about("false: leave the reasoning out of the reply.")] = None
-    chat_template: str | None = None
-    return_prompt_text: bool | None = None
-    media_io_kwargs: JsonObject | None = None
-    mm_processor_kwargs: JsonObject | None = None
-    functions: Any = None
-    function_call: Any = None
-    modalities: list[str] | None = None
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-    verbosity: str | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    moderation: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_key: Annotated[
-        str | None, about("Not used: prefixes are found by their tokens; see cache_salt.")
-    ] = None
-    metadata: Annotated[JsonObject | None, about("Not used: replies are not stored.")] = None
-    safety_identifier: Annotated[str | None, about("Your end user; not used.")] = None
-
-
-class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """Body of POST /tokenize: a prompt or messages."""
-
-    model: str | None = None
-    prompt: Annotated[str | None, about("A text to tokenize.")] = None
-    messages: Annotated[list[Message] | None, about("A conversation to render and tokenize.")] = None
-    add_special_tokens: Annotated[bool | None, about("Default: true for prompt, false for messages.")] = None
-    return_token_strs: Annotated[bool | None, about("Send the tokens' spelling as well.")] = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: JsonObject | None = None
-    tools: list[Tool] | None = None
-    chat_template: str | None = None
-    media_io_kwargs: JsonObject | None = None
-    mm_processor_kwargs: JsonObject | None = None
-
-
-class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    """Body of POST /detokenize."""
-
-    tokens: list[PromptToken]
-    model: str | None = None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from penstock.generation.events import COMMENT, DONE, EventShape, error_event, usage
+from penstock.generation.dialect import ReplyFormat, TokenUsage
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies import Choice, Prompt, RequestContext, RequestReply, prompt_token_ids
 from penstock.http.sink import Sink
@@ -18,6 +17,8 @@ TOKEN_BYTES = 40
 """Memory of a token id that is held for a client: a reference and an int object."""
 CANDIDATE_BYTES = 1024
 """The same of a token's logprob and of each of its alternatives: a dictionary, text and bytes."""
+COMMENT = b": keep-alive\n\n"
+"""A comment, which clients skip by the rules of server-sent events."""
 _WITH_TEXT = (Finish.NONE, Finish.LENGTH, Finish.GRAMMAR)
 """Rows whose tokens all belong to the text."""
 
@@ -33,18 +34,18 @@ class StreamedReply(RequestReply):
         self,
         context: RequestContext,
         plan: RequestPlan,
-        shape: EventShape,
+        format: ReplyFormat,
         arrival: float,
         sink: Sink,
-        on_over: Callable[[StreamError | None], None],
+        on_end: Callable[[StreamError | None], None],
     ) -> None:
-        """``on_over`` is called at the end, once; with an error when it came before anything was sent."""
-        super().__init__(context, plan, shape, arrival)
+        """``on_end`` is called once, at the end; with an error if nothing was sent before it."""
+        super().__init__(context, plan, format, arrival)
         self.sink = sink
-        self._on_over: Callable[[StreamError | None], None] | None = on_over
+        self._on_end: Callable[[StreamError | None], None] | None = on_end
         self.started = False
-        self._tail = shape.tail() + b"\r\n"
-        self._spoke_at = 0.0
+        self._tail = format.tail() + b"\r\n"
+        self._last_comment = 0.0
         """When the last comment was sent."""
         self._paused = False
         self._backlog = 0
@@ -65,7 +66,7 @@ class StreamedReply(RequestReply):
         return stream
 
     def _make_stream(self, index: int, rank: int) -> Stream:
-        return Stream(self, index, rank, self.sink.write, self.shape.head(index), self._tail)
+        return Stream(self, index, rank, self.sink.write, self.format.head(index), self._tail)
 
     # -- rows
 
@@ -90,16 +91,16 @@ class StreamedReply(RequestReply):
     def _plain_row(self, choice: Choice, stream: Stream, text: bytes, finish: Finish, cached: int) -> None:
         """The first or the last row of most streams: JSON-escaped ``text``, as the rows between have it."""
         self._add_cached(stream, cached)
-        shape, index = self.shape, stream.index
-        role = shape.first(index, None, None) if self.plan.chat and not choice.begun else b""
+        format, index = self.format, stream.index
+        opening = b"" if choice.begun else format.first(index, None, None)
         choice.begun = True
         if finish:
             self._close(choice, stream, finish)
             said = choice.kv_transfer_params
-            last = shape.event(index, text, finish_reason=choice.finish_reason, kv_transfer_params=said)
-            self._put(choice, role + last)
+            last = format.event(index, text, finish_reason=choice.finish_reason, kv_transfer_params=said)
+            self._put(choice, opening + last)
         else:
-            self._send(b"".join((role, stream.head, text, self._tail[:-2])))
+            self._send(b"".join((opening, stream.head, text, self._tail[:-2])))
             self._choose_path(choice)
 
     def _extend(
@@ -115,9 +116,8 @@ class StreamedReply(RequestReply):
     def _put(self, choice: Choice, data: bytes) -> None:
         """Send events of a choice; what else ends the reply with them if it was the last one."""
         if choice.stream is None and self._all_ended():
-            if self.plan.include_usage:
-                data += self.shape.usage_event(self.usage())
-            self._finish(self._outcome(), data + DONE)
+            usage = self.usage() if self.plan.include_usage else None
+            self._finish(self._outcome(), data + self.format.end(usage))
             return
         if data:
             self._send(data)
@@ -145,48 +145,45 @@ class StreamedReply(RequestReply):
     def _event(self, choice: Choice, stream: Stream, *, failed: bool = False) -> bytes:
         """All that the choice holds as one event; nothing while that is no text, unless the choice ends.
 
-        The event with the role of a chat's choice leaves with the first row in any case. ``failed``: no
-        more rows come, so tokens without text are told as well.
+        The event that opens a choice, where the API has one, leaves with the first row in any case.
+        ``failed``: no more rows come, so tokens without text are sent as well.
         """
-        plan, shape, index = self.plan, self.shape, stream.index
+        plan, format, index = self.plan, self.format, stream.index
         ended = bool(choice.finish_reason)
-        data = b""
-        if plan.chat and not choice.begun:
-            data = shape.first(index, self._prompt_ids(choice), self._usage(choice, 0))
+        opening, prompt_ids = b"", None
+        if not choice.begun:
+            prompt_ids = prompt_token_ids(choice.prompt) if plan.return_token_ids else None
+            opening = format.first(index, prompt_ids, self._usage(choice, 0))
+            if opening:
+                choice.begun, prompt_ids = True, None
         text, delta = choice.text.decode(), None
         choice.text.clear()
         if choice.parser is not None:
-            delta, text = choice.parse(text).fields(), ""
+            delta, text = choice.parse(text), ""
         if not (text or delta or ended or failed):
-            return data
+            return opening
         tokens, choice.tokens = choice.tokens, []
-        entry = None if choice.logprobs is None else choice.logprobs.take()
-        if not (text or delta or ended or tokens or entry):
-            return data
+        logprobs = None if choice.logprobs is None else choice.logprobs.take()
+        if not (text or delta or ended or tokens or logprobs):
+            return opening
+        choice.begun = True
         generated = self.context.streams.generated(stream) if choice.stream is stream else choice.generated
-        return data + shape.event(
+        return opening + format.event(
             index,
             escape_json(text),
             delta=delta,
             finish_reason=choice.finish_reason if ended else None,
             stop_reason=choice.stop_reason,
-            logprobs=entry,
+            logprobs=logprobs,
             token_ids=tokens if plan.return_token_ids else None,
-            prompt_token_ids=self._prompt_ids(choice),
+            prompt_token_ids=prompt_ids,
             usage=self._usage(choice, generated),
             kv_transfer_params=choice.kv_transfer_params,
         )
 
-    def _prompt_ids(self, choice: Choice) -> list[int] | None:
-        """For a choice's first event, if the client wants them."""
-        if choice.begun:
-            return None
-        choice.begun = True
-        return prompt_token_ids(choice.prompt) if self.plan.return_token_ids else None
-
-    def _usage(self, choice: Choice, generated: int) -> dict[str, Any] | None:
+    def _usage(self, choice: Choice, generated: int) -> TokenUsage | None:
         """For every event, if the client wants it."""
-        return usage(choice.prompt.length, generated, None) if self.plan.continuous_usage else None
+        return TokenUsage(choice.prompt.length, generated, None) if self.plan.continuous_usage else None
 
     # -- writing
 
@@ -198,8 +195,8 @@ class StreamedReply(RequestReply):
 
     def send_keep_alive(self, since: float, now: float) -> None:
         """Send a comment unless there was one after ``since``. It may be the first thing the client gets."""
-        if not self._paused and self._spoke_at <= since:
-            self._spoke_at = now
+        if not self._paused and self._last_comment <= since:
+            self._last_comment = now
             self._send(COMMENT)
 
     def on_pause(self) -> None:
@@ -231,10 +228,9 @@ class StreamedReply(RequestReply):
         data = b"".join([self._rest(*each) for each in running if each[0].generated])
         if not self.started and not data:  # an HTTP status can tell it
             self._end("error")
-            self._tell(error)
+            self._notify_end(error)
             return
-        data += error_event(error)
-        self._finish("error", data + DONE if self.context.done_after_error else data)
+        self._finish("error", data + self.format.error(error))
 
     def _rest(self, choice: Choice, stream: Stream) -> bytes:
         """What a choice holds that ends too early: nothing that was generated is lost with it."""
@@ -246,23 +242,23 @@ class StreamedReply(RequestReply):
         """Send the last events."""
         self._end(outcome)
         self._send(data, last=True)
-        self._tell(None)
+        self._notify_end(None)
 
     def on_disconnect(self) -> None:
         if not self.ended:
-            self._leave("abort")
+            self._abandon("abort")
 
     def _cut(self) -> None:
         """The client read too slowly for too long."""
         self.sink.cut()
-        self._leave("cut")
+        self._abandon("cut")
 
-    def _leave(self, outcome: str) -> None:
+    def _abandon(self, outcome: str) -> None:
         self.drop_streams()
         self._end(outcome)
-        self._tell(None)
+        self._notify_end(None)
 
-    def _tell(self, error: StreamError | None) -> None:
-        on_over, self._on_over = self._on_over, None  # it refers to whoever refers to this
-        assert on_over is not None
-        on_over(error)
+    def _notify_end(self, error: StreamError | None) -> None:
+        on_end, self._on_end = self._on_end, None  # breaks a reference cycle
+        assert on_end is not None
+        on_end(error)

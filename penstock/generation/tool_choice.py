@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from penstock.generation.parsers.delta import OutputParser
 from penstock.generation.parsers.json_calls import JsonCallsParser
 from penstock.generation.parsers.named_call import NamedCallParser
-from penstock.generation.request_schemas import ChatCompletionRequest, Function, Tool
+from penstock.generation.request_schemas import Function, Tool
 from penstock.generation.structured_output import ANY_OBJECT, Constraint, json_constraint
 from penstock.http.errors import ApiError, not_served
 
@@ -27,26 +27,34 @@ class ToolChoice(NamedTuple):
     """Whether the request names the function: an output's end is then a plain stop, as in OpenAI's API."""
 
 
-def parse_tool_choice(request: ChatCompletionRequest, *, known_format: bool) -> ToolChoice:
+def parse_tool_choice(
+    tools: list[Tool] | None,
+    choice: str | dict[str, Any] | None,
+    *,
+    one_call: bool,
+    constrained: bool,
+    known_format: bool,
+) -> ToolChoice:
     """Raises ApiError for a choice that cannot be served.
 
-    ``known_format``: whether it is known how the model writes calls.
+    ``one_call``: an output has one call at most. ``constrained``: the request has structured_outputs, which
+    apply to any output; a response_format applies to content, of which calls have none. ``known_format``:
+    whether it is known how the model writes calls.
     """
-    choice = request.tool_choice
     if choice is None:
-        choice = "auto" if request.tools else "none"
+        choice = "auto" if tools else "none"
     if choice == "none":
         return ToolChoice()
-    if not request.tools:
+    if not tools:
         raise _bad_choice("When using `tool_choice`, `tools` must be set.")
-    for number, tool in enumerate(request.tools):
+    for number, tool in enumerate(tools):
         if tool.type != "function":
             param = f"tools[{number}].type"
             raise ApiError(400, f"{param} must be function, got {tool.type[:60]!r}.", param=param)
     if isinstance(choice, dict):
-        return _named(request, request.tools, choice)
+        return _named(tools, choice, constrained=constrained)
     if choice == "required":
-        return _required(request, request.tools)
+        return _required(tools, one_call=one_call, constrained=constrained)
     if choice != "auto":
         raise _bad_choice(f"tool_choice must be none, auto, required or a function, got {choice[:60]!r}.")
     if not known_format:
@@ -58,18 +66,18 @@ def parse_tool_choice(request: ChatCompletionRequest, *, known_format: bool) -> 
     return ToolChoice(may_call=True)
 
 
-def _named(request: ChatCompletionRequest, tools: list[Tool], choice: dict[str, Any]) -> ToolChoice:
+def _named(tools: list[Tool], choice: dict[str, Any], *, constrained: bool) -> ToolChoice:
     """The output is the function's arguments."""
     wanted = choice.get("function")
     name = wanted.get("name") if isinstance(wanted, dict) else None
     for tool in tools:
         if tool.function.name == name:
-            constraint = _constraint(request, _arguments(tool.function))
+            constraint = _constraint(_arguments(tool.function), constrained=constrained)
             return ToolChoice(False, constraint, partial(NamedCallParser, tool.function.name), named=True)
     raise _bad_choice("The tool specified in `tool_choice` does not match any of the specified `tools`")
 
 
-def _required(request: ChatCompletionRequest, tools: list[Tool]) -> ToolChoice:
+def _required(tools: list[Tool], *, one_call: bool, constrained: bool) -> ToolChoice:
     """The output is a list of calls, at least one."""
     calls = [
         {
@@ -84,14 +92,13 @@ def _required(request: ChatCompletionRequest, tools: list[Tool]) -> ToolChoice:
         for number, tool in enumerate(tools)
     ]
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-    if request.parallel_tool_calls is False:
+    if one_call:
         schema["maxItems"] = 1
-    return ToolChoice(False, _constraint(request, schema), JsonCallsParser)
+    return ToolChoice(False, _constraint(schema, constrained=constrained), JsonCallsParser)
 
 
-def _constraint(request: ChatCompletionRequest, schema: dict[str, Any]) -> Constraint:
-    """A response_format is for content, of which there is none; structured_outputs are for any output."""
-    if request.structured_outputs is not None:
+def _constraint(schema: dict[str, Any], *, constrained: bool) -> Constraint:
+    if constrained:
         raise ApiError(
             400,
             "Only one constraint on the output is possible, got structured_outputs and tool_choice.",

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from penstock.http.errors import MALFORMED, ApiError
 from penstock.http.sink import Receive, Scope, Send
 
 JSON = b"application/json"
+
+encode_json = msgspec.json.Encoder().encode
 
 
 class ClientGone(Exception):
@@ -87,7 +91,8 @@ async def send_empty(send: Send) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def send_error(send: Send, error: ApiError, *, close: bool = False) -> None:
-    """An ApiError as a reply. ``close``: the connection is not reused (its body was not read)."""
+async def send_error(send: Send, error: ApiError, body: bytes | None = None, *, close: bool = False) -> None:
+    """An ApiError as a reply. ``body``: in the shape of another API than OpenAI's. ``close``: the connection
+    is not reused, since the request body was not read."""
     headers = [*error.headers, (b"connection", b"close")] if close else error.headers
-    await send_json(send, error.body(), error.status, headers)
+    await send_json(send, error.body() if body is None else body, error.status, headers)

@@ -20,16 +20,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError
-from penstock.http.sink import (
-    EVENT_STREAM_HEADERS,
-    EXTENSION,
-    HIGH_WATER_BYTES,
-    REPLY_HEADERS,
-    Listener,
-    unframed,
-)
+from penstock.http.sink import EXTENSION, REPLY_HEADERS, Listener
 
 log = logging.getLogger(__name__)
+
+
+EVENT_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx and its kind must not collect events
+]
+
+
+HIGH_WATER_BYTES = 16 * 1024
+"""Written and not yet taken by the server: from here on the client counts as one that does not read."""
 
 
 def _lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -357,3 +361,14 @@ class ServerProtocol(HttpToolsProtocol):
         if self._active is not None and not self._active.response_complete:
             self._active.disconnected = True
             self._active.message_event.set()
+
+
+def unframed(chunks: bytes) -> bytes:
+    """The contents of complete chunks, for a client that knows none."""
+    contents = []
+    while chunks:
+        header, _, rest = chunks.partition(b"\r\n")
+        size = int(header, 16)
+        contents.append(rest[:size])
+        chunks = rest[size + 2 :]
+    return b"".join(contents)

@@ -9,6 +9,8 @@ import pytest
 
 from penstock.api.access_log import AccessLog
 from penstock.api.exchange import Exchange
+from penstock.dialects.completions.reply import CompletionReply
+from penstock.generation.dialect import TokenUsage
 
 
 class FakeReply:
@@ -17,10 +19,10 @@ class FakeReply:
     def __init__(self, outcome: str, *, started: bool = True) -> None:
         self.outcome = outcome
         self.started = started
-        self.shape = type("Shape", (), {"id": "cmpl-7"})
+        self.format = CompletionReply("cmpl-7", "m", "assistant")
 
-    def usage(self) -> dict[str, Any]:
-        return {"prompt_tokens": 3, "completion_tokens": 12}
+    def usage(self) -> TokenUsage:
+        return TokenUsage(3, 12, None)
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,11 @@ import re
 from pathlib import Path
 
 import penstock
-from penstock.dialects.unsupported import CHAT, COMPLETION
-from penstock.generation.request_schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest
+from penstock.dialects.chat.request_schema import UNSUPPORTED as CHAT
+from penstock.dialects.chat.request_schema import ChatCompletionRequest
+from penstock.dialects.completions.request_schema import UNSUPPORTED as COMPLETION
+from penstock.dialects.completions.request_schema import CompletionRequest
+from penstock.generation.request_schemas import GenerateRequest
 
 PAGE = (Path(penstock.__file__).parents[1] / "docs" / "openai-api.md").read_text()
 REFUSED = {row.field for row in (*CHAT, *COMPLETION)}

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.api.openapi import docs_page, openapi_document
-from penstock.generation.request_schemas import ChatCompletionRequest, CompletionRequest
+from penstock.dialects.chat.request_schema import ChatCompletionRequest
+from penstock.dialects.completions.request_schema import CompletionRequest
 
 DOCUMENT = openapi_document("1.2.3")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.http.errors import ApiError
-from tests.generation.planning import chat_body, input_processor, tiny_tokenizer
+from tests.generation.planning import chat_body, planners, tiny_tokenizer
 from tests.golden_replies import Case, load_cases
 
 CASES = [
@@ -18,7 +18,7 @@ CASES = [
     and case["request_headers"].get("Content-Type") == "application/json"
     and case["status"] != 405
 ]
-PLANNER = input_processor()
+PLANNER = planners()
 
 REFUSED_HERE = {
     "chat_tools_auto": "tool_choice",

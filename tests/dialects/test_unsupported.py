@@ -4,11 +4,16 @@ from typing import Any
 
 import pytest
 
-from penstock.dialects.unsupported import CHAT, COMPLETION, TOKENIZE, Row
-from penstock.generation.request_schemas import ChatCompletionRequest, CompletionRequest, TokenizeRequest
-from tests.generation.planning import body, chat_body, error_of, input_processor
+from penstock.api.tokenize import UNSUPPORTED as TOKENIZE
+from penstock.api.tokenize import TokenizeRequest
+from penstock.dialects.chat.request_schema import UNSUPPORTED as CHAT
+from penstock.dialects.chat.request_schema import ChatCompletionRequest
+from penstock.dialects.completions.request_schema import UNSUPPORTED as COMPLETION
+from penstock.dialects.completions.request_schema import CompletionRequest
+from penstock.generation.unsupported import UnsupportedField
+from tests.generation.planning import body, chat_body, error_of, planners
 
-PLANNER = input_processor()
+PLANNER = planners()
 
 NOT_SERVED: dict[str, Any] = {
     "audio": {"voice": "x"},
@@ -77,7 +82,7 @@ def rows() -> list[Any]:
 
 
 @pytest.mark.parametrize("row", rows())
-def test_each_row_is_refused_by_name(row: Row) -> None:
+def test_each_row_is_refused_by_name(row: UnsupportedField) -> None:
     for table, plan, make in ((CHAT, PLANNER.chat, chat_body), (COMPLETION, PLANNER.completion, body)):
         if row in table:
             error = error_of(plan, make(**{row.field: NOT_SERVED[row.field]}))
@@ -97,5 +102,5 @@ def test_values_that_ask_for_nothing_pass(field: str) -> None:
     ("table", "type"),
     [(CHAT, ChatCompletionRequest), (COMPLETION, CompletionRequest), (TOKENIZE, TokenizeRequest)],
 )
-def test_rows_are_fields(table: tuple[Row, ...], type: Any) -> None:
+def test_rows_are_fields(table: tuple[UnsupportedField, ...], type: Any) -> None:
     assert {row.field for row in table} <= set(type.__struct_fields__)

@@ -1,7 +1,7 @@
 """Changes that all engines make or none, over links that break, with parts that die at any moment.
 
-The real parts (TwoPhaseCommit and Calls of API servers, EngineCalls of engines, Register of the supervisor) run
-on a network that the test delivers message by message, on an event loop whose clock it turns.
+The real parts (TwoPhaseCommit and Calls of API servers, EngineCalls of engines, Register of the supervisor)
+run on a network that the test delivers message by message, on an event loop whose clock it turns.
 """
 
 from __future__ import annotations

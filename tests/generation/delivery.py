@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from penstock.dialects.response_bodies import collected_body
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies import TextTables
 from penstock.streaming.stream import StreamError
@@ -27,12 +26,14 @@ def streamed_events(
     rows: Sequence[Sequence[int]],
     finish: Finish | None = Finish.LENGTH,
     error: StreamError | None = None,
+    *,
+    chat: bool = False,
 ) -> list[Any]:
     """Events of a streamed reply whose one stream gets these rows of tokens, and then its end."""
 
     async def run() -> list[Any]:
         desk = Desk(_tables())
-        _, sink = desk.streamed(plan)
+        _, sink = desk.streamed(plan, chat=chat)
         desk.deliver(desk.rows(0, rows, finish or Finish.NONE))
         if error is not None:
             desk.streams.fail(0, 0, error)
@@ -42,14 +43,16 @@ def streamed_events(
     return asyncio.run(run())
 
 
-def collected_reply(plan: RequestPlan, tokens: Sequence[int], finish: Finish = Finish.LENGTH) -> Any:
+def collected_reply(
+    plan: RequestPlan, tokens: Sequence[int], finish: Finish = Finish.LENGTH, *, chat: bool = False
+) -> Any:
     """Body of a reply that is not streamed, with one stream of these tokens."""
 
     async def run() -> Any:
         desk = Desk(_tables())
-        reply = desk.collected(plan)
+        reply = desk.collected(plan, chat=chat)
         desk.deliver(desk.rows(0, [tokens], finish))
         await reply.done
-        return json.loads(collected_body(reply))
+        return json.loads(reply.format.whole(reply))
 
     return asyncio.run(run())

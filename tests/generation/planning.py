@@ -8,9 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from penstock.api.tokenize import TokenizeRoutes
 from penstock.config.options import ServeConfig
-from penstock.dialects.input_processor import InputProcessor
+from penstock.dialects.chat.dialect import ChatCompletions
+from penstock.dialects.completions.dialect import Completions
 from penstock.generation.chat_template import ChatTemplate
+from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults
 from penstock.generation.tokenizer import Tokenizer
 from penstock.http.errors import ApiError
@@ -18,6 +21,18 @@ from penstock.wire.messages import Adapter
 
 DATA = Path(__file__).parent.parent / "data"
 TINY_LLAMA = DATA / "tiny_llama"
+
+
+class Planners:
+    """Every API's way from a body to a plan."""
+
+    def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
+        tokenize = TokenizeRoutes(processor, tiny_tokenizer(), config.max_request_bytes)
+        self.completion = Completions(config, processor).plan
+        self.chat = ChatCompletions(config, processor).plan
+        self.tokenize = tokenize.tokenize_plan
+        self.detokenize = tokenize.detokenize_plan
+        self.unknown_fields = processor.unknown_fields
 
 
 @cache
@@ -32,14 +47,14 @@ def tiny_template() -> ChatTemplate:
     return template
 
 
-def input_processor(
+def planners(
     config: ServeConfig | None = None,
     *,
     template: ChatTemplate | None = None,
     defaults: SamplingDefaults | None = None,
     adapters: tuple[Adapter, ...] = (),
     transfers_kv: bool = False,
-) -> InputProcessor:
+) -> Planners:
     """For the model of the recorded replies: 2,048 tokens of context, 16,384 entries."""
     model_info = ModelInfo(
         names=("tiny-llama",),
@@ -50,7 +65,8 @@ def input_processor(
         adapters=adapters,
         transfers_kv=transfers_kv,
     )
-    return InputProcessor(config or ServeConfig(), model_info, tiny_tokenizer(), template or tiny_template())
+    config = config or ServeConfig()
+    return Planners(config, InputProcessor(config, model_info, tiny_tokenizer(), template or tiny_template()))
 
 
 def body(**fields: Any) -> bytes:

@@ -11,10 +11,11 @@ from typing import Any, cast
 import numpy as np
 from tokenizers import Tokenizer
 
-from penstock.dialects.response_bodies import collected_body
+from penstock.dialects.chat.reply import ChatReply
+from penstock.dialects.completions.reply import CompletionReply
+from penstock.dialects.openai_reply import OpenAIReply
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.collected import CollectedReply
-from penstock.generation.events import EventShape
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies import Prompt, RequestContext, RequestReply, TextTables
 from penstock.generation.streamed import StreamedReply
@@ -122,27 +123,30 @@ class Desk:
             self.tables,
             self._on_end,
             self.max_backlog,
-            self.done_after_error,
         )
         self.positions: dict[int, int] = {}
 
     def _on_end(self, reply: RequestReply, outcome: str) -> None:
         self.outcomes.append(outcome)
 
-    def streamed(self, plan: RequestPlan, prompt: Prompt = PROMPT) -> tuple[StreamedReply, MemorySink]:
+    def streamed(
+        self, plan: RequestPlan, prompt: Prompt = PROMPT, *, chat: bool = False
+    ) -> tuple[StreamedReply, MemorySink]:
         sink = MemorySink()
-        reply = StreamedReply(self.context, plan, self._shape(plan), 0.0, sink, sink.over.set_result)
+        format = self._format(chat)
+        reply = StreamedReply(self.context, plan, format, 0.0, sink, sink.over.set_result)
         sink.listen(reply)
         self._open(reply, prompt)
         return reply, sink
 
-    def collected(self, plan: RequestPlan, prompt: Prompt = PROMPT) -> CollectedReply:
-        reply = CollectedReply(self.context, plan, self._shape(plan), 0.0)
+    def collected(self, plan: RequestPlan, prompt: Prompt = PROMPT, *, chat: bool = False) -> CollectedReply:
+        reply = CollectedReply(self.context, plan, self._format(chat), 0.0)
         self._open(reply, prompt)
         return reply
 
-    def _shape(self, plan: RequestPlan) -> EventShape:
-        return EventShape(chat=plan.chat, request_id="r", model="m")
+    def _format(self, chat: bool) -> OpenAIReply:
+        kind = ChatReply if chat else CompletionReply
+        return kind("r", "m", "assistant", done_after_error=self.done_after_error)
 
     def _open(self, reply: RequestReply, prompt: Prompt) -> None:
         for _ in range(reply.plan.n):
@@ -226,7 +230,7 @@ def read_stream(sink: MemorySink) -> Reading:
 def read_body(reply: CollectedReply) -> Reading:
     """A body of one choice that is not streamed."""
     assert reply.done.result() is None
-    body = json.loads(collected_body(reply))
+    body = json.loads(reply.format.whole(reply))
     [choice] = body["choices"]
     text = choice["message"]["content"] if "message" in choice else choice["text"]
     usage = {key: body["usage"][key] for key in body["usage"]}

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.dialects.chat.request_schema import ChatCompletionRequest
+from penstock.dialects.completions.request_schema import CompletionRequest
 from penstock.generation.body_decoder import MAX_UNKNOWN_NAMES, BodyDecoder
-from penstock.generation.request_schemas import ChatCompletionRequest, CompletionRequest
 from tests.generation.planning import error_of, error_or_none
 
 completions = BodyDecoder(CompletionRequest, strict=False)

@@ -17,10 +17,10 @@ from penstock.streaming.stream import StreamError
 from penstock.supervisor.model import DEMO_DIR
 from penstock.wire.frames import decode_frame
 from penstock.wire.messages import Failed, FrameHeader, Sampling, Submit, decode_from_engine
-from tests.generation.planning import body, input_processor
+from tests.generation.planning import body, planners
 from tests.generation.replying import PROMPT, Desk, MemorySink, in_loop, read_stream, tables_of
 
-PLANNER = input_processor()
+PLANNER = planners()
 TOKENS = 64
 INTERVAL = 10
 

@@ -10,10 +10,10 @@ from penstock.generation.keep_alive import KeepAlive
 from penstock.generation.replies import TextTables
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import Finish, TokenFrame
-from tests.generation.planning import body, input_processor, tiny_tokenizer
+from tests.generation.planning import body, planners, tiny_tokenizer
 from tests.generation.replying import Desk, MemorySink, in_loop, tables_of
 
-PLANNER = input_processor()
+PLANNER = planners()
 COMMENT = ": keep-alive"
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.generation.logprobs import LEAST_LOGPROB, LogprobFormatter, PromptLogprobFormatter
+from penstock.dialects.completions.reply import CompletionReply
+from penstock.generation.logprobs import LEAST_LOGPROB, LogprobCollector, PromptLogprobFormatter
 from penstock.streaming.token_table import TokenTable
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from tests.generation.planning import body, chat_body, error_of, input_processor, tiny_tokenizer
+from tests.generation.planning import body, chat_body, error_of, planners, tiny_tokenizer
 
-PLANNER = input_processor()
+PLANNER = planners()
 TABLE = TokenTable.from_tokenizer(tiny_tokenizer().raw, skip_special_tokens=False)
 DEF, MAIN, BET = (tiny_tokenizer().encode(text, False)[0] for text in ("def", " main", "():"))
 PROMPT = [0, DEF, MAIN]
@@ -55,16 +56,16 @@ def test_entries_that_were_lost_are_noticed() -> None:
 
 
 def test_an_echoed_prompt_comes_before_the_output_once() -> None:
-    formatter = LogprobFormatter(TABLE, scores(), chat=False, alternatives=1)
+    collector = LogprobCollector(TABLE, scores(), alternatives=1)
     output = Logprobs(
         np.array([0], np.int32),
         np.array([[BET, DEF]], np.int32),
         np.array([[-0.5, -0.25]], np.float32),
         np.ones(1, np.int32),
     )
-    formatter.add([BET], output)
-    first = formatter.take()
-    assert first == {
+    collector.add([BET], output)
+    reply = CompletionReply("id", "m", "assistant")
+    assert reply.logprobs(collector.take()) == {
         "text_offset": [0, 3, 6, 11],
         "token_logprobs": [None, -2.0, LEAST_LOGPROB, -0.5],
         "tokens": ["<s>", "def", " main", "():"],
@@ -75,8 +76,9 @@ def test_an_echoed_prompt_comes_before_the_output_once() -> None:
             {"():": -0.5, "def": -0.25},
         ],
     }
-    formatter.add([BET], output)
-    assert (formatter.take() or {})["text_offset"] == [14]
+    collector.add([BET], output)
+    assert (reply.logprobs(collector.take()) or {})["text_offset"] == [14]
+    assert reply.logprobs(collector.take()) is None
 
 
 def test_echo_asks_for_the_prompts_logprobs_as_well() -> None:

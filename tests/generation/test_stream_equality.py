@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies import TextTables
 from penstock.wire.frames import Finish
-from tests.generation.planning import body, chat_body, input_processor
+from tests.generation.planning import body, chat_body, planners
 from tests.generation.replying import Desk, Reading, in_loop, read_body, read_stream, tables_of
 from tests.stop_reference import until_stop
 from tests.tokenizer_kinds import SPECIAL, TRAINED, Case, make_case, token_lists
 
-PLANNER = input_processor()
+PLANNER = planners()
 EOS = SPECIAL.index("</s>")
 ENDS = [Finish.LENGTH, Finish.EOS, Finish.STOP_TOKEN]
 
@@ -78,12 +78,12 @@ def check(
     logprobs = fields.get("logprobs") is not None
 
     whole_desk = Desk(tables)
-    whole = whole_desk.collected(plan_of(chat, fields))
+    whole = whole_desk.collected(plan_of(chat, fields), chat=chat)
     whole_desk.deliver(whole_desk.rows(whole.choices[0].stream.handle, [tokens], finish, logprobs=logprobs))
     expected = read_body(whole)
 
     desk = Desk(tables)
-    reply, sink = desk.streamed(plan_of(chat, fields | {"stream": True, "stream_options": usage}))
+    reply, sink = desk.streamed(plan_of(chat, fields | {"stream": True, "stream_options": usage}), chat=chat)
     desk.deliver(desk.rows(reply.choices[0].stream.handle, rows, finish, logprobs=logprobs), merged=merged)
     got = read_stream(sink)
 

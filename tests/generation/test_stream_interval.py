@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.config import ConfigError, ServeConfig, resolve
-from penstock.generation.request_schemas import CompletionRequest
+from penstock.dialects.completions.request_schema import CompletionRequest
 from penstock.generation.stream_interval import NOT_STREAMED, IntervalPolicy, StreamInterval
 
 

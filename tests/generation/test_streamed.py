@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from penstock.dialects.response_bodies import collected_body
 from penstock.generation.replies import TextTables
 from penstock.generation.streamed import StreamedReply
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import Finish
-from tests.generation.planning import body, chat_body, input_processor, tiny_tokenizer
+from tests.generation.planning import body, chat_body, planners, tiny_tokenizer
 from tests.generation.replying import PROMPT, Desk, MemorySink, in_loop, read_stream, tables_of
 
-PLANNER = input_processor()
+PLANNER = planners()
 ERROR = StreamError(500, "engine_error", "it broke")
 
 
@@ -242,7 +241,7 @@ def test_all_that_was_generated_comes_before_the_error(chat: bool, done_after_er
             "return_token_ids": True,
         }
         plan = PLANNER.chat(chat_body(**fields)) if chat else PLANNER.completion(body(**fields))
-        _, sink = desk.streamed(plan)
+        _, sink = desk.streamed(plan, chat=chat)
         tokens = [*ids("all of this and mor"), ids("é")[0]]  # held: a possible stop, half a character
         desk.deliver(desk.rows(0, [[token] for token in tokens]))
         desk.streams.fail(0, 0, ERROR)
@@ -356,7 +355,7 @@ def test_what_a_connector_says_comes_with_the_finish_reason(chat: bool) -> None:
     def run() -> None:
         desk = Desk(tables())
         plan = (PLANNER.chat(chat_body(stream=True))) if chat else PLANNER.completion(body(stream=True))
-        _, sink = desk.streamed(plan)
+        _, sink = desk.streamed(plan, chat=chat)
         frames = desk.rows(0, [ids("a"), ids("b")], Finish.LENGTH)
         frames[-1].kv_transfer_params = {0: b'{"remote_block_ids":[7]}'}
         desk.deliver(frames)
@@ -375,7 +374,7 @@ def test_a_whole_reply_has_what_a_connector_says() -> None:
     frames = desk.rows(0, [ids("a")], Finish.LENGTH)
     frames[-1].kv_transfer_params = {0: b'{"remote_block_ids":[7]}'}
     desk.deliver(frames)
-    assert json.loads(collected_body(reply))["kv_transfer_params"] == {"remote_block_ids": [7]}
+    assert json.loads(reply.format.whole(reply))["kv_transfer_params"] == {"remote_block_ids": [7]}
 
 
 @within_loop

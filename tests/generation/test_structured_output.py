@@ -14,9 +14,9 @@ from llguidance import LLMatcher, LLTokenizer
 from penstock.generation.structured_output import KNOWN_GRAMMARS, Constraint, GrammarChecker
 from penstock.http.errors import ApiError
 from penstock.supervisor.model import DEMO_DIR
-from tests.generation.planning import body, chat_body, error_of, input_processor
+from tests.generation.planning import body, chat_body, error_of, planners
 
-PLANNER = input_processor()
+PLANNER = planners()
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
 

@@ -12,7 +12,7 @@ from penstock.generation.chat_template import ChatTemplate
 from penstock.generation.parsers.hermes import HermesParser
 from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.plan import RequestPlan
-from tests.generation.planning import chat_body, error_of, input_processor, tiny_tokenizer
+from tests.generation.planning import chat_body, error_of, planners, tiny_tokenizer
 
 PARAMETERS = {
     "type": "object",
@@ -22,8 +22,8 @@ PARAMETERS = {
 }
 TOOL = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
 BARE = {"type": "function", "function": {"name": "g"}}
-PLAIN = input_processor()
-HERMES = input_processor(template=ChatTemplate({"default": "x", "tool_use": "<tool_call>"}, {}))
+PLAIN = planners()
+HERMES = planners(template=ChatTemplate({"default": "x", "tool_use": "<tool_call>"}, {}))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_calls_are_read_where_their_format_is_known(fields: dict[str, Any]) -> N
     plan = HERMES.chat(chat_body(tools=[TOOL], **fields))
     assert plan.format == MessageFormat(tools=HermesParser, one_call="parallel_tool_calls" in fields)
     assert plan.constraint is None
-    named = input_processor(ServeConfig(tool_call_parser="llama3_json"))
+    named = planners(ServeConfig(tool_call_parser="llama3_json"))
     assert named.chat(chat_body(tools=[TOOL], **fields)).format is not None
     error = error_of(PLAIN.chat, chat_body(tools=[TOOL], **fields))
     assert (error.status, error.param) == (400, "tool_choice")
@@ -92,7 +92,7 @@ def test_parameters_nested_too_deeply_are_refused(depth: int, choice: Any) -> No
 
 
 def test_an_output_under_a_constraint_has_no_reasoning() -> None:
-    thinking = input_processor(template=ChatTemplate({"default": "<think></think><tool_call>"}, {}))
+    thinking = planners(template=ChatTemplate({"default": "<think></think><tool_call>"}, {}))
     free = thinking.chat(chat_body(tools=[TOOL])).format
     assert free is not None
     assert free.reasoning is not None
@@ -124,6 +124,6 @@ def test_other_choices_are_refused(fields: dict[str, Any], param: str, message: 
 
 def test_special_tokens_stay_where_a_parser_looks_for_them() -> None:
     marks_start = ChatTemplate({"default": "<tool_call><|im_start|>"}, {})
-    assert input_processor(template=marks_start).chat(chat_body(tools=[TOOL])).skip_special_tokens
+    assert planners(template=marks_start).chat(chat_body(tools=[TOOL])).skip_special_tokens
     assert tiny_tokenizer().has_special(("x", "<|im_start|>"))
     assert not tiny_tokenizer().has_special(("<tool_call>",))

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from penstock.http.asgi import send_json
-from penstock.http.http1 import ServerProtocol
+from penstock.http.http1 import ServerProtocol, unframed
 from penstock.http.sink import EXTENSION
 from penstock.streaming.stream import chunk
 
@@ -331,3 +331,8 @@ def test_a_connection_that_ended_needs_no_garbage_collector(requests: bytes) -> 
             assert asyncio.run(run(app))() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("contents", [[], [b"a"], [b"a" * 20, b"\r\n0\r\n", b"c"]])
+def test_chunks_lose_their_frames(contents: list[bytes]) -> None:
+    assert unframed(b"".join(map(chunk, contents))) == b"".join(contents)

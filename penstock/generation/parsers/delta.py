@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -38,39 +38,9 @@ class Delta(msgspec.Struct, gc=False):
             else:
                 self.calls.append(call)
 
-    def fields(self) -> dict[str, Any]:
-        """The piece as the ``delta`` of an event: only what it has."""
-        made: dict[str, Any] = {}
-        if self.reasoning:
-            made["reasoning"] = self.reasoning
-        if self.content:
-            made["content"] = self.content
-        if self.calls:
-            made["tool_calls"] = [_call_fields(call) for call in self.calls]
-        return made
-
-    def message(self) -> dict[str, Any]:
-        """A whole message's fields: content is null where there is nothing but calls or reasoning."""
-        made: dict[str, Any] = {"content": self.content or None, "reasoning": self.reasoning or None}
-        if not (self.calls or self.reasoning):
-            made["content"] = self.content
-        if self.calls:
-            made["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in self.calls
-            ]
-        return made
-
-
-def _call_fields(call: CallDelta) -> dict[str, Any]:
-    if call.name is None:
-        return {"index": call.index, "function": {"arguments": call.arguments}}
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+    def __bool__(self) -> bool:
+        """Whether the piece adds anything."""
+        return bool(self.content or self.reasoning or self.calls)
 
 
 class OutputParser(Protocol):

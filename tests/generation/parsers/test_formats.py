@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from penstock.dialects.chat.reply import delta_fields, message_fields
 from penstock.generation.parsers.delta import CallDelta, Delta
 from penstock.generation.parsers.hermes import HermesParser
 from penstock.generation.parsers.json_calls import JsonCallsParser
@@ -102,7 +103,7 @@ def test_a_message_of_reasoning_and_calls() -> None:
     text = f'<think>hm</think>\n\n<tool_call>{WEATHER}</tool_call><tool_call>{{"name": "g"}}</tool_call>'
     format = MessageFormat(partial(ThinkParser, ""), HermesParser, one_call=True)
     parser = MessageParser(format, new_id=lambda: "call_1")
-    message = parser.push(text, last=True).message()
+    message = message_fields(parser.push(text, last=True))
     assert parser.called
     assert message == {
         "content": None,
@@ -127,16 +128,16 @@ def test_a_call_of_a_named_function_is_not_the_models_choice() -> None:
 
 def test_fields_of_events() -> None:
     first = Delta(calls=[CallDelta(0, "f", "", "call_1")])
-    assert first.fields() == {
+    assert delta_fields(first) == {
         "tool_calls": [
             {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
         ]
     }
-    assert Delta(calls=[CallDelta(1, None, "{")]).fields() == {
+    assert delta_fields(Delta(calls=[CallDelta(1, None, "{")])) == {
         "tool_calls": [{"index": 1, "function": {"arguments": "{"}}]
     }
-    assert Delta(content="a", reasoning="b").fields() == {"reasoning": "b", "content": "a"}
-    assert Delta().fields() == {}
+    assert delta_fields(Delta(content="a", reasoning="b")) == {"reasoning": "b", "content": "a"}
+    assert delta_fields(Delta()) == {}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from penstock.generation.plan import RequestPlan
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import Finish
 from tests.generation.delivery import collected_reply, streamed_events
-from tests.generation.planning import chat_body, input_processor, tiny_tokenizer
+from tests.generation.planning import chat_body, planners, tiny_tokenizer
 
 HERMES = ChatTemplate({"default": "{{ messages[0].content }}<tool_call></think>"}, {})
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -24,7 +24,7 @@ def encode(text: str) -> list[int]:
 
 
 def with_tools(**fields: Any) -> RequestPlan:
-    return input_processor(template=HERMES).chat(chat_body(tools=TOOLS, max_tokens=512, **fields))
+    return planners(template=HERMES).chat(chat_body(tools=TOOLS, max_tokens=512, **fields))
 
 
 def rows_of(tokens: list[int]) -> list[list[int]]:
@@ -50,10 +50,10 @@ def joined(events: list[Any]) -> dict[str, Any]:
 def test_calls_and_reasoning_are_streamed_as_they_are_collected(width: int) -> None:
     tokens = encode(CALL)
     rows = [tokens[start : start + width] for start in range(0, len(tokens), width)]
-    *events, done = streamed_events(with_tools(stream=True), rows, Finish.STOP_TOKEN)
+    *events, done = streamed_events(with_tools(stream=True), rows, Finish.STOP_TOKEN, chat=True)
     assert done == "[DONE]"
     message = joined(events)
-    whole = collected_reply(with_tools(), tokens, Finish.STOP_TOKEN)["choices"][0]
+    whole = collected_reply(with_tools(), tokens, Finish.STOP_TOKEN, chat=True)["choices"][0]
     assert message["calls"] == [["f", '{"x": "é"}']]
     assert [
         [call["function"]["name"], call["function"]["arguments"]] for call in whole["message"]["tool_calls"]
@@ -66,7 +66,7 @@ def test_calls_and_reasoning_are_streamed_as_they_are_collected(width: int) -> N
 
 
 def test_arguments_come_while_they_are_written() -> None:
-    *events, _ = streamed_events(with_tools(stream=True), rows_of(encode(CALL)), Finish.STOP_TOKEN)
+    *events, _ = streamed_events(with_tools(stream=True), rows_of(encode(CALL)), Finish.STOP_TOKEN, chat=True)
     pieces = [event for event in events if "tool_calls" in event["choices"][0]["delta"]]
     assert len(pieces) > 5
     first = pieces[0]["choices"][0]["delta"]["tool_calls"][0]
@@ -84,26 +84,28 @@ def test_each_choice_has_calls_of_its_own() -> None:
 
 
 def test_an_output_that_is_cut_short_is_not_ended_by_its_call() -> None:
-    *events, _ = streamed_events(with_tools(stream=True), rows_of(encode(CALL)[:-20]), Finish.LENGTH)
+    *events, _ = streamed_events(
+        with_tools(stream=True), rows_of(encode(CALL)[:-20]), Finish.LENGTH, chat=True
+    )
     assert events[-1]["choices"][0]["finish_reason"] == "length"
 
 
 def test_what_a_parser_holds_back_comes_before_an_error() -> None:
     tokens = encode("Well <tool_call>{")
     error = StreamError(500, "engine_error", "gone")
-    *events, last = streamed_events(with_tools(stream=True), rows_of(tokens), None, error)
+    *events, last = streamed_events(with_tools(stream=True), rows_of(tokens), None, error, chat=True)
     assert joined(events)["content"] == "Well <tool_call>{"
     assert last["error"]["code"] == "engine_error"
 
 
 def test_after_the_reasoning_text_takes_the_fast_path() -> None:
-    plan = input_processor(template=HERMES).chat(chat_body(stream=True, max_tokens=512))
+    plan = planners(template=HERMES).chat(chat_body(stream=True, max_tokens=512))
     tokens = encode("<think>a</think>b c d e f")
-    assert joined(streamed_events(plan, rows_of(tokens))[:-1]) == {
+    assert joined(streamed_events(plan, rows_of(tokens), chat=True)[:-1]) == {
         "content": "b c d e f",
         "reasoning": "a",
         "calls": [],
     }
-    hidden = input_processor(template=HERMES).chat(chat_body(include_reasoning=False))
-    message = collected_reply(hidden, tokens)["choices"][0]["message"]
+    hidden = planners(template=HERMES).chat(chat_body(include_reasoning=False))
+    message = collected_reply(hidden, tokens, chat=True)["choices"][0]["message"]
     assert (message["content"], message["reasoning"]) == ("b c d e f", None)

@@ -1,8 +1,8 @@
-"""Bodies of the small routes."""
+"""The list of models."""
 
 from __future__ import annotations
 
-from penstock.dialects.response_bodies import model_list
+from penstock.api.models import model_list
 from penstock.generation.model_info import ModelInfo
 from penstock.wire.messages import Adapter
 

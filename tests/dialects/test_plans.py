@@ -12,27 +12,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.options import ServeConfig
-from penstock.dialects.input_processor import InputProcessor
+from penstock.dialects.chat.request_schema import ChatCompletionRequest
+from penstock.dialects.completions.request_schema import CompletionRequest
 from penstock.generation.chat_template import ChatTemplate
+from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults
-from penstock.generation.request_schemas import ChatCompletionRequest, CompletionRequest
 from penstock.generation.stream_interval import StreamInterval
 from penstock.wire.messages import Adapter, Sampling
 from tests.generation.planning import (
+    Planners,
     body,
     chat_body,
     error_of,
     error_or_none,
-    input_processor,
+    planners,
     tiny_tokenizer,
 )
 
-PLANNER = input_processor()
+PLANNER = planners()
 
 
 def test_defaults_of_a_completion() -> None:
     plan = PLANNER.completion(body())
-    assert (plan.chat, plan.model, plan.prompts) == (False, "tiny-llama", ("def main():\n",))
+    assert (plan.model, plan.prompts) == ("tiny-llama", ("def main():\n",))
     assert (plan.add_special_tokens, plan.n, plan.stream, plan.max_tokens) == (True, 1, False, 16)
     sampling = plan.sampling(5)
     assert sampling == Sampling(max_tokens=16, seed=sampling.seed)
@@ -40,8 +42,7 @@ def test_defaults_of_a_completion() -> None:
 
 def test_defaults_of_a_chat() -> None:
     plan = PLANNER.chat(chat_body())
-    assert (plan.chat, plan.add_special_tokens, plan.role, plan.max_tokens) == (
-        True,
+    assert (plan.add_special_tokens, plan.role, plan.max_tokens) == (
         False,
         "assistant",
         None,
@@ -180,7 +181,7 @@ def test_echo_without_output() -> None:
 
 
 def test_a_model_may_be_an_adapter() -> None:
-    tuned = input_processor(adapters=(Adapter("tuned", "/tuned"),))
+    tuned = planners(adapters=(Adapter("tuned", "/tuned"),))
     plan = tuned.chat(chat_body(model="tuned"))
     assert (plan.model, plan.adapter) == ("tuned", "tuned")
     for fields in ({}, {"model": "tiny-llama"}):
@@ -191,7 +192,7 @@ def test_a_model_may_be_an_adapter() -> None:
 
 def test_params_of_a_connector_are_for_engines_that_have_one() -> None:
     params = {"do_remote_decode": True}
-    moving = input_processor(transfers_kv=True)
+    moving = planners(transfers_kv=True)
     assert (
         moving.completion(body(kv_transfer_params=params)).kv_transfer_params == b'{"do_remote_decode":true}'
     )
@@ -203,7 +204,7 @@ def test_defaults_of_the_model_apply() -> None:
     defaults = SamplingDefaults(
         temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1, max_new_tokens=64
     )
-    with_defaults = input_processor(defaults=defaults)
+    with_defaults = planners(defaults=defaults)
     sampling = with_defaults.chat(chat_body(seed=1)).sampling(10)
     assert sampling == Sampling(64, 1, 0.6, 0.9, 20, 0.1, 1.1, seeded=True)
     assert with_defaults.completion(body(max_tokens=100, presence_penalty=1)).sampling(1).max_tokens == 64
@@ -288,7 +289,7 @@ def test_chat_values_that_are_not_allowed(fields: dict[str, Any], param: str) ->
 
 
 def test_max_logprobs_is_the_servers() -> None:
-    few = input_processor(ServeConfig(max_logprobs=2))
+    few = planners(ServeConfig(max_logprobs=2))
     assert few.completion(body(logprobs=2)).logprobs == 2
     assert "max allowed: 2" in error_of(few.completion, body(logprobs=3)).message
 
@@ -313,7 +314,7 @@ def test_continuous_usage_needs_usage() -> None:
 
 
 def test_the_operator_can_send_usage_with_every_stream() -> None:
-    forced = input_processor(ServeConfig(enable_force_include_usage=True))
+    forced = planners(ServeConfig(enable_force_include_usage=True))
     assert forced.completion(body(stream=True)).include_usage
     assert not forced.completion(body(stream=True)).continuous_usage
     assert not forced.completion(body()).include_usage
@@ -369,7 +370,7 @@ def test_echo_of_a_chat_needs_a_message_of_the_same_role() -> None:
 
 def test_the_template_gets_tools_documents_and_variables() -> None:
     source = "{{ tools | tojson }}{{ documents | tojson }}{{ mood }}{{ reasoning_effort }}"
-    shows = input_processor(template=ChatTemplate({"default": source}, {}))
+    shows = planners(template=ChatTemplate({"default": source}, {}))
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     plan = shows.chat(
         chat_body(
@@ -385,7 +386,7 @@ def test_the_template_gets_tools_documents_and_variables() -> None:
 
 def test_a_model_without_template_names_the_option() -> None:
     model_info = ModelInfo(names=("m",), max_model_len=8, vocab_size=8)
-    bare = InputProcessor(ServeConfig(), model_info, tiny_tokenizer(), None)
+    bare = Planners(ServeConfig(), InputProcessor(ServeConfig(), model_info, tiny_tokenizer(), None))
     assert "--chat-template" in error_of(bare.chat, chat_body()).message
 
 
@@ -418,7 +419,7 @@ def test_detokenize() -> None:
 
 
 def test_unknown_fields_of_all_endpoints_are_counted_together() -> None:
-    counting = input_processor()
+    counting = planners()
     counting.completion(body(zz=1))
     counting.chat(chat_body(zz=1, yy=2))
     assert counting.unknown_fields() == {"zz": 2, "yy": 1}

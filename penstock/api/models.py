@@ -1,0 +1,29 @@
+"""The body of ``/v1/models``."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from penstock.generation.model_info import ModelInfo
+
+
+def model_list(model_info: ModelInfo, root: str) -> dict[str, Any]:
+    """The body of /v1/models; ``root`` is where the model is."""
+    cards = [_model_card(name, root, None, model_info.max_model_len) for name in model_info.names]
+    for adapter in model_info.adapters:
+        parent = adapter.parent or model_info.names[0]
+        cards.append(_model_card(adapter.name, adapter.path, parent, model_info.max_model_len))
+    return {"object": "list", "data": cards}
+
+
+def _model_card(name: str, root: str, parent: str | None, max_model_len: int) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "penstock",
+        "root": root,
+        "parent": parent,
+        "max_model_len": max_model_len,
+    }

@@ -1,0 +1,76 @@
+"""JSON schemas of the replies of routes that do not generate, for the OpenAPI document."""
+
+from __future__ import annotations
+
+from penstock.dialects.openapi_schema import (
+    COUNT,
+    ERROR,
+    FLAG,
+    INTEGER,
+    STRING,
+    TOKENS,
+    Schema,
+    listed,
+    or_null,
+    ref,
+    shape,
+)
+
+_OPERATION: dict[str, Schema] = {
+    "operation": STRING,
+    "key": STRING,
+    "outcome": {"enum": ["done", "partial", "aborted", "conflict", "undecided"]},
+    "failed": {"description": "Ranks of the engines that did not do it.", **listed(COUNT)},
+    "engines": listed(ref("Receipt")),
+}
+
+REPLIES: dict[str, Schema] = {
+    "Model": shape(
+        "A served model.",
+        {
+            "id": STRING,
+            "object": {"type": "string", "const": "model"},
+            "created": INTEGER,
+            "owned_by": STRING,
+        },
+        root=or_null(STRING),
+        parent=or_null(STRING),
+        max_model_len=COUNT,
+    ),
+    "ModelList": shape(
+        "The served models.", {"object": {"type": "string", "const": "list"}, "data": listed(ref("Model"))}
+    ),
+    "Tokens": shape(
+        "A tokenized text.",
+        {"count": COUNT, "max_model_len": COUNT, "tokens": TOKENS},
+        token_strs=or_null(listed(STRING)),
+    ),
+    "Text": shape("The text of tokens.", {"prompt": STRING}),
+    "Version": shape("The server's version.", {"version": STRING}),
+    "Engine": shape(
+        "One engine, as of its latest step.",
+        {"rank": COUNT, "up": FLAG, "draining": FLAG, "asleep": FLAG, "running": COUNT, "waiting": COUNT},
+    ),
+    "Engines": shape("Every engine.", {"engines": listed(ref("Engine"))}),
+    "Receipt": shape(
+        "What one engine did.",
+        {
+            "rank": COUNT,
+            "epoch": or_null(COUNT),
+            "step": or_null(COUNT),
+            "repeated": FLAG,
+            "restarted": FLAG,
+            "error": or_null(STRING),
+            "code": STRING,
+        },
+        result={},
+    ),
+    "Operation": shape("What all engines did.", _OPERATION),
+    "FailedOperation": shape(
+        "What engines did, and which of them failed.",
+        _OPERATION | {"error": ERROR},
+    ),
+    "Sleeping": shape("Whether engines sleep.", {"is_sleeping": FLAG}),
+    "Load": shape("How busy the process is.", {"server_load": COUNT}),
+}
+"""By the names that references use."""

@@ -1,0 +1,114 @@
+"""``/tokenize`` and ``/detokenize``, vLLM's routes from text to token ids and back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from penstock.dialects.chat import request_schema as chat
+from penstock.generation.input_processor import InputProcessor, opens_turn
+from penstock.generation.prompts import check_vocabulary
+from penstock.generation.request_schemas import JsonObject, Message, PromptToken, Tool, about
+from penstock.generation.tokenizer import Tokenizer
+from penstock.http.asgi import encode_json, read_body, send_json
+from penstock.http.errors import ApiError
+from penstock.http.sink import Receive, Scope, Send
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: Annotated[str | None, about("A text to tokenize.")] = None
+    messages: Annotated[list[Message] | None, about("A conversation to render and tokenize.")] = None
+    add_special_tokens: Annotated[bool | None, about("Default: true for prompt, false for messages.")] = None
+    return_token_strs: Annotated[bool | None, about("Send the tokens' spelling as well.")] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    tools: list[Tool] | None = None
+    chat_template: str | None = None
+    media_io_kwargs: JsonObject | None = None
+    mm_processor_kwargs: JsonObject | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /detokenize."""
+
+    tokens: list[PromptToken]
+    model: str | None = None
+
+
+UNSUPPORTED = tuple(
+    row
+    for row in chat.UNSUPPORTED
+    if row.field in ("chat_template", "media_io_kwargs", "mm_processor_kwargs")
+)
+
+
+class TokenizePlan(NamedTuple):
+    """A checked request to /tokenize: the text, and how to encode it."""
+
+    text: str
+    add_special_tokens: bool
+    return_token_strs: bool
+
+
+class TokenizeRoutes:
+    """The handlers."""
+
+    def __init__(self, processor: InputProcessor, tokenizer: Tokenizer, max_request_bytes: int) -> None:
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self._max_request_bytes = max_request_bytes
+        self._tokenize_decoder = processor.decoder(TokenizeRequest)
+        self._detokenize_decoder = processor.decoder(DetokenizeRequest)
+        self._unsupported = processor.unsupported(UNSUPPORTED)
+
+    async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        plan = self.tokenize_plan(await read_body(scope, receive, self._max_request_bytes))
+        if len(plan.text) > self._tokenizer.inline_characters(plan.add_special_tokens):
+            ids = await asyncio.to_thread(self._tokenizer.encode, plan.text, plan.add_special_tokens)
+        else:
+            ids = self._tokenizer.encode(plan.text, plan.add_special_tokens)
+        strings = self._tokenizer.token_strings(ids) if plan.return_token_strs else None
+        body = {
+            "count": len(ids),
+            "max_model_len": self._processor.model_info.max_model_len,
+            "tokens": ids,
+            "token_strs": strings,
+        }
+        await send_json(send, encode_json(body))
+
+    async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ids = self.detokenize_plan(await read_body(scope, receive, self._max_request_bytes))
+        await send_json(send, encode_json({"prompt": self._tokenizer.decode(ids)}))
+
+    def tokenize_plan(self, body: bytes) -> TokenizePlan:
+        """Check a body of /tokenize. Raises ApiError."""
+        request = self._tokenize_decoder.decode(body)
+        self._unsupported.check(request)
+        self._processor.check_model(request.model)
+        if (request.prompt is None) == (request.messages is None):
+            raise ApiError(400, "Exactly one of prompt and messages is needed.", param="prompt")
+        special = request.add_special_tokens
+        if request.messages is None:
+            return TokenizePlan(request.prompt or "", special is not False, bool(request.return_token_strs))
+        text = self._processor.render(
+            request.messages,
+            add_generation_prompt=opens_turn(request.add_generation_prompt, request.continue_final_message),
+            continue_final_message=bool(request.continue_final_message),
+            tools=request.tools,
+            variables=request.chat_template_kwargs,
+        )
+        return TokenizePlan(text, bool(special), bool(request.return_token_strs))
+
+    def detokenize_plan(self, body: bytes) -> list[int]:
+        """Check a body of /detokenize; returns its token ids. Raises ApiError."""
+        request = self._detokenize_decoder.decode(body)
+        self._processor.check_model(request.model)
+        if request.tokens:
+            check_vocabulary(max(request.tokens), self._processor.model_info.vocab_size)
+        return request.tokens

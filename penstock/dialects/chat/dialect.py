@@ -1,0 +1,117 @@
+"""``/v1/chat/completions``: from a body to a plan and a reply format."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from penstock.config.options import ServeConfig
+from penstock.dialects.chat.reply import ChatReply
+from penstock.dialects.chat.request_schema import UNSUPPORTED, ChatCompletionRequest
+from penstock.generation import sampling_params
+from penstock.generation.dialect import Dialect
+from penstock.generation.input_processor import InputProcessor, opens_turn
+from penstock.generation.parsers.message import MessageFormat
+from penstock.generation.plan import RequestPlan, constrain
+from penstock.generation.request_schemas import Message
+from penstock.generation.tool_choice import ToolChoice, parse_tool_choice
+from penstock.http.errors import refused
+
+
+class ChatCompletions(Dialect):
+    """OpenAI's chat completions."""
+
+    path = "/v1/chat/completions"
+
+    def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
+        self._processor = processor
+        self._decoder = processor.decoder(ChatCompletionRequest)
+        self._unsupported = processor.unsupported(UNSUPPORTED)
+        self._max_logprobs = config.max_logprobs
+        self._done_after_error = config.compat_done_after_error
+
+    def plan(self, body: bytes, request_id: str | None = None) -> RequestPlan:
+        processor = self._processor
+        request = self._decoder.decode(body)
+        self._unsupported.check(request)
+        choice = parse_tool_choice(
+            request.tools,
+            request.tool_choice,
+            one_call=request.parallel_tool_calls is False,
+            constrained=request.structured_outputs is not None,
+            known_format=processor.output_format.tools is not None,
+        )
+        processor.check_model(request.model)
+        logprobs = self._logprobs(request)
+        max_tokens, field = request.max_completion_tokens, "max_completion_tokens"
+        if max_tokens is None:
+            max_tokens, field = request.max_tokens, "max_tokens"
+        if max_tokens is not None:
+            sampling_params.check_max_tokens(max_tokens, processor.model_info.max_model_len, field)
+        opening = opens_turn(request.add_generation_prompt, request.continue_final_message)
+        text = processor.render(
+            request.messages,
+            add_generation_prompt=opening,
+            continue_final_message=bool(request.continue_final_message),
+            tools=request.tools,
+            documents=request.documents,
+            variables=_template_variables(request),
+        )
+        plan = processor.plan(request, request_id, [text], max_tokens, logprobs)
+        plan.add_special_tokens = bool(request.add_special_tokens)
+        if not opening:
+            plan.role = request.messages[-1].role
+        if request.echo:
+            plan.echo_text = _text_to_echo(request.messages[-1], plan.role)
+        if choice.constraint is not None:
+            constrain(plan, choice.constraint)
+        plan.format = self._message_format(request, choice, text, constrained=plan.constraint is not None)
+        if plan.format is not None and processor.has_special_markers:
+            plan.skip_special_tokens = False
+        return plan
+
+    def reply_format(self, plan: RequestPlan, request_id: str) -> ChatReply:
+        id = f"chatcmpl-{plan.request_id or request_id}"
+        return ChatReply(id, plan.model, plan.role, done_after_error=self._done_after_error)
+
+    def _logprobs(self, request: ChatCompletionRequest) -> int:
+        alternatives = request.top_logprobs or 0
+        if alternatives:
+            if not request.logprobs:
+                raise refused("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
+            sampling_params.check_logprobs(alternatives, self._max_logprobs, "top_logprobs")
+        return alternatives if request.logprobs else -1
+
+    def _message_format(
+        self, request: ChatCompletionRequest, choice: ToolChoice, prompt: str, *, constrained: bool
+    ) -> MessageFormat | None:
+        """None where the output is all content. A constraint applies from the first token on and leaves no
+        room for reasoning."""
+        known = self._processor.output_format
+        tools = known.tools if choice.may_call else choice.parser
+        reasoning = None if constrained else known.reasoning
+        if tools is None and reasoning is None:
+            return None
+        return MessageFormat(
+            reasoning=partial(reasoning, prompt) if reasoning else None,
+            tools=tools,
+            show_reasoning=request.include_reasoning is not False,
+            one_call=request.parallel_tool_calls is False,
+            named=choice.named,
+        )
+
+
+def _template_variables(request: ChatCompletionRequest) -> dict[str, Any] | None:
+    variables = request.chat_template_kwargs
+    if request.reasoning_effort is not None:
+        return {"reasoning_effort": request.reasoning_effort, **(variables or {})}
+    return variables
+
+
+def _text_to_echo(message: Message, role: str) -> str:
+    """The text of ``message``, which a reply of the same ``role`` continues."""
+    if message.role != role or message.content is None:
+        return ""
+    if isinstance(message.content, str):
+        return message.content
+    return "\n".join(part if isinstance(part, str) else part.text or "" for part in message.content)

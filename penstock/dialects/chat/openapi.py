@@ -1,0 +1,116 @@
+"""``/v1/chat/completions`` in the OpenAPI document."""
+
+from __future__ import annotations
+
+from penstock.dialects.chat.request_schema import UNSUPPORTED, ChatCompletionRequest
+from penstock.dialects.openapi_schema import (
+    COUNT,
+    FINISH_REASON,
+    GENERATION_ERRORS,
+    PROMPT_LOGPROBS,
+    REQUEST_ID,
+    STOP_REASON,
+    STRING,
+    TOKENS,
+    TRANSFER,
+    ApiDescription,
+    Route,
+    Schema,
+    generated,
+    listed,
+    or_null,
+    ref,
+    shape,
+)
+
+_PIECE: dict[str, Schema] = {"arguments": STRING}
+_FUNCTION: dict[str, Schema] = {"name": STRING} | _PIECE
+_CHAT_LOGPROBS = or_null(
+    shape("Log probabilities of the tokens.", {"content": or_null(listed(ref("TokenLogprob")))})
+)
+DESCRIPTION = ApiDescription(
+    route=Route(
+        "post",
+        "/v1/chat/completions",
+        "Generate",
+        "createChatCompletion",
+        "Answer a conversation",
+        "ChatCompletion",
+        GENERATION_ERRORS,
+        (REQUEST_ID,),
+        "ChatCompletionRequest",
+        {"messages": [{"role": "user", "content": "Say hello"}], "max_tokens": 32},
+        events="ChatCompletionChunk",
+    ),
+    request=ChatCompletionRequest,
+    unsupported=UNSUPPORTED,
+    replies={
+        "ToolCallReply": shape(
+            "A call of a function.",
+            {
+                "id": STRING,
+                "type": {"type": "string", "const": "function"},
+                "function": shape("The function and the JSON text of its arguments.", _FUNCTION),
+            },
+        ),
+        "ToolCallPiece": shape(
+            "A piece of a call. The first one of a call has id, type and name.",
+            {"index": COUNT, "function": shape("The next piece of the arguments.", _PIECE, name=STRING)},
+            id=STRING,
+            type={"type": "string", "const": "function"},
+        ),
+        "ChatChoice": shape(
+            "One output.",
+            {
+                "index": COUNT,
+                "message": shape(
+                    "The message.",
+                    {"role": STRING, "content": or_null(STRING), "refusal": or_null(STRING)},
+                    reasoning=or_null(STRING),
+                    tool_calls=listed(ref("ToolCallReply")),
+                ),
+                "logprobs": _CHAT_LOGPROBS,
+                "finish_reason": FINISH_REASON,
+            },
+            stop_reason=STOP_REASON,
+            token_ids=or_null(TOKENS),
+        ),
+        "ChatCompletion": generated(
+            "A chat completion.",
+            "chat.completion",
+            "ChatChoice",
+            usage=ref("Usage"),
+            prompt_token_ids=or_null(TOKENS),
+            prompt_logprobs=PROMPT_LOGPROBS,
+            system_fingerprint=or_null(STRING),
+            service_tier=or_null(STRING),
+            kv_transfer_params=TRANSFER,
+        ),
+        "ChatChunkChoice": shape(
+            "A piece of one output.",
+            {
+                "index": COUNT,
+                "delta": shape(
+                    "What the event adds to the message.",
+                    {},
+                    role=STRING,
+                    content=STRING,
+                    reasoning=STRING,
+                    tool_calls=listed(ref("ToolCallPiece")),
+                ),
+                "finish_reason": FINISH_REASON,
+            },
+            logprobs=_CHAT_LOGPROBS,
+            stop_reason=STOP_REASON,
+            token_ids=or_null(TOKENS),
+        ),
+        "ChatCompletionChunk": generated(
+            "An event of a streamed chat completion.",
+            "chat.completion.chunk",
+            "ChatChunkChoice",
+            usage=or_null(ref("Usage")),
+            prompt_token_ids=or_null(TOKENS),
+            kv_transfer_params=TRANSFER,
+        ),
+    },
+)

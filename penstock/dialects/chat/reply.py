@@ -1,0 +1,89 @@
+"""Events and bodies of ``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.dialects.openai_reply import OpenAIReply, usage_field
+from penstock.generation.collected import CollectedReply
+from penstock.generation.dialect import TokenUsage
+from penstock.generation.logprobs import TokenLogprobs
+from penstock.generation.parsers.delta import CallDelta, Delta
+from penstock.generation.replies import Choice, prompt_token_ids
+from penstock.http.asgi import encode_json
+from penstock.streaming.token_table import escape_json
+
+
+class ChatReply(OpenAIReply):
+    """A chat completion: choices are messages, and the first event of each names its role."""
+
+    __slots__ = ()
+
+    event_object, body_object = "chat.completion.chunk", "chat.completion"
+    text_start, text_end = b',"delta":{"content":"', b'"}'
+
+    def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
+        extra = b"" if usage is None else b',"usage":' + encode_json(usage_field(usage))
+        if prompt_token_ids is not None:
+            extra += b',"prompt_token_ids":' + encode_json(prompt_token_ids)
+        return (
+            b'%b{"index":%d,"delta":{"role":"%b","content":""},"logprobs":null,"finish_reason":null}]%b}\n\n'
+            % (self._prefix, index, escape_json(self.role), extra)
+        )
+
+    def content(self, index: int, text: bytes, delta: Delta | None) -> bytes:
+        if text:
+            return b"".join((self.head(index), text, self.text_end))
+        fields = b"{}" if delta is None else encode_json(delta_fields(delta))
+        return b'%b{"index":%d,"delta":%b' % (self._prefix, index, fields)
+
+    def logprobs(self, logprobs: TokenLogprobs | None) -> dict[str, Any] | None:
+        return None if logprobs is None else {"content": logprobs.entries}
+
+    def body_fields(self, reply: CollectedReply) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        prompt = reply.choices[0].prompt
+        if prompt.logprobs is not None:
+            fields["prompt_logprobs"] = prompt.logprobs.field()
+        if reply.plan.return_token_ids:
+            fields["prompt_token_ids"] = prompt_token_ids(prompt)
+        return fields
+
+    def whole_choice(self, index: int, choice: Choice, *, return_ids: bool) -> dict[str, Any]:
+        text = choice.prompt.echo + choice.text.decode()
+        fields = {"content": text} if choice.parser is None else message_fields(choice.parse(text))
+        message = {"role": self.role, **fields, "refusal": None}
+        return {"index": index, "message": message} | self.ending(choice, return_ids=return_ids)
+
+
+def delta_fields(delta: Delta) -> dict[str, Any]:
+    """The ``delta`` of an event: only the fields it adds to."""
+    fields: dict[str, Any] = {}
+    if delta.reasoning:
+        fields["reasoning"] = delta.reasoning
+    if delta.content:
+        fields["content"] = delta.content
+    if delta.calls:
+        fields["tool_calls"] = [_call_piece(call) for call in delta.calls]
+    return fields
+
+
+def message_fields(delta: Delta) -> dict[str, Any]:
+    """The fields of a whole message: content is null where it has only calls or reasoning."""
+    fields: dict[str, Any] = {"content": delta.content or None, "reasoning": delta.reasoning or None}
+    if not (delta.calls or delta.reasoning):
+        fields["content"] = delta.content
+    if delta.calls:
+        fields["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in delta.calls
+        ]
+    return fields
+
+
+def _call_piece(call: CallDelta) -> dict[str, Any]:
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}

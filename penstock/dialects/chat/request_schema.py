@@ -1,0 +1,79 @@
+"""The body of ``POST /v1/chat/completions``, and which of its fields are not served."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from penstock.generation.request_schemas import GenerateRequest, JsonObject, Message, Tool, about
+from penstock.generation.unsupported import COMMON, MUST_BE_ABSENT, UnsupportedField, absent
+
+
+class ChatCompletionRequest(GenerateRequest, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[
+        list[Message], about("The conversation, oldest message first.", extra_json_schema={"minItems": 1})
+    ]
+    max_completion_tokens: Annotated[int | None, about("Most tokens to generate.")] = None
+    logprobs: Annotated[bool | None, about("Report log probabilities.")] = None
+    top_logprobs: Annotated[int | None, about("Alternatives to report per token; only with logprobs.")] = None
+    add_generation_prompt: Annotated[
+        bool | None, about("Open the assistant's turn; default true unless continue_final_message.")
+    ] = None
+    continue_final_message: Annotated[bool | None, about("Go on with the last message.")] = None
+    chat_template_kwargs: Annotated[JsonObject | None, about("Variables for the chat template.")] = None
+    documents: Annotated[list[JsonObject] | None, about("Documents for the chat template.")] = None
+    tools: Annotated[list[Tool] | None, about("Functions for the chat template.")] = None
+    tool_choice: Annotated[
+        str | JsonObject | None,
+        about("none, auto (the default with tools), required, or a function to call."),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, about("false: a message has one tool call at most.")] = None
+    reasoning_effort: Annotated[str | None, about("A variable for the chat template.")] = None
+    include_reasoning: Annotated[bool | None, about("false: leave the reasoning out of the reply.")] = None
+    chat_template: str | None = None
+    return_prompt_text: bool | None = None
+    media_io_kwargs: JsonObject | None = None
+    mm_processor_kwargs: JsonObject | None = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    verbosity: str | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    moderation: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_key: Annotated[
+        str | None, about("Not used: prefixes are found by their tokens; see cache_salt.")
+    ] = None
+    metadata: Annotated[JsonObject | None, about("Not used: replies are not stored.")] = None
+    safety_identifier: Annotated[str | None, about("Your end user; not used.")] = None
+
+
+UNSUPPORTED = (
+    *COMMON,
+    UnsupportedField("audio", absent, MUST_BE_ABSENT),
+    UnsupportedField("chat_template", absent, "the server's own is used (--chat-template)"),
+    UnsupportedField("function_call", lambda value: value == "none", "it must be none or absent"),
+    UnsupportedField("functions", absent, MUST_BE_ABSENT),
+    UnsupportedField("media_io_kwargs", absent, MUST_BE_ABSENT),
+    UnsupportedField("mm_processor_kwargs", absent, MUST_BE_ABSENT),
+    UnsupportedField("modalities", lambda value: value == ["text"], '["text"] is served alone'),
+    UnsupportedField("moderation", absent, MUST_BE_ABSENT),
+    UnsupportedField("prediction", absent, MUST_BE_ABSENT),
+    UnsupportedField("prompt_cache_options", absent, MUST_BE_ABSENT),
+    UnsupportedField(
+        "prompt_cache_retention", lambda value: value == "in_memory", "it must be in_memory or absent"
+    ),
+    UnsupportedField("return_prompt_text", absent, "it must be false or absent"),
+    UnsupportedField(
+        "service_tier", lambda value: value in ("auto", "default"), "it must be auto, default or absent"
+    ),
+    UnsupportedField("store", absent, "it must be false or absent"),
+    UnsupportedField("verbosity", lambda value: value == "medium", "it must be medium or absent"),
+    UnsupportedField("web_search_options", lambda value: False, MUST_BE_ABSENT),
+)

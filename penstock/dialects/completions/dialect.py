@@ -1,0 +1,55 @@
+"""``/v1/completions``: from a body to a plan and a reply format."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.config.options import ServeConfig
+from penstock.dialects.completions.reply import CompletionReply
+from penstock.dialects.completions.request_schema import UNSUPPORTED, CompletionRequest
+from penstock.generation import sampling_params
+from penstock.generation.dialect import Dialect
+from penstock.generation.input_processor import InputProcessor
+from penstock.generation.plan import RequestPlan
+from penstock.generation.prompts import parse_prompts
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for completions."""
+
+
+class Completions(Dialect):
+    """OpenAI's completions."""
+
+    path = "/v1/completions"
+
+    def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
+        self._processor = processor
+        self._decoder = processor.decoder(CompletionRequest)
+        self._unsupported = processor.unsupported(UNSUPPORTED)
+        self._max_logprobs = config.max_logprobs
+        self._done_after_error = config.compat_done_after_error
+
+    def plan(self, body: bytes, request_id: str | None = None) -> RequestPlan:
+        processor = self._processor
+        request = self._decoder.decode(body)
+        self._unsupported.check(request)
+        processor.check_model(request.model)
+        logprobs = -1
+        if request.logprobs is not None:
+            sampling_params.check_logprobs(logprobs := request.logprobs, self._max_logprobs)
+        max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        model_info = processor.model_info
+        if max_tokens or not request.echo:
+            sampling_params.check_max_tokens(max_tokens, model_info.max_model_len)
+        prompts = parse_prompts(request.prompt, model_info.vocab_size)
+        plan = processor.plan(request, request_id, prompts, max_tokens, logprobs)
+        plan.echo = bool(request.echo)
+        if plan.echo and logprobs > plan.prompt_logprobs:
+            plan.prompt_logprobs = logprobs
+            plan.base = msgspec.structs.replace(plan.base, prompt_logprobs=logprobs)
+        plan.add_special_tokens = request.add_special_tokens is not False
+        return plan
+
+    def reply_format(self, plan: RequestPlan, request_id: str) -> CompletionReply:
+        id = f"cmpl-{plan.request_id or request_id}"
+        return CompletionReply(id, plan.model, plan.role, done_after_error=self._done_after_error)

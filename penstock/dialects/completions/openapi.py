@@ -1,0 +1,71 @@
+"""``/v1/completions`` in the OpenAPI document."""
+
+from __future__ import annotations
+
+from penstock.dialects.completions.request_schema import UNSUPPORTED, CompletionRequest
+from penstock.dialects.openapi_schema import (
+    COUNT,
+    FINISH_REASON,
+    GENERATION_ERRORS,
+    NUMBER,
+    PROMPT_LOGPROBS,
+    REQUEST_ID,
+    STOP_REASON,
+    STRING,
+    TOKENS,
+    TRANSFER,
+    ApiDescription,
+    Route,
+    generated,
+    listed,
+    or_null,
+    ref,
+    shape,
+)
+
+DESCRIPTION = ApiDescription(
+    route=Route(
+        "post",
+        "/v1/completions",
+        "Generate",
+        "createCompletion",
+        "Complete a prompt",
+        "Completion",
+        GENERATION_ERRORS,
+        (REQUEST_ID,),
+        "CompletionRequest",
+        {"prompt": "Once upon a time", "max_tokens": 32},
+        events="Completion",
+    ),
+    request=CompletionRequest,
+    unsupported=UNSUPPORTED,
+    replies={
+        "CompletionLogprobs": shape(
+            "Log probabilities, one entry per token.",
+            {
+                "text_offset": listed(COUNT),
+                "token_logprobs": listed(or_null(NUMBER)),
+                "tokens": listed(STRING),
+                "top_logprobs": listed(or_null({"type": "object", "additionalProperties": NUMBER})),
+            },
+        ),
+        "CompletionChoice": shape(
+            "One output, or a piece of it.",
+            {"index": COUNT, "text": STRING, "logprobs": or_null(ref("CompletionLogprobs"))}
+            | {"finish_reason": FINISH_REASON},
+            stop_reason=STOP_REASON,
+            token_ids=or_null(TOKENS),
+            prompt_token_ids=or_null(TOKENS),
+            prompt_logprobs=PROMPT_LOGPROBS,
+        ),
+        "Completion": generated(
+            "A completion; as an event, a piece of one.",
+            "text_completion",
+            "CompletionChoice",
+            usage=or_null(ref("Usage")),
+            system_fingerprint=or_null(STRING),
+            service_tier=or_null(STRING),
+            kv_transfer_params=TRANSFER,
+        ),
+    },
+)

@@ -1,0 +1,169 @@
+"""The replies of OpenAI's completions and chat completions: what the two have in common.
+
+Bytes that are the same in every event of a request are prepared once. Field order and spelling follow vLLM's
+events, so that its clients find the fields they expect. Fields that are null in vLLM and that OpenAI's own
+API does not send are omitted (docs/compatibility.md).
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from penstock import __version__
+from penstock.generation.collected import CollectedReply
+from penstock.generation.dialect import ReplyFormat, TokenUsage
+from penstock.generation.logprobs import TokenLogprobs
+from penstock.generation.parsers.delta import Delta
+from penstock.generation.replies import Choice
+from penstock.http.admission import stream_failed
+from penstock.http.asgi import encode_json
+from penstock.streaming.stream import StreamError
+from penstock.streaming.token_table import escape_json
+from penstock.wire.messages import TransferParams
+
+DONE = b"data: [DONE]\n\n"
+SYSTEM_FINGERPRINT = f"penstock-{__version__}"
+_FINGERPRINT = b',"system_fingerprint":' + encode_json(SYSTEM_FINGERPRINT)
+
+
+class OpenAIReply(ReplyFormat):
+    """A reply of one request; a subclass per API spells choices."""
+
+    __slots__ = ("_done_after_error", "_prefix", "created", "id", "model", "role")
+
+    event_object: ClassVar[str]
+    body_object: ClassVar[str]
+    text_start: ClassVar[bytes]
+    """Between a choice's index and its text."""
+    text_end: ClassVar[bytes]
+
+    def __init__(self, id: str, model: str, role: str, *, done_after_error: bool = False) -> None:
+        """``done_after_error``: ``[DONE]`` follows an error event (--compat-done-after-error)."""
+        self.id = id
+        self.model = model
+        self.role = role
+        self.created = int(time.time())
+        self._done_after_error = done_after_error
+        self._prefix = b'data: {"id":"%b","object":"%b","created":%d,"model":"%b","choices":[' % (
+            escape_json(id),
+            self.event_object.encode(),
+            self.created,
+            escape_json(model),
+        )
+
+    # -- events
+
+    def head(self, index: int) -> bytes:
+        return b'%b{"index":%d%b' % (self._prefix, index, self.text_start)
+
+    def tail(self) -> bytes:
+        return self.text_end + b',"logprobs":null,"finish_reason":null}]}\n\n'
+
+    @abstractmethod
+    def content(self, index: int, text: bytes, delta: Delta | None) -> bytes:
+        """An event up to what choice ``index`` adds, its closing brace excluded."""
+
+    @abstractmethod
+    def logprobs(self, logprobs: TokenLogprobs | None) -> dict[str, Any] | None:
+        """The field ``logprobs`` of a choice."""
+
+    def event(
+        self,
+        index: int,
+        text: bytes,
+        *,
+        delta: Delta | None = None,
+        finish_reason: bytes | None = None,
+        stop_reason: int | str | None = None,
+        logprobs: TokenLogprobs | None = None,
+        token_ids: Sequence[int] | None = None,
+        prompt_token_ids: Sequence[int] | None = None,
+        usage: TokenUsage | None = None,
+        kv_transfer_params: TransferParams | None = None,
+    ) -> bytes:
+        parts = [self.content(index, text, delta), b',"logprobs":']
+        parts.append(b"null" if logprobs is None else encode_json(self.logprobs(logprobs)))
+        if finish_reason is None:
+            parts.append(b',"finish_reason":null')
+        else:
+            parts.append(
+                b',"finish_reason":"%b","stop_reason":%b' % (finish_reason, encode_json(stop_reason))
+            )
+        if prompt_token_ids is not None:
+            parts += (b',"prompt_token_ids":', encode_json(prompt_token_ids))
+        if token_ids is not None:
+            parts += (b',"token_ids":', encode_json(token_ids))
+        parts.append(b"}]" if finish_reason is None else b"}]" + _FINGERPRINT)
+        if usage is not None:
+            parts += (b',"usage":', encode_json(usage_field(usage)))
+        if kv_transfer_params is not None:
+            parts += (b',"kv_transfer_params":', kv_transfer_params)
+        parts.append(b"}\n\n")
+        return b"".join(parts)
+
+    def end(self, usage: TokenUsage | None) -> bytes:
+        if usage is None:
+            return DONE
+        counts = encode_json(usage_field(usage))
+        return b'%b],"usage":%b%b}\n\n' % (self._prefix, counts, _FINGERPRINT) + DONE
+
+    def error(self, error: StreamError) -> bytes:
+        event = b"data: %b\n\n" % stream_failed(error).body()
+        return event + DONE if self._done_after_error else event
+
+    # -- replies that are not streamed
+
+    @abstractmethod
+    def whole_choice(self, index: int, choice: Choice, *, return_ids: bool) -> dict[str, Any]:
+        """One choice of a finished reply. ``return_ids``: the client wants token ids."""
+
+    def body_fields(self, reply: CollectedReply) -> dict[str, Any]:
+        """Fields of the body beyond those that both APIs have."""
+        return {}
+
+    def whole(self, reply: CollectedReply) -> bytes:
+        return_ids = reply.plan.return_token_ids
+        body: dict[str, Any] = {
+            "id": self.id,
+            "object": self.body_object,
+            "created": self.created,
+            "model": self.model,
+            "choices": [
+                self.whole_choice(index, choice, return_ids=return_ids)
+                for index, choice in enumerate(reply.best_choices())
+            ],
+            "service_tier": None,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+            "usage": usage_field(reply.usage()),
+        }
+        body |= self.body_fields(reply)
+        if reply.choices[0].kv_transfer_params is not None:
+            body["kv_transfer_params"] = msgspec.Raw(reply.choices[0].kv_transfer_params)
+        return encode_json(body)
+
+    def ending(self, choice: Choice, *, return_ids: bool) -> dict[str, Any]:
+        """The last fields of a choice of a finished reply."""
+        ending: dict[str, Any] = {
+            "logprobs": None if choice.logprobs is None else self.logprobs(choice.logprobs.take()),
+            "finish_reason": choice.finish_reason.decode(),
+            "stop_reason": choice.stop_reason,
+        }
+        if return_ids:
+            ending["token_ids"] = choice.tokens
+        return ending
+
+
+def usage_field(usage: TokenUsage) -> dict[str, Any]:
+    """The usage object of both APIs."""
+    details = None if usage.cached_tokens is None else {"cached_tokens": usage.cached_tokens}
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "prompt_tokens_details": details,
+    }

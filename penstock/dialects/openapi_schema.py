@@ -1,0 +1,145 @@
+"""Parts of the OpenAPI document that APIs share: how a route is described, and common JSON schemas.
+
+Replies are put together as bytes, so their schemas are written here and with each API, for the document
+alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from penstock.generation.request_schemas import MAX_REQUEST_ID
+from penstock.generation.unsupported import UnsupportedField
+
+Schema = dict[str, Any]
+
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+FLAG: Schema = {"type": "boolean"}
+TOKENS: Schema = {"type": "array", "items": COUNT}
+
+
+def ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def listed(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def shape(description: str, required: dict[str, Schema], **optional: Schema) -> Schema:
+    """An object with fields that are always there, and some that need not be."""
+    return {
+        "type": "object",
+        "description": description,
+        "required": list(required),
+        "properties": required | optional,
+    }
+
+
+class Route(NamedTuple):
+    """One method of one path."""
+
+    method: str
+    path: str
+    tag: str
+    operation: str
+    summary: str
+    reply: str | Schema
+    """Name of the schema of the reply, or the whole description of a reply that has none."""
+    errors: tuple[int, ...] = ()
+    parameters: tuple[Schema, ...] = ()
+    body: str | None = None
+    """Name of the schema of the request's body."""
+    example: Schema | None = None
+    events: str | None = None
+    """Name of the schema of a streamed reply's events."""
+
+
+class ApiDescription(NamedTuple):
+    """One API that generates."""
+
+    route: Route
+    request: type[msgspec.Struct]
+    """Its schema has the name of ``route.body``."""
+    unsupported: tuple[UnsupportedField, ...]
+    replies: dict[str, Schema]
+    """Schemas of the reply and its events, by the names that references use."""
+
+
+BODY_ERRORS = (400, 404, 408, 413, 500, 503)
+"""Statuses of a route that reads a body."""
+GENERATION_ERRORS = (*BODY_ERRORS, 429)
+REQUEST_ID: Schema = {
+    "in": "header",
+    "name": "X-Request-Id",
+    "description": "Becomes part of the reply's id.",
+    "schema": {"type": "string", "maxLength": MAX_REQUEST_ID},
+}
+FINISH_REASON = or_null({"type": "string", "enum": ["stop", "length", "tool_calls"]})
+STOP_REASON = {
+    "description": "The stop string or the id of the stop token that ended the output.",
+    "anyOf": [STRING, INTEGER, {"type": "null"}],
+}
+TRANSFER = or_null(
+    {"type": "object", "description": "What the engine's connector of KV caches says at the end."}
+)
+TOKEN: dict[str, Schema] = {"token": STRING, "logprob": NUMBER, "bytes": or_null(listed(COUNT))}
+PROMPT_LOGPROBS = or_null(
+    listed(
+        or_null(
+            {
+                "type": "object",
+                "description": "Candidates by token id, the prompt's own first.",
+                "additionalProperties": shape(
+                    "A candidate.", {"logprob": NUMBER, "rank": COUNT, "decoded_token": STRING}
+                ),
+            }
+        )
+    )
+)
+
+
+def generated(description: str, kind: str, choice: str, **optional: Schema) -> Schema:
+    required = {
+        "id": STRING,
+        "object": {"type": "string", "const": kind},
+        "created": {"type": "integer", "description": "Seconds since 1970."},
+        "model": STRING,
+        "choices": listed(ref(choice)),
+    }
+    return shape(description, required, **optional)
+
+
+ERROR = shape(
+    "The error.",
+    {
+        "message": STRING,
+        "type": STRING,
+        "param": {"description": "The field at fault.", **or_null(STRING)},
+        "code": {"anyOf": [STRING, INTEGER, {"type": "null"}]},
+    },
+)
+
+SHARED: dict[str, Schema] = {
+    "Error": shape("Why a request failed.", {"error": ERROR}),
+    "Usage": shape(
+        "Tokens of a request.",
+        {"prompt_tokens": COUNT, "total_tokens": COUNT, "completion_tokens": COUNT},
+        prompt_tokens_details=or_null({"type": "object"}),
+        completion_tokens_details=or_null({"type": "object"}),
+    ),
+    "TokenLogprob": shape(
+        "A generated token and its alternatives.",
+        TOKEN | {"top_logprobs": listed(shape("An alternative.", TOKEN))},
+    ),
+}
+"""By the names that references use."""

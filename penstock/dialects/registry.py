@@ -1,0 +1,20 @@
+"""The APIs that a server offers."""
+
+from __future__ import annotations
+
+from penstock.config.options import ServeConfig
+from penstock.dialects.chat import openapi as chat
+from penstock.dialects.chat.dialect import ChatCompletions
+from penstock.dialects.completions import openapi as completions
+from penstock.dialects.completions.dialect import Completions
+from penstock.generation.dialect import Dialect
+from penstock.generation.input_processor import InputProcessor
+
+
+def make_dialects(config: ServeConfig, processor: InputProcessor) -> list[Dialect]:
+    """One of every API."""
+    return [Completions(config, processor), ChatCompletions(config, processor)]
+
+
+DESCRIPTIONS = (completions.DESCRIPTION, chat.DESCRIPTION)
+"""Of every API, for the OpenAPI document."""

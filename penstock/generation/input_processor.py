@@ -1,0 +1,219 @@
+"""From a checked request to a plan: what all dialects share.
+
+Planning is pure: it reads the request, the model's facts and its chat template, and raises ApiError for
+values that cannot be served. The caller tokenizes prompts, in a thread where they are long.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from penstock.config.options import ServeConfig
+from penstock.generation import sampling_params
+from penstock.generation.body_decoder import BodyDecoder
+from penstock.generation.chat_template import RESERVED, ChatTemplate
+from penstock.generation.conversation import conversation
+from penstock.generation.model_info import ModelInfo
+from penstock.generation.parsers.registry import output_format
+from penstock.generation.plan import RequestPlan, constrain
+from penstock.generation.prompts import truncation
+from penstock.generation.request_schemas import MAX_REQUEST_ID, GenerateRequest, Message, Tool
+from penstock.generation.stream_interval import IntervalPolicy
+from penstock.generation.structured_output import parse_constraint
+from penstock.generation.tokenizer import Tokenizer
+from penstock.generation.unsupported import UnsupportedField, UnsupportedFieldCheck
+from penstock.http.errors import ApiError, refused, unknown_model
+
+Request = TypeVar("Request", bound=msgspec.Struct)
+
+
+class InputProcessor:
+    """Plans requests for one served model."""
+
+    def __init__(
+        self, config: ServeConfig, info: ModelInfo, tokenizer: Tokenizer, template: ChatTemplate | None
+    ) -> None:
+        """``template`` None: conversations are refused."""
+        self.model_info = info
+        self.output_format = output_format(
+            config.tool_call_parser, config.reasoning_parser, template.source if template else ""
+        )
+        """How the model writes tool calls and reasoning."""
+        self.has_special_markers = tokenizer.has_special(self.output_format.markers)
+        """Whether texts that parsers look for are special tokens; outputs must keep those."""
+        self._strict = config.strict_requests
+        self._decoders: list[BodyDecoder[Any]] = []
+        self._model = info.names[0]
+        self._names = frozenset(info.all_names)
+        self._adapters = frozenset(adapter.name for adapter in info.adapters)
+        self._max_logprobs = config.max_logprobs
+        self._force_usage = config.enable_force_include_usage
+        self._interval_policy = IntervalPolicy(config)
+        self._max_tokens = min(info.max_model_len, info.defaults.max_new_tokens or info.max_model_len)
+        self._tokenizer = tokenizer
+        self._template = template
+        self._draw = random.Random().getrandbits
+
+    # -- what a dialect is made of
+
+    def decoder(self, type: type[Request]) -> BodyDecoder[Request]:
+        """A decoder of bodies of one type, whose unknown fields are counted here."""
+        decoder = BodyDecoder(type, strict=self._strict)
+        self._decoders.append(decoder)
+        return decoder
+
+    def unsupported(self, fields: tuple[UnsupportedField, ...]) -> UnsupportedFieldCheck:
+        """The check for fields that are known but not served with this engine."""
+        served = {"kv_transfer_params"} if self.model_info.transfers_kv else set()
+        return UnsupportedFieldCheck(fields, served)
+
+    def unknown_fields(self) -> dict[str, int]:
+        """How often requests had each unknown field, since the start."""
+        counts: dict[str, int] = {}
+        for decoder in self._decoders:
+            for name, count in decoder.unknown.items():
+                counts[name] = counts.get(name, 0) + count
+        return counts
+
+    # -- a request
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError for a model that is not served."""
+        if name is not None and name not in self._names:
+            raise unknown_model(name, self.model_info.all_names)
+
+    def plan(
+        self,
+        request: GenerateRequest,
+        request_id: str | None,
+        prompts: Sequence[str | list[int]],
+        max_tokens: int | None,
+        logprobs: int,
+    ) -> RequestPlan:
+        """A plan of all fields that dialects share. ``max_tokens`` None: up to the end of the context;
+        ``logprobs``: alternatives per token, -1 for none. Raises ApiError."""
+        most = self._max_tokens if max_tokens is None else min(max_tokens or 1, self._max_tokens)
+        base = sampling_params.parse_sampling_params(
+            request,
+            self.model_info,
+            self._tokenizer,
+            max_tokens=most,
+            seed=self._draw(63),
+            logprobs=logprobs,
+        )
+        plan = RequestPlan(self._model, prompts, True, base, self.model_info.max_model_len)
+        if request.response_format is not None or request.structured_outputs is not None:
+            constraint = parse_constraint(request)
+            if constraint is not None:
+                constrain(plan, constraint)
+        plan.stream = bool(request.stream)
+        plan.max_tokens = max_tokens
+        plan.logprobs = logprobs
+        plan.request_id = request_id or request.request_id
+        if request_id is not None and len(request_id) > MAX_REQUEST_ID:
+            raise ApiError(
+                400, f"X-Request-Id is longer than {MAX_REQUEST_ID} characters.", param="X-Request-Id"
+            )
+        if request.n is not None:
+            plan.n = request.n
+        if request.best_of is not None:
+            self._set_best_of(plan, request.best_of)
+        sampling_params.check_streams(len(prompts), plan.n)
+        self._set_reply(plan, request)
+        if request.priority is not None:
+            plan.priority = request.priority
+        plan.cache_salt = request.cache_salt
+        if request.model in self._adapters:
+            plan.model = plan.adapter = request.model
+        if request.kv_transfer_params:
+            plan.kv_transfer_params = msgspec.json.encode(request.kv_transfer_params)
+        if request.truncate_prompt_tokens is not None or request.truncation_side is not None:
+            plan.truncate_prompt_tokens, plan.truncate_left = truncation(
+                request, self.model_info.max_model_len, max_tokens
+            )
+        return plan
+
+    def _set_reply(self, plan: RequestPlan, request: GenerateRequest) -> None:
+        """What is sent, and when; ``plan.stream`` is set."""
+        options = request.stream_options
+        if options is not None and not plan.stream:
+            raise refused("Stream options can only be defined when `stream=True`.", "stream_options")
+        if request.prompt_logprobs is not None:
+            sampling_params.check_prompt_logprobs(
+                request.prompt_logprobs, self._max_logprobs, stream=plan.stream
+            )
+            plan.prompt_logprobs = request.prompt_logprobs
+            plan.base = msgspec.structs.replace(plan.base, prompt_logprobs=request.prompt_logprobs)
+        plan.include_usage = plan.stream and self._force_usage
+        if options is not None:
+            plan.include_usage |= bool(options.include_usage)
+            plan.continuous_usage = plan.include_usage and bool(options.continuous_usage_stats)
+        if request.stop is not None:
+            plan.stop = sampling_params.stop_strings(request.stop)
+        if request.include_stop_str_in_output:
+            plan.include_stop_str = True
+        plan.interval = self._interval_policy.interval(request, streamed=plan.stream or bool(plan.stop))
+        if request.skip_special_tokens is False:
+            plan.skip_special_tokens = False
+        if request.return_token_ids:
+            plan.return_token_ids = True
+
+    def _set_best_of(self, plan: RequestPlan, best_of: int) -> None:
+        sampling_params.check_best_of(best_of, plan.n, stream=plan.stream)
+        if best_of > plan.n and plan.base.temperature > 0:  # greedy choices are all the same
+            plan.kept, plan.n = plan.n, best_of
+            plan.base = msgspec.structs.replace(plan.base, logprobs=max(0, plan.base.logprobs))
+
+    def render(
+        self,
+        messages: list[Message],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        tools: list[Tool] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        variables: dict[str, Any] | None = None,
+    ) -> str:
+        """The prompt of a conversation. Raises ApiError."""
+        template = self._template
+        if template is None:
+            raise ApiError(
+                400,
+                "The model has no chat template: start the server with --chat-template FILE, or use "
+                "/v1/completions.",
+                param="messages",
+            )
+        if not messages:
+            raise ApiError(
+                400, "Cannot apply chat template to an empty conversation. Provide at least one message."
+            )
+        if variables and not RESERVED.isdisjoint(variables):
+            name = next(name for name in variables if name in RESERVED)
+            raise ApiError(
+                400,
+                f"chat_template_kwargs cannot set {name!r}, which is a field of requests.",
+                param="chat_template_kwargs",
+            )
+        return template.render(
+            conversation(messages, parts=template.wants_parts(tools=bool(tools))),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=msgspec.to_builtins(tools) if tools else None,
+            documents=documents,
+            variables=variables,
+        )
+
+
+def opens_turn(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:
+    """Whether the prompt opens the assistant's turn. Raises ApiError when it would also continue the last
+    one."""
+    if add_generation_prompt and continue_final_message:
+        raise refused(
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+            "continue_final_message",
+        )
+    return not continue_final_message if add_generation_prompt is None else add_generation_prompt

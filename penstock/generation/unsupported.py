@@ -1,0 +1,70 @@
+"""What requests may ask for elsewhere but not here: one table.
+
+Each row is refused by name. A feature that gets built loses its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from penstock.http.errors import not_served
+
+
+class UnsupportedField(NamedTuple):
+    """A field of requests that is known, and the values of it that are served."""
+
+    field: str
+    served: Callable[[Any], bool]
+    allowed: str
+    """The same in words, for the error."""
+
+
+def absent(value: Any) -> bool:
+    return not value
+
+
+def _one(value: Any) -> bool:
+    return bool(value == 1)
+
+
+MUST_BE_ABSENT = "it must be absent"
+
+COMMON = (
+    UnsupportedField("ec_transfer_params", absent, MUST_BE_ABSENT),
+    UnsupportedField("kv_transfer_params", absent, MUST_BE_ABSENT),
+    UnsupportedField("length_penalty", _one, "it must be 1 or absent"),
+    UnsupportedField("logprob_token_ids", absent, MUST_BE_ABSENT),
+    UnsupportedField("mm_payload", lambda value: value == "none", "it must be none or absent"),
+    UnsupportedField("repetition_detection", absent, MUST_BE_ABSENT),
+    UnsupportedField("return_mm_kwargs", absent, "it must be false or absent"),
+    UnsupportedField("return_token_offsets", absent, "it must be false or absent"),
+    UnsupportedField("return_tokens_as_token_ids", absent, "it must be false or absent"),
+    UnsupportedField("routed_experts_prompt_start", absent, "it must be 0 or absent"),
+    UnsupportedField("spaces_between_special_tokens", bool, "it must be true or absent"),
+    UnsupportedField("thinking_token_budget", lambda value: value == -1, "it must be -1 or absent"),
+    UnsupportedField("use_beam_search", absent, "it must be false or absent"),
+    UnsupportedField("vllm_xargs", absent, MUST_BE_ABSENT),
+    UnsupportedField("watermarking", absent, "it must be false or absent"),
+)
+
+
+class UnsupportedFieldCheck:
+    """Refuses what a table lists."""
+
+    def __init__(self, rows: tuple[UnsupportedField, ...], served: Collection[str] = ()) -> None:
+        """``served``: fields of ``rows`` that the engine at hand does know."""
+        self._rows = rows = tuple(row for row in rows if row.field not in served)
+        # One call reads all the fields: a request with none of them pays half a microsecond.
+        self._values = attrgetter(*(row.field for row in rows))
+        self._nothing = (None,) * len(rows)
+
+    def check(self, request: Any) -> None:
+        """Raises ApiError for the first field with a value that is not served."""
+        values = self._values(request)
+        if values == self._nothing:
+            return
+        for row, value in zip(self._rows, values, strict=True):
+            if value is not None and not row.served(value):
+                raise not_served(row.field, row.allowed)
