@@ -123,5 +123,5 @@ def _candidate(table: TokenTable, token: int, value: float) -> dict[str, Any]:
 
 def token_text(table: TokenTable, token: int) -> str:
     """The text of a token by itself."""
-    detokenizer = Detokenizer(table, has_context=True)
+    detokenizer = Detokenizer(table)
     return detokenizer.push((token,)) + detokenizer.finish()

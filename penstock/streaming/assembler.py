@@ -31,7 +31,7 @@ class Assembler:
     ) -> None:
         """``exempt``: tokens at the start in whose text no stop string is looked for."""
         self._exempt = exempt
-        self._detokenizer = Detokenizer(table, has_context=True)
+        self._detokenizer = Detokenizer(table)
         self._matcher = StopMatcher(stops, include=include_stop) if stops else None
 
     @property

@@ -12,7 +12,9 @@ a chain does to a stream:
 | any other chain, decoders written in Python                   | WHOLE | depends on the whole stream      |
 
 ByteLevel and Fuse join the tokens; of the decoders that may come after them, dropping leading characters
-(Strip) and replacing a single character (Replace, not after ByteLevel) are known.
+(Strip, which concerns the prompt before a stream) and replacing a single character (Replace, not after
+ByteLevel) are known. Where a decoder treats the first token of a text in a way of its own, that is the
+prompt's.
 """
 
 from __future__ import annotations
@@ -37,33 +39,25 @@ class Mode(enum.Enum):
     WHOLE = enum.auto()
 
 
-class Stage(NamedTuple):
-    """A decoder that rewrites each token by itself."""
-
-    rewrite: Callable[[str, bool], str]
-    """Takes a token and whether it is the first of its text."""
-
-    minds_first: bool = False
-    """Whether the first token is rewritten in another way than the others."""
+Stage = Callable[[str], str]
+"""A decoder that rewrites each token by itself; not the first of a text."""
 
 
 class Plan(NamedTuple):
     """A tokenizer's decoder, reduced to what incremental decoding has to know.
 
     Tokens pass `before`, then runs of byte tokens become characters if `byte_fallback`, then all pass
-    `after`. Of the joined text up to `strip` leading `strip_char` are dropped.
+    `after`.
     """
 
     mode: Mode
     before: tuple[Stage, ...] = ()
     byte_fallback: bool = False
     after: tuple[Stage, ...] = ()
-    strip_char: str = ""
-    strip: int = 0
+    stripped: bool = False
+    """Whether leading characters of the joined text, the prompt's, are dropped last."""
     context: str = ""
     """PAIR: a complete, ordinary token that stands for the text before a stream."""
-    minds_first: bool = False
-    """Whether any stage does."""
 
 
 _WHOLE = Plan(Mode.WHOLE)
@@ -75,8 +69,7 @@ def read_plan(decoder: decoders.Decoder | None, tokens: list[str | None]) -> Pla
     `tokens` holds the vocabulary as the decoder may see it, None for what it never sees.
     """
     if decoder is None:
-        join = Stage(lambda token, first: token if first else " " + token, minds_first=True)
-        return Plan(Mode.TEXT, before=(join,), minds_first=True)
+        return Plan(Mode.TEXT, before=(lambda token: " " + token,))
     try:
         description = json.loads(decoder.__getstate__())
     except Exception as error:  # noqa: BLE001 - tokenizers raises this for a decoder written in Python
@@ -107,7 +100,7 @@ def _extend(plan: Plan, link: dict[str, Any]) -> Plan | None:
     match link["type"]:
         case "Fuse":
             return plan
-        case "ByteLevel" if not plan.byte_fallback and not plan.minds_first:
+        case "ByteLevel" if not plan.byte_fallback:
             return plan._replace(mode=Mode.BYTES)
         case "ByteFallback" if not plan.byte_fallback:
             return plan._replace(byte_fallback=True)
@@ -117,10 +110,9 @@ def _extend(plan: Plan, link: dict[str, Any]) -> Plan | None:
 def _with_stage(plan: Plan, stage: Stage | None) -> Plan | None:
     if stage is None:
         return None
-    minds_first = plan.minds_first or stage.minds_first
     if plan.byte_fallback:
-        return plan._replace(after=(*plan.after, stage), minds_first=minds_first)
-    return plan._replace(before=(*plan.before, stage), minds_first=minds_first)
+        return plan._replace(after=(*plan.after, stage))
+    return plan._replace(before=(*plan.before, stage))
 
 
 def _extend_joined(plan: Plan, link: dict[str, Any]) -> Plan | None:
@@ -128,9 +120,9 @@ def _extend_joined(plan: Plan, link: dict[str, Any]) -> Plan | None:
     match link:
         case {"type": "Fuse"}:
             return plan
-        case {"type": "Strip", "content": str(char), "start": int(start), "stop": 0} if not plan.strip:
-            return plan._replace(strip_char=char, strip=start)
-        case {"type": "Replace", "pattern": {"String": str(old)}} if len(old) == 1 and not plan.strip:
+        case {"type": "Strip", "stop": 0} if not plan.stripped:
+            return plan._replace(stripped=True)
+        case {"type": "Replace", "pattern": {"String": str(old)}} if len(old) == 1 and not plan.stripped:
             # The same before joining, as no token's end can complete a match.
             return _with_stage(plan, _stage(link)) if plan.mode is Mode.TEXT else None
     return None
@@ -139,19 +131,17 @@ def _extend_joined(plan: Plan, link: dict[str, Any]) -> Plan | None:
 def _stage(link: dict[str, Any]) -> Stage | None:
     match link:
         case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if old:
-            return Stage(lambda token, first: token.replace(old, new))
+            return lambda token: token.replace(old, new)
         case {"type": "Replace", "pattern": {"Regex": str(pattern)}, "content": str(new)}:
             replace = decoders.Replace(Regex(pattern), new)
-            return Stage(lambda token, first: replace.decode([token]))
-        case {"type": "Metaspace", "replacement": str(mark), "prepend_scheme": str(scheme)}:
-            # Not only a leading mark: unless the scheme is "never", the first token loses every mark in it.
-            opening = " " if scheme == "never" else ""
-            return Stage(lambda token, first: token.replace(mark, opening if first else " "), opening == "")
+            return lambda token: replace.decode([token])
+        case {"type": "Metaspace", "replacement": str(mark)}:
+            return lambda token: token.replace(mark, " ")
         case {"type": "WordPiece", "prefix": str(prefix), "cleanup": bool(cleanup)}:
-            return Stage(_word_piece(prefix, cleanup), True)
+            return _word_piece(prefix, cleanup)
         # With a stop, tokenizers panics on a token that it would empty.
         case {"type": "Strip", "content": str(char), "start": int(start), "stop": 0}:
-            return Stage(lambda token, first: strip_start(token, char, start))
+            return lambda token: strip_start(token, char, start)
     return None
 
 
@@ -171,10 +161,9 @@ _CLEANUP = (
 )
 
 
-def _word_piece(prefix: str, cleanup: bool) -> Callable[[str, bool], str]:
-    def rewrite(token: str, first: bool) -> str:
-        if not first:
-            token = token[len(prefix) :] if token.startswith(prefix) else " " + token
+def _word_piece(prefix: str, cleanup: bool) -> Stage:
+    def rewrite(token: str) -> str:
+        token = token[len(prefix) :] if token.startswith(prefix) else " " + token
         if cleanup and " " in token:  # every artifact has a space
             for old, new in _CLEANUP:
                 token = token.replace(old, new)

@@ -1,4 +1,4 @@
-"""Text from tokens as they arrive, exactly as `tokenizers` decodes all of them at once.
+"""Text from tokens as they arrive, exactly as `tokenizers` decodes all of them at once behind a prompt.
 
 A `Detokenizer` belongs to one stream and keeps what its tokens have not settled yet:
 
@@ -8,8 +8,6 @@ A `Detokenizer` belongs to one stream and keeps what its tokens have not settled
 * a run of byte tokens (ByteFallback). `tokenizers` decodes such a run as a whole, and if it is not valid
   UTF-8 every byte of it becomes U+FFFD, even those of characters that were complete. So a run is held until
   another token, or the end, closes it;
-* that the text has not begun, where the decoder treats the first token or leading spaces in a way of its
-  own. With `has_context` the text before the stream has taken care of that;
 * the token before, or all of them, for decoders that need these (modes PAIR and WHOLE of the plan).
 
 While `pending` is false nothing of the kind is kept, and a token with a text in the table has this text
@@ -21,15 +19,13 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from penstock.streaming.decoder_plan import Mode, strip_start
+from penstock.streaming.decoder_plan import Mode
 from penstock.streaming.token_table import TokenTable
 
 
 class Detokenizer:
-    """The text of one stream.
-
-    has_context: the stream continues a text that is not empty, such as a prompt. Its text is then what the
-    tokens add to that of an ordinary, complete token before them.
+    """The text of one stream, which continues a prompt: what its tokens add to the text of an ordinary,
+    complete token before them.
 
     pending: whether the text of the next token depends on what is kept here. While it is false, tokens whose
     `table.text` is not None may bypass `push`.
@@ -37,20 +33,16 @@ class Detokenizer:
     Token ids must not be negative. Ids that the tokenizer does not know add nothing.
     """
 
-    __slots__ = ("_first", "_held", "_strip", "_table", "_tokens", "_window", "pending")
+    __slots__ = ("_held", "_table", "_tokens", "_window", "pending")
 
-    def __init__(self, table: TokenTable, *, has_context: bool) -> None:
+    def __init__(self, table: TokenTable) -> None:
         plan = table.plan
         self._table = table
         self._held = b""  # BYTES: an unfinished character; TEXT: a run of byte tokens
-        self._first = plan.minds_first and not has_context  # nothing has been decoded
-        self._strip = 0 if has_context else plan.strip  # leading characters that may still be dropped
-        self.pending = self._first or self._strip > 0
-        if plan.mode is Mode.PAIR or plan.mode is Mode.WHOLE:
-            self._window = [plan.context] if has_context else []  # PAIR: the token before
+        self.pending = plan.mode is Mode.PAIR or plan.mode is Mode.WHOLE
+        if self.pending:
+            self._window = [plan.context]  # PAIR: the token before
             self._tokens: list[int] = []  # WHOLE: all tokens
-            self._first = not has_context
-            self.pending = True
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text that is certain once these tokens follow the ones before, always whole characters."""
@@ -64,9 +56,7 @@ class Detokenizer:
         else:
             self._tokens += tokens
             return ""
-        if self._strip:
-            text = self._strip_start(text)
-        self.pending = bool(self._held) or self._first or self._strip > 0
+        self.pending = bool(self._held)
         return text
 
     def finish(self) -> str:
@@ -74,14 +64,13 @@ class Detokenizer:
         table = self._table
         match table.plan.mode:
             case Mode.BYTES:
-                text = self._held.decode(errors="replace")
+                return self._held.decode(errors="replace")
             case Mode.TEXT:
-                text = self._end_run().decode() if self._held else ""
+                return self._end_run().decode() if self._held else ""
             case Mode.PAIR:
-                text = ""
+                return ""
             case Mode.WHOLE:
-                text = table.decode(self._tokens, has_context=not self._first)
-        return self._strip_start(text) if self._strip else text
+                return table.decode(self._tokens)
 
     def _push_bytes(self, tokens: Sequence[int]) -> str:
         raw = self._table.raw
@@ -101,9 +90,6 @@ class Detokenizer:
             piece = pieces[token] if token < size else None
             if piece is None:
                 continue
-            if self._first and not self._held:
-                piece = self._table.opening(token)
-                self._first = isinstance(piece, int)
             if isinstance(piece, int):
                 self._held += piece.to_bytes()
             else:
@@ -113,10 +99,8 @@ class Detokenizer:
         return b"".join(out).decode()
 
     def _end_run(self) -> bytes:
-        text = self._table.run_text(self._held, first=self._first)
-        self._held = b""
-        self._first = False
-        return text
+        run, self._held = self._held, b""
+        return self._table.run_text(run)
 
     def _push_pair(self, tokens: Sequence[int]) -> str:
         table = self._table
@@ -127,9 +111,3 @@ class Detokenizer:
         text = table.decode_strings(self._window + kept)
         self._window = kept[-1:]
         return text[len(before) :]
-
-    def _strip_start(self, text: str) -> str:
-        """Drops what is still to be dropped of the start of the text; any other character ends that."""
-        rest = strip_start(text, self._table.plan.strip_char, self._strip)
-        self._strip = 0 if rest else self._strip - len(text)
-        return rest

@@ -2,8 +2,8 @@
 
 Made once per process from the tokenizer, so that a stream's text mostly takes one list look-up per token.
 `TokenTable.text[id]` is the text of a token ready to be sent, given only where it is *free of context*: the
-same wherever the token stands, but for the start of a text that nothing precedes and for places where
-something is held back (`Detokenizer.pending`). By the modes of `decoder_plan`:
+same wherever the token stands behind a prompt, but where something is held back (`Detokenizer.pending`). By
+the modes of `decoder_plan`:
 
 * BYTES: tokens whose bytes are valid UTF-8 by themselves;
 * TEXT: all but byte tokens such as `<0xE4>`;
@@ -63,7 +63,7 @@ class TokenTable:
     text:   per id, the JSON-escaped UTF-8 of the token's text where that is free of context, `b""` for
             tokens that add nothing, None for all others. An id past the end adds nothing.
     raw:    mode BYTES, per id: the token's bytes.
-    pieces: mode TEXT, per id, for any place but the start: UTF-8, the value of a byte token, or None for a
+    pieces: mode TEXT, per id, UTF-8, the value of a byte token, or None for a
             token that is dropped.
     """
 
@@ -78,16 +78,10 @@ class TokenTable:
         self.pieces: list[bytes | int | None] = []
 
     @classmethod
-    def from_tokenizer(
-        cls, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, size: int = 0
-    ) -> TokenTable:
-        """The table of `tokenizer`, for decoding with or without its special tokens.
-
-        `size` is the least number of entries: give the width of the model's logits, which may exceed the
-        vocabulary, so that every id a model can choose indexes `text`.
-        """
+    def from_tokenizer(cls, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> TokenTable:
+        """The table of `tokenizer`, for decoding with or without its special tokens."""
         table = cls(tokenizer, skip_special_tokens=skip_special_tokens)
-        tokens = _decoded_tokens(tokenizer, skip_special_tokens, size)
+        tokens = _decoded_tokens(tokenizer, skip_special_tokens)
         table.plan = read_plan(tokenizer.decoder, tokens)
         match table.plan.mode:
             case Mode.BYTES:
@@ -106,20 +100,13 @@ class TokenTable:
 
     # ---- asked by streams ----
 
-    def opening(self, token: int) -> bytes | int:
-        """Mode TEXT: the piece of a token, not one that is dropped, where it starts a text."""
-        string = self._tokenizer.id_to_token(token)
-        assert string is not None
-        return self._read(string, first=True)
-
-    def run_text(self, run: bytes, *, first: bool) -> bytes:
+    def run_text(self, run: bytes) -> bytes:
         """Mode TEXT: what a run of byte tokens reads, in UTF-8. One invalid byte spoils the whole run."""
         try:
             parts = [run.decode()]
         except UnicodeDecodeError:
             parts = [REPLACEMENT] * len(run)
-        after = self.plan.after
-        return "".join([_rewrite(after, part, first and not at) for at, part in enumerate(parts)]).encode()
+        return "".join([_rewrite(self.plan.after, part) for part in parts]).encode()
 
     def kept(self, tokens: Sequence[int]) -> list[str]:
         """Mode PAIR: the tokens that reach the decoder, as it sees them."""
@@ -131,9 +118,9 @@ class TokenTable:
         """Mode PAIR: these tokens by the tokenizer's decoder."""
         return cast(str, self._tokenizer.decoder.decode(tokens))
 
-    def decode(self, tokens: list[int], *, has_context: bool) -> str:
-        """Mode WHOLE: these tokens by the tokenizer, at the start of a text or after an ordinary token."""
-        context = self._ordinary_token() if has_context else []
+    def decode(self, tokens: list[int]) -> str:
+        """Mode WHOLE: these tokens by the tokenizer, after an ordinary token."""
+        context = self._ordinary_token()
         before = self._tokenizer.decode(context, skip_special_tokens=self._skip_special_tokens)
         text = self._tokenizer.decode(context + tokens, skip_special_tokens=self._skip_special_tokens)
         return text.removeprefix(before)
@@ -147,7 +134,7 @@ class TokenTable:
                 raw = b""
             else:
                 if before:
-                    token = _rewrite(before, token, False)
+                    token = _rewrite(before, token)
                 try:
                     raw, _ = codecs.charmap_encode(token, "strict", _BYTE_ALPHABET)
                 except UnicodeEncodeError:  # an added token is taken as it is
@@ -157,7 +144,7 @@ class TokenTable:
 
     def _fill_text(self, tokens: list[str | None]) -> None:
         for token in tokens:
-            piece = None if token is None else self._read(token, first=False)
+            piece = None if token is None else self._read(token)
             self.pieces.append(piece)
             if piece is None:
                 self.text.append(b"")
@@ -167,13 +154,13 @@ class TokenTable:
     def _fill_dropped(self, tokens: list[str | None]) -> None:
         self.text = [b"" if token is None else None for token in tokens]
 
-    def _read(self, token: str, *, first: bool) -> bytes | int:
+    def _read(self, token: str) -> bytes | int:
         plan = self.plan
-        token = _rewrite(plan.before, token, first)
+        token = _rewrite(plan.before, token)
         if plan.byte_fallback:
             if len(token) == 6 and _is_byte_token(token):
                 return int(token[3:5], 16)
-            token = _rewrite(plan.after, token, first)
+            token = _rewrite(plan.after, token)
         return token.encode()
 
     def _agrees(self) -> bool:
@@ -198,10 +185,10 @@ class TokenTable:
         return []
 
 
-def _decoded_tokens(tokenizer: Tokenizer, skip_special_tokens: bool, size: int) -> list[str | None]:
-    """Per id, the string that `tokenizers` gives its decoder, None if it gives none; at least `size` long."""
+def _decoded_tokens(tokenizer: Tokenizer, skip_special_tokens: bool) -> list[str | None]:
+    """Per id, the string that `tokenizers` gives its decoder, None if it gives none."""
     ids = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-    tokens = [tokenizer.id_to_token(token) for token in range(max(ids, size))]
+    tokens = [tokenizer.id_to_token(token) for token in range(ids)]
     if not skip_special_tokens:
         return tokens
     # By content, as tokenizers does: an ordinary token of the same content is skipped as well.
@@ -209,9 +196,9 @@ def _decoded_tokens(tokenizer: Tokenizer, skip_special_tokens: bool, size: int) 
     return [None if token in special else token for token in tokens]
 
 
-def _rewrite(stages: tuple[Stage, ...], token: str, first: bool) -> str:
+def _rewrite(stages: tuple[Stage, ...], token: str) -> str:
     for stage in stages:
-        token = stage.rewrite(token, first)
+        token = stage(token)
     return token
 
 
