@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.engine.rows import joined_logprobs
 from penstock.engine.slots import SlotTable
 from penstock.wire.arrays import F32, I32
 from penstock.wire.logprobs import Logprobs
@@ -27,26 +26,14 @@ class HeldLogprobs:
     def place(
         self, slots: NDArray[np.intp], due: NDArray[np.bool_], sampled: Logprobs | None
     ) -> Logprobs | None:
-        """Logprobs of the rows that are due; their ``token`` indexes the tokens of those rows.
-
-        ``sampled`` has indexes into ``slots`` as ``token``: the token each slot got in this step. Called
-        after the tokens are in the history and before the rows are made.
-        """
-        if sampled is None:
-            return None
+        """:meth:`keep` and :meth:`give` where every slot got one token; nothing is held where each is due."""
         held = self._table.length[slots] - self._table.sent[slots]
-        given = np.where(due, held, 0)
-        first = np.cumsum(given) - given
-        row = sampled.token
-        at_once = np.flatnonzero(due[row] & (held[row] == 1))
-        parts = [_taken(sampled, at_once, first[row[at_once]])] if len(at_once) else []
-        if len(at_once) < len(row):
-            later = np.flatnonzero(~due[row] | (held[row] > 1))
-            self._hold(slots[row[later]], held[row[later]] - 1, sampled, later)
-            released = row[later][due[row[later]]]
-            if len(released):
-                parts.append(self._release(slots[released], held[released], first[released]))
-        return joined_logprobs(parts)
+        if sampled is None or (due.all() and (held == 1).all()):
+            return sampled
+        self.keep(slots, sampled)
+        wanting = np.zeros(len(slots), np.bool_)
+        wanting[sampled.token] = True
+        return self.give(slots, due, wanting)
 
     def keep(self, slots: NDArray[np.intp], sampled: Logprobs) -> None:
         """Hold the logprobs of the last token of some slots; ``sampled`` has indexes into ``slots`` as
@@ -71,7 +58,7 @@ class HeldLogprobs:
     def _hold(
         self, slots: NDArray[np.intp], place: I32, sampled: Logprobs, entries: NDArray[np.intp]
     ) -> None:
-        width = sampled.width
+        width = sampled.ids.shape[1]
         self._make_room(int(place.max()) + 1, width)
         self._ids[slots, place, :width] = sampled.ids[entries]
         self._ids[slots, place, width:] = -1
@@ -84,10 +71,12 @@ class HeldLogprobs:
         ends = np.cumsum(held)
         place = np.arange(int(ends[-1])) - np.repeat(ends - held, held)
         owner = np.repeat(slots, held)
+        ids = self._ids[owner, place]
+        width = int((ids >= 0).any(axis=0).sum())  # other streams may have more candidates
         return Logprobs(
             (np.repeat(first, held) + place).astype(np.int32),
-            self._ids[owner, place],
-            self._values[owner, place],
+            ids[:, :width],
+            self._values[owner, place, :width],
             self._rank[owner, place],
         )
 
@@ -103,9 +92,3 @@ class HeldLogprobs:
         values[used, :most, :wide], values[used, :most, wide:] = self._values[used], -np.inf
         rank[used, :most] = self._rank[used]
         self._ids, self._values, self._rank = ids, values, rank
-
-
-def _taken(sampled: Logprobs, entries: NDArray[np.intp], token: NDArray[np.intp]) -> Logprobs:
-    return Logprobs(
-        token.astype(np.int32), sampled.ids[entries], sampled.values[entries], sampled.rank[entries]
-    )

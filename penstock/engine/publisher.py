@@ -163,7 +163,7 @@ class Publisher:
                 rows.count,
                 rows.finish,
                 rows.cached,
-                None if rows.logprobs is None else rows.logprobs.ascending(),
+                rows.logprobs,
                 load.waiting,
                 load.running,
                 round(load.kv_used * 1000),

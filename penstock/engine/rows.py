@@ -11,6 +11,7 @@ import numpy as np
 from penstock.engine.base import StepRows, StreamFailure
 from penstock.wire.frames import Finish
 from penstock.wire.logprobs import Logprobs, PromptLogprobs, joined_prompts
+from penstock.wire.logprobs import joined as joined_logprobs
 from penstock.wire.messages import TransferParams
 
 NumberT = TypeVar("NumberT", bound=np.generic)
@@ -71,8 +72,7 @@ def _joined_logprobs(parts: Sequence[StepRows]) -> Logprobs | None:
     offset, shifted = 0, []
     for part in parts:
         if part.logprobs is not None:
-            token = (part.logprobs.token + offset).astype(np.int32)
-            shifted.append(Logprobs(token, part.logprobs.ids, part.logprobs.values, part.logprobs.rank))
+            shifted.append(part.logprobs.moved_by(offset))
         offset += len(part.tokens)
     return joined_logprobs(shifted)
 
@@ -92,19 +92,3 @@ def _joined_prompts(parts: Sequence[StepRows]) -> PromptLogprobs | None:
             shifted.append(replace(part.prompt, row=part.prompt.row + np.int32(offset)))
         offset += len(part.stream)
     return joined_prompts(shifted)
-
-
-def joined_logprobs(parts: Sequence[Logprobs]) -> Logprobs | None:
-    """One set of logprob columns, as wide as the widest part."""
-    if not parts:
-        return None
-    if len(parts) == 1:
-        return parts[0]
-    width = max(part.width for part in parts)
-    wide = [part.widened(width) for part in parts]
-    return Logprobs(
-        np.concatenate([part.token for part in wide]),
-        np.concatenate([part.ids for part in wide]),
-        np.concatenate([part.values for part in wide]),
-        np.concatenate([part.rank for part in wide]),
-    )

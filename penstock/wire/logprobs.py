@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +23,6 @@ class Logprobs:
     """float32[L, W]"""
     rank: I32
 
-    @property
-    def width(self) -> int:
-        return int(self.ids.shape[1])
-
     def take(self, kept: NDArray[np.intp], shifted: I32) -> Logprobs | None:
         """The entries at ``kept`` with ``shifted`` as their token indexes."""
         if not len(kept):
@@ -38,25 +35,9 @@ class Logprobs:
         shifted = np.cumsum(kept)[self.token[entries]] - 1
         return self.take(entries, shifted.astype(np.int32))
 
-    def ascending(self) -> Logprobs | None:
-        """The entries in the order that the wire has them; None when there are none."""
-        if not len(self.token):
-            return None
-        if (self.token[1:] > self.token[:-1]).all():
-            return self
-        order = np.argsort(self.token)
-        return self.take(order, self.token[order])
-
-    def widened(self, width: int) -> Logprobs:
-        if width == self.width:
-            return self
-        extra = ((0, 0), (0, width - self.width))
-        return Logprobs(
-            self.token,
-            np.pad(self.ids, extra, constant_values=-1),
-            np.pad(self.values, extra, constant_values=-np.inf),
-            self.rank,
-        )
+    def moved_by(self, tokens: int) -> Logprobs:
+        """Behind so many other tokens."""
+        return replace(self, token=self.token + np.int32(tokens))
 
 
 @dataclass(slots=True)
@@ -89,23 +70,30 @@ class PromptLogprobs:
         )
 
 
+def joined(parts: Sequence[Logprobs]) -> Logprobs | None:
+    """One set of columns, as wide as the widest part."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return Logprobs(np.concatenate([part.token for part in parts]), *_candidates(parts))
+
+
 def joined_prompts(parts: Sequence[PromptLogprobs]) -> PromptLogprobs | None:
     """One set of columns, as wide as the widest part."""
     if len(parts) < 2:
         return parts[0] if parts else None
+    row, place = (np.concatenate([getattr(part, name) for part in parts]) for name in ("row", "place"))
+    return PromptLogprobs(row, place, *_candidates(parts))
+
+
+def _candidates(parts: Sequence[Logprobs] | Sequence[PromptLogprobs]) -> tuple[I32, F32, I32]:
+    """Ids, values and ranks of all parts."""
     width = max(part.ids.shape[1] for part in parts)
-    extra = [((0, 0), (0, width - part.ids.shape[1])) for part in parts]
-    return PromptLogprobs(
-        np.concatenate([part.row for part in parts]),
-        np.concatenate([part.place for part in parts]),
-        np.concatenate(
-            [np.pad(part.ids, wide, constant_values=-1) for part, wide in zip(parts, extra, strict=True)]
-        ),
-        np.concatenate(
-            [
-                np.pad(part.values, wide, constant_values=-np.inf)
-                for part, wide in zip(parts, extra, strict=True)
-            ]
-        ),
+
+    def wide(column: NDArray[Any], missing: float) -> NDArray[Any]:
+        return np.pad(column, ((0, 0), (0, width - column.shape[1])), constant_values=missing)
+
+    return (
+        np.concatenate([wide(part.ids, -1) for part in parts]),
+        np.concatenate([wide(part.values, -np.inf) for part in parts]),
         np.concatenate([part.rank for part in parts]),
     )

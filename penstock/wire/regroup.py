@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.wire.arrays import I32
 from penstock.wire.frames import TokenFrame
-from penstock.wire.logprobs import Logprobs, PromptLogprobs, joined_prompts
+from penstock.wire.logprobs import Logprobs, PromptLogprobs, joined, joined_prompts
 from penstock.wire.messages import TransferParams
 
 
@@ -155,23 +155,10 @@ def _reduce_optional(
 
 
 def _merge_logprobs(frames: Sequence[TokenFrame], gather: NDArray[np.intp]) -> Logprobs | None:
-    present = [frame.logprobs for frame in frames if frame.logprobs is not None]
-    if not present:
-        return None
-    width = max(entries.width for entries in present)
-    placed = np.empty_like(gather)
-    placed[gather] = np.arange(len(gather))
-    token, offset = [], 0
+    offset, shifted = 0, []
     for frame in frames:
         if frame.logprobs is not None:
-            token.append(placed[frame.logprobs.token + offset])
+            shifted.append(frame.logprobs.moved_by(offset))
         offset += len(frame.tokens)
-    indexes = np.concatenate(token).astype(np.int32)
-    by_token = np.argsort(indexes)
-    wide = [entries.widened(width) for entries in present]
-    return Logprobs(
-        indexes[by_token],
-        np.concatenate([entries.ids for entries in wide])[by_token],
-        np.concatenate([entries.values for entries in wide])[by_token],
-        np.concatenate([entries.rank for entries in wide])[by_token],
-    )
+    whole = joined(shifted)
+    return None if whole is None else _taken_logprobs(whole, gather)

@@ -13,7 +13,6 @@ from torch import Tensor
 from penstock.engine.base import StepRows
 from penstock.engine.blocks import BlockTables
 from penstock.engine.prompt_logprobs import PromptColumns
-from penstock.engine.rows import joined_logprobs
 from penstock.engine.sampling import SamplingColumns
 from penstock.engine.scheduler import Batch
 from penstock.engine.torch.layout import lay_out, token_positions
@@ -23,6 +22,7 @@ from penstock.engine.torch.sampler import Sampler, candidates
 from penstock.engine.torch.transfer import to_device
 from penstock.wire.arrays import I32
 from penstock.wire.logprobs import Logprobs
+from penstock.wire.logprobs import joined as joined_logprobs
 
 
 @dataclass(slots=True, frozen=True)
