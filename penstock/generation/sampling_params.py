@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from math import isfinite
 
+from msgspec.structs import replace
+
 from penstock.generation.model_info import ModelInfo
 from penstock.generation.request_schemas import GenerateRequest
 from penstock.generation.tokenizer import Tokenizer
@@ -104,24 +106,15 @@ def _with_rare_fields(
     presence = _penalty("presence_penalty", r.presence_penalty)
     frequency = _penalty("frequency_penalty", r.frequency_penalty)
     size = model_info.vocab_size
-    return Sampling(
-        max_tokens=sampling.max_tokens,
-        seed=sampling.seed,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
+    return replace(
+        sampling,
         repetition_penalty=repetition,
         presence_penalty=presence,
         frequency_penalty=frequency,
-        min_tokens=sampling.min_tokens,
-        ignore_eos=sampling.ignore_eos,
         stop_token_ids=_token_ids("stop_token_ids", r.stop_token_ids or (), size),
-        logprobs=sampling.logprobs,
         logit_bias=_logit_bias(r.logit_bias, size),
         allowed_token_ids=_allowed(r.allowed_token_ids, size),
         bad_words=_bad_words(r.bad_words or (), tokenizer),
-        seeded=sampling.seeded,
     )
 
 

@@ -50,9 +50,6 @@ class Pauses:
         """From here on."""
         gc.callbacks.append(self._on_collection)
 
-    def unwatch(self) -> None:
-        gc.callbacks.remove(self._on_collection)
-
     def collections(self, generation: int) -> int:
         return sum(self.counts[generation])
 
@@ -129,13 +126,6 @@ class Collector:
         self._cost_s = max(LEAST_COST_S, self._timed_collection(2) / len(gc.get_objects()))
         gc.freeze()
         gc.disable()
-
-    def stop(self) -> None:
-        """Gives collection back to Python."""
-        self.pauses.unwatch()
-        if self._policy != "default":
-            gc.unfreeze()
-            gc.enable()
 
     @property
     def due(self) -> bool:

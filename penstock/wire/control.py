@@ -204,12 +204,8 @@ class SupervisorMetrics(_Message, frozen=True, tag="supervisor-metrics"):
 Order = Drain | Stop | EnginesDraining | AgreedStates | Speak | SupervisorMetrics
 Report = Progress | Ready | Failed | Beat | DrainEngine | ProposeState | StatesAdopted
 
-_to_child: msgspec.json.Decoder[Launch | Order] = msgspec.json.Decoder(
-    Launch | Drain | Stop | EnginesDraining | AgreedStates | Speak | SupervisorMetrics
-)
-_to_supervisor: msgspec.json.Decoder[Report] = msgspec.json.Decoder(
-    Progress | Ready | Failed | Beat | DrainEngine | ProposeState | StatesAdopted
-)
+_to_child: msgspec.json.Decoder[Launch | Order] = msgspec.json.Decoder(Launch | Order)
+_to_supervisor: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 
 # msgspec lets the second one through for a string that is not UTF-8.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)

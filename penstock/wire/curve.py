@@ -47,10 +47,6 @@ class ClusterKey:
     def secret(self) -> str:
         return self._secret.decode()
 
-    @property
-    def public(self) -> bytes:
-        return self._public
-
     def serve(self, socket: zmq.Socket[bytes]) -> Guard:
         """Have ``socket``, which is to be bound, let in only those with this pair. To be started before."""
         socket.setsockopt(zmq.CURVE_SERVER, 1)

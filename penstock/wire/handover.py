@@ -8,7 +8,6 @@ because it hangs or is dead, can be taken back, and none is lost or served twice
 
 from __future__ import annotations
 
-import array
 import contextlib
 import socket
 import struct
@@ -16,8 +15,6 @@ from typing import NamedTuple
 
 _CONNECTION = b"c"
 _QUESTION = b"?"
-_DESCRIPTOR_BYTES = array.array("i").itemsize
-_ANCILLARY_BYTES = socket.CMSG_SPACE(_DESCRIPTOR_BYTES)
 _REPORT = struct.Struct("<QI?")
 TAKEN_AT_ONCE = 64
 """Connections that an API server takes before it does something else."""
@@ -53,9 +50,8 @@ class Giver:
 
     def give(self, connection: socket.socket) -> bool:
         """Hand a connection over; the caller closes its own descriptor. False: there is no room."""
-        descriptors = array.array("i", [connection.fileno()])
         try:
-            self._ours.sendmsg([_CONNECTION], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+            socket.send_fds(self._ours, [_CONNECTION], [connection.fileno()])
         except OSError:  # the queue is full, or more descriptors are on their way than the system allows
             return False
         return True
@@ -135,9 +131,5 @@ class Taker:
 
 def _receive(sock: socket.socket) -> tuple[bytes, list[socket.socket]]:
     """A message, and the connection that came with it. Raises BlockingIOError when there is none."""
-    kind, ancillary, _, _ = sock.recvmsg(len(_CONNECTION), _ANCILLARY_BYTES)
-    connections = []
-    for level, kind_of_data, data in ancillary:
-        if (level, kind_of_data) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            connections += [socket.socket(fileno=fd) for fd in array.array("i", data)]
-    return kind, connections
+    kind, descriptors, _, _ = socket.recv_fds(sock, len(_CONNECTION), 1)
+    return kind, [socket.socket(fileno=fd) for fd in descriptors]

@@ -34,7 +34,9 @@ def start() -> Iterator[Start]:
 
     yield start
     for collector in started:
-        collector.stop()
+        gc.callbacks.remove(collector.pauses._on_collection)
+    gc.unfreeze()
+    gc.enable()
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
 

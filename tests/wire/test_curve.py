@@ -55,8 +55,8 @@ def meets(engine: RouterSocket, link: EngineLink) -> None:
 
 
 def test_a_key_is_its_secret() -> None:
-    assert ClusterKey(KEY.secret).public == KEY.public
-    assert KEY.public != OTHER.public
+    assert ClusterKey(KEY.secret)._public == KEY._public
+    assert KEY._public != OTHER._public
     assert KEY.secret not in repr(KEY)
 
 
@@ -92,7 +92,7 @@ def test_knowing_the_public_key_is_not_enough(
     thief = context.socket(zmq.DEALER)
     stack.callback(thief.close, 0)
     public, secret = zmq.curve_keypair()
-    thief.setsockopt(zmq.CURVE_SERVERKEY, KEY.public)
+    thief.setsockopt(zmq.CURVE_SERVERKEY, KEY._public)
     thief.setsockopt(zmq.CURVE_PUBLICKEY, public)
     thief.setsockopt(zmq.CURVE_SECRETKEY, secret)
     monitor = thief.get_monitor_socket(HANDSHAKE_FAILURES)
