@@ -1,11 +1,10 @@
-"""What an API server tells of itself and of the fleet: ``/metrics``, and a line in the log."""
+"""``/metrics``: an API server's own counters, and the latest of every other process."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterator
 
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.input_processor import InputProcessor
@@ -20,7 +19,6 @@ from penstock.metrics.snapshot import (
     Series,
     Snapshot,
     Totals,
-    Value,
     merge_views,
     process_name,
     process_series,
@@ -28,6 +26,7 @@ from penstock.metrics.snapshot import (
     view_of,
 )
 from penstock.streaming.table import StreamTable
+from penstock.wire.control import Launch
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +39,8 @@ class MetricsEndpoint:
 
     def __init__(
         self,
-        index: int,
-        epoch: int,
-        incarnation: int,
-        restarts: int,
+        launch: Launch,
         model: str,
-        block_size: int,
         metrics: ServerMetrics,
         engine_client: EngineClient,
         streams: StreamTable,
@@ -53,13 +48,11 @@ class MetricsEndpoint:
         collector: Collector,
         clients: Callable[[], tuple[int, int]],
     ) -> None:
-        self._server = str(index)
-        self._process = process_name("api-server", index)
-        self._epoch = epoch
-        self._incarnation = incarnation
-        self._restarts = restarts
+        self._launch = launch
+        self._server = str(launch.index)
+        self._process = process_name("api-server", launch.index)
         self._model = model
-        self._block_size = block_size
+        self._block_size = launch.config.block_size
         self._metrics = metrics
         self._engine_client = engine_client
         self._streams = streams
@@ -72,7 +65,7 @@ class MetricsEndpoint:
         """This API server's own families."""
         self._sequence += 1
         series = list(self._series())
-        return Snapshot(self._process, self._epoch, self._sequence, series, self._incarnation)
+        return Snapshot(self._process, self._launch.epoch, self._sequence, series, self._launch.incarnation)
 
     def totals(self) -> Totals:
         """Of all processes that this one knows of; gauges of engines are as fresh as their last frame."""
@@ -133,70 +126,4 @@ class MetricsEndpoint:
         if self._has_adapters():
             for (adapter, state), count in self._streams.adapters().items():
                 yield Series(f.ADAPTER_STREAMS.name, (server, adapter, state), count)
-        yield from process_series(self._process, self._restarts, self._collector.pauses)
-
-
-class Figures(Protocol):
-    """What an MetricsEndpoint is to the log."""
-
-    def totals(self) -> Totals: ...
-
-
-_Counts: TypeAlias = Mapping[Labels, Value]
-"""By engine."""
-
-
-class ThroughputLog:
-    """A line on what the fleet did since the last one was due, while it does anything.
-
-    Every API server keeps one, and the one that ``speaks`` does so for all: another can go on at any time.
-    """
-
-    def __init__(self, figures: Figures, speaks: Callable[[], bool]) -> None:
-        self._figures = figures
-        self._speaks = speaks
-        self._before: tuple[float, _Counts, _Counts] | None = None
-        """When the last line was due, and each engine's prompt and generated tokens by then."""
-        self._idle = True
-
-    def write(self, now: float) -> None:
-        """Write the line, unless the fleet was idle already at the last one, or another process speaks.
-
-        What an engine has counted when it is first seen is only noted: it may have worked for long.
-        """
-        found = self._figures.totals()
-        prompt, generated = found.get(f.PROMPT_TOKENS.name, {}), found.get(f.GENERATION_TOKENS.name, {})
-        running, waiting = _sum(found, f.RUNNING), _sum(found, f.WAITING)
-        kv_used = max(map(_number, found[f.KV_USAGE.name].values()), default=0.0)
-        before, self._before = self._before, (now, prompt, generated)
-        if before is None:
-            return
-        took = max(now - before[0], 1e-9)
-        prompt_added, generated_added = _added(prompt, before[1]), _added(generated, before[2])
-        idle = not running and not waiting and not prompt_added and not generated_added
-        if self._speaks() and not (idle and self._idle):
-            log.info(
-                "running %d, waiting %d, KV cache %.1f %%, prompts %.0f tokens/s, generated %.0f tokens/s",
-                running,
-                waiting,
-                100 * kv_used,
-                prompt_added / took,
-                generated_added / took,
-            )
-        self._idle = idle
-
-
-def _sum(found: Totals, family: f.Family) -> float:
-    return sum(map(_number, found.get(family.name, {}).values()))
-
-
-def _added(counts: _Counts, before: _Counts) -> float:
-    """By engines that were known before."""
-    return sum(
-        _number(count) - _number(before[labels]) for labels, count in counts.items() if labels in before
-    )
-
-
-def _number(value: Value) -> float:
-    assert isinstance(value, int | float)
-    return value
+        yield from process_series(self._process, self._launch.restarts, self._collector.pauses)

@@ -21,8 +21,9 @@ from penstock.api.admin import EngineRoutes
 from penstock.api.app import App
 from penstock.api.debug import GarbageRoute
 from penstock.api.generate import GenerationRoutes
-from penstock.api.metrics_endpoint import MetricsEndpoint, ThroughputLog
+from penstock.api.metrics_endpoint import MetricsEndpoint
 from penstock.api.operations import OperationRoutes
+from penstock.api.throughput_log import ThroughputLog
 from penstock.api.tokenize import TokenizeRoutes
 from penstock.dialects.registry import make_dialects
 from penstock.dispatch.coordinator_client import CoordinatorClient
@@ -167,12 +168,8 @@ class _Server:
         )
         self._generation = GenerationRoutes(self._config, tokenizer, self._engine_client, streams, context)
         self._metrics_endpoint = MetricsEndpoint(
-            launch.index,
-            launch.epoch,
-            launch.incarnation,
-            launch.restarts,
+            launch,
             model_info.names[0],
-            self._config.block_size,
             metrics,
             self._engine_client,
             streams,
@@ -261,7 +258,7 @@ class _Server:
 
     async def _log_fleet(self) -> None:
         """Until this API server ends or is replaced."""
-        fleet_log = ThroughputLog(self._metrics_endpoint, lambda: self._speaks)
+        fleet_log = ThroughputLog(self._metrics_endpoint.totals, lambda: self._speaks)
         while True:
             await asyncio.sleep(self._config.log_interval)
             fleet_log.write(time.monotonic())

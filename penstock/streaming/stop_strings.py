@@ -32,7 +32,7 @@ class StopMatcher:
             end, start, stop = best
             self._held = ""
             return text[: end if self._include else start], stop
-        keep = self._possible_start(text)
+        keep = max([held_back(text, stop) for stop in self._stops])
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
 
@@ -41,12 +41,10 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _possible_start(self, text: str) -> int:
-        """Length of the longest end of ``text`` that begins one of the stop strings."""
-        longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+
+def held_back(text: str, tag: str) -> int:
+    """How many characters at the end of ``text`` may be the start of ``tag``."""
+    for length in range(min(len(tag) - 1, len(text)), 0, -1):
+        if text.endswith(tag[:length]):
+            return length
+    return 0

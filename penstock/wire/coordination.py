@@ -15,7 +15,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from penstock.wire.messages import Count, Incarnation, WireError
+from penstock.wire.messages import Count, Incarnation, WireError, decoded
 
 PROTOCOL_VERSION = 1
 
@@ -138,10 +138,7 @@ _from_coordinator: msgspec.msgpack.Decoder[FromCoordinator] = msgspec.msgpack.De
 
 def decode_from_member(part: bytes) -> FromMember:
     """Raises WireError."""
-    try:
-        message = _from_member.decode(part)
-    except msgspec.MsgspecError as error:
-        raise WireError(f"not a message to a coordinator: {error}") from None
+    message = decoded(_from_member, part, "to a coordinator")
     if isinstance(message, EngineReport) and len(message.accepted) % 2:
         raise WireError(f"EngineReport.accepted has {len(message.accepted)} numbers, not pairs")
     return message
@@ -149,7 +146,4 @@ def decode_from_member(part: bytes) -> FromMember:
 
 def decode_from_coordinator(part: bytes) -> FromCoordinator:
     """Raises WireError."""
-    try:
-        return _from_coordinator.decode(part)
-    except msgspec.MsgspecError as error:
-        raise WireError(f"not a message of a coordinator: {error}") from None
+    return decoded(_from_coordinator, part, "of a coordinator")

@@ -8,7 +8,7 @@ columns (see :mod:`penstock.wire.frames`). Field order is the wire format: appen
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -258,12 +258,20 @@ _REFUSALS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises; the last two within Call.arguments and CallReply.result."""
 
 
+Message = TypeVar("Message")
+
+
+def decoded(decoder: msgspec.msgpack.Decoder[Message], part: bytes | memoryview, whose: str) -> Message:
+    """A message, of whose kind ``whose`` tells. Raises WireError."""
+    try:
+        return decoder.decode(part)
+    except _REFUSALS as error:
+        raise WireError(f"not a message {whose}: {error}") from None
+
+
 def decode_from_server(part: bytes | memoryview) -> FromServer:
     """One control message of an API server. Raises WireError."""
-    try:
-        message = _from_server.decode(part)
-    except _REFUSALS as error:
-        raise WireError(f"not a message of an API server: {error}") from None
+    message = decoded(_from_server, part, "of an API server")
     if isinstance(message, Submit) and (not message.prompt or len(message.prompt) % 4):
         raise WireError(f"Submit.prompt has {len(message.prompt)} bytes, not a positive multiple of 4")
     return message
@@ -271,7 +279,4 @@ def decode_from_server(part: bytes | memoryview) -> FromServer:
 
 def decode_from_engine(part: bytes | memoryview) -> FromEngine:
     """One control message, or the header of a token frame. Raises WireError."""
-    try:
-        return _from_engine.decode(part)
-    except _REFUSALS as error:
-        raise WireError(f"not a message of an engine: {error}") from None
+    return decoded(_from_engine, part, "of an engine")

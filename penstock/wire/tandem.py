@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from penstock.wire.messages import WireError
+from penstock.wire.messages import decoded
 
 Agreement: TypeAlias = Annotated[int, Meta(ge=0)]
 
@@ -40,7 +40,4 @@ _from_peer: msgspec.msgpack.Decoder[TandemMessage] = msgspec.msgpack.Decoder(Tan
 
 def decode_from_peer(part: bytes) -> TandemMessage:
     """Raises WireError."""
-    try:
-        return _from_peer.decode(part)
-    except msgspec.MsgspecError as error:
-        raise WireError(f"not a message of an engine in lock-step: {error}") from None
+    return decoded(_from_peer, part, "of an engine in lock-step")

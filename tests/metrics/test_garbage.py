@@ -166,7 +166,7 @@ def test_pauses_are_timed_whoever_collects() -> None:
         gc.collect(0)
         gc.collect(2)
     finally:
-        pauses.unwatch()
+        gc.callbacks.remove(pauses._on_collection)
     gc.collect()
     assert [pauses.collections(generation) for generation in range(3)] == [1, 0, 1]
     assert pauses.longest_s == pytest.approx([0.002, 0.0, 0.002])

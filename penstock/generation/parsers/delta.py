@@ -59,11 +59,3 @@ class OutputParser(Protocol):
     def idle(self) -> bool:
         """Whether everything that follows is content, and nothing is held back: no need to ask again."""
         ...
-
-
-def held_back(text: str, tag: str) -> int:
-    """How many characters at the end of ``text`` may be the start of ``tag``."""
-    for length in range(min(len(tag) - 1, len(text)), 0, -1):
-        if text.endswith(tag[:length]):
-            return length
-    return 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.generation.parsers.delta import CallDelta, Delta, held_back
+from penstock.generation.parsers.delta import CallDelta, Delta
 from penstock.generation.parsers.scanner import CallScanner
+from penstock.streaming.stop_strings import held_back
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"

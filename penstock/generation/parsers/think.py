@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.generation.parsers.delta import Delta, held_back
+from penstock.generation.parsers.delta import Delta
+from penstock.streaming.stop_strings import held_back
 
 OPEN = "<think>"
 CLOSE = "</think>"

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from penstock.api.metrics_endpoint import ThroughputLog
+from penstock.api.throughput_log import ThroughputLog
 from penstock.metrics import families as f
 from penstock.metrics.snapshot import Totals
 
@@ -37,7 +37,7 @@ def test_what_was_done_before_does_not_count(caplog: pytest.LogCaptureFixture) -
     caplog.set_level(logging.INFO)
     figures = Figures()
     figures.running, figures.generated = 1, 1_000_000
-    fleet_log = ThroughputLog(figures, lambda: True)
+    fleet_log = ThroughputLog(figures.totals, lambda: True)
     fleet_log.write(100.0)
     figures.generated += 100
     fleet_log.write(110.0)
@@ -51,7 +51,7 @@ def test_nor_does_what_an_engine_did_before_it_joined(caplog: pytest.LogCaptureF
     caplog.set_level(logging.INFO)
     figures = Figures()
     figures.generated = 1_000_000
-    fleet_log = ThroughputLog(figures, lambda: True)
+    fleet_log = ThroughputLog(figures.totals, lambda: True)
     figures.ranks = ()
     fleet_log.write(100.0)
     figures.ranks = (0,)
@@ -70,7 +70,7 @@ def test_a_line_while_something_happens_and_one_when_it_has_ceased(
 ) -> None:
     caplog.set_level(logging.INFO)
     figures = Figures()
-    fleet_log = ThroughputLog(figures, lambda: True)
+    fleet_log = ThroughputLog(figures.totals, lambda: True)
     fleet_log.write(100.0)
     fleet_log.write(110.0)
     assert caplog.messages == []
@@ -93,7 +93,7 @@ def test_one_that_takes_over_goes_on_where_the_other_was(caplog: pytest.LogCaptu
     caplog.set_level(logging.INFO)
     figures = Figures()
     speaking: list[bool] = []
-    fleet_log = ThroughputLog(figures, lambda: bool(speaking))
+    fleet_log = ThroughputLog(figures.totals, lambda: bool(speaking))
     fleet_log.write(100.0)
     figures.running, figures.generated = 1, 100
     fleet_log.write(110.0)
