@@ -102,9 +102,7 @@ class Case:
     delicate: list[int]
     """Ids without a text of their own, special tokens, added tokens, unknown ids."""
 
-    def decode(self, tokens: list[int], *, skip: bool, has_context: bool) -> str:
-        if not has_context:
-            return self.tokenizer.decode(tokens, skip_special_tokens=skip)
+    def decode(self, tokens: list[int], *, skip: bool) -> str:
         before = self.tokenizer.decode([self.context], skip_special_tokens=skip)
         text = self.tokenizer.decode([self.context, *tokens], skip_special_tokens=skip)
         assert text.startswith(before)

@@ -75,12 +75,10 @@ class Batch:
         owner = np.repeat(rows.stream, counts)
         if logprobs is None:
             return
-        ordered = logprobs.ascending()
-        assert ordered is not None
-        for at, token in enumerate(ordered.token.tolist()):
-            ids = [id for id in ordered.ids[at].tolist() if id >= 0]
-            values = ordered.values[at][: len(ids)].tolist()
-            self.given[int(owner[token])].append((ids, values, int(ordered.rank[at])))
+        for at, token in enumerate(logprobs.token.tolist()):
+            ids = [id for id in logprobs.ids[at].tolist() if id >= 0]
+            values = logprobs.values[at][: len(ids)].tolist()
+            self.given[int(owner[token])].append((ids, values, int(logprobs.rank[at])))
 
 
 @given(STREAMS)

@@ -96,7 +96,7 @@ def check(
 
     skip, include = fields.get("skip_special_tokens", True), fields.get("include_stop_str_in_output", False)
     shown = tokens[:-1] if finish is not Finish.LENGTH and not include else tokens
-    text = made.decode(shown, skip=skip, has_context=True)
+    text = made.decode(shown, skip=skip)
     assert (got.text, stop_of(got)) == until_stop(text, fields.get("stop", []), include)
     counted = got.usage["completion_tokens"]
     assert 0 < counted <= len(tokens)
@@ -117,7 +117,7 @@ def check_any(name: str, data: st.DataObject) -> None:
     made, _ = case(name)
     fields: dict[str, Any] = {"include_stop_str_in_output": data.draw(st.booleans())}
     if data.draw(st.booleans()):
-        fields["stop"] = data.draw(stop_strings(made.decode(stream[0], skip=True, has_context=True)))
+        fields["stop"] = data.draw(stop_strings(made.decode(stream[0], skip=True)))
     if data.draw(st.booleans()):
         fields["skip_special_tokens"] = False
     chat = data.draw(st.booleans())

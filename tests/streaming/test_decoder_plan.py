@@ -27,7 +27,7 @@ MARKS = decoders.Replace("▁", " ")
         ([decoders.CTC(), decoders.Metaspace()], Mode.WHOLE),
         ([decoders.BPEDecoder(suffix="")], Mode.WHOLE),
         ([decoders.BPEDecoder(suffix="oo")], Mode.WHOLE),
-        ([decoders.Metaspace(), BYTE_LEVEL], Mode.WHOLE),
+        ([decoders.Metaspace(), BYTE_LEVEL], Mode.BYTES),
         ([BYTE_FALLBACK, BYTE_LEVEL], Mode.WHOLE),
         ([BYTE_FALLBACK, BYTE_FALLBACK], Mode.WHOLE),
         ([FUSE, BYTE_FALLBACK], Mode.WHOLE),
@@ -45,13 +45,6 @@ def test_the_mode_of_a_chain(chain: list[decoders.Decoder], mode: Mode) -> None:
     assert read_plan(decoders.Sequence(chain), ["a", "fooo", "b</w>", None]).mode is mode
     if len(chain) == 1:
         assert read_plan(chain[0], ["a", "fooo", "b</w>", None]).mode is mode
-
-
-def test_whether_the_first_token_is_special() -> None:
-    assert read_plan(None, []).minds_first
-    assert read_plan(decoders.Metaspace(), []).minds_first
-    assert not read_plan(decoders.Metaspace(prepend_scheme="never"), []).minds_first
-    assert not read_plan(decoders.Sequence([MARKS, BYTE_FALLBACK, FUSE]), []).minds_first
 
 
 @pytest.mark.parametrize(("most", "rest"), [(0, "aaba"), (1, "aba"), (2, "ba"), (5, "ba")])

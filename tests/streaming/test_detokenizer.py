@@ -105,15 +105,15 @@ def unescape(text: bytes) -> str:
     return decoded
 
 
-def check_stream(name: str, tokens: list[int], skip: bool, has_context: bool, steps: list[int]) -> None:
+def check_stream(name: str, tokens: list[int], skip: bool, steps: list[int]) -> None:
     """A stream whose tokens are pushed `steps` at a time; 0: taken from the table if that is allowed."""
-    expected = case(name).decode(tokens, skip=skip, has_context=has_context)
+    expected = case(name).decode(tokens, skip=skip)
     table = case(name).tables[skip]
 
-    at_once = Detokenizer(table, has_context=has_context)
+    at_once = Detokenizer(table)
     assert at_once.push(tokens) + at_once.finish() == expected
 
-    stream, sent, place = Detokenizer(table, has_context=has_context), "", 0
+    stream, sent, place = Detokenizer(table), "", 0
     for step in cycle(steps):
         if place >= len(tokens):
             break
@@ -137,7 +137,7 @@ STEPS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 @given(data=st.data())
 def test_a_stream_reads_as_the_whole_decode(name: str, data: st.DataObject) -> None:
     tokens, steps = data.draw(tokens_of(name)), data.draw(STEPS)
-    check_stream(name, tokens, data.draw(st.booleans()), data.draw(st.booleans()), steps)
+    check_stream(name, tokens, data.draw(st.booleans()), steps)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -145,7 +145,7 @@ def test_a_stream_reads_as_the_whole_decode(name: str, data: st.DataObject) -> N
 @given(data=st.data())
 def test_a_stream_of_any_decoder_reads_as_the_whole_decode(name: str, data: st.DataObject) -> None:
     tokens, steps = data.draw(tokens_of(name)), data.draw(STEPS)
-    check_stream(name, tokens, data.draw(st.booleans()), data.draw(st.booleans()), steps)
+    check_stream(name, tokens, data.draw(st.booleans()), steps)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -154,14 +154,13 @@ def test_a_stream_of_any_decoder_reads_as_the_whole_decode(name: str, data: st.D
 def test_always_taking_the_table_where_allowed_reads_the_same(name: str, data: st.DataObject) -> None:
     case_ = case(name)
     tokens = data.draw(tokens_of(name))
-    has_context = data.draw(st.booleans())
     table = case_.tables[True]
-    stream, sent = Detokenizer(table, has_context=has_context), b""
+    stream, sent = Detokenizer(table), b""
     for token in tokens:
         text = table.text[token] if token < len(table.text) and not stream.pending else None
         sent += escape_json(stream.push((token,))) if text is None else text
     sent += escape_json(stream.finish())
-    assert unescape(sent) == case_.decode(tokens, skip=True, has_context=has_context)
+    assert unescape(sent) == case_.decode(tokens, skip=True)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -170,11 +169,11 @@ def test_always_taking_the_table_where_allowed_reads_the_same(name: str, data: s
 def test_text_is_held_only_while_it_is_uncertain(name: str, data: st.DataObject) -> None:
     case_ = case(name)
     table = case_.tables[True]
-    stream, sent = Detokenizer(table, has_context=True), ""
+    stream, sent = Detokenizer(table), ""
     tokens = data.draw(tokens_of(name))
     for place, token in enumerate(tokens):
         sent += stream.push((token,))
-        held = case_.decode(tokens[: place + 1], skip=True, has_context=True)[len(sent) :]
+        held = case_.decode(tokens[: place + 1], skip=True)[len(sent) :]
         if table.plan.mode is Mode.BYTES:
             # All that may be missing is one unfinished character, or the two bytes that start a surrogate.
             assert held in ("", "\ufffd", "\ufffd\ufffd")
@@ -187,7 +186,7 @@ def test_text_is_held_only_while_it_is_uncertain(name: str, data: st.DataObject)
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_table_says_what_push_says(name: str, skip: bool) -> None:
     table = case(name).tables[skip]
-    stream = Detokenizer(table, has_context=True)
+    stream = Detokenizer(table)
     for token, text in enumerate(table.text):
         if text is not None:
             assert not stream.pending
@@ -196,7 +195,7 @@ def test_the_table_says_what_push_says(name: str, skip: bool) -> None:
 
 def test_an_unfinished_character_is_held_until_its_last_byte() -> None:
     table = TokenTable.from_tokenizer(listed(decoders.ByteLevel(), ["ä", "½", "ł", "a"]))
-    stream = Detokenizer(table, has_context=True)
+    stream = Detokenizer(table)
     assert [stream.push([token]) for token in (3, 4, 5)] == ["", "", "你"]
     assert not stream.pending
     assert stream.push([3]) == ""
@@ -208,52 +207,27 @@ def test_an_unfinished_character_is_held_until_its_last_byte() -> None:
 
 def test_a_skipped_special_token_leaves_a_character_whole() -> None:
     tokenizer = listed(decoders.ByteLevel(), ["ä½", "ł"])
-    skipping = Detokenizer(TokenTable.from_tokenizer(tokenizer), has_context=True)
+    skipping = Detokenizer(TokenTable.from_tokenizer(tokenizer))
     assert skipping.push([3, 2, 4]) == "你"
-    keeping = Detokenizer(TokenTable.from_tokenizer(tokenizer, skip_special_tokens=False), has_context=True)
+    keeping = Detokenizer(TokenTable.from_tokenizer(tokenizer, skip_special_tokens=False))
     assert keeping.push([3, 2, 4]) == "\ufffd</s>\ufffd"
 
 
 def test_one_invalid_byte_spoils_a_run_of_byte_tokens() -> None:
     names = ["<0x41>", "<0xE4>", "<0xBD>", "<0xA0>", "a"]
     table = TokenTable.from_tokenizer(listed(decoders.ByteFallback(), names))
-    stream = Detokenizer(table, has_context=True)
+    stream = Detokenizer(table)
     assert stream.push([4, 5, 6]) == ""
     assert stream.push([7]) == "你a"
     assert stream.push([3, 4, 5, 6, 4]) == ""
     assert stream.finish() == "\ufffd" * 5
 
 
-def test_a_text_without_context_loses_its_leading_space() -> None:
-    table = case("BPE with byte fallback").tables[True]
-    the = next(token for token, text in enumerate(table.text) if text and text[:1] == b" " and len(text) > 1)
-    word = unescape(table.text[the] or b"")
-    stream = Detokenizer(table, has_context=False)
-    assert stream.pending
-    assert stream.push([the]) == word[1:]
-    assert not stream.pending
-    assert stream.push([the]) == word
-    continued = Detokenizer(table, has_context=True)
-    assert not continued.pending
-    assert continued.push([the]) == word
-
-
-def test_a_leading_space_is_dropped_even_from_a_run_that_the_end_closes() -> None:
-    tokenizer = listed(
-        decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]), ["<0x20>"]
-    )
-    table = TokenTable.from_tokenizer(tokenizer)
-    for tokens, text in (([3], ""), ([3, 3], " ")):
-        stream = Detokenizer(table, has_context=False)
-        assert stream.push(tokens) == ""
-        assert stream.finish() == text == tokenizer.decode(tokens)
-
-
 def test_the_bytes_of_a_surrogate_are_replaced_one_by_one() -> None:
     tokenizer = listed(decoders.ByteLevel(), ["í", "ł", "ã", "a"])  # ED A0 80, a
     tokenizer.add_tokens(["Ģ"])
     for tokens in ([3, 4], [3, 4, 7], [3, 4, 6], [3, 3, 4, 7, 6]):
-        stream = Detokenizer(TokenTable.from_tokenizer(tokenizer), has_context=True)
+        stream = Detokenizer(TokenTable.from_tokenizer(tokenizer))
         assert "".join([stream.push([token]) for token in tokens]) + stream.finish() == tokenizer.decode(
             tokens
         )
@@ -264,6 +238,6 @@ def test_the_context_of_a_decoder_that_cannot_be_streamed_is_an_ordinary_token()
     tokenizer = listed(
         decoders.Sequence([decoders.Fuse(), decoders.Strip("b", 0, 1)]), ["b", " ", "\ufffd", "x"]
     )
-    stream = Detokenizer(TokenTable.from_tokenizer(tokenizer), has_context=True)
+    stream = Detokenizer(TokenTable.from_tokenizer(tokenizer))
     assert stream.push([6, 4, 6]) == ""
     assert stream.finish() == "x x"

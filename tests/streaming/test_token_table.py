@@ -62,8 +62,7 @@ def test_byte_tokens_need_care() -> None:
 def test_ids_without_a_token_add_nothing() -> None:
     tokenizer = Tokenizer(models.WordLevel({"a": 1, "b": 4}, unk_token="a"))
     tokenizer.decoder = decoders.Fuse()
-    assert TokenTable.from_tokenizer(tokenizer, size=7).text == [b"", b"a", b"", b"", b"b", b"", b""]
-    assert len(TokenTable.from_tokenizer(tokenizer, size=2).text) == 5
+    assert TokenTable.from_tokenizer(tokenizer).text == [b"", b"a", b"", b"", b"b"]
 
 
 def test_an_empty_vocabulary_makes_an_empty_table() -> None:
@@ -90,5 +89,5 @@ def test_a_table_that_tokenizers_contradicts_is_not_used(
     assert table.plan.mode is Mode.WHOLE
     assert table.text == [b"", None, None]
     assert "does not decode as its decoder" in caplog.text
-    stream = Detokenizer(table, has_context=False)
+    stream = Detokenizer(table)
     assert stream.push([1, 2]) + stream.finish() == " ab"
