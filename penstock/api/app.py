@@ -37,9 +37,9 @@ from penstock.http.asgi import (
 from penstock.http.cors import Cors
 from penstock.http.errors import ApiError, unknown_model
 from penstock.http.sink import Handler, Receive, Scope, Send
-from penstock.metrics.server import ServerMetrics
+from penstock.metrics.server import ApiServerMetrics
 from penstock.streaming.stream import StreamError
-from penstock.streaming.table import StreamTable
+from penstock.streaming.table import OutputProcessor
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ class App:
         tokenize: TokenizeRoutes,
         generation: GenerationRoutes,
         engine_client: EngineClient,
-        streams: StreamTable,
-        metrics: ServerMetrics,
+        streams: OutputProcessor,
+        metrics: ApiServerMetrics,
         metrics_endpoint: MetricsEndpoint,
         garbage: GarbageRoute,
         engines: admin.EngineRoutes,

@@ -10,7 +10,7 @@ from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import Receipt, RpcRequest
 from penstock.http.asgi import encode_json, send_json
 from penstock.http.sink import Receive, Scope, Send
-from penstock.metrics.garbage import Collector
+from penstock.metrics.garbage import GarbageCollector
 
 ANSWER_TIMEOUT_S = 5.0
 
@@ -18,7 +18,7 @@ ANSWER_TIMEOUT_S = 5.0
 class GarbageRoute:
     """This API server's report, and one of each engine; those of other API servers are at their own."""
 
-    def __init__(self, name: str, collector: Collector, engine_client: EngineClient) -> None:
+    def __init__(self, name: str, collector: GarbageCollector, engine_client: EngineClient) -> None:
         self._name = name
         self._collector = collector
         self._engine_client = engine_client

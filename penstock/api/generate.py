@@ -20,8 +20,8 @@ from penstock.http.admission import no_engine, stream_failed, unavailable
 from penstock.http.asgi import ClientGone, read_body, request_header, send_json
 from penstock.http.errors import ApiError
 from penstock.http.sink import EXTENSION, Handler, Receive, Scope, Send, Sink
-from penstock.streaming.table import StreamTable
-from penstock.wire.messages import Sampling, Submit
+from penstock.streaming.table import OutputProcessor
+from penstock.wire.messages import SamplingParams, Submit
 
 INLINE_BODY = 256 * 1024
 """Bytes of a body that is planned on the event loop, in 5 ms at most (20 ns a byte where messages are short,
@@ -35,7 +35,7 @@ class Work(NamedTuple):
     format: ReplyFormat
     hints: RoutingHints
     prompts: list[Prompt]
-    samplings: list[Sampling]
+    samplings: list[SamplingParams]
     """For every choice of every prompt."""
 
 
@@ -47,7 +47,7 @@ class GenerationRoutes:
         config: ServeConfig,
         tokenizer: Tokenizer,
         engine_client: EngineClient,
-        streams: StreamTable,
+        streams: OutputProcessor,
         context: RequestContext,
     ) -> None:
         self._config = config

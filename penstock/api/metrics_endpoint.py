@@ -12,8 +12,8 @@ from penstock.http.asgi import send_json
 from penstock.http.sink import Receive, Scope, Send
 from penstock.metrics import families as f
 from penstock.metrics.exposition import CONTENT_TYPE, exposition
-from penstock.metrics.garbage import Collector
-from penstock.metrics.server import ServerMetrics
+from penstock.metrics.garbage import GarbageCollector
+from penstock.metrics.server import ApiServerMetrics
 from penstock.metrics.snapshot import (
     Labels,
     Series,
@@ -25,7 +25,7 @@ from penstock.metrics.snapshot import (
     totals,
     view_of,
 )
-from penstock.streaming.table import StreamTable
+from penstock.streaming.table import OutputProcessor
 from penstock.wire.control import Launch
 
 log = logging.getLogger(__name__)
@@ -41,11 +41,11 @@ class MetricsEndpoint:
         self,
         launch: Launch,
         model: str,
-        metrics: ServerMetrics,
+        metrics: ApiServerMetrics,
         engine_client: EngineClient,
-        streams: StreamTable,
+        streams: OutputProcessor,
         input_processor: InputProcessor,
-        collector: Collector,
+        collector: GarbageCollector,
         clients: Callable[[], tuple[int, int]],
     ) -> None:
         self._launch = launch
@@ -124,6 +124,6 @@ class MetricsEndpoint:
         ):
             yield Series(family.name, (server,), value)
         if self._has_adapters():
-            for (adapter, state), count in self._streams.adapters().items():
+            for (adapter, state), count in self._streams.adapter_counts().items():
                 yield Series(f.ADAPTER_STREAMS.name, (server, adapter, state), count)
         yield from process_series(self._process, self._launch.restarts, self._collector.pauses)

@@ -13,7 +13,7 @@ from penstock.api.tokenize import UNSUPPORTED, DetokenizeRequest, TokenizeReques
 from penstock.dialects.openapi_schema import BODY_ERRORS, SHARED, Route, ref
 from penstock.dialects.registry import DESCRIPTIONS
 from penstock.http.access_keys import is_administrative
-from penstock.wire.messages import MAX_KEY
+from penstock.wire.messages import MAX_IDEMPOTENCY_KEY_LENGTH
 
 Json = dict[str, Any]
 
@@ -126,7 +126,7 @@ _KEY: Json = {
     "in": "header",
     "name": "Idempotency-Key",
     "description": "No engine does twice what has one key; another request with it gets the first receipts.",
-    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY},
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_IDEMPOTENCY_KEY_LENGTH},
 }
 _TIMEOUT = _parameter(
     "timeout",

@@ -21,7 +21,7 @@ from penstock.http.admission import unavailable
 from penstock.http.asgi import encode_json, request_header, send_json
 from penstock.http.errors import ApiError
 from penstock.http.sink import Receive, Scope, Send
-from penstock.wire.messages import CONFLICT, MAX_KEY
+from penstock.wire.messages import CONFLICT, MAX_IDEMPOTENCY_KEY_LENGTH
 
 DEFAULT_TIMEOUT_S = 60.0
 LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 1.0, 3600.0
@@ -130,8 +130,10 @@ def _options(scope: Scope, *names: str) -> _OperationOptions:
     key = request_header(scope, b"idempotency-key")
     if key is None:
         key = secrets.token_hex(16)
-    elif not 1 <= len(key) <= MAX_KEY:
-        raise ApiError(400, f"Idempotency-Key has {len(key)} characters, 1 to {MAX_KEY} are allowed.")
+    elif not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_LENGTH:
+        raise ApiError(
+            400, f"Idempotency-Key has {len(key)} characters, 1 to {MAX_IDEMPOTENCY_KEY_LENGTH} are allowed."
+        )
     return _OperationOptions(parameters, key, _timeout(parameters.get("timeout")))
 
 

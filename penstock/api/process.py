@@ -38,17 +38,25 @@ from penstock.generation.tokenizer import Tokenizer
 from penstock.http.connection_source import ConnectionSource, HandedOverConnections, ListeningSocket
 from penstock.http.server import HttpServer, Limits
 from penstock.http.tls import CertificateWatch, server_context
-from penstock.metrics.garbage import Collector
+from penstock.metrics.garbage import GarbageCollector
 from penstock.metrics.memory import Trimmer
-from penstock.metrics.server import ServerMetrics
+from penstock.metrics.server import ApiServerMetrics
 from penstock.metrics.snapshot import decode_snapshot, merge_views, view_of
-from penstock.streaming.table import StreamTable
+from penstock.streaming.table import OutputProcessor
 from penstock.streaming.token_log import TokenLog
-from penstock.wire.burst import best_burst
+from penstock.wire.burst import make_burst_writer
 from penstock.wire.channel import ControlChannel, SupervisorGone
-from penstock.wire.control import AgreedStates, Drain, EnginesDraining, Launch, Speak, Stop, SupervisorMetrics
-from penstock.wire.handover import Taker
-from penstock.wire.messages import PROTOCOL_VERSION, EngineInfo, Hello
+from penstock.wire.control import (
+    AgreedStates,
+    Drain,
+    EnableThroughputLog,
+    EnginesDraining,
+    Launch,
+    Stop,
+    SupervisorMetrics,
+)
+from penstock.wire.handover import HandoverReceiver
+from penstock.wire.messages import ENGINE_PROTOCOL_VERSION, EngineInfo, Hello
 from penstock.wire.sockets import engine_address
 
 log = logging.getLogger(__name__)
@@ -71,8 +79,8 @@ class _Server:
         self._control = control
         self._launch: Launch = control.launch
         self._config = self._launch.config
-        self._metrics = ServerMetrics()
-        self._collector = Collector(self._config.gc_policy, self._config.gc_pause_budget_ms / 1000)
+        self._metrics = ApiServerMetrics()
+        self._collector = GarbageCollector(self._config.gc_policy, self._config.gc_pause_budget_ms / 1000)
         self._first_engine: asyncio.Future[EngineInfo]
         self._engine_client: EngineClient
         self._two_phase_commit: TwoPhaseCommit
@@ -97,7 +105,7 @@ class _Server:
         self._engine_client = EngineClient(
             launch.engine_count,
             places,
-            Hello(PROTOCOL_VERSION, launch.index, launch.epoch, launch.incarnation),
+            Hello(ENGINE_PROTOCOL_VERSION, launch.index, launch.epoch, launch.incarnation),
             self._on_engine_up,
             launch.key,
             lockstep=self._config.enable_expert_parallel,
@@ -155,8 +163,8 @@ class _Server:
         metrics = self._metrics
         log = TokenLog() if self._config.resume_timeout > 0 else None
         tables = TextTables.make(tokenizer.raw, info.vocab_size)
-        streams = StreamTable(
-            tables.plain, metrics.ttft, metrics.itl, metrics.event_tokens, log, best_burst()
+        streams = OutputProcessor(
+            tables.plain, metrics.ttft, metrics.itl, metrics.event_tokens, log, make_burst_writer()
         )
         self._engine_client.open(streams, self._config.resume_timeout, metrics.interrupted)
         context = RequestContext(
@@ -233,7 +241,7 @@ class _Server:
     def _connection_source(self) -> ConnectionSource:
         launch = self._launch
         if launch.handover_fd is not None:
-            return HandedOverConnections(Taker(launch.handover_fd))
+            return HandedOverConnections(HandoverReceiver(launch.handover_fd))
         assert launch.listen_fd is not None
         return ListeningSocket(socket.socket(fileno=launch.listen_fd))
 
@@ -287,7 +295,7 @@ class _Server:
                     self._engine_client.snapshots = merge_views(self._engine_client.snapshots, told)
                 case AgreedStates():
                     self._two_phase_commit.on_agreed_states(order)
-                case Speak():
+                case EnableThroughputLog():
                     self._speaks = True
 
     def _drain(self, order: Drain) -> None:

@@ -55,7 +55,7 @@ class ThroughputLog:
         self._idle = idle
 
 
-def _sum(found: Totals, family: f.Family) -> float:
+def _sum(found: Totals, family: f.MetricFamily) -> float:
     return sum(map(_number, found.get(family.name, {}).values()))
 
 

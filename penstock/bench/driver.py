@@ -11,7 +11,7 @@ from typing import Self
 import msgspec
 
 from penstock.bench.errors import BenchError
-from penstock.bench.load import Answer, Failure, Order, Plan, Ready, Round
+from penstock.bench.load import LoadFailure, LoadMessage, LoadPlan, LoadReady, RoundOrder, RoundResult
 
 ANSWER_GRACE = 10.0
 """Seconds an answer may be late: the client ends a round in time itself and then computes percentiles."""
@@ -23,7 +23,7 @@ class LoadProcess:
     Use it as a context. It ends with its standard input, so it does not outlive this process.
     """
 
-    def __init__(self, plan: Plan, seconds: float) -> None:
+    def __init__(self, plan: LoadPlan, seconds: float) -> None:
         """Opens the connections of ``plan``, within so many seconds. Raises BenchError."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "penstock.bench.load"],
@@ -33,7 +33,7 @@ class LoadProcess:
         )
         try:
             answer = self._ask(plan, seconds)
-            if not isinstance(answer, Ready):
+            if not isinstance(answer, LoadReady):
                 raise BenchError(f"the load client did not become ready: {answer!r}")
         except BaseException:
             self.close()
@@ -44,10 +44,10 @@ class LoadProcess:
         """The client's process."""
         return self._process.pid
 
-    def run(self, *, keep: bool, seconds: float) -> Round:
+    def run(self, *, keep: bool, seconds: float) -> RoundResult:
         """One round. Raises BenchError when it fails or is not over in so many seconds."""
-        answer = self._ask(Order(keep=keep, seconds=seconds), seconds)
-        if not isinstance(answer, Round):
+        answer = self._ask(RoundOrder(keep=keep, seconds=seconds), seconds)
+        if not isinstance(answer, RoundResult):
             raise BenchError(f"the load client did not run a round: {answer!r}")
         return answer
 
@@ -64,7 +64,7 @@ class LoadProcess:
     ) -> None:
         self.close()
 
-    def _ask(self, message: Plan | Order, seconds: float) -> Answer:
+    def _ask(self, message: LoadPlan | RoundOrder, seconds: float) -> LoadMessage:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -80,7 +80,7 @@ class LoadProcess:
             pass  # said below
         if not line:
             raise BenchError(f"the load client ended with exit code {self._process.wait()}")
-        answer: Answer = msgspec.json.decode(line, type=Answer)
-        if isinstance(answer, Failure):
+        answer: LoadMessage = msgspec.json.decode(line, type=LoadMessage)
+        if isinstance(answer, LoadFailure):
             raise BenchError(answer.reason)
         return answer

@@ -19,13 +19,13 @@ from typing import Literal, Self
 
 import msgspec
 
-from penstock.bench.engine_reader import Plan
+from penstock.bench.engine_reader import ReaderPlan
 from penstock.bench.errors import BenchError
 from penstock.bench.noop import TOKEN, NoOpEngine
 from penstock.bench.report import Machine, this_machine
 from penstock.config.bench import BenchEngineConfig
 from penstock.engine.process import EngineLoop
-from penstock.wire.control import Order
+from penstock.wire.control import SupervisorCommand
 from penstock.wire.sockets import FRAMES_IN_FLIGHT, RouterSocket, engine_address
 
 STEPS_AT_A_TIME = FRAMES_IN_FLIGHT // 2
@@ -110,11 +110,11 @@ def _measure(rows: int, sequence_length: int, steps: int) -> EngineRun:
         socket = RouterSocket(address)
         try:
             loop = EngineLoop(engine, socket, 0, 0)
-            plan = Plan(address, rows, sequence_length, TOKEN, output, STEPS_AT_A_TIME)
-            with _Reader(plan) as reader:
+            plan = ReaderPlan(address, rows, sequence_length, TOKEN, output, STEPS_AT_A_TIME)
+            with _ReaderProcess(plan) as reader:
                 stepper = _Stepper(loop, reader)
                 while not engine.has_work():
-                    loop.turn(reader)
+                    loop.run_once(reader)
                 for _ in range(WARMUP_STEPS // STEPS_AT_A_TIME):
                     stepper.run(STEPS_AT_A_TIME)
                 return _steady(stepper, rows, sequence_length, steps)
@@ -126,7 +126,7 @@ def _steady(stepper: _Stepper, rows: int, sequence_length: int, steps: int) -> E
     """Measures ``steps`` steps in which no stream starts or ends."""
     parts = -(-steps // STEPS_AT_A_TIME)
     cpu_s = [0.0] * parts  # made before it counts
-    collections = _Collections()
+    collections = _CollectionCounter()
     gc.collect()
     with collections:
         before = len(gc.get_objects())
@@ -149,7 +149,7 @@ def _steady(stepper: _Stepper, rows: int, sequence_length: int, steps: int) -> E
     )
 
 
-class _Collections:
+class _CollectionCounter:
     """Counts the garbage collections within a block."""
 
     def __init__(self) -> None:
@@ -168,14 +168,14 @@ class _Collections:
 class _Stepper:
     """Runs turns of the loop, and lets the reader catch up between them."""
 
-    def __init__(self, loop: EngineLoop, reader: _Reader) -> None:
+    def __init__(self, loop: EngineLoop, reader: _ReaderProcess) -> None:
         self._loop = loop
         self._reader = reader
         self._steps = 0
 
     def run(self, steps: int) -> float:
         """CPU seconds of at most STEPS_AT_A_TIME steps, without the wait for the reader after them."""
-        turn, reader = self._loop.turn, self._reader
+        turn, reader = self._loop.run_once, self._reader
         began = time.process_time()
         for _ in range(steps):
             turn(reader)
@@ -185,10 +185,10 @@ class _Stepper:
         return taken
 
 
-class _Reader:
+class _ReaderProcess:
     """The reader's process; stands in for the supervisor, too, which never says anything."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ReaderPlan) -> None:
         self._lines = 0
         self._process = subprocess.Popen(
             [sys.executable, "-m", "penstock.bench.engine_reader"],
@@ -223,13 +223,13 @@ class _Reader:
 
     # -- what the loop asks of a control channel
 
-    def receive(self) -> list[Order]:
+    def receive(self) -> list[SupervisorCommand]:
         """No orders. Raises BenchError when the process is gone: nothing would wake the loop up again."""
         if self._process.poll() is not None:
             raise BenchError(f"the reader ended with exit code {self._process.returncode}")
         return []
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Nobody listens."""
 
     def fileno(self) -> int:

@@ -18,11 +18,11 @@ import zmq
 from penstock.bench.errors import BenchError
 from penstock.wire.frames import decode_frame
 from penstock.wire.messages import (
-    PROTOCOL_VERSION,
+    ENGINE_PROTOCOL_VERSION,
     EngineMetrics,
     FrameHeader,
     Hello,
-    Sampling,
+    SamplingParams,
     Submit,
     Welcome,
     decode_from_engine,
@@ -34,7 +34,7 @@ SUBMITS_PER_MESSAGE = 16
 """As the API servers batch them."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ReaderPlan(msgspec.Struct, frozen=True):
     """``streams`` requests of ``prompt_tokens``, told on after every ``every`` tokens of each."""
 
     address: str
@@ -45,10 +45,10 @@ class Plan(msgspec.Struct, frozen=True):
     every: int
 
 
-class Reader:
+class FrameReader:
     """One DEALER, as an API server has it."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ReaderPlan) -> None:
         self._plan = plan
         self._link = EngineLink(zmq.Context(), plan.address, server_identity(0, 0))
         self._poller = select.poll()
@@ -58,11 +58,11 @@ class Reader:
     def submit(self) -> None:
         """All streams, after the greeting."""
         plan = self._plan
-        self._link.send([encode(Hello(PROTOCOL_VERSION, 0, 0))])
+        self._link.send([encode(Hello(ENGINE_PROTOCOL_VERSION, 0, 0))])
         prompts = np.full((plan.streams, plan.prompt_tokens), plan.prompt_token, "<i4")
         prompts[:, 0] = np.arange(plan.streams)  # none has a prefix in common with another
         requests = [
-            encode(Submit(stream, prompts[stream].tobytes(), Sampling(plan.max_tokens, stream)))
+            encode(Submit(stream, prompts[stream].tobytes(), SamplingParams(plan.max_tokens, stream)))
             for stream in range(plan.streams)
         ]
         for start in range(0, len(requests), SUBMITS_PER_MESSAGE):
@@ -96,7 +96,7 @@ class Reader:
 
 def main() -> None:
     """Until there is nobody to read for."""
-    reader = Reader(msgspec.json.decode(sys.stdin.buffer.readline(), type=Plan))
+    reader = FrameReader(msgspec.json.decode(sys.stdin.buffer.readline(), type=ReaderPlan))
     reader.submit()
     reader.run()
 

@@ -17,7 +17,7 @@ import msgspec
 from penstock.gateway.upstream import Connection, ConnectionPool, Headers, UpstreamError, request_bytes
 
 
-class Kind(enum.StrEnum):
+class Scenario(enum.StrEnum):
     """What becomes of a request: named in its body, where the model server finds it."""
 
     STREAM = enum.auto()
@@ -47,14 +47,14 @@ class Kind(enum.StrEnum):
     """The gateway does not take the body."""
 
 
-WEIGHTS = dict.fromkeys(Kind, 2) | {
-    Kind.STREAM: 120,
-    Kind.WHOLE: 80,
-    Kind.UNKNOWN: 20,
-    Kind.LEAVES_AT_ONCE: 20,
-    Kind.LEAVES_WITHIN: 20,
-    Kind.REFUSED: 10,
-    Kind.STALLED: 1,
+WEIGHTS = dict.fromkeys(Scenario, 2) | {
+    Scenario.STREAM: 120,
+    Scenario.WHOLE: 80,
+    Scenario.UNKNOWN: 20,
+    Scenario.LEAVES_AT_ONCE: 20,
+    Scenario.LEAVES_WITHIN: 20,
+    Scenario.REFUSED: 10,
+    Scenario.STALLED: 1,
 }
 """How often each comes. Failures are few, so that breakers are open now and then, but not always."""
 NAMES = 300
@@ -90,23 +90,23 @@ def _reply(status: int, body: bytes) -> bytes:
 
 
 REPLIES = {
-    Kind.STREAM: _stream(TOKEN, TOKEN, USAGE, DONE),
-    Kind.WHOLE: _reply(200, WHOLE),
-    Kind.UNKNOWN: _reply(404, b'{"error":{"message":"no such model"}}'),
-    Kind.FAILED: _reply(500, b'{"error":{"message":"out of memory"}}'),
-    Kind.UNREADY: _reply(503, b'{"error":{"message":"loading"}}'),
-    Kind.ERROR_EVENT: _stream(TOKEN, ERROR, DONE),
-    Kind.RESET: b"",
-    Kind.BROKEN: _stream(TOKEN, end=b""),
-    Kind.TRUNCATED: _stream(TOKEN, TOKEN),
-    Kind.MALFORMED: _stream(TOKEN, b"data: {\n\n", DONE),
-    Kind.CHARSET: _stream(TOKEN, DONE, charset=b"; charset=latin-1"),
-    Kind.STALLED: b"",
-    Kind.LEAVES_AT_ONCE: b"",
-    Kind.LEAVES_WITHIN: _stream(TOKEN, end=b""),
+    Scenario.STREAM: _stream(TOKEN, TOKEN, USAGE, DONE),
+    Scenario.WHOLE: _reply(200, WHOLE),
+    Scenario.UNKNOWN: _reply(404, b'{"error":{"message":"no such model"}}'),
+    Scenario.FAILED: _reply(500, b'{"error":{"message":"out of memory"}}'),
+    Scenario.UNREADY: _reply(503, b'{"error":{"message":"loading"}}'),
+    Scenario.ERROR_EVENT: _stream(TOKEN, ERROR, DONE),
+    Scenario.RESET: b"",
+    Scenario.BROKEN: _stream(TOKEN, end=b""),
+    Scenario.TRUNCATED: _stream(TOKEN, TOKEN),
+    Scenario.MALFORMED: _stream(TOKEN, b"data: {\n\n", DONE),
+    Scenario.CHARSET: _stream(TOKEN, DONE, charset=b"; charset=latin-1"),
+    Scenario.STALLED: b"",
+    Scenario.LEAVES_AT_ONCE: b"",
+    Scenario.LEAVES_WITHIN: _stream(TOKEN, end=b""),
 }
 """What the model server sends."""
-BREAKS = frozenset({Kind.RESET, Kind.BROKEN})
+BREAKS = frozenset({Scenario.RESET, Scenario.BROKEN})
 """After which it closes the connection."""
 
 
@@ -129,7 +129,7 @@ class _ModelServer(asyncio.Protocol):
             return
         found = _KIND.search(body)
         assert found is not None, "every request names its kind"
-        kind = Kind(found.group(1).decode())
+        kind = Scenario(found.group(1).decode())
         self._transport.write(REPLIES[kind])
         if kind in BREAKS:
             self._transport.close()
@@ -183,14 +183,14 @@ class _Reply:
         self.on_end()
 
 
-class Client:
+class ScenarioClient:
     """Asks the gateway at ``url``, one request after the other."""
 
     def __init__(self, url: str, rng: random.Random) -> None:
         self._pool = ConnectionPool(url, connect_timeout_s=30.0)
         self._rng = rng
 
-    async def run(self, kinds: Iterator[Kind]) -> None:
+    async def run(self, kinds: Iterator[Scenario]) -> None:
         """Requests of ``kinds``, which other clients take from as well."""
         for kind in kinds:
             await self._ask(kind)
@@ -211,25 +211,25 @@ class Client:
     def close(self) -> None:
         self._pool.close()
 
-    async def _ask(self, kind: Kind) -> None:
+    async def _ask(self, kind: Scenario) -> None:
         name = self._rng.randrange(NAMES)
         model, prompt = "m", f"{name} " * 300
-        if kind is Kind.UNKNOWN:  # too short to be remembered: that would fill memory, up to its bound
+        if kind is Scenario.UNKNOWN:  # too short to be remembered: that would fill memory, up to its bound
             model, prompt = f"made-up-{self._rng.randrange(MADE_UP)}", "p"
         fields = {
             "model": model,
             "prompt": prompt,
             "user": kind,
-            "stream": kind is not Kind.WHOLE,
+            "stream": kind is not Scenario.WHOLE,
         }
-        body = b"{" if kind is Kind.REFUSED else msgspec.json.encode(fields)
+        body = b"{" if kind is Scenario.REFUSED else msgspec.json.encode(fields)
         headers = [(b"x-session-id", b"%d" % name)]
         connection = await self._pool.acquire()
-        reply = _Reply(connection, leaves=kind is Kind.LEAVES_WITHIN)
+        reply = _Reply(connection, leaves=kind is Scenario.LEAVES_WITHIN)
         connection.send(
             request_bytes(b"POST", b"/v1/completions", connection.authority, headers, body), reply
         )
-        if kind is Kind.LEAVES_AT_ONCE:
+        if kind is Scenario.LEAVES_AT_ONCE:
             await asyncio.sleep(self._rng.random() / 100)
             connection.abort()
         else:

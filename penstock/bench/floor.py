@@ -22,7 +22,7 @@ MOST_STEPS = 128
 COMPILE_SECONDS = 60.0
 
 
-class Floor:
+class KernelFloor:
     """``floor.c``, compiled into a temporary directory for the time of the context.
 
     ``available`` is False, and ``measure`` must not be called, where there is no C compiler.

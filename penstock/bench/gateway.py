@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.bench.host import Deadline, measure
-from penstock.bench.report import Report
+from penstock.bench.report import HostReport
 from penstock.bench.server import ServerProcess, serve_arguments
 from penstock.config.bench import BenchGatewayConfig, BenchHostConfig
 
@@ -23,7 +23,7 @@ PICKED_PROMPT_BYTES = 8000
 PICKS = 2000
 PICK_RUNS = 5
 
-Say = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
 class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,14 +35,14 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time to pick one of 64 endpoints by four scorers for a prompt of 8,000 bytes."""
     resident_bytes: int
     errors: int
-    relay: Report
+    relay: HostReport
 
     def to_json(self) -> bytes:
         """Indented, with a final newline."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
-def measure_gateway(config: BenchGatewayConfig, say: Say) -> GatewayReport:
+def measure_gateway(config: BenchGatewayConfig, say: ProgressCallback) -> GatewayReport:
     """Runs the measurement; leaves no process behind. Raises BenchError."""
     deadline = Deadline(config.timeout)
     with contextlib.ExitStack() as stack:
@@ -81,14 +81,14 @@ def measure_gateway(config: BenchGatewayConfig, say: Say) -> GatewayReport:
 
 def pick_cost_us(picks: int = PICKS, runs: int = PICK_RUNS) -> float:
     """CPU microseconds per pick, hashing the prompt included: the median of ``runs`` runs."""
-    from penstock.gateway.endpoint import Endpoint, Load
+    from penstock.gateway.endpoint import Endpoint, EndpointLoad
     from penstock.gateway.picker import Picker, PickRequest
     from penstock.gateway.prefix import prefix_blocks
 
     rng = random.Random(0)
     endpoints = [Endpoint(f"http://10.0.0.{number}:8000") for number in range(PICKED_ENDPOINTS)]
     for endpoint in endpoints:
-        endpoint.scrape_succeeded(Load(rng.randrange(5), rng.randrange(100), rng.random()), 0.0)
+        endpoint.scrape_succeeded(EndpointLoad(rng.randrange(5), rng.randrange(100), rng.random()), 0.0)
     prompts = [rng.randbytes(PICKED_PROMPT_BYTES) for _ in range(200)]
     picker = Picker(PICKED_WEIGHTS, rng=rng)
     costs = []

@@ -12,10 +12,10 @@ import psutil
 import uvloop
 
 from penstock.bench.errors import BenchError
-from penstock.bench.failing import WEIGHTS, Client, ModelServers
-from penstock.bench.host import Deadline, Say
+from penstock.bench.failing import WEIGHTS, ModelServers, ScenarioClient
+from penstock.bench.host import Deadline, ProgressCallback
 from penstock.bench.server import ServerProcess
-from penstock.bench.soak.leaks import Sample, slope
+from penstock.bench.soak.leaks import MemorySample, slope
 from penstock.config.bench import BenchGatewayMemoryConfig
 
 SERVERS = 3
@@ -30,7 +30,7 @@ MIB = 1 << 20
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """The findings. Slopes are medians over all pairs of samples of the second half."""
 
-    samples: list[Sample]
+    samples: list[MemorySample]
     """After each tenth of the requests, with none in flight."""
     kib_per_1000_requests: float
     objects_per_1000_requests: float
@@ -42,7 +42,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
-def measure_memory(config: BenchGatewayMemoryConfig, say: Say) -> MemoryReport:
+def measure_memory(config: BenchGatewayMemoryConfig, say: ProgressCallback) -> MemoryReport:
     """Runs the requests; leaves no process behind. Raises BenchError."""
     deadline = Deadline(config.timeout)
     try:
@@ -52,7 +52,9 @@ def measure_memory(config: BenchGatewayMemoryConfig, say: Say) -> MemoryReport:
     return report
 
 
-async def _measure(config: BenchGatewayMemoryConfig, deadline: Deadline, say: Say) -> MemoryReport:
+async def _measure(
+    config: BenchGatewayMemoryConfig, deadline: Deadline, say: ProgressCallback
+) -> MemoryReport:
     async with ModelServers(SERVERS) as servers:
         arguments = ["gateway", "--port=0", "--access-log=none", "--max-request-bytes=65536"]
         arguments += [f"--first-token-timeout={FIRST_TOKEN_TIMEOUT_S}", "--endpoints", *servers.urls]
@@ -60,8 +62,10 @@ async def _measure(config: BenchGatewayMemoryConfig, deadline: Deadline, say: Sa
         start = asyncio.to_thread(ServerProcess, arguments, deadline.left("the start of the gateway"))
         with await start as gateway:
             rng = random.Random(config.seed)
-            clients = [Client(gateway.url, random.Random(rng.random())) for _ in range(config.clients)]
-            samples: list[Sample] = []
+            clients = [
+                ScenarioClient(gateway.url, random.Random(rng.random())) for _ in range(config.clients)
+            ]
+            samples: list[MemorySample] = []
             began, asked = time.monotonic(), 0
             for number in range(1, SAMPLES + 1):
                 wanted = config.requests * number // SAMPLES
@@ -73,7 +77,7 @@ async def _measure(config: BenchGatewayMemoryConfig, deadline: Deadline, say: Sa
                 tracked = await clients[0].tracked_objects()
                 process = psutil.Process(gateway.pid)
                 resident, descriptors = process.memory_info().rss, process.num_fds()
-                samples.append(Sample(time.monotonic() - began, asked, resident, descriptors, tracked))
+                samples.append(MemorySample(time.monotonic() - began, asked, resident, descriptors, tracked))
                 say(_line(samples[-1]))
             outcomes = await clients[0].outcomes()
             for client in clients:
@@ -81,7 +85,7 @@ async def _measure(config: BenchGatewayMemoryConfig, deadline: Deadline, say: Sa
     return build(samples, outcomes)
 
 
-def build(samples: list[Sample], outcomes: Counter[str]) -> MemoryReport:
+def build(samples: list[MemorySample], outcomes: Counter[str]) -> MemoryReport:
     """The report of these samples."""
     half = samples[len(samples) // 2 :]
     return MemoryReport(
@@ -92,7 +96,7 @@ def build(samples: list[Sample], outcomes: Counter[str]) -> MemoryReport:
     )
 
 
-def _line(sample: Sample) -> str:
+def _line(sample: MemorySample) -> str:
     return (
         f"{sample.requests:9,d} requests  {sample.resident_bytes / MIB:7.1f} MiB  "
         f"{sample.objects:9,d} objects  {sample.descriptors:5d} descriptors"

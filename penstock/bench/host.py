@@ -13,11 +13,18 @@ import msgspec
 from penstock.bench import report
 from penstock.bench.driver import LoadProcess
 from penstock.bench.errors import BenchError
-from penstock.bench.floor import Floor
-from penstock.bench.load import Plan, Round
-from penstock.bench.processes import PeakMemory, Processes, below_supervisor, cpu_time, named, resident_bytes
-from penstock.bench.prompts import Facts, Requests
-from penstock.bench.report import MeasuredRound, Report
+from penstock.bench.floor import KernelFloor
+from penstock.bench.load import LoadPlan, RoundResult
+from penstock.bench.processes import (
+    PeakMemory,
+    ServerPids,
+    cpu_time,
+    pids_of_supervisor,
+    resident_bytes,
+    resolve_pids,
+)
+from penstock.bench.prompts import ProbeResult, RequestBodies
+from penstock.bench.report import HostReport, MeasuredRound
 from penstock.bench.server import ServerProcess, serve_arguments
 from penstock.bench.slow import SlowReaders
 from penstock.config.bench import OF_STARTED_SERVER, BenchHostConfig
@@ -33,7 +40,7 @@ DEFAULT_PORT = 80
 NOT_SHOWN = ("json", "api_key", "timeout", "rounds", "warmup_rounds")
 """Options that change neither load nor server."""
 
-Say = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
 class Deadline:
@@ -52,7 +59,7 @@ class Deadline:
         return left
 
 
-def measure(config: BenchHostConfig, say: Say) -> Report:
+def measure(config: BenchHostConfig, say: ProgressCallback) -> HostReport:
     """Runs the measurement; ``say`` gets a line at every stage. Leaves no process behind.
 
     Raises BenchError when it cannot be made or is not over in time. Errors of single requests are no such
@@ -62,7 +69,7 @@ def measure(config: BenchHostConfig, say: Say) -> Report:
     with contextlib.ExitStack() as stack:
         url, processes = _server(config, deadline, stack, say)
         facts, plan, endless = prepare(config, url, deadline)
-        floor = stack.enter_context(Floor())
+        floor = stack.enter_context(KernelFloor())
         memory = stack.enter_context(PeakMemory(processes.api_servers))
         slow = None
         with LoadProcess(plan, deadline.left("the connections")) as load:
@@ -96,34 +103,34 @@ def measure(config: BenchHostConfig, say: Say) -> Report:
 
 
 def _server(
-    config: BenchHostConfig, deadline: Deadline, stack: contextlib.ExitStack, say: Say
-) -> tuple[str, Processes]:
+    config: BenchHostConfig, deadline: Deadline, stack: contextlib.ExitStack, say: ProgressCallback
+) -> tuple[str, ServerPids]:
     """Base URL and processes of the server to measure, started here unless ``--url`` names one."""
     if config.url is not None:
         base = config.url.rstrip("/").removesuffix("/v1")
-        return base, named(config.pid or [])
+        return base, resolve_pids(config.pid or [])
     say("starting penstock serve --engine synthetic")
     server = stack.enter_context(
         ServerProcess(
             serve_arguments(config, config.api_server_count[0]), deadline.left("the start of the server")
         )
     )
-    processes = below_supervisor(server.pid)
+    processes = pids_of_supervisor(server.pid)
     if not processes.api_servers:
         raise BenchError("the server has no process titled penstock: api-server")
     return server.url, processes
 
 
-def prepare(config: BenchHostConfig, url: str, deadline: Deadline) -> tuple[Facts, Plan, str]:
+def prepare(config: BenchHostConfig, url: str, deadline: Deadline) -> tuple[ProbeResult, LoadPlan, str]:
     """Tries one request, plans the others; the last is the body of a slow reader's."""
     headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     parts = urlsplit(url)
     with httpx.Client(
         base_url=url, headers=headers, timeout=deadline.left("the first request"), trust_env=False
     ) as http:
-        requests = Requests(config, http)
+        requests = RequestBodies(config, http)
         facts = requests.probe()
-        plan = Plan(
+        plan = LoadPlan(
             host=parts.hostname or "",
             port=parts.port or DEFAULT_PORT,
             path=parts.path + requests.path,
@@ -133,17 +140,17 @@ def prepare(config: BenchHostConfig, url: str, deadline: Deadline) -> tuple[Fact
             requests=config.requests_per_round,
             api_key=config.api_key,
         )
-        endless = requests.endless() if config.slow_readers else ""
+        endless = requests.slow_reader_body() if config.slow_readers else ""
     return facts, plan, endless
 
 
 def _measure_beside(
     config: BenchHostConfig,
     load: LoadProcess,
-    processes: Processes,
-    without: list[Round],
+    processes: ServerPids,
+    without: list[RoundResult],
     deadline: Deadline,
-) -> tuple[list[Round], int]:
+) -> tuple[list[RoundResult], int]:
     """The same rounds again, once the server has more for the slow readers than the kernel takes; and by how
     much the API servers' memory has grown since."""
     resident = resident_bytes(processes.api_servers)
@@ -155,12 +162,12 @@ def _measure_beside(
     return beside, resident_bytes(processes.api_servers) - resident
 
 
-def _plain_rounds(config: BenchHostConfig, load: LoadProcess, deadline: Deadline) -> list[Round]:
+def _plain_rounds(config: BenchHostConfig, load: LoadProcess, deadline: Deadline) -> list[RoundResult]:
     """Rounds whose latencies alone are of interest."""
     return [load.run(keep=False, seconds=deadline.left("another round")) for _ in range(config.rounds)]
 
 
-def _warm_up(config: BenchHostConfig, load: LoadProcess, deadline: Deadline, say: Say) -> int:
+def _warm_up(config: BenchHostConfig, load: LoadProcess, deadline: Deadline, say: ProgressCallback) -> int:
     """Returns the bytes of an average event."""
     chunk = 1
     for number in range(1, config.warmup_rounds + 1):
@@ -171,7 +178,11 @@ def _warm_up(config: BenchHostConfig, load: LoadProcess, deadline: Deadline, say
 
 
 def _measure_rounds(
-    config: BenchHostConfig, load: LoadProcess, processes: Processes, deadline: Deadline, say: Say
+    config: BenchHostConfig,
+    load: LoadProcess,
+    processes: ServerPids,
+    deadline: Deadline,
+    say: ProgressCallback,
 ) -> list[MeasuredRound]:
     rounds = []
     for number in range(1, config.rounds + 1):
@@ -181,7 +192,7 @@ def _measure_rounds(
 
 
 def measure_round(
-    config: BenchHostConfig, load: LoadProcess, processes: Processes, seconds: float
+    config: BenchHostConfig, load: LoadProcess, processes: ServerPids, seconds: float
 ) -> MeasuredRound:
     engines, api_servers = cpu_time(processes.engines), cpu_time(processes.api_servers)
     result = load.run(keep=True, seconds=seconds)
@@ -196,7 +207,7 @@ def measure_round(
 
 
 def _measure_floor(
-    floor: Floor, config: BenchHostConfig, chunk: int, deadline: Deadline, say: Say
+    floor: KernelFloor, config: BenchHostConfig, chunk: int, deadline: Deadline, say: ProgressCallback
 ) -> list[float]:
     if not floor.available:
         say("no C floor: cc is not installed")

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.bench.latency import Latency, ReadLog
-from penstock.bench.reply import ERROR, EVENT, Reply
+from penstock.bench.reply import ERROR, EVENT, ReplyCounter
 
 WHOLE_EVENTS = (b"}\n\n\r\n", b"}\n\n")
 """A read that ends so ends with a JSON event, with or without the end of a chunk, not with a part of one."""
@@ -35,7 +35,7 @@ SAMPLES = 5  # different errors that a result tells
 SPARE_DESCRIPTORS = 64
 
 
-class Plan(msgspec.Struct, frozen=True):
+class LoadPlan(msgspec.Struct, frozen=True):
     """What to send where. Requests take the ``bodies`` (JSON texts) in turn."""
 
     host: str
@@ -48,24 +48,24 @@ class Plan(msgspec.Struct, frozen=True):
     api_key: str | None = None
 
 
-class Order(msgspec.Struct, frozen=True):
+class RoundOrder(msgspec.Struct, frozen=True):
     """Run one round within so many seconds. ``keep``: its latencies count in the totals of later results."""
 
     keep: bool
     seconds: float
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class LoadReady(msgspec.Struct, frozen=True, tag="ready"):
     """All connections are open."""
 
 
-class Failure(msgspec.Struct, frozen=True, tag="failure"):
+class LoadFailure(msgspec.Struct, frozen=True, tag="failure"):
     """The load cannot go on."""
 
     reason: str
 
 
-class Round(msgspec.Struct, frozen=True, tag="round"):
+class RoundResult(msgspec.Struct, frozen=True, tag="round"):
     """What one round gave. ``errors`` counts requests, ``error_samples`` shows some; times are in seconds.
 
     ``ttft_ms`` and ``itl_ms`` are of this round, ``all_ttft_ms`` and ``all_itl_ms`` of all kept rounds.
@@ -84,7 +84,7 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
     all_itl_ms: Latency
 
 
-Answer = Ready | Failure | Round
+LoadMessage = LoadReady | LoadFailure | RoundResult
 
 
 class LoadError(Exception):
@@ -94,7 +94,7 @@ class LoadError(Exception):
 class LoadClient:
     """Drives the connections of a Plan. ``poll`` uses poll() where epoll would be there as well."""
 
-    def __init__(self, plan: Plan, *, poll: bool = False) -> None:
+    def __init__(self, plan: LoadPlan, *, poll: bool = False) -> None:
         self._plan = plan
         self._requests = [request_bytes(plan, body.encode()) for body in plan.bodies]
         self._poller, self._wait = _poller(poll)
@@ -108,7 +108,7 @@ class LoadClient:
         self._idle: deque[int] = deque()
 
         # -- per request in flight, by descriptor
-        self._replies: dict[int, tuple[int, Reply]] = {}
+        self._replies: dict[int, tuple[int, ReplyCounter]] = {}
         # Everything but those in the middle of a stream, whose next read most likely holds a whole event.
         self._careful: set[int] = set()
 
@@ -128,7 +128,7 @@ class LoadClient:
             connection.close()
         self._sockets.clear()
 
-    def run(self, order: Order) -> Round:
+    def run(self, order: RoundOrder) -> RoundResult:
         """One round. Raises LoadError when the server is gone or time is over."""
         self._renew_idle()
         log = self._log = ReadLog()
@@ -143,7 +143,7 @@ class LoadClient:
         ttft, itl = (Latency.of(part) for part in latencies)
         kept = zip(*(self._kept or [latencies]), strict=True)
         all_ttft, all_itl = (Latency.of(np.concatenate(parts)) for parts in kept)
-        return Round(
+        return RoundResult(
             requests=len(log.starts),
             errors=len(self._errors),
             error_samples=list(dict.fromkeys(self._errors))[:SAMPLES],
@@ -212,7 +212,7 @@ class LoadClient:
         else:
             self._careful.add(fd)
 
-    def _finish(self, fd: int, request: int, reply: Reply) -> None:
+    def _finish(self, fd: int, request: int, reply: ReplyCounter) -> None:
         del self._replies[fd]
         self._careful.add(fd)
         if reply.error is not None:
@@ -231,7 +231,7 @@ class LoadClient:
             return
         fd = self._idle.popleft()
         request = self._requests[number % len(self._requests)]
-        self._replies[fd] = number, Reply()
+        self._replies[fd] = number, ReplyCounter()
         self._log.start(fd, time.perf_counter())
         try:
             sent = self._sockets[fd].send(request)
@@ -298,7 +298,7 @@ class LoadClient:
             left -= len(ready)
 
 
-def request_bytes(plan: Plan, body: bytes) -> bytes:
+def request_bytes(plan: LoadPlan, body: bytes) -> bytes:
     """One HTTP request of the plan."""
     key = f"Authorization: Bearer {plan.api_key}\r\n" if plan.api_key else ""
     head = (
@@ -328,22 +328,22 @@ def _allow_descriptors(count: int) -> None:
 def main() -> None:
     """Follow the orders on standard input."""
 
-    def answer(value: Answer) -> None:
+    def answer(value: LoadMessage) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
         sys.stdout.buffer.flush()
 
-    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=Plan)
+    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=LoadPlan)
     client = LoadClient(plan)
     try:
         _allow_descriptors(plan.connections + SPARE_DESCRIPTORS)
         client.open()
-        answer(Ready())
+        answer(LoadReady())
         gc.freeze()
         gc.disable()  # a collection would show as latency
         for line in sys.stdin.buffer:
-            answer(client.run(msgspec.json.decode(line, type=Order)))
+            answer(client.run(msgspec.json.decode(line, type=RoundOrder)))
     except LoadError as error:
-        answer(Failure(str(error)))
+        answer(LoadFailure(str(error)))
     finally:
         client.close()
 

@@ -10,8 +10,8 @@ import numpy as np
 from penstock.config.options import ServeConfig
 from penstock.engine.base import Load, StepRows
 from penstock.engine.blocks import BlockTables
-from penstock.engine.rows import joined
-from penstock.engine.sampling import SamplingColumns
+from penstock.engine.rows import concat_rows
+from penstock.engine.sampling import SamplingMetadata
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.slots import SlotTable
 from penstock.wire.messages import EngineInfo, Submit
@@ -36,7 +36,7 @@ class NoOpEngine:
     def __init__(self, slots: int, max_model_len: int, max_batched_tokens: int) -> None:
         table = SlotTable(slots, max_model_len, [EOS])
         blocks = BlockTables(slots, slots * (max_model_len // BLOCK_SIZE + 2), BLOCK_SIZE, max_model_len)
-        sampling = SamplingColumns(table, VOCAB_SIZE)
+        sampling = SamplingMetadata(table, VOCAB_SIZE)
         self._blocks = blocks
         config = ServeConfig(max_num_batched_tokens=max_batched_tokens)
         self._scheduler = Scheduler(table, sampling, blocks, config)
@@ -67,7 +67,7 @@ class NoOpEngine:
     def has_work(self) -> bool:
         return self._missing <= 0 and self._scheduler.has_work()
 
-    def idle_step(self) -> None:
+    def dummy_step(self) -> None:
         """Nothing."""
 
     def step(self) -> StepRows:
@@ -75,11 +75,11 @@ class NoOpEngine:
         batch = self._scheduler.schedule()
         if not len(batch):
             return aborted
-        rows = self._scheduler.settle(batch, self._sampled[: len(batch.samples)], None)
-        return joined([aborted, rows])
+        rows = self._scheduler.update_from_output(batch, self._sampled[: len(batch.samples)], None)
+        return concat_rows([aborted, rows])
 
     def load(self) -> Load:
-        return Load(self._scheduler.waiting(), self._scheduler.running(), self._blocks.used_share())
+        return Load(self._scheduler.waiting(), self._scheduler.running(), self._blocks.usage())
 
     def metrics(self) -> dict[str, float]:
         return {}

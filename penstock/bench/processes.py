@@ -35,7 +35,7 @@ class CpuTime(msgspec.Struct, frozen=True):
         return CpuTime(self.total - other.total, self.user - other.user, self.system - other.system)
 
 
-class Processes(msgspec.Struct, frozen=True):
+class ServerPids(msgspec.Struct, frozen=True):
     """Process ids of a server, by role."""
 
     api_servers: tuple[int, ...]
@@ -43,28 +43,28 @@ class Processes(msgspec.Struct, frozen=True):
     coordinators: tuple[int, ...] = ()
 
 
-def below_supervisor(pid: int) -> Processes:
+def pids_of_supervisor(pid: int) -> ServerPids:
     """The processes that the supervisor of Penstock with this id has started, told by their titles."""
     children = [(child.pid, _title(child)) for child in _alive(pid, lambda process: process.children())]
-    return Processes(
+    return ServerPids(
         api_servers=tuple(pid for pid, title in children if title.startswith("penstock: api-server")),
         engines=tuple(pid for pid, title in children if title.startswith("penstock: engine")),
         coordinators=tuple(pid for pid, title in children if title.startswith("penstock: coordinator")),
     )
 
 
-def named(pids: Sequence[int]) -> Processes:
+def resolve_pids(pids: Sequence[int]) -> ServerPids:
     """What ``pids`` stand for: a supervisor of Penstock for its processes, others for themselves."""
     api_servers: list[int] = []
     engines: list[int] = []
     for pid in pids:
         if _title(_alive(pid, lambda process: process)) == "penstock: supervisor":
-            below = below_supervisor(pid)
+            below = pids_of_supervisor(pid)
             api_servers += below.api_servers
             engines += below.engines
         else:
             api_servers.append(pid)
-    return Processes(tuple(api_servers), tuple(engines))
+    return ServerPids(tuple(api_servers), tuple(engines))
 
 
 def cpu_time(pids: Sequence[int]) -> CpuTime:

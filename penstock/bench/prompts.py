@@ -20,7 +20,7 @@ SLOW_TOKENS = 16384
 _SEED = 20261121
 
 
-class Facts(msgspec.Struct, frozen=True):
+class ProbeResult(msgspec.Struct, frozen=True):
     """What one request, not streamed, showed: the model asked and tokens as the server counts them."""
 
     model: str
@@ -28,7 +28,7 @@ class Facts(msgspec.Struct, frozen=True):
     completion_tokens: int
 
 
-class Requests:
+class RequestBodies:
     """Makes the bodies of requests for one server."""
 
     def __init__(self, config: BenchHostConfig, http: httpx.Client) -> None:
@@ -46,18 +46,18 @@ class Requests:
         """JSON texts of streamed requests. Raises BenchError when the server cannot tokenize."""
         return [self._body(prompt, stream=True) for prompt in self._prompts()]
 
-    def endless(self) -> str:
+    def slow_reader_body(self) -> str:
         """JSON text of a streamed request for as many tokens as a slow reader's server allows."""
         return self._body(self._prompts(1)[0], stream=True, tokens=SLOW_TOKENS)
 
-    def probe(self) -> Facts:
+    def probe(self) -> ProbeResult:
         """Sends one request and checks what no later one is checked for: that all tokens come.
 
         Raises BenchError when the server refuses it or sends another number of tokens.
         """
         reply = self._ask("POST", self.path, self._body(self._prompts(1)[0], stream=False))
         usage = reply["usage"]
-        facts = Facts(self.model, int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
+        facts = ProbeResult(self.model, int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
         if facts.completion_tokens != self._config.tokens:
             raise BenchError(
                 f"the server sent {facts.completion_tokens} of the {self._config.tokens} tokens that a "

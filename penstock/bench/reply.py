@@ -11,7 +11,7 @@ _LAST_CHUNK = b"0\r\n\r\n"
 _SHOWN = 300  # bytes of a refusal that an error repeats
 
 
-class Reply:
+class ReplyCounter:
     """What one reply holds: its events counted, its end found.
 
     Counts lines, so an event that is split over reads counts when its line is complete. Chunk headers are

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock import __version__
 from penstock.bench.latency import Latency
-from penstock.bench.load import Round
+from penstock.bench.load import RoundResult
 from penstock.bench.processes import CpuTime
 
 BUSY_CLIENT = 0.9
@@ -35,7 +35,7 @@ class Machine(msgspec.Struct, frozen=True):
 class MeasuredRound(msgspec.Struct, frozen=True):
     """One round: what the client saw, and CPU time of the server's processes meanwhile."""
 
-    load: Round
+    load: RoundResult
     api_server_cpu_s: CpuTime
     engine_cpu_s: CpuTime
     tokens_per_cpu_s: float
@@ -80,7 +80,7 @@ class Subject(msgspec.Struct, frozen=True):
     options: dict[str, Any]
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class HostReport(msgspec.Struct, frozen=True, kw_only=True):
     """The findings. "per CPU-second" is per second of CPU time of all API servers together.
 
     ``tokens_per_cpu_s`` and ``requests_per_cpu_s`` count requests that ended well. ``floor_sends_per_cpu_s``
@@ -118,7 +118,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def slow_reading(
-    readers: int, cut: int, without: Sequence[Round], others: Sequence[Round], resident_growth_bytes: int
+    readers: int,
+    cut: int,
+    without: Sequence[RoundResult],
+    others: Sequence[RoundResult],
+    resident_growth_bytes: int,
 ) -> SlowReading:
     """Compares rounds without slow readers to rounds of the ``others`` beside them."""
     before, beside = _median_p99(without), _median_p99(others)
@@ -126,7 +130,7 @@ def slow_reading(
     return SlowReading(readers, cut, before, beside, ratio, resident_growth_bytes)
 
 
-def _median_p99(rounds: Sequence[Round]) -> float | None:
+def _median_p99(rounds: Sequence[RoundResult]) -> float | None:
     values = [load.itl_ms.p99 for load in rounds if load.itl_ms.p99 is not None]
     return statistics.median(values) if values else None
 
@@ -138,7 +142,7 @@ def build(
     machine: Machine,
     memory: StreamMemory,
     slow_readers: SlowReading | None = None,
-) -> Report:
+) -> HostReport:
     """The report over ``rounds`` (at least one) and measurements of the floor (none without a compiler)."""
     loads = [each.load for each in rounds]
     requests, errors = sum(load.requests for load in loads), sum(load.errors for load in loads)
@@ -147,7 +151,7 @@ def build(
     cpu = sum((each.api_server_cpu_s for each in rounds), CpuTime())
     tokens_per_cpu_s = _ratio((requests - errors) * subject.tokens_per_request, cpu.total)
     sends_per_cpu_s = statistics.median(floor) if floor else None
-    return Report(
+    return HostReport(
         tokens_per_cpu_s=tokens_per_cpu_s,
         requests_per_cpu_s=_ratio(requests - errors, cpu.total),
         events_per_request=_ratio(events, requests),
@@ -186,7 +190,7 @@ def this_machine() -> Machine:
     )
 
 
-def render(report: Report) -> str:
+def render(report: HostReport) -> str:
     """The report as text for a terminal, without a newline at its end."""
     here, subject = report.machine, report.subject
     rates = [each.tokens_per_cpu_s for each in report.rounds]
@@ -229,9 +233,9 @@ def render(report: Report) -> str:
         " ".join(f"--{name.replace('_', '-')} {value}" for name, value in subject.options.items()),
         f"model {subject.model}, prompts of about {subject.prompt_tokens:,} tokens",
         "",
-        *aligned(rows),
+        *format_table(rows),
         "",
-        *aligned(
+        *format_table(
             [
                 ("milliseconds", "p50", "p90", "p99", "mean", "max"),
                 _latency_row("time to first event", report.ttft_ms),
@@ -240,12 +244,12 @@ def render(report: Report) -> str:
         ),
     ]
     if report.slow_readers is not None:
-        lines += ["", *aligned(_slow_rows(report.slow_readers))]
+        lines += ["", *format_table(_slow_rows(report.slow_readers))]
     remarks = notes(report)
     return "\n".join(lines + ([""] + [f"note: {remark}" for remark in remarks] if remarks else []))
 
 
-def notes(report: Report) -> list[str]:
+def notes(report: HostReport) -> list[str]:
     """What a reader of the figures should know."""
     remarks = [f"error: {sample}" for sample in report.error_samples]
     interval = report.subject.options.get("stream_interval")
@@ -289,7 +293,7 @@ def _latency_row(name: str, latency: Latency) -> tuple[str, ...]:
     return (name, *("-" if value is None else f"{value:,.1f}" for value in values))
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of cells, the first to the left and others to the right; a third of three is a remark."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -301,7 +305,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def _floor_spread(report: Report) -> str:
+def _floor_spread(report: HostReport) -> str:
     low, high = min(report.floor_measurements), max(report.floor_measurements)
     return f"{low:,.0f} to {high:,.0f} in {len(report.floor_measurements)} runs before and after"
 

@@ -13,8 +13,8 @@ import msgspec
 from penstock.bench import host
 from penstock.bench.driver import LoadProcess
 from penstock.bench.errors import BenchError
-from penstock.bench.processes import Processes, below_supervisor, cpu_time
-from penstock.bench.report import Machine, MeasuredRound, aligned, this_machine
+from penstock.bench.processes import ServerPids, cpu_time, pids_of_supervisor
+from penstock.bench.report import Machine, MeasuredRound, format_table, this_machine
 from penstock.bench.server import ServerProcess, serve_arguments
 from penstock.config.bench import BenchHostConfig
 
@@ -25,7 +25,7 @@ LOADS_PER_S = 10
 :mod:`penstock.coordinator.board`."""
 
 
-class Sample(msgspec.Struct, frozen=True):
+class ScalingSample(msgspec.Struct, frozen=True):
     """One round of one fleet. ``coordinator_cpu_s`` and the others are CPU seconds during the round."""
 
     round: MeasuredRound
@@ -36,7 +36,7 @@ class Sample(msgspec.Struct, frozen=True):
         return 1e6 / self.round.tokens_per_cpu_s if self.round.tokens_per_cpu_s else 0.0
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
     """One number of API servers.
 
     ``us_per_token`` is CPU time of all API servers, the median over the rounds; ``ratio`` is the median of
@@ -54,10 +54,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     engine_ms_per_step: float
     coordinator_share: float
     supervisor_us_per_connection: float | None
-    samples: list[Sample]
+    samples: list[ScalingSample]
 
 
-class Limit(msgspec.Struct, frozen=True, kw_only=True):
+class Extrapolation(msgspec.Struct, frozen=True, kw_only=True):
     """The same streams on :data:`SIMULATED` API servers with a core each, computed from the points: straight
     lines through CPU time per token and through an engine's per step, the coordinator's CPU time per message
     and the supervisor's per connection. ``engine_tokens_per_s`` is what the host's work leaves possible to
@@ -74,8 +74,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
-    points: list[Point]
-    limit: Limit
+    points: list[ScalingPoint]
+    limit: Extrapolation
     errors: int
     options: dict[str, Any]
     machine: Machine
@@ -85,7 +85,7 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
-class _Fleet:
+class _ServerUnderLoad:
     """A server with its load client, for as long as the measurement goes on."""
 
     def __init__(
@@ -96,7 +96,7 @@ class _Fleet:
         self.config = config
         arguments = serve_arguments(config, api_servers)
         server = stack.enter_context(ServerProcess(arguments, deadline.left("the start of a server")))
-        self._processes: Processes = below_supervisor(server.pid)
+        self._processes: ServerPids = pids_of_supervisor(server.pid)
         if len(self._processes.api_servers) != api_servers:
             raise BenchError(f"the server has not the {api_servers} processes titled penstock: api-server")
         _, plan, _ = host.prepare(config, server.url, deadline)
@@ -105,10 +105,10 @@ class _Fleet:
         accepting = cpu_time([server.pid]) - before
         self.us_per_connection = 1e6 * accepting.total / plan.connections if api_servers > 1 else None
 
-    def run(self, seconds: float) -> Sample:
+    def run(self, seconds: float) -> ScalingSample:
         before = cpu_time(self._processes.coordinators)
         measured = host.measure_round(self.config, self._load, self._processes, seconds)
-        return Sample(measured, (cpu_time(self._processes.coordinators) - before).total)
+        return ScalingSample(measured, (cpu_time(self._processes.coordinators) - before).total)
 
 
 def measure(config: BenchHostConfig, say: Callable[[str], None]) -> ScalingReport:
@@ -118,11 +118,11 @@ def measure(config: BenchHostConfig, say: Callable[[str], None]) -> ScalingRepor
         fleets = []
         for count in config.api_server_count:
             say(f"starting penstock serve --engine synthetic --api-server-count {count}")
-            fleets.append(_Fleet(config, count, stack, deadline))
+            fleets.append(_ServerUnderLoad(config, count, stack, deadline))
         for _ in range(config.warmup_rounds):
             for fleet in fleets:
                 fleet.run(deadline.left("the warm-up"))
-        samples: list[list[Sample]] = [[] for _ in fleets]
+        samples: list[list[ScalingSample]] = [[] for _ in fleets]
         for number in range(1, config.rounds + 1):
             for fleet, taken in zip(fleets, samples, strict=True):
                 taken.append(fleet.run(deadline.left(f"round {number}")))
@@ -144,10 +144,10 @@ def measure(config: BenchHostConfig, say: Callable[[str], None]) -> ScalingRepor
 def point(
     config: BenchHostConfig,
     api_servers: int,
-    samples: Sequence[Sample],
-    first: Sequence[Sample],
+    samples: Sequence[ScalingSample],
+    first: Sequence[ScalingSample],
     us_per_connection: float | None,
-) -> Point:
+) -> ScalingPoint:
     """``first``: the samples to compare to, of the same rounds. Rounds without tokens have no ratio."""
     ratios = [
         own.us_per_token / other.us_per_token
@@ -158,7 +158,7 @@ def point(
     tokens = sum(load.requests for load in loads) * config.tokens
     wall_s = sum(load.wall_s for load in loads)
     engine_s = sum(sample.round.engine_cpu_s.total for sample in samples)
-    return Point(
+    return ScalingPoint(
         api_servers=api_servers,
         streams=config.in_flight,
         us_per_token=statistics.median(sample.us_per_token for sample in samples),
@@ -171,8 +171,8 @@ def point(
     )
 
 
-def limit(config: BenchHostConfig, points: Sequence[Point]) -> Limit:
-    """What :class:`Limit` says, from at least two points."""
+def limit(config: BenchHostConfig, points: Sequence[ScalingPoint]) -> Extrapolation:
+    """What :class:`Extrapolation` says, from at least two points."""
     counts = [float(each.api_servers) for each in points]
     us_per_token = _extrapolate(counts, [each.us_per_token for each in points])
     step_ms = _extrapolate(counts, [each.engine_ms_per_step for each in points])
@@ -182,7 +182,7 @@ def limit(config: BenchHostConfig, points: Sequence[Point]) -> Limit:
     messages = coordinator_messages(SIMULATED, config.engines)
     rows = _rows(config) * (SIMULATED if config.grow_load else 1)
     accepts = [us for each in points if (us := each.supervisor_us_per_connection)]
-    return Limit(
+    return Extrapolation(
         api_servers=SIMULATED,
         us_per_token=us_per_token,
         tokens_per_s=SIMULATED * 1e6 / us_per_token if us_per_token else 0.0,
@@ -235,7 +235,7 @@ def render(report: ScalingReport) -> str:
         f"penstock {here.penstock}, Python {here.python}, {here.system}, {here.cpu}, {here.cores} cores",
         " ".join(f"--{name.replace('_', '-')} {value}" for name, value in report.options.items()),
         "",
-        *aligned(table),
+        *format_table(table),
         "",
         f"computed for {far.api_servers} API servers with a core each:",
         f"  API servers: {far.us_per_token:.2f} microseconds per token, "

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock.bench.errors import BenchError
-from penstock.bench.load import Plan, request_bytes
+from penstock.bench.load import LoadPlan, request_bytes
 
 WINDOW_BYTES = 4096
 """Receive buffer of each connection, so that what is not read waits at the server."""
@@ -21,7 +21,7 @@ READ_INTERVAL_S = 0.1
 class SlowReaders:
     """Connections with one stream each, read by a thread. Use it as a context; its end closes them."""
 
-    def __init__(self, plan: Plan, body: str, count: int) -> None:
+    def __init__(self, plan: LoadPlan, body: str, count: int) -> None:
         """Sends ``body`` on ``count`` connections to the server of ``plan``. Raises BenchError."""
         self.cut = 0
         """Connections that the server has ended."""
@@ -36,7 +36,7 @@ class SlowReaders:
             raise BenchError(f"slow readers cannot connect: {error}") from None
         self._reader.start()
 
-    def _connect(self, plan: Plan, request: bytes) -> None:
+    def _connect(self, plan: LoadPlan, request: bytes) -> None:
         connection = socket.socket(socket.AF_INET6 if ":" in plan.host else socket.AF_INET)
         self._sockets[connection.fileno()] = connection
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, WINDOW_BYTES)

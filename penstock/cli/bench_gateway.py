@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.cli.command import Command
-from penstock.cli.measuring import measured
+from penstock.cli.measuring import run_measurement
 from penstock.config.bench import BenchGatewayConfig
 from penstock.config.origins import Origins
 
@@ -12,7 +12,7 @@ def run(config: BenchGatewayConfig, origins: Origins) -> int:
     """Measure, print the report, write it to ``--json``. 1 when requests failed or nothing was measured."""
     from penstock.bench.gateway import measure_gateway, render
 
-    findings = measured(lambda say: measure_gateway(config, say), render, config.json)
+    findings = run_measurement(lambda say: measure_gateway(config, say), render, config.json)
     return 1 if findings is None or findings.errors else 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.cli.command import Command
-from penstock.cli.measuring import measured
+from penstock.cli.measuring import run_measurement
 from penstock.config.bench import OF_STARTED_SERVER, BenchHostConfig
 from penstock.config.errors import ConfigError
 from penstock.config.origins import Origins
@@ -20,7 +20,7 @@ def run(config: BenchHostConfig, origins: Origins) -> int:
     _check(config, origins)
     if len(config.api_server_count) > 1:
         return _compare(config)
-    findings = measured(lambda say: measure(config, say), report.render, config.json)
+    findings = run_measurement(lambda say: measure(config, say), report.render, config.json)
     return 1 if findings is None or findings.errors else 0
 
 
@@ -28,7 +28,7 @@ def _compare(config: BenchHostConfig) -> int:
     """Several numbers of API servers."""
     from penstock.bench import scaling
 
-    findings = measured(lambda say: scaling.measure(config, say), scaling.render, config.json)
+    findings = run_measurement(lambda say: scaling.measure(config, say), scaling.render, config.json)
     return 1 if findings is None or findings.errors else 0
 
 

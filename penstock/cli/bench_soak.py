@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.cli.command import Command
-from penstock.cli.measuring import measured
+from penstock.cli.measuring import run_measurement
 from penstock.config.bench import BenchSoakConfig
 from penstock.config.origins import Origins
 
@@ -13,7 +13,7 @@ def run(config: BenchSoakConfig, origins: Origins) -> int:
     from penstock.bench.soak.report import render
     from penstock.bench.soak.run import measure
 
-    findings = measured(lambda say: measure(config, say), render, config.json)
+    findings = run_measurement(lambda say: measure(config, say), render, config.json)
     return 0 if findings is not None and findings.passed else 1
 
 

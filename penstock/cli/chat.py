@@ -56,7 +56,7 @@ def run(config: ChatConfig, origins: Origins) -> int:
 
     try:
         with Client(config.url, config.api_key, config.timeout) as client:
-            message = None if config.quick is None else terminal.given(config.quick)
+            message = None if config.quick is None else terminal.text_or_stdin(config.quick)
             conversation = Conversation(client, config.model or client.model(), config)
             if message is None:
                 return _converse(conversation)

@@ -15,7 +15,7 @@ def run(config: CompleteConfig, origins: Origins) -> int:
 
     if config.prompt is None:
         raise ConfigError('there is no prompt: penstock complete "Once upon a time", or - for standard input')
-    prompt = terminal.given(config.prompt)
+    prompt = terminal.text_or_stdin(config.prompt)
     try:
         with Client(config.url, config.api_key, config.timeout) as client:
             model = config.model or client.model()

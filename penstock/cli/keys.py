@@ -12,11 +12,11 @@ from penstock.config.origins import Origins
 
 def run(config: KeysConfig, origins: Origins) -> int:
     """Write the file and say what to do with it. Raises ConfigError when it cannot be made."""
-    from penstock.supervisor.cluster import write_key
+    from penstock.supervisor.cluster import write_cluster_key
 
     path = Path(config.cluster_key_file).expanduser()
     try:
-        write_key(path)
+        write_cluster_key(path)
     except FileExistsError:
         raise ConfigError(f"{path}: exists; a key that hosts may use is not overwritten") from None
     except OSError as error:

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from penstock import __version__
 from penstock.cli import parser
 from penstock.cli.command import Command
-from penstock.config.errors import ConfigError, nearest
+from penstock.config.errors import ConfigError, did_you_mean
 from penstock.config.introspect import Option, options_of
 from penstock.config.sources import resolve
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command before its module is imported; without ``help`` it is not listed."""
 
     name: tuple[str, ...]
@@ -25,23 +25,29 @@ class Entry(NamedTuple):
 
 
 COMMANDS = (
-    Entry(("serve",), "penstock.cli.serve", "Serve a model over the OpenAI HTTP API."),
-    Entry(("gateway",), "penstock.cli.gateway", "Spread requests over OpenAI-compatible model servers."),
-    Entry(("complete",), "penstock.cli.complete", "Continue a text with a model that a server runs."),
-    Entry(("chat",), "penstock.cli.chat", "Talk to a model that a server runs."),
-    Entry(("status",), "penstock.cli.status", "Show what a gateway or a Penstock server does."),
-    Entry(("keys",), "penstock.cli.keys", "Make the key that the hosts of a fleet share."),
-    Entry(("bench", "host"), "penstock.cli.bench_host", "Measure what an API server costs the host."),
-    Entry(("bench", "engine"), "penstock.cli.bench_engine", "Measure what a decode step costs the host."),
-    Entry(("bench", "gateway"), "penstock.cli.bench_gateway", "Measure what relaying costs the host."),
-    Entry(
+    CommandEntry(("serve",), "penstock.cli.serve", "Serve a model over the OpenAI HTTP API."),
+    CommandEntry(
+        ("gateway",), "penstock.cli.gateway", "Spread requests over OpenAI-compatible model servers."
+    ),
+    CommandEntry(("complete",), "penstock.cli.complete", "Continue a text with a model that a server runs."),
+    CommandEntry(("chat",), "penstock.cli.chat", "Talk to a model that a server runs."),
+    CommandEntry(("status",), "penstock.cli.status", "Show what a gateway or a Penstock server does."),
+    CommandEntry(("keys",), "penstock.cli.keys", "Make the key that the hosts of a fleet share."),
+    CommandEntry(("bench", "host"), "penstock.cli.bench_host", "Measure what an API server costs the host."),
+    CommandEntry(
+        ("bench", "engine"), "penstock.cli.bench_engine", "Measure what a decode step costs the host."
+    ),
+    CommandEntry(("bench", "gateway"), "penstock.cli.bench_gateway", "Measure what relaying costs the host."),
+    CommandEntry(
         ("bench", "gateway-memory"),
         "penstock.cli.bench_gateway_memory",
         "Measure whether the gateway's memory stays flat.",
     ),
-    Entry(("bench", "soak"), "penstock.cli.bench_soak", "Load a server, kill its parts, check every token."),
-    Entry(("version",), "penstock.cli.version", "Print the versions of Penstock and what it runs on."),
-    Entry(("docs-options",), "penstock.cli.docs_options", ""),
+    CommandEntry(
+        ("bench", "soak"), "penstock.cli.bench_soak", "Load a server, kill its parts, check every token."
+    ),
+    CommandEntry(("version",), "penstock.cli.version", "Print the versions of Penstock and what it runs on."),
+    CommandEntry(("docs-options",), "penstock.cli.docs_options", ""),
 )
 
 EXIT_FAILURE = 1
@@ -67,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_FAILURE
 
 
-def load(entry: Entry) -> Command[Any]:
+def load(entry: CommandEntry) -> Command[Any]:
     """Import the module of a command and return it."""
     command = importlib.import_module(entry.module).COMMAND
     assert isinstance(command, Command)
@@ -99,7 +105,7 @@ def _run(argv: list[str]) -> int:
     return command.run(config, origins)
 
 
-def _find(argv: list[str]) -> Entry | None:
+def _find(argv: list[str]) -> CommandEntry | None:
     return next((entry for entry in COMMANDS if tuple(argv[: len(entry.name)]) == entry.name), None)
 
 
@@ -112,7 +118,7 @@ def _help(argv: list[str]) -> int:
     for word in words[len(group) :]:
         kind = "option" if word.startswith("-") else "command"
         names = [entry.name[len(group)] for entry in entries]
-        hint = nearest(word, [*names, "--help", "--version"])
+        hint = did_you_mean(word, [*names, "--help", "--version"])
         raise ConfigError(f"unknown {kind} {word}{hint}\nSee {path} --help.")
     asked = len(words) < len(argv)
     print(_overview(group, entries), file=sys.stdout if asked else sys.stderr)
@@ -123,7 +129,7 @@ def _is_group(words: tuple[str, ...]) -> bool:
     return any(len(entry.name) > len(words) > 0 and entry.name[: len(words)] == words for entry in COMMANDS)
 
 
-def _overview(group: tuple[str, ...], entries: list[Entry]) -> str:
+def _overview(group: tuple[str, ...], entries: list[CommandEntry]) -> str:
     names = [" ".join(entry.name) for entry in entries]
     width = max(map(len, names))
     path = " ".join(("penstock", *group))

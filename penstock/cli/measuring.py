@@ -11,16 +11,16 @@ from types import FrameType
 from typing import Never, Protocol, TypeVar
 
 
-class Findings(Protocol):
+class JsonReport(Protocol):
     """A report."""
 
     def to_json(self) -> bytes: ...
 
 
-F = TypeVar("F", bound=Findings)
+F = TypeVar("F", bound=JsonReport)
 
 
-def measured(
+def run_measurement(
     measure: Callable[[Callable[[str], None]], F], render: Callable[[F], str], path: str | None
 ) -> F | None:
     """Measure with a function to say what goes on, print the findings, write them to ``path`` as JSON.

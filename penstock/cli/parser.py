@@ -7,7 +7,7 @@ import textwrap
 from typing import Any, NoReturn
 
 from penstock.cli.command import Command
-from penstock.config.errors import ConfigError, nearest
+from penstock.config.errors import ConfigError, did_you_mean
 from penstock.config.introspect import Option, options_of
 from penstock.config.sources import CONFIG_VARIABLE
 
@@ -148,4 +148,4 @@ def _unknown(rest: list[str], options: tuple[Option, ...]) -> ConfigError:
             return ConfigError(f"unknown option {flag}; write {option.flag} without a flag")
     names = [option.flag for option in options if not option.positional]
     names += [f"--no-{option.name}" for option in options if option.is_switch]
-    return ConfigError(f"unknown option {flag}{nearest(flag, [*names, '--config', '--help'])}")
+    return ConfigError(f"unknown option {flag}{did_you_mean(flag, [*names, '--config', '--help'])}")

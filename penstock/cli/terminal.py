@@ -24,7 +24,7 @@ def sampling(config: ClientConfig) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def given(text: str) -> str:
+def text_or_stdin(text: str) -> str:
     """``text``, or for ``-`` all of standard input without its last line break. Raises ConfigError."""
     if text != "-":
         return text

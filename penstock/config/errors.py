@@ -10,7 +10,7 @@ class ConfigError(Exception):
     where the value stands, the value, and what is allowed. It ends the command with exit code 2."""
 
 
-def nearest(name: str, valid: Iterable[str], prefix: str = "") -> str:
+def did_you_mean(name: str, valid: Iterable[str], prefix: str = "") -> str:
     """``; did you mean X?`` for the valid name that is most like ``name``, or nothing when none is.
 
     ``prefix`` begins every valid name and does not count as likeness.

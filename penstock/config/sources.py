@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.config.errors import ConfigError, nearest
+from penstock.config.errors import ConfigError, did_you_mean
 from penstock.config.introspect import PREFIX, Option, options_of
 from penstock.config.origins import Origin
 from penstock.config.values import Value, convert
@@ -86,7 +86,7 @@ def _from_environment(
             continue
         known = {option.variable for option in other_options()}
         if name not in known:
-            hint = nearest(name.upper(), [*own, *sorted(known), CONFIG_VARIABLE], PREFIX)
+            hint = did_you_mean(name.upper(), [*own, *sorted(known), CONFIG_VARIABLE], PREFIX)
             raise ConfigError(f"unknown environment variable {name}{hint}")
 
 
@@ -103,5 +103,5 @@ def _from_file(
             continue
         known = {option.name for option in other_options()}
         if entry.key not in known:
-            hint = nearest(entry.key, [*own, *sorted(known)])
+            hint = did_you_mean(entry.key, [*own, *sorted(known)])
             raise ConfigError(f"{path}:{entry.line}: unknown option {entry.key}{hint}")

@@ -67,24 +67,24 @@ def convert(option: Option, origin: Origin, given: str | list[str] | None) -> Va
     if given is None:
         if option.optional:
             return None
-        raise refuse(option, origin, "null")
+        raise invalid_value(option, origin, "null")
     if isinstance(given, list) and not option.many:
-        raise refuse(option, origin, "a list")
+        raise invalid_value(option, origin, "a list")
     texts = given if isinstance(given, list) else [given]
     if option.many and {alternative.kind for alternative in option.alternatives} <= {"integer", "number"}:
         texts = [part.strip() for text in texts for part in text.split(",")]
     if not texts:
-        raise refuse(option, origin, "an empty list")
+        raise invalid_value(option, origin, "an empty list")
     values = [_convert_one(option, origin, text) for text in texts]
     value = values if option.many else values[0]
     try:
         msgspec.convert(value, option.type)
     except msgspec.ValidationError:
-        raise refuse(option, origin, _shown(option, ", ".join(texts))) from None
+        raise invalid_value(option, origin, _shown(option, ", ".join(texts))) from None
     return value
 
 
-def refuse(option: Option, origin: Origin, shown: str) -> ConfigError:
+def invalid_value(option: Option, origin: Origin, shown: str) -> ConfigError:
     """The error for a value that ``option`` does not take; ``shown`` names it."""
     subject = "" if origin.name == option.flag else f" for {option.flag}"
     return ConfigError(f"{origin}: {shown} is not valid{subject}, it takes {option.allowed}")
@@ -104,7 +104,7 @@ def _convert_one(option: Option, origin: Origin, text: str) -> Value:
             shown = _shown(option, text)
             raise ConfigError(f"{origin}: {shown} does not fit into {INTEGER_BITS} bits")
         return value
-    raise refuse(option, origin, _shown(option, text))
+    raise invalid_value(option, origin, _shown(option, text))
 
 
 def _as(alternative: Alternative, text: str) -> Value:

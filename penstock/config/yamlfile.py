@@ -17,7 +17,7 @@ from penstock.config.errors import ConfigError
 NULL = "tag:yaml.org,2002:null"
 
 
-class Entry(msgspec.Struct, frozen=True):
+class YamlEntry(msgspec.Struct, frozen=True):
     """One key of the file; ``value`` is text, a list of texts, or None for null."""
 
     key: str
@@ -25,7 +25,7 @@ class Entry(msgspec.Struct, frozen=True):
     value: str | list[str] | None
 
 
-def read(path: str) -> list[Entry]:
+def read(path: str) -> list[YamlEntry]:
     """The entries of the file, in its order, keys with dashes.
 
     Raises ConfigError, with the line, for a file that cannot be read, is not YAML, is not a mapping, has a
@@ -40,7 +40,7 @@ def read(path: str) -> list[Entry]:
     return parse(text, path)
 
 
-def parse(text: str, path: str) -> list[Entry]:
+def parse(text: str, path: str) -> list[YamlEntry]:
     """:func:`read` for the text of a file; ``path`` is its name in errors."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -58,7 +58,7 @@ def parse(text: str, path: str) -> list[Entry]:
     if not isinstance(root, yaml.MappingNode):
         what = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
         raise ConfigError(f"{path}:{_line(root)}: the file must map option names to values, this is {what}")
-    entries: dict[str, Entry] = {}
+    entries: dict[str, YamlEntry] = {}
     for key_node, value_node in root.value:
         entry = _entry(path, key_node, value_node)
         if entry.key in entries:
@@ -69,16 +69,16 @@ def parse(text: str, path: str) -> list[Entry]:
     return list(entries.values())
 
 
-def _entry(path: str, key: yaml.Node, value: yaml.Node) -> Entry:
+def _entry(path: str, key: yaml.Node, value: yaml.Node) -> YamlEntry:
     if not isinstance(key, yaml.ScalarNode):
         raise ConfigError(f"{path}:{_line(key)}: a key must be the name of an option")
     name = key.value.replace("_", "-")
     if isinstance(value, yaml.ScalarNode):
-        return Entry(name, _line(key), None if value.tag == NULL else value.value)
+        return YamlEntry(name, _line(key), None if value.tag == NULL else value.value)
     if isinstance(value, yaml.SequenceNode) and all(
         isinstance(item, yaml.ScalarNode) and item.tag != NULL for item in value.value
     ):
-        return Entry(name, _line(key), [item.value for item in value.value])
+        return YamlEntry(name, _line(key), [item.value for item in value.value])
     raise ConfigError(f"{path}:{_line(value)}: {name} must be one value or a list of values")
 
 

@@ -11,18 +11,18 @@ import logging
 import math
 import time
 
-from penstock.coordinator.board import Board, Outgoing
-from penstock.metrics.garbage import Collector, Pauses
+from penstock.coordinator.board import CoordinatorState, Outgoing
+from penstock.metrics.garbage import GarbageCollector, GcPauses
 from penstock.metrics.snapshot import Snapshot, encode_snapshot, process_name, process_series
 from penstock.wire.channel import ControlChannel
 from penstock.wire.control import Launch, Stop
 from penstock.wire.coordination import FromCoordinator, ProcessMetrics, decode_from_member
 from penstock.wire.messages import WireError, encode
-from penstock.wire.sockets import PeerGone, RouterSocket, coordinator_address, resolved
+from penstock.wire.sockets import PeerGone, RouterSocket, coordinator_address, resolve_address
 
 log = logging.getLogger(__name__)
 
-TELL_S = 1.0
+REPORT_INTERVAL_S = 1.0
 """Least time between two reports of what this process has counted."""
 MESSAGES_PER_TURN = 1024
 """Messages taken before news are due again."""
@@ -35,24 +35,24 @@ def run(control: ControlChannel) -> int:
     config = launch.config
     addresses = [coordinator_address(launch.run_dir)]
     if config.coordinator is not None:
-        addresses.append(resolved(config.coordinator))
+        addresses.append(resolve_address(config.coordinator))
     socket = RouterSocket(*addresses, key=launch.key)
     try:
-        board = Board(
+        board = CoordinatorState(
             ranks=launch.engine_count,
             traits=launch.traits,
-            own=frozenset(launch.local_ranks),
+            local_ranks=frozenset(launch.local_ranks),
             incarnation=launch.incarnation,
         )
         coordinator = Coordinator(socket, board)
-        collector = Collector(config.gc_policy, config.gc_pause_budget_ms / 1000)
+        collector = GarbageCollector(config.gc_policy, config.gc_pause_budget_ms / 1000)
         collector.start()
         control.ready()
-        figures = Figures(launch, collector.pauses)
+        figures = CoordinatorMetrics(launch, collector.pauses)
         while not any(isinstance(order, Stop) for order in control.receive()):
-            if (metrics := figures.due(time.monotonic())) is not None:
-                board.post(metrics)
-            if socket.wait(coordinator.turn(time.monotonic()), control.fileno()):
+            if (metrics := figures.next_report(time.monotonic())) is not None:
+                board.add_metrics(metrics)
+            if socket.wait(coordinator.run_once(time.monotonic()), control.fileno()):
                 collector.on_busy()
             else:
                 collector.on_idle()
@@ -61,19 +61,20 @@ def run(control: ControlChannel) -> int:
     return 0
 
 
-class Figures:
+class CoordinatorMetrics:
     """What this process has counted."""
 
-    def __init__(self, launch: Launch, pauses: Pauses) -> None:
+    def __init__(self, launch: Launch, pauses: GcPauses) -> None:
         self._process = process_name("coordinator", launch.index)
         self._launch = launch
         self._pauses = pauses
         self._sequence = 0
         self._told_at = -math.inf
 
-    def due(self, now: float) -> ProcessMetrics | None:
-        """The metrics to tell, once in :data:`TELL_S`. Members that speak wake the process as often."""
-        if now < self._told_at + TELL_S:
+    def next_report(self, now: float) -> ProcessMetrics | None:
+        """The metrics to tell, once in :data:`REPORT_INTERVAL_S`. Members that speak wake the process as
+        often."""
+        if now < self._told_at + REPORT_INTERVAL_S:
             return None
         self._told_at = now
         self._sequence += 1
@@ -86,11 +87,11 @@ class Figures:
 class Coordinator:
     """Carries messages between the socket and the board."""
 
-    def __init__(self, socket: RouterSocket, board: Board) -> None:
+    def __init__(self, socket: RouterSocket, board: CoordinatorState) -> None:
         self._socket = socket
         self._board = board
 
-    def turn(self, now: float) -> float | None:
+    def run_once(self, now: float) -> float | None:
         """Take what waits, send what is due. Returns the seconds until something is due, None: nothing."""
         for _ in range(MESSAGES_PER_TURN):
             message = self._socket.receive()
@@ -99,8 +100,8 @@ class Coordinator:
             self._take(*message, now)
         else:
             return 0.0
-        self._send(self._board.push(now))
-        due = self._board.next_push()
+        self._send(self._board.take_updates(now))
+        due = self._board.next_update_at()
         return None if due is None else max(0.0, due - now)
 
     def _take(self, identity: bytes, parts: list[bytes], now: float) -> None:
@@ -117,6 +118,6 @@ class Coordinator:
     def _send_one(self, identity: bytes, message: FromCoordinator) -> None:
         try:
             if not self._socket.send(identity, [encode(message)]):
-                self._board.missed(identity)
+                self._board.on_send_failed(identity)
         except PeerGone:
-            self._board.forget(identity)
+            self._board.remove_member(identity)

@@ -24,7 +24,7 @@ from penstock.http.admission import stream_failed
 from penstock.http.asgi import encode_json
 from penstock.streaming.stream import StreamError
 from penstock.streaming.token_table import escape_json
-from penstock.wire.messages import TransferParams
+from penstock.wire.messages import KVTransferParams
 
 DONE = b"data: [DONE]\n\n"
 SYSTEM_FINGERPRINT = f"penstock-{__version__}"
@@ -84,7 +84,7 @@ class OpenAIReply(ReplyFormat):
         token_ids: Sequence[int] | None = None,
         prompt_token_ids: Sequence[int] | None = None,
         usage: TokenUsage | None = None,
-        kv_transfer_params: TransferParams | None = None,
+        kv_transfer_params: KVTransferParams | None = None,
     ) -> bytes:
         parts = [self.content(index, text, delta), b',"logprobs":']
         parts.append(b"null" if logprobs is None else encode_json(self.logprobs(logprobs)))

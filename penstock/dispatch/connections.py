@@ -15,7 +15,7 @@ import zmq
 from penstock.wire.curve import ClusterKey
 from penstock.wire.frames import TokenFrame, decode_frame
 from penstock.wire.messages import (
-    Bye,
+    Disconnect,
     EngineInfo,
     FrameHeader,
     FromEngine,
@@ -246,7 +246,7 @@ class Connections:
         self.stop()
         for engine in self.engines:
             if engine.link is not None:
-                engine.link.send([encode(Bye())])
+                engine.link.send([encode(Disconnect())])
                 self.disconnect(engine, reason)
         self._context.destroy(linger=100)
 

@@ -8,21 +8,28 @@ import logging
 from collections.abc import Callable
 
 from penstock.dispatch.engine_client import EngineClient
-from penstock.metrics.snapshot import Key, Snapshot, decode_snapshot, encode_snapshot, merge_views, view_of
+from penstock.metrics.snapshot import (
+    ProcessKey,
+    Snapshot,
+    decode_snapshot,
+    encode_snapshot,
+    merge_views,
+    view_of,
+)
 from penstock.wire.control import Launch
 from penstock.wire.coordination import (
-    PROTOCOL_VERSION,
-    EnginePlace,
+    COORDINATOR_PROTOCOL_VERSION,
+    EngineAddress,
     FleetLoad,
-    Joined,
+    JoinAccepted,
+    JoinRejected,
     ProcessMetrics,
-    Refused,
     Rejoin,
     ServerJoin,
     decode_from_coordinator,
 )
 from penstock.wire.messages import WireError, encode
-from penstock.wire.sockets import MemberLink, server_identity
+from penstock.wire.sockets import CoordinatorLink, server_identity
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +49,15 @@ class CoordinatorClient:
         assert launch.coordinator is not None
         index, epoch, incarnation = launch.index, launch.epoch, launch.incarnation
         self._loop = asyncio.get_running_loop()
-        self._link = MemberLink(launch.coordinator, server_identity(index, epoch, incarnation), launch.key)
-        self._join = encode(ServerJoin(PROTOCOL_VERSION, index, epoch, incarnation))
+        self._link = CoordinatorLink(
+            launch.coordinator, server_identity(index, epoch, incarnation), launch.key
+        )
+        self._join = encode(ServerJoin(COORDINATOR_PROTOCOL_VERSION, index, epoch, incarnation))
         self._engine_client = engine_client
         self._snapshot: Callable[[], Snapshot] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._refused = False
-        self._told: set[Key] = set()
+        self._told: set[ProcessKey] = set()
         """Ended processes that the coordinator was told of."""
         self._loop.add_reader(self._link.fd, self._receive)
         self._turn()
@@ -97,7 +106,7 @@ class CoordinatorClient:
     def _on_message(self, part: bytes) -> None:
         message = decode_from_coordinator(part)
         match message:
-            case EnginePlace():
+            case EngineAddress():
                 self._engine_client.place(message)
             case FleetLoad():
                 for load in message.engines:
@@ -105,11 +114,11 @@ class CoordinatorClient:
             case ProcessMetrics():
                 snapshot = decode_snapshot(message.snapshot)
                 self._engine_client.snapshots = merge_views(self._engine_client.snapshots, view_of(snapshot))
-            case Joined():
+            case JoinAccepted():
                 for snapshot in self._engine_client.snapshots.values():
                     self._tell(snapshot)
             case Rejoin():
                 self._link.send(self._join)
-            case Refused():
+            case JoinRejected():
                 log.error("the coordinator refuses this API server: %s", message.reason)
                 self._refused = True

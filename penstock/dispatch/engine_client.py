@@ -13,7 +13,7 @@ from penstock.dispatch.engine_rpc import Calls
 from penstock.dispatch.load_balancer import LoadBalancer, affinity_keys
 from penstock.dispatch.resumption import Resumption
 from penstock.metrics.snapshot import (
-    Key,
+    ProcessKey,
     Snapshot,
     decode_snapshot,
     merge_views,
@@ -22,30 +22,30 @@ from penstock.metrics.snapshot import (
     view_of,
 )
 from penstock.streaming.stream import Stream, StreamError
-from penstock.streaming.table import NO_ENGINE, StreamTable
-from penstock.wire.coordination import EngineLoad, EnginePlace
+from penstock.streaming.table import NO_ENGINE, OutputProcessor
+from penstock.wire.coordination import EngineAddress, EngineLoad
 from penstock.wire.curve import ClusterKey
 from penstock.wire.frames import TokenFrame
 from penstock.wire.messages import (
+    ENGINE_PROTOCOL_VERSION,
     OVERLOADED,
-    PROTOCOL_VERSION,
     SLEEPING,
     Abort,
-    Call,
-    CallReply,
+    Draining,
     EngineInfo,
     EngineMetrics,
-    Failed,
     FromEngine,
-    Goodbye,
+    GoAway,
     Hello,
-    Leaving,
+    RpcCall,
+    RpcReply,
+    StreamFailed,
     Submit,
     Welcome,
     WireError,
     encode,
 )
-from penstock.wire.regroup import merge
+from penstock.wire.regroup import merge_frames
 
 log = logging.getLogger(__name__)
 
@@ -86,10 +86,10 @@ class EngineClient:
         """See :class:`Connections`. ``lockstep``: engines stand and fall together."""
         self._connections = Connections(ranks, places, server, key, self, servers)
         self.engines = self._connections.engines
-        self.streams: StreamTable | None = None
+        self.streams: OutputProcessor | None = None
         """Set by :meth:`open`."""
         self.calls = Calls(self._send_call)
-        self.snapshots: dict[Key, Snapshot] = {}
+        self.snapshots: dict[ProcessKey, Snapshot] = {}
         """The latest metrics of every other process and start of it."""
         self.frames_received = 0
         self.frames_merged = 0
@@ -98,7 +98,7 @@ class EngineClient:
         self._on_up = on_up
         self._lockstep = lockstep
 
-    def open(self, streams: StreamTable, resume_timeout_s: float, outcomes: Counter[str]) -> None:
+    def open(self, streams: OutputProcessor, resume_timeout_s: float, outcomes: Counter[str]) -> None:
         """Before any submit, once the first engine's vocabulary is known. For ``resume_timeout_s`` and
         ``outcomes`` see :class:`Resumption`."""
         self.streams = streams
@@ -107,7 +107,7 @@ class EngineClient:
     def connect(self) -> None:
         self._connections.open()
 
-    def place(self, place: EnginePlace) -> None:
+    def place(self, place: EngineAddress) -> None:
         """The coordinator's news of where an engine of another host is."""
         if place.rank < len(self.engines):
             self._connections.place(place.rank, place.address or None)
@@ -195,7 +195,7 @@ class EngineClient:
         if engine is None or self.streams is None:
             return False
         stream.refusals = 0
-        self.streams.adopt(stream, engine.rank)
+        self.streams.assign(stream, engine.rank)
         self._submit(engine, request)
         return True
 
@@ -216,7 +216,7 @@ class EngineClient:
         if engine.link is not None:
             self._connections.send(engine, encode(Abort([stream.handle], stopped)))
 
-    def _send_call(self, rank: int, call: Call) -> None:
+    def _send_call(self, rank: int, call: RpcCall) -> None:
         self._connections.send(self.engines[rank], encode(call))
 
     # -- what engines say
@@ -231,18 +231,18 @@ class EngineClient:
             raise WireError("a token frame before any stream")
         self.frames_received += len(frames)
         self.frames_merged += len(frames) - 1
-        frame = merge(frames)
+        frame = merge_frames(frames)
         engine.update_load(
             frame.step, frame.waiting, frame.running, frame.kv_used_permille, frame.accepted, now
         )
-        self.streams.deliver(engine.rank, frame, now)
+        self.streams.process_frame(engine.rank, frame, now)
 
     def on_message(self, engine: EngineState, message: FromEngine) -> None:
         match message:
             case Welcome():
-                if message.protocol != PROTOCOL_VERSION or message.rank != engine.rank:
+                if message.protocol != ENGINE_PROTOCOL_VERSION or message.rank != engine.rank:
                     raise WireError(
-                        f"expected rank {engine.rank} with protocol {PROTOCOL_VERSION}, "
+                        f"expected rank {engine.rank} with protocol {ENGINE_PROTOCOL_VERSION}, "
                         f"got rank {message.rank} with protocol {message.protocol}"
                     )
                 engine.info = message.info
@@ -250,23 +250,23 @@ class EngineClient:
                 self._on_up(message.info)
                 self.calls.connected(engine.rank, engine.epoch, engine.incarnation)
                 self.on_engine_available()
-            case Failed():
+            case StreamFailed():
                 self._on_failed(engine, message)
             case EngineMetrics():
                 self._on_metrics(engine, message)
-            case CallReply():
+            case RpcReply():
                 self.calls.replied(engine.rank, message)
-            case Leaving():
+            case Draining():
                 engine.leaving = True
-            case Goodbye():
+            case GoAway():
                 self.on_gone(engine, f"The engine that ran this request ended: {message.reason}")
             case _:
                 raise WireError(f"unexpected {type(message).__name__}")
 
-    def _on_failed(self, engine: EngineState, failed: Failed) -> None:
+    def _on_failed(self, engine: EngineState, failed: StreamFailed) -> None:
         if self.streams is None:
             raise WireError("a failed stream before any stream")
-        stream = self.streams.run_by(engine.rank, failed.stream)
+        stream = self.streams.running_stream(engine.rank, failed.stream)
         if failed.code == OVERLOADED and failed.position == 0 and self._ask_next(stream):
             return
         status = _STATUS.get(failed.code, 500)
@@ -282,10 +282,10 @@ class EngineClient:
         assert stream.request is not None  # it was submitted
         stream.refusals += 1
         candidates = [engine for engine in self.engines if engine.accepts_streams]
-        if stream.refusals >= len(candidates) or not self.streams.wanted(stream):
+        if stream.refusals >= len(candidates) or not self.streams.is_wanted(stream):
             return False
         following = next((engine for engine in candidates if engine.rank > stream.rank), candidates[0])
-        self.streams.adopt(stream, following.rank)
+        self.streams.assign(stream, following.rank)
         self._submit(following, stream.request)
         return True
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from penstock.wire.messages import Call, CallPhase, CallReply
+from penstock.wire.messages import RpcCall, RpcPhase, RpcReply
 
 EngineEpoch: TypeAlias = tuple[int, int]
 """Tells an engine's processes apart: how often it was restarted, and by which run of its supervisor."""
@@ -38,7 +38,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RpcRequest:
-    """What to call an engine with, see :class:`Call`.
+    """What to call an engine with, see :class:`RpcCall`.
 
     Without a key an engine is asked once, and one that is away has no answer. With a key one that is away,
     or whose connection breaks, is asked when it is there (again): if it has run the call, it answers with the
@@ -48,7 +48,7 @@ class RpcRequest:
     method: str
     arguments: dict[str, Any]
     key: str = ""
-    phase: CallPhase = CallPhase.RUN
+    phase: RpcPhase = RpcPhase.RUN
     version: int = 0
     after_restart: bool = True
 
@@ -56,7 +56,7 @@ class RpcRequest:
     def patient(self) -> bool:
         """Whether it is worth waiting for an engine that is away; what one that is gone had prepared is gone
         with it."""
-        return bool(self.key) and self.phase is not CallPhase.ABORT
+        return bool(self.key) and self.phase is not RpcPhase.ABORT
 
 
 class Calls:
@@ -65,10 +65,10 @@ class Calls:
     ``send`` hands a call to an engine that is connected.
     """
 
-    def __init__(self, send: Callable[[int, Call], None]) -> None:
+    def __init__(self, send: Callable[[int, RpcCall], None]) -> None:
         self._send = send
         self._next = 0
-        self._open: dict[tuple[int, int], asyncio.Future[CallReply | None]] = {}
+        self._open: dict[tuple[int, int], asyncio.Future[RpcReply | None]] = {}
         """By rank and number of the call."""
         self._connected: dict[int, EngineEpoch] = {}
         """The engines that are connected, by rank."""
@@ -111,10 +111,10 @@ class Calls:
             await asyncio.shield(future)  # others wait for it, too
         return self._connected[rank]
 
-    async def _reply(self, rank: int, request: RpcRequest) -> CallReply | None:
+    async def _reply(self, rank: int, request: RpcRequest) -> RpcReply | None:
         """None when the connection broke before the answer."""
         self._next += 1
-        call = Call(
+        call = RpcCall(
             self._next,
             request.method,
             request.arguments,
@@ -123,7 +123,7 @@ class Calls:
             request.version,
         )
         place = rank, call.call
-        future: asyncio.Future[CallReply | None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[RpcReply | None] = asyncio.get_running_loop().create_future()
         self._open[place] = future
         try:
             self._send(rank, call)
@@ -151,7 +151,7 @@ class Calls:
             if asked == rank and not future.done():
                 future.set_result(None)
 
-    def replied(self, rank: int, reply: CallReply) -> None:
+    def replied(self, rank: int, reply: RpcReply) -> None:
         """An engine answered."""
         future = self._open.get((rank, reply.call))
         if future is None:
@@ -181,7 +181,7 @@ class _Attempt:
         self._restarted |= restarts
         return restarts
 
-    def answered(self, reply: CallReply) -> Receipt:
+    def answered(self, reply: RpcReply) -> Receipt:
         step = None if reply.error is not None else reply.step
         return Receipt(
             self.rank,

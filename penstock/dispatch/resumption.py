@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from penstock.streaming.stream import Stream, StreamError
-from penstock.streaming.table import StreamTable
+from penstock.streaming.table import OutputProcessor
 from penstock.wire.arrays import I32
 from penstock.wire.messages import Submit
 
@@ -35,7 +35,7 @@ class Resumption:
 
     def __init__(
         self,
-        streams: StreamTable,
+        streams: OutputProcessor,
         timeout_s: float,
         submit: Callable[[Stream, Submit], bool],
         outcomes: Counter[str],
@@ -61,7 +61,7 @@ class Resumption:
 
     def on_lost(self, rank: int, message: str, now: float) -> None:
         """Engine ``rank`` is gone; ``message`` says why to the clients of streams that cannot go on."""
-        orphans = self._streams.orphan(rank)
+        orphans = self._streams.detach_engine(rank)
         if not orphans:
             return
         before = self._outcomes.copy()
@@ -101,11 +101,11 @@ class Resumption:
 
     def _judge(self, stream: Stream, message: str) -> None:
         """Give a stream up that may be what ends engines."""
-        if stream.resumed_at != self._streams.generated(stream):
-            stream.setbacks = 0
+        if stream.resumed_at != self._streams.num_delivered(stream):
+            stream.failed_resumes = 0
             return
-        stream.setbacks += 1
-        if stream.setbacks == MOST_SETBACKS:
+        stream.failed_resumes += 1
+        if stream.failed_resumes == MOST_SETBACKS:
             self._end(
                 stream,
                 "given_up",
@@ -114,8 +114,8 @@ class Resumption:
             )
 
     def _resume(self, entries: list[Entry]) -> None:
-        self._suspects += [entry for entry in entries if entry[1].setbacks]
-        self._waiting += self._go_on([entry for entry in entries if not entry[1].setbacks])
+        self._suspects += [entry for entry in entries if entry[1].failed_resumes]
+        self._waiting += self._go_on([entry for entry in entries if not entry[1].failed_resumes])
         self._try_suspect()
 
     def _go_on(self, entries: list[Entry]) -> list[Entry]:
@@ -123,10 +123,10 @@ class Resumption:
 
         Streams that ended meanwhile, as other choices of a request that failed, are skipped.
         """
-        entries = [entry for entry in entries if self._streams.waits(entry[1])]
+        entries = [entry for entry in entries if self._streams.is_unassigned(entry[1])]
         if not entries:
             return []
-        delivered = self._streams.delivered([stream for _, stream in entries])
+        delivered = self._streams.delivered_tokens([stream for _, stream in entries])
         left = []
         for entry, tokens in zip(entries, delivered, strict=True):
             stream = entry[1]
@@ -152,7 +152,7 @@ class Resumption:
 
     def _awaits_token(self, stream: Stream) -> bool:
         """Whether an engine that resumed the stream has not given it a token yet."""
-        return self._streams.runs(stream) and self._streams.generated(stream) == stream.resumed_at
+        return self._streams.is_running(stream) and self._streams.num_delivered(stream) == stream.resumed_at
 
     def _expire(self, entries: deque[Entry], now: float) -> None:
         while entries and entries[0][0] <= now:
@@ -164,7 +164,7 @@ class Resumption:
             )
 
     def _end(self, stream: Stream, outcome: str, message: str) -> None:
-        if self._streams.waits(stream):
+        if self._streams.is_unassigned(stream):
             self._outcomes[outcome] += 1
             code = "server_stopped" if self._closed else "engine_died"
             self._streams.end(stream, StreamError(503, code, message))

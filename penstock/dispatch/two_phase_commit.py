@@ -20,7 +20,7 @@ from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import Receipt, RpcRequest
 from penstock.dispatch.two_phase_change import Stage, TwoPhaseChange
 from penstock.wire.control import AgreedState, AgreedStates, ProposeState
-from penstock.wire.messages import CallPhase
+from penstock.wire.messages import RpcPhase
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class TwoPhaseCommit:
             if self._is_agreed(name, key, arguments):
                 await self._repeat(entry, ranks, timeout_s)
             else:
-                request = RpcRequest(name, arguments, key, CallPhase.PREPARE)
+                request = RpcRequest(name, arguments, key, RpcPhase.PREPARE)
                 await self._prepare(change, ranks, request, timeout_s)
             if change.stage is Stage.DECIDE:
                 self._propose(ProposeState(name=name, key=key, base=entry.base, arguments=arguments))
@@ -102,7 +102,7 @@ class TwoPhaseCommit:
         finally:
             self._open.remove(entry)
         if change.must_abort:
-            await self._calls.ask(ranks, RpcRequest(name, arguments, key, CallPhase.ABORT), ABORT_TIMEOUT_S)
+            await self._calls.ask(ranks, RpcRequest(name, arguments, key, RpcPhase.ABORT), ABORT_TIMEOUT_S)
         return change
 
     def _is_agreed(self, name: str, key: str, arguments: dict[str, Any]) -> bool:
@@ -211,4 +211,4 @@ class TwoPhaseCommit:
 
 
 def _to_commit(state: AgreedState) -> RpcRequest:
-    return RpcRequest(state.name, state.arguments, state.key, CallPhase.COMMIT, state.version)
+    return RpcRequest(state.name, state.arguments, state.key, RpcPhase.COMMIT, state.version)

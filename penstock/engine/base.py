@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from penstock.wire.arrays import I8, I32
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import EngineInfo, Submit, TransferParams
+from penstock.wire.messages import EngineInfo, KVTransferParams, Submit
 
 
 class RequestRejected(ValueError):
@@ -56,7 +56,7 @@ class StepRows:
     logprobs: Logprobs | None = None
     failed: Sequence[StreamFailure] = field(default=())
     prompt: PromptLogprobs | None = None
-    kv_transfer_params: dict[int, dict[int, TransferParams]] | None = None
+    kv_transfer_params: dict[int, dict[int, KVTransferParams]] | None = None
     """Of streams that end here, by API server and stream."""
 
 
@@ -77,7 +77,7 @@ class Engine(Protocol):
         ...
 
     def abort(self, server: int, streams: Sequence[int]) -> None:
-        """Stop streams; the next step gives each a row with Finish.ABORT. Unknown ones are ignored:
+        """Stop streams; the next step gives each a row with FinishReason.ABORT. Unknown ones are ignored:
         they ended before the abort arrived."""
         ...
 
@@ -93,7 +93,7 @@ class Engine(Protocol):
         """One iteration: schedule, run, settle. An exception means the engine is broken and ends it."""
         ...
 
-    def idle_step(self) -> None:
+    def dummy_step(self) -> None:
         """A dummy step, without work: ranks in lock-step with this one make theirs."""
         ...
 

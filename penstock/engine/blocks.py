@@ -34,15 +34,15 @@ class BlockTables:
         self.block_size = block_size
         self.table = np.full((slots, -(-max_model_len // block_size)), NULL_BLOCK, np.int32)
         """int32[slots, blocks per slot]"""
-        self.owned = np.zeros(slots, np.int32)
+        self.block_counts = np.zeros(slots, np.int32)
         """Blocks in each slot's row."""
-        self.refs = np.zeros(blocks + 1, np.int32)
+        self.ref_counts = np.zeros(blocks + 1, np.int32)
         """Rows that name each block."""
         self._free = np.arange(blocks, 0, -1, dtype=np.int32)
         self._free_count = blocks
         self._idle: OrderedDict[int, None] = OrderedDict()
         """Blocks that are kept though no row names them, the longest idle first."""
-        self._kept = np.zeros(blocks + 1, np.bool_)
+        self._is_cached = np.zeros(blocks + 1, np.bool_)
         """Blocks with a digest."""
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
@@ -54,7 +54,7 @@ class BlockTables:
     def idle_count(self) -> int:
         return len(self._idle)
 
-    def used_share(self) -> float:
+    def usage(self) -> float:
         return 1.0 - self.free_count() / self.blocks
 
     def blocks_for(self, tokens: int) -> int:
@@ -65,10 +65,10 @@ class BlockTables:
     def missing(self, slots: NDArray[np.intp], lengths: I32) -> I32:
         """int32[n]: blocks each slot lacks to hold ``lengths`` tokens, at least 0."""
         wanted = -(-lengths // self.block_size)
-        missing: I32 = np.maximum(wanted - self.owned[slots], 0)
+        missing: I32 = np.maximum(wanted - self.block_counts[slots], 0)
         return missing
 
-    def take(self, slots: NDArray[np.intp], counts: I32) -> None:
+    def allocate(self, slots: NDArray[np.intp], counts: I32) -> None:
         """Append ``counts`` free blocks to the rows of ``slots``; idle ones are emptied as needed. Raises
         ValueError when there are too few; the caller makes sure that there are not."""
         total = int(counts.sum())
@@ -77,34 +77,34 @@ class BlockTables:
         if total > self.free_count():
             raise ValueError(f"{total} KV blocks wanted, {self.free_count()} are free")
         if total > self._free_count:
-            self._empty(total - self._free_count)
+            self._evict(total - self._free_count)
         taken = self._free[self._free_count - total : self._free_count][::-1]
         self._free_count -= total
-        self.refs[taken] = 1
+        self.ref_counts[taken] = 1
         ends = np.cumsum(counts)
         within = np.arange(total) - np.repeat(ends - counts, counts)
-        self.table[np.repeat(slots, counts), np.repeat(self.owned[slots], counts) + within] = taken
-        self.owned[slots] += counts
+        self.table[np.repeat(slots, counts), np.repeat(self.block_counts[slots], counts) + within] = taken
+        self.block_counts[slots] += counts
 
     def share(self, slot: int, blocks: Sequence[int]) -> None:
         """Make kept blocks the first of a slot that has none."""
         for block in blocks:
-            if not self.refs[block]:
+            if not self.ref_counts[block]:
                 del self._idle[block]
         self.table[slot, : len(blocks)] = blocks
-        self.refs[self.table[slot, : len(blocks)]] += 1
-        self.owned[slot] = len(blocks)
+        self.ref_counts[self.table[slot, : len(blocks)]] += 1
+        self.block_counts[slot] = len(blocks)
 
     def release(self, slot: int) -> None:
         """Give back all blocks of a slot; of the kept ones those at its end will be emptied first."""
-        row = self.table[slot, : int(self.owned[slot])]
-        self.refs[row] -= 1
-        unused = row[self.refs[row] == 0][::-1]
-        kept = self._kept[unused]
+        row = self.table[slot, : int(self.block_counts[slot])]
+        self.ref_counts[row] -= 1
+        unused = row[self.ref_counts[row] == 0][::-1]
+        kept = self._is_cached[unused]
         self._idle.update(dict.fromkeys(unused[kept].tolist()))
         self._push(unused[~kept])
         row[:] = NULL_BLOCK
-        self.owned[slot] = 0
+        self.block_counts[slot] = 0
 
     def _push(self, blocks: I32) -> None:
         self._free[self._free_count : self._free_count + len(blocks)] = blocks
@@ -112,36 +112,36 @@ class BlockTables:
 
     # -- what blocks hold
 
-    def find(self, digest: bytes) -> int | None:
+    def find_cached(self, digest: bytes) -> int | None:
         """The block that holds what the digest stands for."""
         return self._block_of.get(digest)
 
     def idle_among(self, blocks: Sequence[int]) -> int:
-        return int(np.count_nonzero(self.refs[np.array(blocks, np.intp)] == 0))
+        return int(np.count_nonzero(self.ref_counts[np.array(blocks, np.intp)] == 0))
 
-    def keep(self, block: int, digest: bytes) -> None:
+    def cache_block(self, block: int, digest: bytes) -> None:
         """What a block in use holds is to be found under ``digest``, unless another block has it already."""
-        if digest not in self._block_of and not self._kept[block]:
+        if digest not in self._block_of and not self._is_cached[block]:
             self._block_of[digest] = block
             self._digest_of[block] = digest
-            self._kept[block] = True
+            self._is_cached[block] = True
 
-    def forget(self) -> None:
+    def reset_cache(self) -> None:
         """Nothing is kept any longer: idle blocks are free."""
         self._push(np.fromiter(self._idle, np.int32, len(self._idle)))
         self._idle.clear()
         self._block_of.clear()
         self._digest_of.clear()
-        self._kept[:] = False
+        self._is_cached[:] = False
 
-    def _empty(self, count: int) -> None:
+    def _evict(self, count: int) -> None:
         """Free the ``count`` blocks that have been idle for longest."""
         emptied = np.empty(count, np.int32)
         for index in range(count):
             block, _ = self._idle.popitem(last=False)
             del self._block_of[self._digest_of.pop(block)]
             emptied[index] = block
-        self._kept[emptied] = False
+        self._is_cached[emptied] = False
         self._push(emptied)
 
     # -- where tokens lie

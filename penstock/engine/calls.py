@@ -9,21 +9,21 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine.participant import Participant
-from penstock.engine.receipts import CallRefused, Receipts
-from penstock.wire.messages import Call, CallPhase, CallReply, encode
+from penstock.engine.participant import TwoPhaseParticipant
+from penstock.engine.receipts import IdempotencyCache, RpcError
+from penstock.wire.messages import RpcCall, RpcPhase, RpcReply, encode
 
 log = logging.getLogger(__name__)
 
 
-class EngineCalls:
+class RpcServer:
     """Takes calls and answers them, some of them later: a change may have to wait for streams to end."""
 
     def __init__(
         self,
         run: Callable[[str, dict[str, Any]], Any],
-        participants: Mapping[str, Participant],
-        reply: Callable[[int, CallReply], None],
+        participants: Mapping[str, TwoPhaseParticipant],
+        reply: Callable[[int, RpcReply], None],
         step: Callable[[], int],
     ) -> None:
         """``run`` does a named operation, and raises ValueError for what it does not do; ``participants`` are
@@ -33,25 +33,25 @@ class EngineCalls:
         self._participants = participants
         self._reply = reply
         self._step = step
-        self._receipts = Receipts()
-        self._waiting: list[tuple[int, Call]] = []
+        self._receipts = IdempotencyCache()
+        self._waiting: list[tuple[int, RpcCall]] = []
 
-    def take(self, server: int, call: Call) -> None:
-        """Answers at once, or later from :meth:`settle`."""
+    def handle(self, server: int, call: RpcCall) -> None:
+        """Answers at once, or later from :meth:`answer_pending`."""
         reply = self._try(call, lambda: self._begin(server, call))
         if reply is None:
             self._waiting.append((server, call))
-            self.settle()
+            self.answer_pending()
         else:
             self._reply(server, reply)
 
-    def settle(self) -> None:
+    def answer_pending(self) -> None:
         """Answer what can be answered by now."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
         for server, call in waiting:
-            reply = self._try(call, partial(self._go_on, call))
+            reply = self._try(call, partial(self._continue_call, call))
             if reply is None:
                 self._waiting.append((server, call))
             else:
@@ -65,35 +65,35 @@ class EngineCalls:
 
     # -- one call; None: it is under way
 
-    def _begin(self, server: int, call: Call) -> CallReply | None:
+    def _begin(self, server: int, call: RpcCall) -> RpcReply | None:
         first = self._receipts.find(call)
         if first is not None:
             return first
-        if call.phase is CallPhase.RUN:
+        if call.phase is RpcPhase.RUN:
             return self._run_once(call)
         participant = self._participants.get(call.method)
         if participant is None:
-            raise CallRefused(f"this engine has no state {call.method!r} to change")
-        if call.phase is CallPhase.ABORT:
+            raise RpcError(f"this engine has no state {call.method!r} to change")
+        if call.phase is RpcPhase.ABORT:
             participant.withdraw(server, call.key)
-            return CallReply(call.call, step=self._step())
+            return RpcReply(call.call, step=self._step())
         participant.begin(server, call)
         return None
 
-    def _go_on(self, call: Call) -> CallReply | None:
+    def _continue_call(self, call: RpcCall) -> RpcReply | None:
         first = self._receipts.find(call)  # another API server's COMMIT may have come before
         if first is not None:
             return first
-        reply = self._participants[call.method].answer(call)
+        reply = self._participants[call.method].try_reply(call)
         if reply is not None:
             reply = msgspec.structs.replace(reply, step=self._step())
-            if call.phase is CallPhase.COMMIT and not reply.repeated:
+            if call.phase is RpcPhase.COMMIT and not reply.repeated:
                 self._receipts.remember(call, reply)
         return reply
 
-    def _run_once(self, call: Call) -> CallReply:
-        def run() -> CallReply:
-            reply = CallReply(call.call, None, self._run(call.method, call.arguments), self._step())
+    def _run_once(self, call: RpcCall) -> RpcReply:
+        def run() -> RpcReply:
+            reply = RpcReply(call.call, None, self._run(call.method, call.arguments), self._step())
             encode(reply)  # a result that cannot be sent is the call's error, not the engine's end
             return reply
 
@@ -102,13 +102,13 @@ class EngineCalls:
         self._receipts.remember(call, reply)
         return reply
 
-    def _try(self, call: Call, act: Callable[[], CallReply | None]) -> CallReply | None:
+    def _try(self, call: RpcCall, act: Callable[[], RpcReply | None]) -> RpcReply | None:
         try:
             return act()
-        except CallRefused as error:
-            return CallReply(call.call, str(error), None, self._step(), code=error.code)
+        except RpcError as error:
+            return RpcReply(call.call, str(error), None, self._step(), code=error.code)
         except ValueError as error:
-            return CallReply(call.call, str(error), None, self._step())
+            return RpcReply(call.call, str(error), None, self._step())
         except Exception as error:
             log.exception("call of %s failed", call.method)
-            return CallReply(call.call, f"{type(error).__name__}: {error}", None, self._step())
+            return RpcReply(call.call, f"{type(error).__name__}: {error}", None, self._step())

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 WINDOW_S = 30
 """Seconds of the past that count, in steps of one."""
-LEAST_MS = 1_000
-MOST_MS = 60_000
+MIN_RETRY_MS = 1_000
+MAX_RETRY_MS = 60_000
 """Bounds of an answer; clients of OpenAI's API heed nothing above a minute."""
 _IDLE = -1
 
@@ -38,7 +38,7 @@ class DrainRate:
         self._advance()
         busy = [ended for ended in self._ended if ended != _IDLE]
         estimate = 1000 * (waiting + 1) * len(busy) // max(sum(busy), 1)
-        return min(max(estimate, LEAST_MS), MOST_MS)
+        return min(max(estimate, MIN_RETRY_MS), MAX_RETRY_MS)
 
     def _advance(self) -> None:
         """Forget the seconds that have left the window."""

@@ -1,6 +1,6 @@
 """What API servers ask of an engine: their messages, checked and handed on.
 
-An API server is known from its Hello until its Bye, a broken connection, or a message that cannot be
+An API server is known from its Hello until its Disconnect, a broken connection, or a message that cannot be
 understood. Whatever ends it, its streams end with it.
 """
 
@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable
 
 from penstock.engine.base import Engine, RequestRejected, StreamFailure
-from penstock.engine.calls import EngineCalls
+from penstock.engine.calls import RpcServer
 from penstock.engine.publisher import Publisher
 from penstock.engine.stats import EngineStats
 from penstock.wire.messages import (
-    PROTOCOL_VERSION,
+    ENGINE_PROTOCOL_VERSION,
     Abort,
-    Bye,
-    Call,
+    Disconnect,
     FromServer,
     Hello,
+    RpcCall,
     Submit,
     Welcome,
     WireError,
@@ -30,11 +30,11 @@ from penstock.wire.sockets import server_identity
 
 log = logging.getLogger(__name__)
 
-MOST_SERVERS = 1024
+MAX_SERVERS = 1024
 """As ``--api-server-count`` allows."""
-MOST_HANDLES = 1 << 22
+MAX_HANDLES = 1 << 22
 """API servers number their streams from 0 and use numbers again, so these are streams at the same time."""
-REFUSALS_KEPT = 1024
+MAX_REFUSED_PEERS = 1024
 """Refused peers remembered, so that each connection is told and each process logged once."""
 
 
@@ -47,7 +47,7 @@ class Inbox:
         publisher: Publisher,
         rank: int,
         epoch: int,
-        calls: EngineCalls,
+        calls: RpcServer,
         stats: EngineStats,
         clock: Callable[[], float] = time.monotonic,
         incarnation: int = 0,
@@ -67,7 +67,7 @@ class Inbox:
         """How the known API servers have introduced themselves, by identity."""
         self._refused: set[bytes] = set()
 
-    def take(self, identity: bytes, parts: list[bytes]) -> None:
+    def handle(self, identity: bytes, parts: list[bytes]) -> None:
         """One ZMQ message: one or more control messages of one API server. Never raises for what a peer
         sent."""
         try:
@@ -76,7 +76,7 @@ class Inbox:
         except WireError as error:
             self._refuse(identity, str(error))
 
-    def forget(self, server: int) -> None:
+    def drop_server(self, server: int) -> None:
         """The connection of an API server broke: drop its streams."""
         for identity, known in list(self._servers.items()):
             if known.server == server:
@@ -89,16 +89,16 @@ class Inbox:
     def _refuse(self, identity: bytes, reason: str) -> None:
         known = self._servers.get(identity)
         if known is not None:
-            self.forget(known.server)
+            self.drop_server(known.server)
         if identity in self._refused:
             return
-        if len(self._refused) >= REFUSALS_KEPT:
+        if len(self._refused) >= MAX_REFUSED_PEERS:
             self._refused.clear()
         process = identity.rpartition(b"-")[0] or identity  # it may connect again and again
         if process not in self._refused:
             log.error("peer %r: %s; its streams are dropped", identity, reason)
         self._refused |= {identity, process}
-        self._publisher.dismiss(identity, reason)
+        self._publisher.reject_peer(identity, reason)
 
     def _on_message(self, identity: bytes, message: FromServer) -> None:
         if isinstance(message, Hello):
@@ -114,33 +114,37 @@ class Inbox:
                 if message.stopped:
                     self._stats.stop(server, message.streams)
                 self._engine.abort(server, message.streams)
-            case Call():
-                self._calls.take(server, message)
-            case Bye():
-                self.forget(server)
+            case RpcCall():
+                self._calls.handle(server, message)
+            case Disconnect():
+                self.drop_server(server)
 
     def _on_hello(self, identity: bytes, hello: Hello) -> None:
         """A Hello is the first message of a connection: streams of an earlier one have lost their reader."""
-        if hello.protocol != PROTOCOL_VERSION:
-            raise WireError(f"Hello.protocol is {hello.protocol}, this engine speaks {PROTOCOL_VERSION}")
+        if hello.protocol != ENGINE_PROTOCOL_VERSION:
+            raise WireError(
+                f"Hello.protocol is {hello.protocol}, this engine speaks {ENGINE_PROTOCOL_VERSION}"
+            )
         if identity != server_identity(hello.server, hello.epoch, hello.incarnation, hello.connection):
             raise WireError(f"{hello} is not this peer's")
-        if hello.server >= MOST_SERVERS:
-            raise WireError(f"Hello.server is {hello.server}, at most {MOST_SERVERS - 1} is taken")
+        if hello.server >= MAX_SERVERS:
+            raise WireError(f"Hello.server is {hello.server}, at most {MAX_SERVERS - 1} is taken")
         for known in self._servers.values():
             if known.server == hello.server and _order(hello) < _order(known):
                 raise WireError(f"{hello} was followed by {known}")
-        self.forget(hello.server)
+        self.drop_server(hello.server)
         self._refused.discard(identity)
         self._servers[identity] = hello
         self._publisher.attach(hello.server, identity)
-        welcome = Welcome(PROTOCOL_VERSION, self._rank, self._epoch, self._engine.info, self._incarnation)
+        welcome = Welcome(
+            ENGINE_PROTOCOL_VERSION, self._rank, self._epoch, self._engine.info, self._incarnation
+        )
         self._publisher.send(hello.server, welcome)
 
     def _on_submit(self, server: int, request: Submit) -> None:
-        if request.stream >= MOST_HANDLES:
-            raise WireError(f"Submit.stream is {request.stream}, at most {MOST_HANDLES - 1} is taken")
-        self._publisher.took_submit(server)
+        if request.stream >= MAX_HANDLES:
+            raise WireError(f"Submit.stream is {request.stream}, at most {MAX_HANDLES - 1} is taken")
+        self._publisher.count_submit(server)
         try:
             refusal = self._refuse_streams()
             if refusal is not None:

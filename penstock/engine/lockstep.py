@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.engine.tandem import Tandem
+from penstock.engine.tandem import WaveProtocol
 from penstock.wire.control import Launch
 from penstock.wire.messages import encode
 from penstock.wire.sockets import PeerLinks, engine_address, engine_identity
-from penstock.wire.tandem import TandemMessage, decode_from_peer
+from penstock.wire.tandem import WaveMessage, decode_from_peer
 
 
-class Links(Protocol):
+class GroupLinks(Protocol):
     """What :class:`penstock.wire.sockets.PeerLinks` is to a lockstep."""
 
     def send_to_all(self, part: bytes) -> None: ...
@@ -20,21 +20,21 @@ class Links(Protocol):
     def close(self) -> None: ...
 
 
-class Lockstep:
+class WaveGroup:
     """Tells the engine's loop when to step, and the peers what they must know.
 
     A group starts and ends as a whole, so all its ranks have the same epoch.
     """
 
-    def __init__(self, rank: int, size: int, interval: int, epoch: int, links: Links) -> None:
-        self._tandem = Tandem(rank, size, interval)
+    def __init__(self, rank: int, size: int, interval: int, epoch: int, links: GroupLinks) -> None:
+        self._protocol = WaveProtocol(rank, size, interval)
         self._peers = {engine_identity(peer, epoch): peer for peer in range(size) if peer != rank}
         self._links = links
         self._stepping = False
         """A step was allowed that the group does not know of yet."""
 
     @classmethod
-    def of(cls, launch: Launch) -> Lockstep | None:
+    def from_launch(cls, launch: Launch) -> WaveGroup | None:
         """Of the engine that ``launch`` asks for; None when it runs by itself."""
         if not launch.config.enable_expert_parallel:
             return None
@@ -46,42 +46,42 @@ class Lockstep:
 
     @property
     def waves(self) -> int:
-        return self._tandem.waves
+        return self._protocol.waves
 
     @property
-    def awake(self) -> bool:
+    def in_wave(self) -> bool:
         """Whether a wave is on, of which further steps may be to come."""
-        return self._tandem.running
+        return self._protocol.running
 
-    def takes(self, identity: bytes, parts: Sequence[bytes]) -> bool:
-        """Take a message of a peer; False when ``identity`` is none. Raises WireError and TandemError, which
-        break the group."""
+    def try_handle(self, identity: bytes, parts: Sequence[bytes]) -> bool:
+        """Take a message of a peer; False when ``identity`` is none. Raises WireError and WaveProtocolError,
+        which break the group."""
         peer = self._peers.get(identity)
         if peer is None:
             return False
         for part in parts:
-            self._tandem.receive(peer, decode_from_peer(part))
+            self._protocol.receive(peer, decode_from_peer(part))
         return True
 
-    def turn(self, has_work: bool) -> bool:
+    def advance(self, has_work: bool) -> bool:
         """Whether to make a step, to be asked before each one; it is a dummy step when this rank has no
         work."""
         if self._stepping:
-            self._tell(self._tandem.stepped(has_work))
-        self._tell(self._tandem.before_step(has_work))
-        self._stepping = self._tandem.may_step
+            self._send(self._protocol.on_step(has_work))
+        self._send(self._protocol.before_step(has_work))
+        self._stepping = self._protocol.may_step
         return self._stepping
 
     def leave(self) -> None:
         """This rank has no work from here on."""
-        self._tell(self._tandem.leave())
+        self._send(self._protocol.leave())
 
     @property
-    def may_end(self) -> bool:
+    def may_exit(self) -> bool:
         """Whether no rank needs this one any longer."""
-        return self._tandem.may_end
+        return self._protocol.may_exit
 
-    def _tell(self, messages: Sequence[TandemMessage]) -> None:
+    def _send(self, messages: Sequence[WaveMessage]) -> None:
         for message in messages:
             self._links.send_to_all(encode(message))
 

@@ -10,7 +10,7 @@ from penstock.wire.arrays import F32, I32
 from penstock.wire.logprobs import Logprobs
 
 
-class HeldLogprobs:
+class LogprobsBuffer:
     """Sampled tokens' logprobs, given out with the row that carries the token.
 
     A stream that wants logprobs has them for every token, so the n-th token that a slot holds has its entry
@@ -23,26 +23,27 @@ class HeldLogprobs:
         self._values: F32 = np.zeros((table.size, 0, 0), np.float32)
         self._rank: I32 = np.zeros((table.size, 0), np.int32)
 
-    def place(
+    def append_and_take_due(
         self, slots: NDArray[np.intp], due: NDArray[np.bool_], sampled: Logprobs | None
     ) -> Logprobs | None:
-        """:meth:`keep` and :meth:`give` where every slot got one token; nothing is held where each is due."""
+        """:meth:`append` and :meth:`take_due` where every slot got one token; nothing is held where each is
+        due."""
         held = self._table.length[slots] - self._table.sent[slots]
         if sampled is None or (due.all() and (held == 1).all()):
             return sampled
-        self.keep(slots, sampled)
+        self.append(slots, sampled)
         wanting = np.zeros(len(slots), np.bool_)
         wanting[sampled.token] = True
-        return self.give(slots, due, wanting)
+        return self.take_due(slots, due, wanting)
 
-    def keep(self, slots: NDArray[np.intp], sampled: Logprobs) -> None:
+    def append(self, slots: NDArray[np.intp], sampled: Logprobs) -> None:
         """Hold the logprobs of the last token of some slots; ``sampled`` has indexes into ``slots`` as
-        ``token``. :meth:`give` gives them out."""
+        ``token``. :meth:`take_due` gives them out."""
         held = self._table.length[slots] - self._table.sent[slots]
         row = sampled.token
         self._hold(slots[row], held[row] - 1, sampled, np.arange(len(row)))
 
-    def give(
+    def take_due(
         self, slots: NDArray[np.intp], due: NDArray[np.bool_], wanting: NDArray[np.bool_]
     ) -> Logprobs | None:
         """Logprobs of the rows that are due, of the slots ``wanting`` them, which have kept one for every

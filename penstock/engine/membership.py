@@ -12,18 +12,18 @@ from typing import Protocol
 from penstock.engine.base import Load
 from penstock.wire.control import Launch
 from penstock.wire.coordination import (
-    PROTOCOL_VERSION,
+    COORDINATOR_PROTOCOL_VERSION,
     EngineJoin,
     EngineReport,
-    Joined,
-    JoinRefused,
-    Leave,
-    Refused,
+    JoinAccepted,
+    JoinRejected,
+    JoinRejectedError,
+    MemberLeave,
     Rejoin,
     decode_from_coordinator,
 )
 from penstock.wire.messages import EngineInfo, WireError, encode
-from penstock.wire.sockets import MemberLink, engine_address, engine_identity, host_and_port, tcp_address
+from penstock.wire.sockets import CoordinatorLink, engine_address, engine_identity, host_and_port, tcp_address
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +31,14 @@ REPORT_INTERVAL_S = 0.1
 """At most so often while the engine is busy."""
 JOIN_INTERVAL_S = 1.0
 """How often it says that it is there."""
-NEWS_INTERVAL_S = 10.0
+PROGRESS_INTERVAL_S = 10.0
 """How often an engine that waits for the coordinator says so."""
-MOST_HANDSHAKES = 3
+MAX_HANDSHAKE_FAILURES = 3
 """After so many failures in a row, each a second apart, it is the key: one may be a coordinator that ends."""
 
 
-class Link(Protocol):
-    """What :class:`penstock.wire.sockets.MemberLink` is to a membership."""
+class CoordinatorSocket(Protocol):
+    """What :class:`penstock.wire.sockets.CoordinatorLink` is to a membership."""
 
     def send(self, part: bytes) -> bool: ...
 
@@ -51,29 +51,29 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
-class Membership:
+class EngineMembership:
     """Knows what the coordinator was told. A coordinator that is away costs nothing but the news."""
 
-    def __init__(self, link: Link, join: EngineJoin, where: str = "") -> None:
+    def __init__(self, link: CoordinatorSocket, join: EngineJoin, where: str = "") -> None:
         """``where`` the coordinator is, for messages."""
         self._link = link
         self._where = where
         self._message = encode(join)
-        self._told: object = None
+        self._reported: object = None
         self._next_report = self._next_join = float("-inf")
         self.joined = False
         """Whether the coordinator has taken it, as of what was read."""
 
     @classmethod
-    def of(cls, launch: Launch, address: str, info: EngineInfo) -> Membership | None:
+    def from_launch(cls, launch: Launch, address: str, info: EngineInfo) -> EngineMembership | None:
         """Of the engine that ``launch`` asks for and that listens on ``address``; None when there is no
         coordinator."""
         if launch.coordinator is None:
             return None
         identity = engine_identity(launch.index, launch.epoch, launch.incarnation)
-        link = MemberLink(launch.coordinator, identity, launch.key)
+        link = CoordinatorLink(launch.coordinator, identity, launch.key)
         join = EngineJoin(
-            PROTOCOL_VERSION,
+            COORDINATOR_PROTOCOL_VERSION,
             launch.index,
             launch.epoch,
             launch.incarnation,
@@ -83,11 +83,11 @@ class Membership:
         return cls(link, join, launch.coordinator)
 
     def close(self) -> None:
-        self._link.send(encode(Leave()))
+        self._link.send(encode(MemberLeave()))
         self._link.close()
 
-    def wait(self, progress: Callable[[str, float | None], None]) -> None:
-        """Until the coordinator has taken this engine. Raises JoinRefused."""
+    def wait_until_joined(self, progress: Callable[[str, float | None], None]) -> None:
+        """Until the coordinator has taken this engine. Raises JoinRejectedError."""
         handshakes, next_news = 0, time.monotonic()
         while not self.joined:
             self._link.send(self._message)
@@ -95,31 +95,31 @@ class Membership:
                 self._read()
                 continue
             handshakes = handshakes + 1 if self._link.refused() else 0
-            if handshakes == MOST_HANDSHAKES:
-                raise JoinRefused(
+            if handshakes == MAX_HANDSHAKE_FAILURES:
+                raise JoinRejectedError(
                     f"--coordinator {self._where}: has another key (--cluster-key-file), or is no coordinator"
                 )
             if time.monotonic() >= next_news:
-                next_news = time.monotonic() + NEWS_INTERVAL_S
+                next_news = time.monotonic() + PROGRESS_INTERVAL_S
                 progress(f"waiting for the coordinator at {self._where}", None)
 
-    def turn(self, now: float, load: Load, accepted: dict[int, int], step: int, *, idle: bool) -> None:
+    def poll(self, now: float, load: Load, accepted: dict[int, int], step: int, *, idle: bool) -> None:
         """Read what came, and report what changed: at once when ``idle``, otherwise when it is time.
 
         ``accepted``: Submits taken from each API server's connection; ``step``: frames published. Raises
-        JoinRefused.
+        JoinRejectedError.
         """
         self._read()
         if now >= self._next_join and self._link.send(self._message):
             self._next_join = now + JOIN_INTERVAL_S
         kv_used_permille = round(load.kv_used * 1000)
         figures = load.waiting, load.running, kv_used_permille, dict(accepted)
-        if figures == self._told or not (idle or now >= self._next_report):
+        if figures == self._reported or not (idle or now >= self._next_report):
             return
         flat = [number for pair in accepted.items() for number in pair]
         report = EngineReport(step, load.waiting, load.running, kv_used_permille, flat)
         if self._link.send(encode(report)):
-            self._told, self._next_report = figures, now + REPORT_INTERVAL_S
+            self._reported, self._next_report = figures, now + REPORT_INTERVAL_S
 
     def _read(self) -> None:
         while (part := self._link.receive()) is not None:
@@ -129,12 +129,12 @@ class Membership:
                 log.error("coordinator: %s", error)
                 continue
             match message:
-                case Joined():
+                case JoinAccepted():
                     self.joined = True
                 case Rejoin():
-                    self._next_join, self._told = float("-inf"), None
-                case Refused():
-                    raise JoinRefused(f"the fleet does not take this engine: {message.reason}")
+                    self._next_join, self._reported = float("-inf"), None
+                case JoinRejected():
+                    raise JoinRejectedError(f"the fleet does not take this engine: {message.reason}")
 
 
 def traits_of(info: EngineInfo) -> dict[str, str]:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from penstock.engine.receipts import CallRefused
-from penstock.wire.messages import CONFLICT, Call, CallPhase, CallReply
+from penstock.engine.receipts import RpcError
+from penstock.wire.messages import CONFLICT, RpcCall, RpcPhase, RpcReply
 
 
-class Changeable(Protocol):
+class TwoPhaseState(Protocol):
     """A state of the engine that changes in two steps."""
 
     def prepare(self, arguments: dict[str, Any]) -> None:
@@ -37,65 +37,65 @@ class Changeable(Protocol):
         ...
 
 
-class Participant:
+class TwoPhaseParticipant:
     """One state and its changes."""
 
-    def __init__(self, name: str, state: Changeable) -> None:
+    def __init__(self, name: str, state: TwoPhaseState) -> None:
         self.version = 0
         """Of the latest decision that was carried out."""
         self._name = name
         self._state = state
         self._key: str | None = None
         """The change that is prepared, or is going to be."""
-        self._askers: set[int] = set()
+        self._requesters: set[int] = set()
         """API servers that asked for it."""
 
-    def begin(self, server: int, call: Call) -> None:
-        """Start what PREPARE or COMMIT asks for. Raises CallRefused, and what the state raises."""
-        if call.phase is CallPhase.COMMIT:
+    def begin(self, server: int, call: RpcCall) -> None:
+        """Start what PREPARE or COMMIT asks for. Raises RpcError, and what the state raises."""
+        if call.phase is RpcPhase.COMMIT:
             if call.version <= self.version:
                 return
             if self._key != call.key:
-                self._give_up()
+                self._roll_back()
         elif self._key not in (None, call.key):
-            raise CallRefused(
+            raise RpcError(
                 f"another change of {self._name} is under way, with the key {self._key!r}", CONFLICT
             )
         if self._key is None:
             self._state.prepare(call.arguments)
             self._key = call.key
-        self._askers.add(server)
+        self._requesters.add(server)
 
-    def answer(self, call: Call) -> CallReply | None:
-        """The reply to what was begun; None while it is under way. Raises CallRefused when something else has
+    def try_reply(self, call: RpcCall) -> RpcReply | None:
+        """The reply to what was begun; None while it is under way. Raises RpcError when something else has
         taken its place, and what the state raises."""
-        if call.phase is CallPhase.COMMIT and call.version <= self.version:
+        if call.phase is RpcPhase.COMMIT and call.version <= self.version:
             if call.version < self.version:
-                raise CallRefused(f"a later change of {self._name} has taken its place", CONFLICT)
-            return CallReply(call.call, repeated=True)
+                raise RpcError(f"a later change of {self._name} has taken its place", CONFLICT)
+            return RpcReply(call.call, repeated=True)
         if self._key != call.key:
-            raise CallRefused(f"another change of {self._name} has taken its place", CONFLICT)
+            raise RpcError(f"another change of {self._name} has taken its place", CONFLICT)
         if not self._state.prepared():
             return None
-        if call.phase is CallPhase.PREPARE:
-            return CallReply(call.call)
+        if call.phase is RpcPhase.PREPARE:
+            return RpcReply(call.call)
         self._key = None
-        self._askers.clear()
+        self._requesters.clear()
         result = self._state.commit()
         self.version = call.version
-        return CallReply(call.call, None, result)
+        return RpcReply(call.call, None, result)
 
     def withdraw(self, server: int, key: str | None = None) -> None:
         """An API server wants the change no longer: ABORT of ``key``, or it is gone. What nobody wants is
         undone; should it be decided all the same, COMMIT says so."""
         if self._key is None or key not in (None, self._key):
             return
-        self._askers.discard(server)
-        if not self._askers:
-            self._give_up()
+        self._requesters.discard(server)
+        if not self._requesters:
+            self._roll_back()
 
-    def _give_up(self) -> None:
+    def _roll_back(self) -> None:
         if self._key is not None:
             self._key = None
-            self._askers.clear()
+            self._requesters.clear()
             self._state.abort()

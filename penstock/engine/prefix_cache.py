@@ -25,17 +25,17 @@ _ROOT = bytes(DIGEST_BYTES)
 
 
 @dataclass(slots=True)
-class Chain:
+class BlockHashChain:
     """The digests of a history's full blocks, but for one that ends with the history's last token."""
 
     digest: bytes
     """The last one; at first that of the salt."""
-    reads: bool = True
+    reads_cache: bool = True
     """Whether the stream takes what others have computed."""
     digests: list[bytes] = field(default_factory=list)
     awaited: bytes = b""
     """The digest that another stream was computing at the last look."""
-    kept: int = 0
+    num_cached: int = 0
     """Blocks, from the first one on, that others can find."""
 
     def extend(self, tokens: bytes, block_size: int) -> None:
@@ -58,12 +58,12 @@ class PrefixCache:
         """Those of them that were found."""
         self._table = table
         self._blocks = blocks
-        self._chains: dict[int, Chain] = {}
+        self._chains: dict[int, BlockHashChain] = {}
         """By slot."""
         self._promised: dict[bytes, int] = {}
         """Digests of blocks that are being computed, and by which slot."""
 
-    def chain_of(self, request: Submit) -> Chain | None:
+    def hash_prompt(self, request: Submit) -> BlockHashChain | None:
         """The chain of a prompt; None when nothing is shared at all.
 
         Logprobs of a prompt's tokens come from computing all of them.
@@ -72,25 +72,25 @@ class PrefixCache:
             return None
         salt = request.cache_salt
         root = _ROOT if salt is None else blake2b(salt.encode(), digest_size=DIGEST_BYTES).digest()
-        chain = Chain(root, reads=request.sampling.prompt_logprobs < 0)
+        chain = BlockHashChain(root, reads_cache=request.sampling.prompt_logprobs < 0)
         # not the block that the last token fills: a chunk may end before it, and a promise would stay open
         chain.extend(request.prompt[:-4], self._blocks.block_size)
         return chain
 
-    def chain_in(self, slot: int) -> Chain | None:
+    def chain_of_preempted(self, slot: int) -> BlockHashChain | None:
         """The chain of a stream that was preempted; None when the cache was reset since it began."""
         return self._chains.get(slot)
 
-    def find(self, chain: Chain | None, length: int) -> list[int] | None:
+    def find(self, chain: BlockHashChain | None, length: int) -> list[int] | None:
         """The blocks that hold the beginning of a history of ``length`` tokens; None when another stream is
         computing more of it."""
         found: list[int] = []
-        if chain is None or not chain.reads:
+        if chain is None or not chain.reads_cache:
             return found
         if chain.awaited in self._promised:
             return None
         for digest in chain.digests[: (length - 1) // self._blocks.block_size]:
-            block = self._blocks.find(digest)
+            block = self._blocks.find_cached(digest)
             if block is None:
                 if digest in self._promised:
                     chain.awaited = digest
@@ -99,37 +99,37 @@ class PrefixCache:
             found.append(block)
         return found
 
-    def count(self, chain: Chain | None, tokens: int, found: Sequence[int]) -> None:
+    def record_lookup(self, chain: BlockHashChain | None, tokens: int, found: Sequence[int]) -> None:
         """Count a newcomer's prompt of ``tokens`` tokens, the first of which lie in the blocks ``found``."""
-        if chain is not None and chain.reads:
+        if chain is not None and chain.reads_cache:
             self.queries += tokens
             self.hits += len(found) * self._blocks.block_size
 
     # -- streams begin, go on and leave
 
-    def begin(self, slot: int, chain: Chain | None, found: Sequence[int]) -> None:
+    def attach(self, slot: int, chain: BlockHashChain | None, found: Sequence[int]) -> None:
         """A stream without blocks shares those it found, and promises the rest of its chain."""
         self._blocks.share(slot, found)
         if chain is not None:
             self._chains[slot] = chain
-            chain.kept = len(found)
-            for digest in chain.digests[chain.kept :]:
+            chain.num_cached = len(found)
+            for digest in chain.digests[chain.num_cached :]:
                 self._promised.setdefault(digest, slot)
 
-    def computed(self, slot: int, tokens: int) -> None:
+    def mark_computed(self, slot: int, tokens: int) -> None:
         """The first ``tokens`` tokens of the stream are in its blocks, or will be before anyone reads them:
         what it promised up to there can be found."""
         chain = self._chains.get(slot)
         if chain is None:
             return
         full = min(tokens // self._blocks.block_size, len(chain.digests))
-        for index in range(chain.kept, full):
+        for index in range(chain.num_cached, full):
             digest = chain.digests[index]
-            self._blocks.keep(int(self._blocks.table[slot, index]), digest)
+            self._blocks.cache_block(int(self._blocks.table[slot, index]), digest)
             self._withdraw(slot, digest)
-        chain.kept = max(chain.kept, full)
+        chain.num_cached = max(chain.num_cached, full)
 
-    def leave(self, slot: int, tokens: int, *, forever: bool) -> None:
+    def release(self, slot: int, tokens: int, *, forever: bool) -> None:
         """The stream gives its blocks back; the first ``tokens`` of its history are in them.
 
         Its output is kept as well, for the conversation's next turn, or for its own return.
@@ -140,10 +140,10 @@ class PrefixCache:
             further = self._table.history[slot, len(chain.digests) * size : tokens]
             chain.extend(further.tobytes(), size)
             self._chains[slot] = chain
-            self.computed(slot, tokens)
-            for digest in chain.digests[chain.kept :]:
+            self.mark_computed(slot, tokens)
+            for digest in chain.digests[chain.num_cached :]:
                 self._withdraw(slot, digest)
-            chain.kept = 0
+            chain.num_cached = 0
             if forever:
                 del self._chains[slot]
         self._blocks.release(slot)
@@ -154,6 +154,6 @@ class PrefixCache:
 
     def reset(self) -> None:
         """Forget everything: what runs goes on, but nobody will find what it has computed."""
-        self._blocks.forget()
+        self._blocks.reset_cache()
         self._chains.clear()
         self._promised.clear()

@@ -1,10 +1,10 @@
 """The engine process: one data-parallel rank.
 
 The supervisor starts it and tells it on the control channel what to run as. It owns the engine (scheduler,
-KV cache, model) and the socket that API servers connect to; it reads their Hello, Submit, Abort, Call and
-Bye, and writes one token frame per API server and step. It ends when the supervisor says Stop (API
-servers are told Goodbye; exit code 0), when the supervisor is gone, or when the engine breaks (API servers
-are told Goodbye; the exception leaves :func:`run`).
+KV cache, model) and the socket that API servers connect to; it reads their Hello, Submit, Abort, RpcCall and
+Disconnect, and writes one token frame per API server and step. It ends when the supervisor says Stop (API
+servers are told GoAway; exit code 0), when the supervisor is gone, or when the engine breaks (API servers
+are told GoAway; the exception leaves :func:`run`).
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from penstock.engine.base import Engine
-from penstock.engine.calls import EngineCalls
+from penstock.engine.calls import RpcServer
 from penstock.engine.inbox import Inbox
-from penstock.engine.lockstep import Lockstep
-from penstock.engine.membership import Membership, listening_address
-from penstock.engine.participant import Participant
+from penstock.engine.lockstep import WaveGroup
+from penstock.engine.membership import EngineMembership, listening_address
+from penstock.engine.participant import TwoPhaseParticipant
 from penstock.engine.publisher import Publisher
-from penstock.engine.recording import Recording
-from penstock.engine.reporter import Reporter
-from penstock.engine.sleep import Sleep
+from penstock.engine.recording import EngineProfiler
+from penstock.engine.reporter import MetricsReporter
+from penstock.engine.sleep import SleepState
 from penstock.engine.stats import EngineStats
-from penstock.engine.waiting import own_share
-from penstock.metrics.garbage import Collector
+from penstock.engine.waiting import with_rank_limits
+from penstock.metrics.garbage import GarbageCollector
 from penstock.wire.channel import ControlChannel, SupervisorGone
-from penstock.wire.control import BEAT_INTERVAL_S, Drain, Info, Launch, Order, Stop
-from penstock.wire.messages import EngineInfo, Goodbye, Leaving
-from penstock.wire.sockets import RouterSocket, place_of
+from penstock.wire.control import HEARTBEAT_INTERVAL_S, Drain, Info, Launch, Stop, SupervisorCommand
+from penstock.wire.messages import Draining, EngineInfo, GoAway
+from penstock.wire.sockets import RouterSocket, process_group_spec
 
 log = logging.getLogger(__name__)
 
@@ -39,24 +39,24 @@ CONTROL_INTERVAL_S = 0.05
 """How often a busy engine looks at the control channel."""
 RETRY_INTERVAL_S = 0.01
 """How often an idle engine tries again to send what a peer had no room for."""
-PAUSE_S = 0.05
+IDLE_DELAY_S = 0.05
 """How long nothing must come before garbage is collected and metrics are reported."""
-FAREWELL_S = 2.0
+SHUTDOWN_FLUSH_TIMEOUT_S = 2.0
 """Time for peers to make room for the last messages; the supervisor waits 5 s after Stop."""
-LEAVE_S = 2.0
+GROUP_EXIT_TIMEOUT_S = 2.0
 """How long an engine in lock-step stays for its peers after that. All are told to stop at the same time."""
-LATECOMERS_S = 0.5
+DRAIN_GRACE_S = 0.5
 """How long an engine whose host ends waits for what API servers sent before they heard of it."""
 MESSAGES_PER_STEP = 256
 """Messages taken before the next step, so that no flood of requests keeps running streams waiting."""
 
 
-class Orders(Protocol):
+class CommandChannel(Protocol):
     """What a :class:`ControlChannel` is to the loop."""
 
-    def receive(self) -> list[Order]: ...
+    def receive(self) -> list[SupervisorCommand]: ...
 
-    def beat(self) -> None: ...
+    def heartbeat(self) -> None: ...
 
     def fileno(self) -> int: ...
 
@@ -71,16 +71,16 @@ def run(control: ControlChannel) -> int:
         socket = RouterSocket(listening_address(launch), key=launch.key if remote else None)
         try:
             config = launch.config
-            collector = Collector(config.gc_policy, config.gc_pause_budget_ms / 1000)
+            collector = GarbageCollector(config.gc_policy, config.gc_pause_budget_ms / 1000)
             model = launch.served_model_names[0]
             with ExitStack() as links:
-                membership = Membership.of(launch, socket.address, engine.info)
-                lockstep = Lockstep.of(launch)
+                membership = EngineMembership.from_launch(launch, socket.address, engine.info)
+                lockstep = WaveGroup.from_launch(launch)
                 for link in (membership, lockstep):
                     if link is not None:
                         links.callback(link.close)
                 if remote and membership is not None:
-                    membership.wait(control.progress)
+                    membership.wait_until_joined(control.progress)
                 loop = EngineLoop(
                     engine,
                     socket,
@@ -105,14 +105,16 @@ def run(control: ControlChannel) -> int:
 
 def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) -> Engine:
     """The engine of ``launch.config.engine``. Only its code is imported."""
-    config = own_share(launch.config, launch.index)
+    config = with_rank_limits(launch.config, launch.index)
     if config.engine == "synthetic":
         from penstock.engine.synthetic import SyntheticEngine
 
         return SyntheticEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir)
     place = None
     if config.enable_expert_parallel:
-        place = place_of(launch.run_dir, launch.index, launch.engine_count, launch.epoch, launch.incarnation)
+        place = process_group_spec(
+            launch.run_dir, launch.index, launch.engine_count, launch.epoch, launch.incarnation
+        )
     if config.engine == "vllm":
         from penstock.engine.vllm.versions import check_installed
 
@@ -148,9 +150,9 @@ class EngineLoop:
         socket: RouterSocket,
         rank: int,
         epoch: int,
-        collector: Collector | None = None,
-        membership: Membership | None = None,
-        lockstep: Lockstep | None = None,
+        collector: GarbageCollector | None = None,
+        membership: EngineMembership | None = None,
+        lockstep: WaveGroup | None = None,
         clock: Callable[[], float] = time.monotonic,
         model: str = "",
         incarnation: int = 0,
@@ -166,13 +168,13 @@ class EngineLoop:
         if collector is not None:
             self._operations["gc"] = collector.report
         if profile_dir is not None:
-            recording = Recording(engine, profile_dir, rank, epoch)
+            recording = EngineProfiler(engine, profile_dir, rank, epoch)
             self._operations |= {"start_profile": recording.start, "stop_profile": recording.stop}
         self._stats = EngineStats()
-        sleep = Sleep(engine, self._end_streams, self._rests)
-        self._calls = EngineCalls(
+        sleep = SleepState(engine, self._end_streams, self._is_idle)
+        self._calls = RpcServer(
             self._run_operation,
-            {Sleep.name: Participant(Sleep.name, sleep)},
+            {SleepState.name: TwoPhaseParticipant(SleepState.name, sleep)},
             self._publisher.send,
             lambda: self._publisher.step,
         )
@@ -187,7 +189,7 @@ class EngineLoop:
             incarnation=incarnation,
             refuse_streams=sleep.refusal,
         )
-        self._reporter = Reporter(
+        self._reporter = MetricsReporter(
             engine, self._stats, collector, self._publisher, rank, epoch, model, incarnation
         )
         self._collector = collector
@@ -196,50 +198,50 @@ class EngineLoop:
         self._clock = clock
         self._next_control = self._next_beat = 0.0
         self._stopped = False
-        self._leaving = False
+        self._draining = False
         """Its host ends: it finishes what it runs, and wants nothing new."""
-        self._leave_at = 0.0
-        self._told_leaving = 0
+        self._drain_until = 0.0
+        self._draining_sent_to = 0
         """How many API servers had ever come when they were told."""
 
-    def run(self, orders: Orders) -> None:
+    def run(self, orders: CommandChannel) -> None:
         """Until the order to stop. Raises what the engine raises, after telling the API servers, and
         SupervisorGone."""
         try:
             while not self._stopped:
-                self.turn(orders)
+                self.run_once(orders)
         except SupervisorGone:
             raise  # everything ends
         except Exception as error:
-            self._farewell(f"{type(error).__name__}: {error}")
+            self._shut_down(f"{type(error).__name__}: {error}")
             raise
-        self._farewell("engine is shutting down")
+        self._shut_down("engine is shutting down")
         if self._lockstep is not None:
-            self._leave(self._lockstep, orders)
+            self._leave_group(self._lockstep, orders)
 
-    def turn(self, orders: Orders) -> None:
+    def run_once(self, orders: CommandChannel) -> None:
         """One step with what leads to it and follows from it, or one wait for something to do."""
-        self._drain()
-        self._calls.settle()
-        if self._reporter.unheard:
+        self._drain_inbox()
+        self._calls.answer_pending()
+        if self._reporter.has_new_server:
             self._reporter.report(self._clock())
         has_work = self._engine.has_work()
         may_step = has_work if self._lockstep is None else self._may_step(self._lockstep, has_work)
         if may_step:
-            self._look_at(orders, self._step() if has_work else self._idle_step())
+            self._poll_control(orders, self._step() if has_work else self._dummy_step())
         else:
             self._wait(orders)
-        for server in self._publisher.take_gone():
+        for server in self._publisher.take_disconnected():
             log.info("API server %d is gone, its streams are dropped", server)
-            self._inbox.forget(server)
+            self._inbox.drop_server(server)
 
-    def _drain(self) -> None:
+    def _drain_inbox(self) -> None:
         for _ in range(MESSAGES_PER_STEP):
             message = self._socket.receive()
             if message is None:
                 return
-            if self._lockstep is None or not self._lockstep.takes(*message):
-                self._inbox.take(*message)
+            if self._lockstep is None or not self._lockstep.try_handle(*message):
+                self._inbox.handle(*message)
 
     # -- the step
 
@@ -253,15 +255,15 @@ class EngineLoop:
         self._publisher.publish(rows, self._engine.load())
         return now
 
-    def _idle_step(self) -> float:
+    def _dummy_step(self) -> float:
         """A step that others need. Returns when it was made."""
-        self._engine.idle_step()
+        self._engine.dummy_step()
         self._stats.on_dummy_step()
         self._publisher.flush()
         return self._clock()
 
-    def _may_step(self, lockstep: Lockstep, has_work: bool) -> bool:
-        may_step = lockstep.turn(has_work and not self._stopped)
+    def _may_step(self, lockstep: WaveGroup, has_work: bool) -> bool:
+        may_step = lockstep.advance(has_work and not self._stopped)
         self._stats.waves = lockstep.waves
         return may_step
 
@@ -272,9 +274,9 @@ class EngineLoop:
         operation = self._operations.get(method)
         return self._engine.call(method, arguments) if operation is None else operation()
 
-    def _rests(self) -> bool:
+    def _is_idle(self) -> bool:
         """Whether neither this engine nor one in lock-step with it has anything to do."""
-        return not self._engine.has_work() and (self._lockstep is None or not self._lockstep.awake)
+        return not self._engine.has_work() and (self._lockstep is None or not self._lockstep.in_wave)
 
     def _end_streams(self, code: str, message: str) -> None:
         rows = self._engine.fail_all(code, message)
@@ -283,84 +285,84 @@ class EngineLoop:
 
     # -- the supervisor's orders
 
-    def _look_at(self, orders: Orders, now: float) -> None:
+    def _poll_control(self, orders: CommandChannel, now: float) -> None:
         """While busy, at a bounded rate."""
         if now >= self._next_control:
             self._next_control = now + CONTROL_INTERVAL_S
-            self._obey(orders)
+            self._handle_commands(orders)
             if self._collector is not None:
                 self._collector.on_busy()
-            self._reporter.report_in_time(now)
-            self._tell_coordinator(now, idle=False)
+            self._reporter.report_if_due(now)
+            self._report_to_coordinator(now, idle=False)
 
-    def _tell_coordinator(self, now: float, *, idle: bool) -> None:
+    def _report_to_coordinator(self, now: float, *, idle: bool) -> None:
         publisher = self._publisher
         if self._membership is not None:
             load = self._engine.load()
-            self._membership.turn(now, load, publisher.accepted(), publisher.step, idle=idle)
+            self._membership.poll(now, load, publisher.accepted(), publisher.step, idle=idle)
 
-    def _obey(self, orders: Orders) -> None:
+    def _handle_commands(self, orders: CommandChannel) -> None:
         """Follow the supervisor's orders, and let it know from time to time that the loop turns."""
         now = self._clock()
         if now >= self._next_beat:
-            self._next_beat = now + BEAT_INTERVAL_S
-            orders.beat()
+            self._next_beat = now + HEARTBEAT_INTERVAL_S
+            orders.heartbeat()
         for order in orders.receive():
             if isinstance(order, Stop):
                 self._stopped = True
-            elif isinstance(order, Drain) and not self._leaving:
-                self._leaving = True
-                self._leave_at = now + LATECOMERS_S
-        if self._leaving:
-            self._take_leave(now)
+            elif isinstance(order, Drain) and not self._draining:
+                self._draining = True
+                self._drain_until = now + DRAIN_GRACE_S
+        if self._draining:
+            self._continue_drain(now)
 
-    def _take_leave(self, now: float) -> None:
+    def _continue_drain(self, now: float) -> None:
         """Tell API servers, also those that come late, and end when nothing runs any longer."""
-        if self._told_leaving != self._publisher.attachments:
-            self._told_leaving = self._publisher.attachments
-            self._publisher.send_to_all(Leaving())
-        if now >= self._leave_at and not self._engine.has_work():
+        if self._draining_sent_to != self._publisher.attach_count:
+            self._draining_sent_to = self._publisher.attach_count
+            self._publisher.send_to_all(Draining())
+        if now >= self._drain_until and not self._engine.has_work():
             self._stopped = True
 
     # -- nothing to do
 
-    def _wait(self, orders: Orders) -> None:
+    def _wait(self, orders: CommandChannel) -> None:
         """Until a message, an order or the next beat. The first pause is for garbage and metrics."""
         self._publisher.flush()
-        self._tell_coordinator(self._clock(), idle=True)
+        self._report_to_coordinator(self._clock(), idle=True)
         collector = self._collector
-        timeout = BEAT_INTERVAL_S
-        if self._publisher.behind:
+        timeout = HEARTBEAT_INTERVAL_S
+        if self._publisher.has_backlog:
             timeout = RETRY_INTERVAL_S
-        elif self._leaving or self._reporter.pending or (collector is not None and collector.due):
-            timeout = PAUSE_S
+        elif self._draining or self._reporter.pending or (collector is not None and collector.due):
+            timeout = IDLE_DELAY_S
         if not self._socket.wait(timeout, orders.fileno()):
             if collector is not None:
                 collector.on_idle()
             if self._reporter.pending:
                 self._reporter.report(self._clock())
-        self._obey(orders)
+        self._handle_commands(orders)
 
     # -- the end
 
-    def _farewell(self, reason: str) -> None:
+    def _shut_down(self, reason: str) -> None:
         """Give out all tokens that were held back, then say goodbye, which ends every stream here."""
         rows = self._engine.fail_all("engine_error", reason)
         rows.failed = ()
         self._publisher.publish(rows, self._engine.load())
         self._reporter.report(self._clock())
-        self._publisher.send_to_all(Goodbye(reason))
-        deadline = self._clock() + FAREWELL_S
-        while self._publisher.behind and self._clock() < deadline:
+        self._publisher.send_to_all(GoAway(reason))
+        deadline = self._clock() + SHUTDOWN_FLUSH_TIMEOUT_S
+        while self._publisher.has_backlog and self._clock() < deadline:
             time.sleep(RETRY_INTERVAL_S)
             self._publisher.flush()
 
-    def _leave(self, lockstep: Lockstep, orders: Orders) -> None:
+    def _leave_group(self, lockstep: WaveGroup, orders: CommandChannel) -> None:
         """Step along as long as peers need it, which may not have been told to stop yet."""
         lockstep.leave()
-        deadline = self._clock() + LEAVE_S
+        deadline = self._clock() + GROUP_EXIT_TIMEOUT_S
         while self._clock() < deadline:
-            self._drain()
-            if lockstep.may_end:
+            self._drain_inbox()
+            if lockstep.may_exit:
                 return
-            self.turn(orders)
+            self.run_once(orders)

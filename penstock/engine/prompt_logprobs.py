@@ -13,7 +13,7 @@ from penstock.wire.logprobs import PromptLogprobs
 Slots = NDArray[np.intp]
 
 
-class PromptColumns:
+class PromptLogprobsState:
     """Slots whose request asked for logprobs of its prompt, and how far they are made.
 
     The logits at a token are those of the token after it, so a step that computes a chunk of a prompt can
@@ -21,7 +21,7 @@ class PromptColumns:
     """
 
     def __init__(self, table: SlotTable) -> None:
-        self.asking = 0
+        self.active_slots = 0
         """Slots that want logprobs of their prompt."""
         self.alternatives = np.full(table.size, -1, np.int32)
         """Candidates beside the prompt's own token; -1: no logprobs."""
@@ -34,14 +34,14 @@ class PromptColumns:
         if alternatives >= 0:
             self.alternatives[slot] = alternatives
             self._scored[slot] = 0
-            self.asking += 1
+            self.active_slots += 1
 
     def clear(self, slot: int) -> None:
         if self.alternatives[slot] >= 0:
             self.alternatives[slot] = -1
-            self.asking -= 1
+            self.active_slots -= 1
 
-    def due(self, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.intp]:
+    def tokens_to_score(self, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.intp]:
         """Which tokens of a flat batch are followed by a prompt token that is to be scored.
 
         slots, positions: [T], slot and history position of each token.

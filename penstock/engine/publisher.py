@@ -20,26 +20,26 @@ from penstock.engine.drain_rate import DrainRate
 from penstock.wire.frames import TokenFrame, encode_frame
 from penstock.wire.messages import (
     OVERLOADED,
-    CallReply,
+    Draining,
     EngineMetrics,
-    Failed,
-    Goodbye,
-    Leaving,
-    TransferParams,
+    GoAway,
+    KVTransferParams,
+    RpcReply,
+    StreamFailed,
     Welcome,
     encode,
 )
-from penstock.wire.regroup import merge, take_rows
+from penstock.wire.regroup import merge_frames, take_rows
 from penstock.wire.sockets import PeerGone
 
 SEGMENT_TOKENS_PER_ROW = 64
 """A segment with this many tokens per row is not merged any further: its rows' columns weigh little beside
 its tokens, and a merge never takes long, however much has gathered."""
 
-Message = Welcome | Failed | CallReply | Goodbye | Leaving
+Message = Welcome | StreamFailed | RpcReply | GoAway | Draining
 
 
-class Outbox(Protocol):
+class PeerSocket(Protocol):
     """What :class:`penstock.wire.sockets.RouterSocket` is to a publisher."""
 
     def send(self, identity: bytes, parts: list[bytes]) -> bool:
@@ -47,7 +47,7 @@ class Outbox(Protocol):
         ...
 
 
-class Segments:
+class FrameBacklog:
     """Consecutive frames of one API server, merged so that there are few and each token is merged a
     bounded number of times."""
 
@@ -63,7 +63,7 @@ class Segments:
         frames.append(frame)
         while len(frames) > 1 and _mergeable(frames[-2], frames[-1]):
             last = frames.pop()
-            frames.append(merge([frames.pop(), last]))
+            frames.append(merge_frames([frames.pop(), last]))
 
     def popleft(self) -> TokenFrame:
         return self._frames.popleft()
@@ -85,26 +85,26 @@ class _Peer:
     identity: bytes
     head: list[bytes] | None = None
     """A message that found the queue full, encoded once."""
-    segments: Segments = field(default_factory=Segments)
+    segments: FrameBacklog = field(default_factory=FrameBacklog)
     messages: deque[bytes] = field(default_factory=deque)
     accepted: int = 0
     """Submits taken from its connection."""
 
     @property
-    def behind(self) -> bool:
+    def has_backlog(self) -> bool:
         return bool(self.head is not None or self.segments or self.messages)
 
 
 class Publisher:
     """Sends the rows and messages of one engine to its API servers, in order for each of them."""
 
-    def __init__(self, outbox: Outbox, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, outbox: PeerSocket, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock`` gives seconds."""
-        self._outbox = outbox
+        self._socket = outbox
         self._drain_rate = DrainRate(clock)
         self._peers: dict[int, _Peer] = {}
         self._gone: list[int] = []
-        self.attachments = 0
+        self.attach_count = 0
         """API servers that ever came."""
         self._step = 0
 
@@ -112,7 +112,7 @@ class Publisher:
 
     def attach(self, server: int, identity: bytes) -> None:
         """From here on ``server`` is the peer ``identity``; what waited for another one is discarded."""
-        self.attachments += 1
+        self.attach_count += 1
         self._peers[server] = _Peer(identity)
         if server in self._gone:
             self._gone.remove(server)  # that was its predecessor
@@ -121,17 +121,17 @@ class Publisher:
         """Discard what waits for ``server``; its rows go nowhere from here on."""
         self._peers.pop(server, None)
 
-    def take_gone(self) -> list[int]:
+    def take_disconnected(self) -> list[int]:
         """API servers whose connection broke; each is named once, and detached."""
         gone, self._gone = self._gone, []
         return gone
 
     @property
-    def behind(self) -> bool:
+    def has_backlog(self) -> bool:
         """Whether anything waits for room in a peer's queue."""
-        return any(peer.behind for peer in self._peers.values())
+        return any(peer.has_backlog for peer in self._peers.values())
 
-    def took_submit(self, server: int) -> None:
+    def count_submit(self, server: int) -> None:
         """A Submit of ``server`` was taken, whatever becomes of it: its frames say so from here on."""
         self._peers[server].accepted += 1
 
@@ -175,7 +175,7 @@ class Publisher:
             self.fail(failure, load)
 
     def _split(
-        self, rows: StepRows, frame: TokenFrame, params: Mapping[int, dict[int, TransferParams]]
+        self, rows: StepRows, frame: TokenFrame, params: Mapping[int, dict[int, KVTransferParams]]
     ) -> None:
         """``params``: kv_transfer_params by API server and stream."""
         server = rows.server
@@ -196,10 +196,10 @@ class Publisher:
         if peer is None:
             return
         frame.accepted = peer.accepted
-        if peer.behind:
+        if peer.has_backlog:
             peer.segments.append(frame)
         else:
-            self._try(server, peer, encode_frame(frame))
+            self._try_send(server, peer, encode_frame(frame))
 
     def send(self, server: int, message: Message) -> None:
         """Send a message behind everything that was sent or waits; nothing when ``server`` is unknown."""
@@ -207,14 +207,14 @@ class Publisher:
         if peer is None:
             return
         peer.messages.append(encode(message))
-        self._catch_up(server, peer)
+        self._flush_peer(server, peer)
 
     def fail(self, failure: StreamFailure, load: Load) -> None:
         """Tell a stream's API server that it failed and, where the reason is ``load``, when to try again."""
         retry_after_ms = self._drain_rate.retry_after_ms(load.waiting) if failure.code == OVERLOADED else 0
         self.send(
             failure.server,
-            Failed(failure.stream, failure.position, failure.code, failure.message, retry_after_ms),
+            StreamFailed(failure.stream, failure.position, failure.code, failure.message, retry_after_ms),
         )
 
     def send_to_all(self, message: Message) -> None:
@@ -225,31 +225,31 @@ class Publisher:
         """Send a message that may be lost: peers that are behind do not get it."""
         encoded = encode(message)
         for server, peer in list(self._peers.items()):
-            if not peer.behind:
-                self._try(server, peer, [encoded])
+            if not peer.has_backlog:
+                self._try_send(server, peer, [encoded])
 
-    def dismiss(self, identity: bytes, reason: str) -> None:
+    def reject_peer(self, identity: bytes, reason: str) -> None:
         """Tell a peer that is not, or no longer, attached; when there is no room it is not told."""
         with suppress(PeerGone):
-            self._outbox.send(identity, [encode(Goodbye(reason))])
+            self._socket.send(identity, [encode(GoAway(reason))])
 
     def flush(self) -> None:
         """Send what waits, as far as there is room."""
         for server, peer in list(self._peers.items()):
-            if peer.behind:
-                self._catch_up(server, peer)
+            if peer.has_backlog:
+                self._flush_peer(server, peer)
 
-    def _catch_up(self, server: int, peer: _Peer) -> None:
-        while peer.behind:
+    def _flush_peer(self, server: int, peer: _Peer) -> None:
+        while peer.has_backlog:
             parts = peer.head or _next_parts(peer)
             peer.head = None
-            if not self._try(server, peer, parts):
+            if not self._try_send(server, peer, parts):
                 return
 
-    def _try(self, server: int, peer: _Peer, parts: list[bytes]) -> bool:
+    def _try_send(self, server: int, peer: _Peer, parts: list[bytes]) -> bool:
         """Send, or make it the peer's head. False when it was not sent."""
         try:
-            if self._outbox.send(peer.identity, parts):
+            if self._socket.send(peer.identity, parts):
                 return True
         except PeerGone:
             del self._peers[server]

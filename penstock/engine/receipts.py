@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.wire.messages import CONFLICT, Call, CallReply, encode
+from penstock.wire.messages import CONFLICT, RpcCall, RpcReply, encode
 
-MOST_RECEIPTS = 1024
-MOST_BYTES = 4 << 20
+MAX_RECEIPTS = 1024
+MAX_RECEIPT_BYTES = 4 << 20
 """Encoded calls and replies that are remembered; the newest is, however large it is."""
-SHOWN = 200
+MAX_SHOWN_CHARS = 200
 """Characters of a call that an error shows."""
 
 
-class CallRefused(ValueError):
+class RpcError(ValueError):
     """A call that does not run; ``code`` is sent to the API server with the message."""
 
     def __init__(self, message: str, code: str = "") -> None:
@@ -27,37 +27,37 @@ class CallRefused(ValueError):
 class _Receipt(NamedTuple):
     asked: bytes
     """Encoded method and arguments."""
-    reply: CallReply
+    reply: RpcReply
     size: int
 
 
-class Receipts:
+class IdempotencyCache:
     """The latest receipts by key, bounded by count and by bytes."""
 
-    def __init__(self, most: int = MOST_RECEIPTS, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most: int = MAX_RECEIPTS, most_bytes: int = MAX_RECEIPT_BYTES) -> None:
         self._most = most
         self._most_bytes = most_bytes
         self._receipts: OrderedDict[str, _Receipt] = OrderedDict()
         self._bytes = 0
 
-    def find(self, call: Call) -> CallReply | None:
+    def find(self, call: RpcCall) -> RpcReply | None:
         """The reply to an earlier call with the same key, as one to ``call``; None when there was none.
 
-        Raises CallRefused when that call was another one.
+        Raises RpcError when that call was another one.
         """
         receipt = self._receipts.get(call.key) if call.key else None
         if receipt is None:
             return None
         if receipt.asked != _asked(call):
             earlier = msgspec.msgpack.decode(receipt.asked)
-            raise CallRefused(
+            raise RpcError(
                 f"the idempotency key {call.key!r} was used for {_shown(*earlier)}, "
                 f"and cannot be used for {_shown(call.method, call.arguments)}",
                 CONFLICT,
             )
         return msgspec.structs.replace(receipt.reply, call=call.call, repeated=True)
 
-    def remember(self, call: Call, reply: CallReply) -> None:
+    def remember(self, call: RpcCall, reply: RpcReply) -> None:
         """Keep the reply to a call that ran; calls without a key are not kept."""
         if not call.key:
             return
@@ -71,10 +71,10 @@ class Receipts:
             self._bytes -= self._receipts.popitem(last=False)[1].size
 
 
-def _asked(call: Call) -> bytes:
+def _asked(call: RpcCall) -> bytes:
     return msgspec.msgpack.encode((call.method, call.arguments), order="sorted")
 
 
 def _shown(method: str, arguments: object) -> str:
     text = f"{method} {arguments}" if arguments else method
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"

@@ -7,7 +7,7 @@ from pathlib import Path
 from penstock.engine.base import Engine
 
 
-class Recording:
+class EngineProfiler:
     """Names the files; the engine knows how it is profiled."""
 
     def __init__(self, engine: Engine, directory: str, rank: int, epoch: int) -> None:

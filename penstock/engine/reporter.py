@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from penstock.engine.base import Engine
 from penstock.engine.publisher import Publisher
 from penstock.engine.stats import EngineStats
-from penstock.metrics.garbage import Collector
+from penstock.metrics.garbage import GarbageCollector
 from penstock.metrics.snapshot import Series, Snapshot, encode_snapshot, process_name, process_series
 from penstock.wire.messages import EngineMetrics
 
 REPORT_INTERVAL_S = 1.0
 
 
-class Reporter:
+class MetricsReporter:
     """Knows what has been told. ``model`` is the value of the label ``model_name``."""
 
     def __init__(
         self,
         engine: Engine,
         stats: EngineStats,
-        collector: Collector | None,
+        collector: GarbageCollector | None,
         publisher: Publisher,
         rank: int,
         epoch: int,
@@ -37,20 +37,20 @@ class Reporter:
         self._incarnation = incarnation
         self._labels = model, str(rank)
         self._sequence = 0
-        self._told = 0, 0
+        self._reported = 0, 0
         self._next = 0.0
 
     @property
     def pending(self) -> bool:
         """Whether something changed since the last report."""
-        return self._told[0] != self._stats.changes
+        return self._reported[0] != self._stats.changes
 
     @property
-    def unheard(self) -> bool:
+    def has_new_server(self) -> bool:
         """Whether an API server came after the last report: it knows nothing of this engine yet."""
-        return self._told[1] != self._publisher.attachments
+        return self._reported[1] != self._publisher.attach_count
 
-    def report_in_time(self, now: float) -> None:
+    def report_if_due(self, now: float) -> None:
         """While busy: when the last report is REPORT_INTERVAL_S old."""
         if now >= self._next and self.pending:
             self.report(now)
@@ -58,7 +58,7 @@ class Reporter:
     def report(self, now: float) -> None:
         """Tell every API server that keeps up; the next report makes good for what the others miss."""
         self._next = now + REPORT_INTERVAL_S
-        self._told = self._stats.changes, self._publisher.attachments
+        self._reported = self._stats.changes, self._publisher.attach_count
         self._sequence += 1
         series = list(self._series())
         snapshot = Snapshot(self._process, self._epoch, self._sequence, series, self._incarnation)

@@ -9,15 +9,14 @@ from typing import TypeVar
 import numpy as np
 
 from penstock.engine.base import StepRows, StreamFailure
-from penstock.wire.frames import Finish
-from penstock.wire.logprobs import Logprobs, PromptLogprobs, joined_prompts
-from penstock.wire.logprobs import joined as joined_logprobs
-from penstock.wire.messages import TransferParams
+from penstock.wire.frames import FinishReason
+from penstock.wire.logprobs import Logprobs, PromptLogprobs, concat_logprobs, concat_prompt_logprobs
+from penstock.wire.messages import KVTransferParams
 
 NumberT = TypeVar("NumberT", bound=np.generic)
 
 
-def no_rows() -> StepRows:
+def empty_rows() -> StepRows:
     empty = np.zeros(0, np.int32)
     return StepRows(empty, empty, empty, empty)
 
@@ -26,15 +25,15 @@ def aborted_rows(streams: Sequence[tuple[int, int, int]]) -> StepRows:
     """Ends without tokens for streams that never ran, given as (server, stream, position)."""
     server, stream, position = np.array(streams, np.int32).reshape(-1, 3).T
     count = np.zeros(len(server), np.int32)
-    finish = np.full(len(server), Finish.ABORT, np.int8)
+    finish = np.full(len(server), FinishReason.ABORT, np.int8)
     return StepRows(server, stream, position, np.zeros(0, np.int32), count, finish)
 
 
-def joined(parts: Sequence[StepRows]) -> StepRows:
+def concat_rows(parts: Sequence[StepRows]) -> StepRows:
     """One set of rows from several; the order is kept."""
     parts = [part for part in parts if len(part.stream) or part.failed]
     if not parts:
-        return no_rows()
+        return empty_rows()
     if len(parts) == 1:
         return parts[0]
     failed: list[StreamFailure] = [failure for part in parts for failure in part.failed]
@@ -74,11 +73,11 @@ def _joined_logprobs(parts: Sequence[StepRows]) -> Logprobs | None:
         if part.logprobs is not None:
             shifted.append(part.logprobs.moved_by(offset))
         offset += len(part.tokens)
-    return joined_logprobs(shifted)
+    return concat_logprobs(shifted)
 
 
-def _joined_params(parts: Sequence[StepRows]) -> dict[int, dict[int, TransferParams]] | None:
-    given: dict[int, dict[int, TransferParams]] = {}
+def _joined_params(parts: Sequence[StepRows]) -> dict[int, dict[int, KVTransferParams]] | None:
+    given: dict[int, dict[int, KVTransferParams]] = {}
     for part in parts:
         for server, params in (part.kv_transfer_params or {}).items():
             given[server] = given.get(server, {}) | params
@@ -91,4 +90,4 @@ def _joined_prompts(parts: Sequence[StepRows]) -> PromptLogprobs | None:
         if part.prompt is not None:
             shifted.append(replace(part.prompt, row=part.prompt.row + np.int32(offset)))
         offset += len(part.stream)
-    return joined_prompts(shifted)
+    return concat_prompt_logprobs(shifted)

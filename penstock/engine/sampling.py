@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.base import RequestRejected
-from penstock.engine.prompt_logprobs import PromptColumns
+from penstock.engine.prompt_logprobs import PromptLogprobsState
 from penstock.engine.slots import SlotTable
-from penstock.engine.structured import GrammarCompiler, Grammars
+from penstock.engine.structured import GrammarCompiler, GrammarMatchers
 from penstock.engine.token_lists import TokenLists
 from penstock.wire.arrays import I8, I32
-from penstock.wire.messages import Sampling
+from penstock.wire.messages import SamplingParams
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing logits by less overflows float32."""
 
 
-class Need(IntFlag):
+class SamplingFeature(IntFlag):
     """What a slot's sampling asks for beyond the arg max; a step pays only for what one of its rows needs."""
 
     NONE = 0
@@ -41,15 +41,17 @@ class Need(IntFlag):
     GRAMMAR = 2048
 
 
-PENALTIES = Need.REPETITION | Need.OCCURRENCE
-READS_HISTORY = PENALTIES | Need.BAD_WORDS | Need.GRAMMAR
+PENALTIES = SamplingFeature.REPETITION | SamplingFeature.OCCURRENCE
+READS_HISTORY = PENALTIES | SamplingFeature.BAD_WORDS | SamplingFeature.GRAMMAR
 """What a step needs to know all earlier tokens for."""
-LISTS = Need.BIAS | Need.ALLOWED | Need.BAD_WORDS | Need.MIN_TOKENS
+TOKEN_LIST_FEATURES = (
+    SamplingFeature.BIAS | SamplingFeature.ALLOWED | SamplingFeature.BAD_WORDS | SamplingFeature.MIN_TOKENS
+)
 """Needs with a list of tokens per slot."""
 
 
 @dataclass(slots=True, frozen=True)
-class Edits:
+class LogitEdits:
     """Changes to single logits: ``value`` is added at (row, token)."""
 
     row: NDArray[np.int64]
@@ -57,7 +59,7 @@ class Edits:
     value: NDArray[np.float32]
 
 
-class SamplingColumns:
+class SamplingMetadata:
     """Sampling parameters per slot."""
 
     def __init__(self, table: SlotTable, vocab_size: int, compiler: GrammarCompiler | None = None) -> None:
@@ -81,11 +83,11 @@ class SamplingColumns:
         """Tokens of the words, and how far each stands before its word's last one (which has 0)."""
         self._ends = TokenLists(slots, np.int64)
         """EOS and stop ids of slots with min_tokens."""
-        self._allowed = TokenMasks(slots, vocab_size)
-        self.prompts = PromptColumns(table)
-        self.grammars = Grammars(table, vocab_size, compiler)
+        self._allowed = TokenBitmasks(slots, vocab_size)
+        self.prompt_logprobs = PromptLogprobsState(table)
+        self.grammars = GrammarMatchers(table, vocab_size, compiler)
 
-    def check(self, sampling: Sampling) -> None:
+    def check(self, sampling: SamplingParams) -> None:
         """Raise RequestRejected for token ids outside the vocabulary and for what this engine lacks."""
         self._check_ids("logit_bias", sampling.logit_bias or ())
         if sampling.allowed_token_ids is not None:
@@ -106,86 +108,86 @@ class SamplingColumns:
 
     # -- streams come and go
 
-    def set(self, slot: int, sampling: Sampling) -> None:
-        needs = Need.NONE
+    def set(self, slot: int, sampling: SamplingParams) -> None:
+        needs = SamplingFeature.NONE
         self.temperature[slot] = sampling.temperature
         self.top_p[slot], self.top_k[slot] = sampling.top_p, sampling.top_k
         self.min_p[slot], self.logprobs[slot] = sampling.min_p, sampling.logprobs
         self.repetition[slot] = sampling.repetition_penalty
         self.presence[slot], self.frequency[slot] = sampling.presence_penalty, sampling.frequency_penalty
         self.counted[slot] = -1
-        self.prompts.set(slot, sampling.prompt_logprobs)
+        self.prompt_logprobs.set(slot, sampling.prompt_logprobs)
         if sampling.temperature >= GREEDY_BELOW and sampling.top_k != 1:
-            needs |= Need.RANDOM
-            needs |= Need.TOP_P if sampling.top_p < 1 else Need.NONE
-            needs |= Need.TOP_K if 0 < sampling.top_k < self.vocab_size else Need.NONE
-            needs |= Need.MIN_P if sampling.min_p > 0 else Need.NONE
+            needs |= SamplingFeature.RANDOM
+            needs |= SamplingFeature.TOP_P if sampling.top_p < 1 else SamplingFeature.NONE
+            needs |= SamplingFeature.TOP_K if 0 < sampling.top_k < self.vocab_size else SamplingFeature.NONE
+            needs |= SamplingFeature.MIN_P if sampling.min_p > 0 else SamplingFeature.NONE
         if sampling.repetition_penalty != 1:
-            needs |= Need.REPETITION
+            needs |= SamplingFeature.REPETITION
         if sampling.presence_penalty or sampling.frequency_penalty:
-            needs |= Need.OCCURRENCE
+            needs |= SamplingFeature.OCCURRENCE
         if sampling.logprobs >= 0:
-            needs |= Need.LOGPROBS
+            needs |= SamplingFeature.LOGPROBS
         self.needs[slot] = needs | self._set_token_lists(slot, sampling)
 
-    def _set_token_lists(self, slot: int, sampling: Sampling) -> Need:
-        needs = Need.NONE
+    def _set_token_lists(self, slot: int, sampling: SamplingParams) -> SamplingFeature:
+        needs = SamplingFeature.NONE
         if sampling.logit_bias:
             self._bias.set(slot, list(sampling.logit_bias), list(sampling.logit_bias.values()))
-            needs |= Need.BIAS
+            needs |= SamplingFeature.BIAS
         if sampling.allowed_token_ids is not None:
             self._allowed.set(slot, sampling.allowed_token_ids)
-            needs |= Need.ALLOWED
+            needs |= SamplingFeature.ALLOWED
         if sampling.bad_words:
             tokens = [token for word in sampling.bad_words for token in word]
             back = [len(word) - 1 - place for word in sampling.bad_words for place in range(len(word))]
             self._bad_words.set(slot, tokens, back)
-            needs |= Need.BAD_WORDS
+            needs |= SamplingFeature.BAD_WORDS
         if sampling.grammar is not None:
             self.grammars.set(slot, sampling.grammar)
-            needs |= Need.GRAMMAR
+            needs |= SamplingFeature.GRAMMAR
         if sampling.min_tokens:
             ends = {*self.table.eos.tolist(), *sampling.stop_token_ids}
             self._ends.set(slot, [token for token in ends if token < self.vocab_size])
-            needs |= Need.MIN_TOKENS
+            needs |= SamplingFeature.MIN_TOKENS
         return needs
 
     def clear(self, slot: int) -> None:
-        if self.needs[slot] & LISTS:
+        if self.needs[slot] & TOKEN_LIST_FEATURES:
             for lists in (self._bias, self._bad_words, self._ends):
                 lists.clear(slot)
         self.grammars.clear(slot)
-        self.prompts.clear(slot)
-        self.needs[slot] = Need.NONE
+        self.prompt_logprobs.clear(slot)
+        self.needs[slot] = SamplingFeature.NONE
 
     # -- the step
 
     def needs_of(self, slots: NDArray[np.intp]) -> NDArray[np.uint16]:
         """The needs of each slot's next token: min_tokens counts only until it is reached."""
         needs = self.needs[slots]
-        ahead = self.table.length[slots] + self.table.unread[slots]
-        reached = (needs & Need.MIN_TOKENS != 0) & (ahead >= self.table.min_end[slots])
-        needs[reached] &= ~np.uint16(Need.MIN_TOKENS)
+        ahead = self.table.length[slots] + self.table.in_flight_tokens[slots]
+        reached = (needs & SamplingFeature.MIN_TOKENS != 0) & (ahead >= self.table.min_end[slots])
+        needs[reached] &= ~np.uint16(SamplingFeature.MIN_TOKENS)
         return needs
 
     def uniforms(self, slots: NDArray[np.intp]) -> NDArray[np.float64]:
         """float64[n] in [0, 1): a function of each slot's seed and next position in its stream alone."""
-        ahead = self.table.length[slots] + self.table.unread[slots]
+        ahead = self.table.length[slots] + self.table.in_flight_tokens[slots]
         position = (ahead - self.table.base[slots]).astype(np.uint64)
         return uniform(self.table.seed[slots], position)
 
-    def biases(self, slots: NDArray[np.intp]) -> Edits:
+    def logit_biases(self, slots: NDArray[np.intp]) -> LogitEdits:
         """logit_bias of the slots that have one."""
         row, (token, value) = self._bias.gather(slots)
-        return Edits(row, token, value)
+        return LogitEdits(row, token, value)
 
-    def bans(self, slots: NDArray[np.intp]) -> Edits:
+    def banned_tokens(self, slots: NDArray[np.intp]) -> LogitEdits:
         """-inf for the ends of slots below their min_tokens and for what would complete a bad word."""
-        early = np.flatnonzero(self.needs_of(slots) & Need.MIN_TOKENS)
+        early = np.flatnonzero(self.needs_of(slots) & SamplingFeature.MIN_TOKENS)
         row, (token,) = self._ends.gather(slots[early])
         completed_row, completing = self._completing(slots)
         token = np.concatenate((token, completing))
-        return Edits(
+        return LogitEdits(
             np.concatenate((early[row], completed_row)), token, np.full(len(token), -np.inf, np.float32)
         )
 
@@ -207,23 +209,23 @@ class SamplingColumns:
 
     # -- grammars
 
-    def ready(self, sampling: Sampling) -> bool:
+    def ready(self, sampling: SamplingParams) -> bool:
         """Whether a stream may start: its grammar, if it has one, is compiled."""
         return sampling.grammar is None or self.grammars.ready(sampling.grammar)
 
-    def refusal(self, sampling: Sampling) -> str | None:
+    def refusal(self, sampling: SamplingParams) -> str | None:
         """Why a stream that is ready cannot start."""
         return None if sampling.grammar is None else self.grammars.error(sampling.grammar)
 
     def prepare(self, slots: NDArray[np.intp]) -> None:
         """Begin what the sampling of the slots' next tokens needs besides logits."""
-        structured = slots[self.needs[slots] & Need.GRAMMAR != 0]
+        structured = slots[self.needs[slots] & SamplingFeature.GRAMMAR != 0]
         if len(structured):
             self.grammars.prepare(structured)
 
     def accept(self, slots: NDArray[np.intp], tokens: I32, finish: I8) -> dict[int, str]:
-        """Take the sampled tokens of a step. See :meth:`Grammars.accept`."""
-        rows = np.flatnonzero(self.needs[slots] & Need.GRAMMAR)
+        """Take the sampled tokens of a step. See :meth:`GrammarMatchers.accept`."""
+        rows = np.flatnonzero(self.needs[slots] & SamplingFeature.GRAMMAR)
         if not len(rows):
             return {}
         ends = finish[rows]
@@ -232,7 +234,7 @@ class SamplingColumns:
         return broken
 
 
-class TokenMasks:
+class TokenBitmasks:
     """A set of tokens per slot as bits: token t is bit t % 8 of byte t // 8. Memory is committed for the
     slots that have been used."""
 

@@ -22,22 +22,22 @@ from numpy.typing import NDArray
 from penstock.config.options import ServeConfig
 from penstock.engine.base import RequestRejected, StepRows
 from penstock.engine.blocks import BlockTables
-from penstock.engine.logprobs import HeldLogprobs
-from penstock.engine.prefix_cache import Chain, PrefixCache
+from penstock.engine.logprobs import LogprobsBuffer
+from penstock.engine.prefix_cache import BlockHashChain, PrefixCache
 from penstock.engine.requests import check_request
-from penstock.engine.rows import joined, no_rows
-from penstock.engine.sampling import READS_HISTORY, SamplingColumns
+from penstock.engine.rows import concat_rows, empty_rows
+from penstock.engine.sampling import READS_HISTORY, SamplingMetadata
 from penstock.engine.slots import SlotTable
 from penstock.engine.step_cost import StepCost
-from penstock.engine.waiting import Waiting, WaitingQueue
+from penstock.engine.waiting import WaitingQueue, WaitingStream
 from penstock.wire.arrays import I32
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import Submit, WireError
 
 Slots = NDArray[np.intp]
 
-LOOK_AHEAD = 128
+MAX_PASSED_OVER = 128
 """Waiting streams that a step passes over because they cannot start yet: their grammar is being compiled, or
 another stream computes what their prompt begins with. Looking at a thousand of them takes a millisecond."""
 
@@ -55,7 +55,7 @@ class Batch:
     singles: int
     samples: NDArray[np.intp]
     """Indexes of the parts that reach the end of their history: these get a next token."""
-    tenants: NDArray[np.int64]
+    generations: NDArray[np.int64]
     """int64[len(samples)]: which of the streams that each of these slots has had."""
     scheduled_at: float = 0.0
     """Seconds on the scheduler's clock."""
@@ -70,7 +70,7 @@ class Scheduler:
     def __init__(
         self,
         table: SlotTable,
-        sampling: SamplingColumns,
+        sampling: SamplingMetadata,
         blocks: BlockTables,
         config: ServeConfig,
         clock: Callable[[], float] = time.monotonic,
@@ -78,9 +78,9 @@ class Scheduler:
         self.table = table
         self.sampling = sampling
         self.blocks = blocks
-        self.held = HeldLogprobs(table)
-        self.prefix = PrefixCache(table, blocks, enabled=config.enable_prefix_caching)
-        self.cost = StepCost(config.max_prefill_delay, blocks.block_size)
+        self.logprobs_buffer = LogprobsBuffer(table)
+        self.prefix_cache = PrefixCache(table, blocks, enabled=config.enable_prefix_caching)
+        self.step_cost = StepCost(config.max_prefill_delay, blocks.block_size)
         self.max_batched_tokens = config.max_num_batched_tokens
         self.computed = np.zeros(table.size, np.int32)
         """Tokens of each slot's history whose keys and values are in the cache after the last step."""
@@ -135,14 +135,14 @@ class Scheduler:
         """The ends of streams that were aborted, with the tokens they still held, or lost their place in
         the queue; their slots are free afterwards."""
         parts = []
-        if self._queue.has_ended():
-            parts.append(self._queue.take_ended())
+        if self._queue.has_finished():
+            parts.append(self._queue.take_finished())
         if self._aborted:
             slots = np.fromiter(self._aborted, np.intp)
-            parts.append(self.table.rows(slots, np.full(len(slots), Finish.ABORT, np.int8)))
+            parts.append(self.table.rows(slots, np.full(len(slots), FinishReason.ABORT, np.int8)))
             self._free(slots)
             self._aborted = {}
-        return joined(parts)
+        return concat_rows(parts)
 
     def drop_server(self, server: int) -> None:
         """Forget an API server's streams."""
@@ -169,17 +169,17 @@ class Scheduler:
         self._admitted = self._admitted[~np.isin(self._admitted, slots)]
 
     def _clear(self, slot: int) -> None:
-        self._leave(slot, forever=True)
+        self._release_blocks(slot, forever=True)
         self.sampling.clear(slot)
 
-    def _leave(self, slot: int, *, forever: bool) -> None:
+    def _release_blocks(self, slot: int, *, forever: bool) -> None:
         read = min(int(self.computed[slot]), int(self.table.length[slot]))
-        self.prefix.leave(slot, read, forever=forever)
+        self.prefix_cache.release(slot, read, forever=forever)
 
     # -- state
 
     def has_work(self) -> bool:
-        return bool(len(self._admitted) or self._queue or self._queue.has_ended())
+        return bool(len(self._admitted) or self._queue or self._queue.has_finished())
 
     def waiting(self) -> int:
         return len(self._queue)
@@ -202,24 +202,24 @@ class Scheduler:
         start = self.computed[slots]
         self.computed[slots] = start + count
         for slot in chunks.tolist():
-            self.prefix.computed(slot, int(self.computed[slot]))
+            self.prefix_cache.mark_computed(slot, int(self.computed[slot]))
         self._last_step[slots] = self.steps
         samples = np.flatnonzero(start + count == self._ahead(slots))
         singles = int(np.count_nonzero(count == 1))
-        tenants = self.table.tenant[slots[samples]]
+        tenants = self.table.generation[slots[samples]]
         return Batch(slots, start, count, singles, samples, tenants, scheduled_at)
 
-    def launched(self, batch: Batch) -> None:
+    def mark_launched(self, batch: Batch) -> None:
         """The batch's tokens will be read after the next batch is scheduled."""
-        self.table.unread[batch.slots[batch.samples]] += 1
+        self.table.in_flight_tokens[batch.slots[batch.samples]] += 1
 
-    def must_read(self) -> bool:
+    def requires_sync(self) -> bool:
         """Whether the sampling of a stream's next token needs all tokens before it on the host."""
         return bool((self.sampling.needs[self._admitted] & READS_HISTORY).any())
 
     def _ahead(self, slots: Slots) -> I32:
         """int32[n]: the length of each history with the tokens that are not read yet."""
-        ahead: I32 = self.table.length[slots] + self.table.unread[slots]
+        ahead: I32 = self.table.length[slots] + self.table.in_flight_tokens[slots]
         return ahead
 
     def _decodes(self) -> Slots:
@@ -227,7 +227,7 @@ class Scheduler:
         slots = self._admitted
         ahead = self._ahead(slots)
         one = (ahead - self.computed[slots] == 1) & (ahead < self.table.end[slots])
-        decodes: Slots = slots[one & (self.blocks.owned[slots] > 0)]
+        decodes: Slots = slots[one & (self.blocks.block_counts[slots] > 0)]
         if len(decodes) > self.max_batched_tokens:  # turn by turn: those that have waited longest
             turn = np.argsort(self._last_step[decodes], kind="stable")
             decodes = decodes[turn[: self.max_batched_tokens]]
@@ -236,14 +236,14 @@ class Scheduler:
             victim = self._preempt()
             kept = decodes != victim
             decodes, missing = decodes[kept], missing[kept]
-        self.blocks.take(decodes, missing)
+        self.blocks.allocate(decodes, missing)
         return decodes
 
     def _preempt(self) -> int:
         """Take the blocks of the least important stream, among equals of the one admitted last."""
-        holders = self._admitted[self.blocks.owned[self._admitted] > 0]
+        holders = self._admitted[self.blocks.block_counts[self._admitted] > 0]
         victim = int(holders[-1])
-        self._leave(victim, forever=False)
+        self._release_blocks(victim, forever=False)
         self.computed[victim] = 0
         self.preemptions += 1
         return victim
@@ -253,13 +253,13 @@ class Scheduler:
         if decodes == len(self._admitted) and not (self._queue and self.table.free_count()):
             return 0  # no prompt is there
         budget = self.max_batched_tokens - decodes
-        return self.cost.allowed(budget, decodes) if decodes else budget
+        return self.step_cost.allowed(budget, decodes) if decodes else budget
 
     def _prefills(self, budget: int) -> tuple[Slots, I32]:
         """Prompt chunks of up to ``budget`` tokens together: prompts that were begun, then others."""
         chosen: list[int] = []
         counts: list[int] = []
-        for slot in chain(self._begun(), self._beginning()) if budget else ():
+        for slot in chain(self._started_prefills(), self._new_prefills()) if budget else ():
             chosen.append(slot)
             counts.append(min(int(self.table.length[slot] - self.computed[slot]), budget))
             budget -= counts[-1]
@@ -267,13 +267,13 @@ class Scheduler:
                 break
         return np.array(chosen, np.intp), np.array(counts, np.int32)
 
-    def _begun(self) -> list[int]:
+    def _started_prefills(self) -> list[int]:
         slots = self._admitted
         pending = self.table.length[slots] - self.computed[slots]
-        begun: list[int] = slots[(pending > 1) & (self.blocks.owned[slots] > 0)].tolist()
+        begun: list[int] = slots[(pending > 1) & (self.blocks.block_counts[slots] > 0)].tolist()
         return begun
 
-    def _beginning(self) -> Iterator[int]:
+    def _new_prefills(self) -> Iterator[int]:
         """Give blocks to streams that have none, one stream at a time, and yield their slots.
 
         The most important comes first, among equals one that was preempted, then the longest-waiting. It
@@ -281,53 +281,53 @@ class Scheduler:
         """
         passed_over = 0
         for candidate in self._candidates():
-            if passed_over > LOOK_AHEAD:
+            if passed_over > MAX_PASSED_OVER:
                 return
             if not self._may_start(candidate):
                 passed_over += 1
                 continue
             chain, length = self._history_of(candidate)
-            found = self.prefix.find(chain, length)
+            found = self.prefix_cache.find(chain, length)
             if found is None:
                 passed_over += 1
                 continue
             if not self._has_room(length, found):
                 return
-            slot = self._admit(candidate, found) if isinstance(candidate, Waiting) else candidate
+            slot = self._admit(candidate, found) if isinstance(candidate, WaitingStream) else candidate
             self._begin(slot, chain, found)
             yield slot
 
-    def _candidates(self) -> Iterator[int | Waiting]:
+    def _candidates(self) -> Iterator[int | WaitingStream]:
         """Slots of streams that were preempted, and streams that wait for one that is free."""
         slots = self._admitted
-        without_blocks = (self.blocks.owned[slots] == 0) & (self.table.unread[slots] == 0)
+        without_blocks = (self.blocks.block_counts[slots] == 0) & (self.table.in_flight_tokens[slots] == 0)
         preempted: list[int] = slots[without_blocks].tolist()
         free = self.table.free_count()
-        newcomers = list(islice(self._queue, free + LOOK_AHEAD)) if free else []
+        newcomers = list(islice(self._queue, free + MAX_PASSED_OVER)) if free else []
         return merge(preempted, newcomers, key=self._priority_of)
 
-    def _priority_of(self, candidate: int | Waiting) -> int:
-        return candidate.priority if isinstance(candidate, Waiting) else int(self.priority[candidate])
+    def _priority_of(self, candidate: int | WaitingStream) -> int:
+        return candidate.priority if isinstance(candidate, WaitingStream) else int(self.priority[candidate])
 
-    def _may_start(self, candidate: int | Waiting) -> bool:
+    def _may_start(self, candidate: int | WaitingStream) -> bool:
         """False for a stream without a free slot or its grammar; given up if it cannot have its grammar."""
-        if not isinstance(candidate, Waiting):
+        if not isinstance(candidate, WaitingStream):
             return True
         sampling = candidate.request.sampling
         if not self.table.free_count() or not self.sampling.ready(sampling):
             return False
         refusal = self.sampling.refusal(sampling)
         if refusal is not None:
-            self._queue.give_up(candidate, "invalid_request", refusal)
+            self._queue.fail(candidate, "invalid_request", refusal)
         return refusal is None
 
-    def _history_of(self, candidate: int | Waiting) -> tuple[Chain | None, int]:
+    def _history_of(self, candidate: int | WaitingStream) -> tuple[BlockHashChain | None, int]:
         """The digests and the length of what the candidate would have to compute."""
-        if isinstance(candidate, Waiting):
+        if isinstance(candidate, WaitingStream):
             if candidate.chain is None:
-                candidate.chain = self.prefix.chain_of(candidate.request)
+                candidate.chain = self.prefix_cache.hash_prompt(candidate.request)
             return candidate.chain, candidate.tokens
-        return self.prefix.chain_in(candidate), int(self.table.length[candidate])
+        return self.prefix_cache.chain_of_preempted(candidate), int(self.table.length[candidate])
 
     def _has_room(self, length: int, found: list[int]) -> bool:
         """Whether ``length`` tokens, of which some are ``found``, fit and leave every stream that holds
@@ -335,11 +335,11 @@ class Scheduler:
 
         Without that margin a stream that was preempted would come back only to be preempted again.
         """
-        margin = int(np.count_nonzero(self.blocks.owned[self._admitted]))
+        margin = int(np.count_nonzero(self.blocks.block_counts[self._admitted]))
         wanted = self.blocks.blocks_for(length) - len(found) + self.blocks.idle_among(found)
         return wanted + margin <= self.blocks.free_count()
 
-    def _admit(self, newcomer: Waiting, found: list[int]) -> int:
+    def _admit(self, newcomer: WaitingStream, found: list[int]) -> int:
         """Move a waiting stream into a slot; there is one, and room for its prompt."""
         self._queue.remove(newcomer)
         slot = self.table.allocate(newcomer.server, newcomer.request)
@@ -348,54 +348,54 @@ class Scheduler:
         place = np.searchsorted(self.priority[self._admitted], newcomer.priority, side="right")
         self._admitted = np.insert(self._admitted, place, slot)
         self.prompt_tokens += int(self.table.base[slot])
-        self.prefix.count(newcomer.chain, newcomer.tokens, found)
+        self.prefix_cache.record_lookup(newcomer.chain, newcomer.tokens, found)
         if not newcomer.request.resumed:  # whoever ran it before has reported what was cached there
             self.table.cached[slot] = len(found) * self.blocks.block_size
         return slot
 
-    def _begin(self, slot: int, chain: Chain | None, found: list[int]) -> None:
+    def _begin(self, slot: int, chain: BlockHashChain | None, found: list[int]) -> None:
         """Blocks for a stream's whole history, so that a prefill that has begun never waits for memory."""
-        self.prefix.begin(slot, chain, found)
+        self.prefix_cache.attach(slot, chain, found)
         wanted = self.blocks.blocks_for(int(self.table.length[slot]))
-        self.blocks.take(np.array([slot]), np.array([wanted - len(found)], np.int32))
+        self.blocks.allocate(np.array([slot]), np.array([wanted - len(found)], np.int32))
         self.computed[slot] = len(found) * self.blocks.block_size
 
     # -- the step: settle
 
-    def settle(self, batch: Batch, tokens: I32, logprobs: Logprobs | None) -> StepRows:
+    def update_from_output(self, batch: Batch, tokens: I32, logprobs: Logprobs | None) -> StepRows:
         """Append the sampled tokens, make the rows that are due, and free the slots of streams that ended.
 
         ``tokens`` int32[len(batch.samples)]; the ``token`` of ``logprobs`` indexes them. Batches are settled
         in the order of their schedule; tokens of streams that are gone by now are dropped.
         """
-        self._learn_from(batch)
+        self._record_step_cost(batch)
         slots = batch.slots[batch.samples]
-        there = self.table.tenant[slots] == batch.tenants
+        there = self.table.generation[slots] == batch.generations
         if not there.all():
             slots, tokens = slots[there], tokens[there]
-            logprobs = None if logprobs is None else logprobs.of_tokens(there)
+            logprobs = None if logprobs is None else logprobs.select_tokens(there)
         if not len(slots):
-            return no_rows()
-        self.table.unread[slots] = np.maximum(self.table.unread[slots] - 1, 0)
+            return empty_rows()
+        self.table.in_flight_tokens[slots] = np.maximum(self.table.in_flight_tokens[slots] - 1, 0)
         self.generated_tokens += len(slots)
-        finish = self.table.settle(slots, tokens)
+        finish = self.table.append_and_check_stop(slots, tokens)
         broken = self.sampling.accept(slots, tokens, finish)
         for slot in broken:
-            self.table.hurry(slot)
-        placed = self.held.place(slots, self.table.due(slots, finish), logprobs)
+            self.table.flush_next(slot)
+        placed = self.logprobs_buffer.append_and_take_due(slots, self.table.due(slots, finish), logprobs)
         rows = self.table.rows(slots, finish)
         rows.logprobs = placed
         rows.failed = [self.table.failure(slot, "engine_error", reason) for slot, reason in broken.items()]
-        ended = finish != Finish.NONE
+        ended = finish != FinishReason.NONE
         if broken:
             ended |= np.isin(slots, list(broken))
         if ended.any():
             self._free(slots[ended])
         return rows
 
-    def _learn_from(self, batch: Batch) -> None:
+    def _record_step_cost(self, batch: Batch) -> None:
         """A step began when it was scheduled, or, if it was scheduled ahead, when the one before it ended."""
         now = self._clock()
         seconds = now - max(batch.scheduled_at, self._settled_at)
         self._settled_at = now
-        self.cost.observe(seconds, int(batch.count[batch.singles :].sum()), batch.singles)
+        self.step_cost.observe(seconds, int(batch.count[batch.singles :].sum()), batch.singles)

@@ -14,13 +14,13 @@ from penstock.engine.base import Engine, RequestRejected
 from penstock.wire.messages import SLEEPING
 
 AWAKE = 0
-DEEPEST = 2
+MAX_LEVEL = 2
 ENDED = "The server was put to sleep while this request ran."
 REFUSED = "The engine is put to sleep."
 
 
-class Sleep:
-    """A state that changes in two phases, see :class:`.participant.Changeable`."""
+class SleepState:
+    """A state that changes in two phases, see :class:`.participant.TwoPhaseState`."""
 
     name = "sleep"
 
@@ -31,7 +31,7 @@ class Sleep:
         nothing left to do."""
         self._engine = engine
         self._end_streams = end_streams
-        self._rests = rests
+        self._is_idle = rests
         self._level = AWAKE
         self._next: int | None = None
         """The level that is prepared."""
@@ -46,8 +46,8 @@ class Sleep:
         """``level``, and for the way to sleep ``mode``: abort ends streams, wait lets them end by
         themselves. Raises ValueError, and what waking raises."""
         level, mode = arguments.get("level"), arguments.get("mode", "abort")
-        if not isinstance(level, int) or not AWAKE <= level <= DEEPEST:
-            raise ValueError(f"level is {level!r}, not 0 to {DEEPEST}")
+        if not isinstance(level, int) or not AWAKE <= level <= MAX_LEVEL:
+            raise ValueError(f"level is {level!r}, not 0 to {MAX_LEVEL}")
         if mode not in ("abort", "wait"):
             raise ValueError(f"mode is {mode!r}, not abort or wait")
         if AWAKE < level < self._level:
@@ -61,7 +61,7 @@ class Sleep:
             self._end_streams(SLEEPING, ENDED)
 
     def prepared(self) -> bool:
-        return self._next == AWAKE or self._rests()
+        return self._next == AWAKE or self._is_idle()
 
     def commit(self) -> dict[str, int]:
         level, self._next = self._next, None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.engine.base import StepRows, StreamFailure
 from penstock.wire.arrays import I8, I32
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Submit
 
 STOP_IDS_PER_SLOT = 8
@@ -58,7 +58,7 @@ class SlotTable:
         """Least time between rows, likewise; 0: none."""
         self.cached = np.zeros(slots, np.int32)
         self.seed = np.zeros(slots, np.uint64)
-        self.tenant = np.zeros(slots, np.int64)
+        self.generation = np.zeros(slots, np.int64)
         """Streams that have left the slot: tells whether it holds the one that it held before."""
         self._long_stop_ids: dict[int, NDArray[np.int32]] = {}
         self._stop_lists = 0
@@ -68,7 +68,7 @@ class SlotTable:
 
         # -- per step
         self.length = np.zeros(slots, np.int32)
-        self.unread = np.zeros(slots, np.int32)
+        self.in_flight_tokens = np.zeros(slots, np.int32)
         """Tokens that follow the history and are known to the device alone."""
         self.sent = np.zeros(slots, np.int32)
         """Length of the history up to which rows have been given out."""
@@ -145,8 +145,8 @@ class SlotTable:
         if self.interval_s[slot]:
             self.interval_s[slot] = 0
             self._timed -= 1
-        self.unread[slot] = 0
-        self.tenant[slot] += 1
+        self.in_flight_tokens[slot] = 0
+        self.generation[slot] += 1
         self._free.append(slot)
 
     def slots_of(self, server: int) -> list[int]:
@@ -183,21 +183,21 @@ class SlotTable:
         self.length[slots] = length
         return length
 
-    def settle(self, slots: NDArray[np.intp], tokens: I32) -> I8:
-        """:meth:`append`, and see which streams end. Returns int8[R] Finish per slot."""
+    def append_and_check_stop(self, slots: NDArray[np.intp], tokens: I32) -> I8:
+        """:meth:`append`, and see which streams end. Returns int8[R] FinishReason per slot."""
         length = self.append(slots, tokens)
         finish: I8 = (length >= self.end[slots]).view(np.int8)
-        finish *= np.int8(Finish.LENGTH)
+        finish *= np.int8(FinishReason.LENGTH)
         counts = length > self.min_end[slots]
         if self._stop_lists:
             is_stop = (self.stop_ids[slots] == tokens[:, None]).any(axis=1) & counts
             if self._long_stop_ids:
                 self._mark_long_stops(slots, tokens, counts, is_stop)
-            finish[is_stop] = Finish.STOP_TOKEN
+            finish[is_stop] = FinishReason.STOP_TOKEN
         for eos in self.eos:
             is_eos = tokens == eos
             if is_eos.any():
-                finish[is_eos & counts & ~self.ignore_eos[slots]] = Finish.EOS
+                finish[is_eos & counts & ~self.ignore_eos[slots]] = FinishReason.EOS
         return finish
 
     def _mark_long_stops(
@@ -229,7 +229,7 @@ class SlotTable:
             self._sent_at[slots] = self._now
         return self._rows_of(slots, finish)
 
-    def hurry(self, slot: int) -> None:
+    def flush_next(self, slot: int) -> None:
         """What the slot holds is due with the next rows."""
         self.interval[slot] = 1
         self._sent_at[slot] = -np.inf

@@ -14,14 +14,19 @@ from numpy.typing import NDArray
 from penstock.engine.base import StepRows
 from penstock.metrics import families as f
 from penstock.metrics.histogram import Histogram
-from penstock.metrics.snapshot import Series, observed
+from penstock.metrics.snapshot import Series, histogram_series
 from penstock.wire.arrays import I8, I32
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from penstock.wire.messages import OVERLOADED, Submit
 
 FIRST_HANDLES = 1024
 REASONS = ("stop", "length", "abort", "error")
-_REASON = {Finish.EOS: "stop", Finish.STOP_TOKEN: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort"}
+_REASON = {
+    FinishReason.EOS: "stop",
+    FinishReason.STOP_TOKEN: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "abort",
+}
 
 _STREAM = np.dtype(
     [
@@ -164,10 +169,10 @@ class EngineStats:
         self._ttft.observe(now - self._arrived[at])
 
     def _on_ends(self, at: NDArray[np.intp], finish: I8, generated: I32, now: float) -> None:
-        stopped = int(np.count_nonzero((finish == Finish.ABORT) & self._stopped[at]))
+        stopped = int(np.count_nonzero((finish == FinishReason.ABORT) & self._stopped[at]))
         self.ended["stop"] += stopped
         self.ended["abort"] -= stopped
-        counts = np.bincount(finish, minlength=len(Finish)).tolist()
+        counts = np.bincount(finish, minlength=len(FinishReason)).tolist()
         for reason, name in _REASON.items():
             self.ended[name] += counts[reason]
         arrived, admitted, first = self._arrived[at], self._admitted[at], self._first[at]
@@ -215,7 +220,7 @@ class EngineStats:
             (f.PREFILL_TIME, self._prefill_time),
             (f.DECODE_TIME, self._decode_time),
         ):
-            yield observed(family, labels, histogram)
+            yield histogram_series(family, labels, histogram)
 
 
 def _power(index: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 FALL, RISE = 0.3, 0.1
 """Weights of a duration below and above the estimate. What delays a step comes from outside (other processes,
 a clock rate): short durations say more."""
-MOST_RISE = 2.0
+MAX_RISE = 2.0
 """A duration counts as so many times the estimate at most."""
 AIM = 0.75
 """Part of the allowed time that is planned for: durations miss their estimates by a quarter or more."""
@@ -67,5 +67,5 @@ class StepCost:
 def _moved(estimate: float | None, value: float) -> float:
     if estimate is None:
         return value
-    change = min(value, MOST_RISE * estimate) - estimate
+    change = min(value, MAX_RISE * estimate) - estimate
     return estimate + (RISE if change > 0 else FALL) * change

@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from penstock.engine.base import RequestRejected
 from penstock.engine.slots import SlotTable
 from penstock.wire.arrays import I8, I32
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 
 Slots = NDArray[np.intp]
 
-COMPILERS = 2
+COMPILER_THREADS = 2
 """Threads that compile: one long grammar does not keep all others waiting."""
-KEPT_GRAMMARS = 1024
+MAX_CACHED_GRAMMARS = 1024
 """Compiled grammars kept: more than the waiting streams that a step looks at."""
-COMPLETE = ("NoExtension", "NoExtensionBias", "EndOfSentence")
+COMPLETE_STOP_REASONS = ("NoExtension", "NoExtensionBias", "EndOfSentence")
 """Why a matcher stops when the output is what the grammar describes; other reasons are its limits."""
 
 
@@ -43,15 +43,15 @@ class GrammarCompiler:
         self._tokenizer: Future[LLTokenizer]
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
 
-    def done(self, grammar: str) -> bool:
+    def compile_in_background(self, grammar: str) -> bool:
         """Whether the grammar is compiled, well or not; begins it when it is not."""
         found = self._compiled.get(grammar)
         if found is None:
             if self._threads is None:
-                self._threads = ThreadPoolExecutor(COMPILERS, "penstock-grammar")
+                self._threads = ThreadPoolExecutor(COMPILER_THREADS, "penstock-grammar")
                 self._tokenizer = self._threads.submit(self._load)
             self._compiled[grammar] = found = self._threads.submit(self._compile, grammar)
-            if len(self._compiled) > KEPT_GRAMMARS:
+            if len(self._compiled) > MAX_CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
         else:
             self._compiled.move_to_end(grammar)
@@ -87,7 +87,7 @@ class GrammarCompiler:
         return matcher
 
 
-class Grammars:
+class GrammarMatchers:
     """The matchers of slots whose output is structured, and their masks."""
 
     def __init__(self, table: SlotTable, vocab_size: int, compiler: GrammarCompiler | None) -> None:
@@ -107,11 +107,11 @@ class Grammars:
         """Begin to compile. Raises RequestRejected when this engine has no structured output."""
         if self._compiler is None:
             raise RequestRejected("structured output: the engine has no tokenizer to apply a grammar with")
-        self._compiler.done(grammar)
+        self._compiler.compile_in_background(grammar)
 
     def ready(self, grammar: str) -> bool:
         """Whether a stream with this grammar may start."""
-        return self._compiler is not None and self._compiler.done(grammar)
+        return self._compiler is not None and self._compiler.compile_in_background(grammar)
 
     def error(self, grammar: str) -> str | None:
         """Why a stream whose grammar is ready cannot start, if it cannot."""
@@ -165,8 +165,8 @@ class Grammars:
         for row, (matcher, token) in enumerate(work):
             if not matcher.is_stopped():
                 continue
-            if matcher.is_error() or matcher.stop_reason() not in COMPLETE:
+            if matcher.is_error() or matcher.stop_reason() not in COMPLETE_STOP_REASONS:
                 broken[int(slots[row])] = matcher.get_error() or matcher.stop_reason()
-            elif finish[row] != Finish.STOP_TOKEN:
-                finish[row] = Finish.EOS if token in self._table.eos else Finish.GRAMMAR
+            elif finish[row] != FinishReason.STOP_TOKEN:
+                finish[row] = FinishReason.EOS if token in self._table.eos else FinishReason.GRAMMAR
         return broken

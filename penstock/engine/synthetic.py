@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from penstock.config.options import ServeConfig
 from penstock.engine.base import Load, RequestRejected, StepRows, StreamFailure
-from penstock.engine.rows import joined
+from penstock.engine.rows import concat_rows
 from penstock.engine.slots import SlotTable
 from penstock.engine.vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
 from penstock.engine.waiting import WaitingQueue
 from penstock.wire.arrays import I8, I32
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import EngineInfo, Submit, WireError
 
@@ -33,7 +33,7 @@ U64 = NDArray[np.uint64]
 
 EXIT_CODE_OF_FAULT = 70
 """What ``exit@N`` ends the process with (EX_SOFTWARE of sysexits.h)."""
-PREFILL_NAP_S = 0.01
+MAX_PREFILL_STEP_S = 0.01
 """Longest step that only takes prompts in, so that requests and orders are seen in between."""
 _HALVINGS = np.float32(np.log(0.5))
 
@@ -235,7 +235,7 @@ class SyntheticEngine:
             or self._prefilling
             or self._waiting
             or self._aborted
-            or self._waiting.has_ended()
+            or self._waiting.has_finished()
         )
 
     def step(self) -> StepRows:
@@ -244,17 +244,17 @@ class SyntheticEngine:
         if self._aborted:
             self._withdraw(self._aborted)
         self._admit()
-        self._take_prompts(began)
-        failing = self._strike()
+        self._prefill_prompts(began)
+        failing = self._inject_fault()
         slots = self._decoding
         tokens = self._draw(slots)
-        finish = self._table.settle(slots, tokens)
+        finish = self._table.append_and_check_stop(slots, tokens)
         self._generated += len(slots)
         rows = self._rows(slots, finish, failing)
         self._sleep_until(began + self._duration())
         return rows
 
-    def idle_step(self) -> None:
+    def dummy_step(self) -> None:
         """A step's time passes."""
         if self._step_s:
             self._sleep(self._step_s)
@@ -270,7 +270,7 @@ class SyntheticEngine:
                 self._with_logprobs += 1
             self._prefilling.append(slot)
 
-    def _take_prompts(self, now: float) -> None:
+    def _prefill_prompts(self, now: float) -> None:
         """Move streams whose prompt is taken in by ``now`` from prefill to decode."""
         earned = min((now - self._credited_at) * self._rate, self._max_taken)
         self._credited_at = now
@@ -303,10 +303,10 @@ class SyntheticEngine:
         if self._aborted:
             aborted = np.fromiter(self._aborted, np.intp, len(self._aborted))
             slots = np.concatenate([slots, aborted])
-            finish = np.concatenate([finish, np.full(len(aborted), Finish.ABORT, np.int8)])
+            finish = np.concatenate([finish, np.full(len(aborted), FinishReason.ABORT, np.int8)])
             self._aborted.clear()
         if failing is not None:
-            table.hurry(failing)
+            table.flush_next(failing)
         rows = table.rows(slots, finish)
         if self._with_logprobs:
             rows.logprobs = self._logprobs(rows)
@@ -314,8 +314,8 @@ class SyntheticEngine:
             for slot in slots[finish != 0].tolist():
                 self._release(slot)
             self._decoding = slots[finish == 0]
-        if self._waiting.has_ended():
-            rows = joined([rows, self._waiting.take_ended()])
+        if self._waiting.has_finished():
+            rows = concat_rows([rows, self._waiting.take_finished()])
         if failing is not None and failing in self._decoding:
             rows.failed = [*rows.failed, self._fail(failing)]
         return rows
@@ -324,7 +324,7 @@ class SyntheticEngine:
         if len(self._decoding) or not self._prefilling:
             return self._step_s
         missing = float(self._table.prompt_len[self._prefilling[0]]) - self._credit
-        return max(self._step_s, min(missing / self._rate, PREFILL_NAP_S))
+        return max(self._step_s, min(missing / self._rate, MAX_PREFILL_STEP_S))
 
     def _sleep_until(self, when: float) -> None:
         rest = when - self._clock()
@@ -352,7 +352,7 @@ class SyntheticEngine:
 
     # -- faults
 
-    def _strike(self) -> int | None:
+    def _inject_fault(self) -> int | None:
         """Inject the fault when its step has come. Returns the slot of a stream that is to fail."""
         step = self._steps
         self._steps += 1

@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 Slots = NDArray[np.intp]
 
-LEAST_CAPACITY = 64
+MIN_CAPACITY = 64
 
 
 class TokenLists:
@@ -53,7 +53,7 @@ class TokenLists:
         count = self._count[living]
         self._start[living] = np.cumsum(count) - count
         self._used = int(count.sum())
-        capacity = max(LEAST_CAPACITY, 2 * (self._used + wanted))
+        capacity = max(MIN_CAPACITY, 2 * (self._used + wanted))
         self._columns = [
             np.concatenate((column, np.zeros(capacity - len(column), column.dtype))) for column in kept
         ]

@@ -12,18 +12,18 @@ import msgspec
 
 from penstock.config.options import ServeConfig
 from penstock.engine.base import RequestRejected, StepRows, StreamFailure
-from penstock.engine.prefix_cache import Chain
+from penstock.engine.prefix_cache import BlockHashChain
 from penstock.engine.rows import aborted_rows
 from penstock.wire.messages import OVERLOADED, Submit, WireError
 
-Key: TypeAlias = tuple[int, int]
+StreamKey: TypeAlias = tuple[int, int]
 """(server, stream)"""
-Rank: TypeAlias = tuple[int, bool]
+QueueClass: TypeAlias = tuple[int, bool]
 """(priority, whether the stream is new). Lower ranks run earlier: a stream that was running on another engine
 comes before those of its priority that have not begun."""
 
 
-def own_share(config: ServeConfig, rank: int) -> ServeConfig:
+def with_rank_limits(config: ServeConfig, rank: int) -> ServeConfig:
     """The configuration of one engine: its part of the limits that hold for all engines together."""
     engines = config.data_parallel_size
 
@@ -38,22 +38,22 @@ def own_share(config: ServeConfig, rank: int) -> ServeConfig:
 
 
 @dataclass(slots=True)
-class Waiting:
+class WaitingStream:
     """One stream without a slot."""
 
     server: int
     request: Submit
-    rank: Rank
-    chain: Chain | None = None
+    queue_class: QueueClass
+    chain: BlockHashChain | None = None
     """Of its prompt, from the first time it could have begun."""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> StreamKey:
         return self.server, self.request.stream
 
     @property
     def priority(self) -> int:
-        return self.rank[0]
+        return self.queue_class[0]
 
     @property
     def tokens(self) -> int:
@@ -74,22 +74,22 @@ class WaitingQueue:
         self._by_priority = config.scheduling_policy == "priority"
         self._max_requests = config.max_num_queued_reqs
         self._max_tokens = config.max_num_queued_tokens
-        self._streams: dict[Key, Waiting] = {}
-        self._classes: dict[Rank, OrderedDict[Key, Waiting]] = {}
-        self._ranks: list[Rank] = []
+        self._streams: dict[StreamKey, WaitingStream] = {}
+        self._classes: dict[QueueClass, OrderedDict[StreamKey, WaitingStream]] = {}
+        self._class_order: list[QueueClass] = []
         """The keys of ``_classes``, in order."""
         self._aborted: list[tuple[int, int, int]] = []
-        self._given_up: list[StreamFailure] = []
+        self._failed: list[StreamFailure] = []
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[WaitingStream]:
         """In the order in which they are to run; the queue must not change meanwhile."""
-        for rank in self._ranks:
+        for rank in self._class_order:
             yield from self._classes[rank].values()
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: StreamKey) -> bool:
         return key in self._streams
 
     # -- streams come
@@ -104,20 +104,20 @@ class WaitingQueue:
         if (server, request.stream) in self._streams:
             raise WireError(f"Submit.stream {request.stream} is running already")
         priority = request.priority if self._by_priority else 0
-        newcomer = Waiting(server, request, (priority, not request.resumed))
+        newcomer = WaitingStream(server, request, (priority, not request.resumed))
         if not request.resumed:
             self._make_room(newcomer, free_slots)
-        if newcomer.rank not in self._classes:
-            self._classes[newcomer.rank] = OrderedDict()
-            insort(self._ranks, newcomer.rank)
-        self._classes[newcomer.rank][newcomer.key] = newcomer
+        if newcomer.queue_class not in self._classes:
+            self._classes[newcomer.queue_class] = OrderedDict()
+            insort(self._class_order, newcomer.queue_class)
+        self._classes[newcomer.queue_class][newcomer.key] = newcomer
         self._streams[newcomer.key] = newcomer
         self.tokens += newcomer.tokens
 
-    def _make_room(self, newcomer: Waiting, free_slots: int) -> None:
+    def _make_room(self, newcomer: WaitingStream, free_slots: int) -> None:
         """Give up less important streams until the newcomer fits; none of them when it still would not."""
-        victims: list[Waiting] = []
-        less_important = self._less_important(newcomer.rank)
+        victims: list[WaitingStream] = []
+        less_important = self._less_important(newcomer.queue_class)
         waiting, tokens = len(self), self.tokens
         while reason := self._reason_against(newcomer, waiting - free_slots, waiting, tokens):
             victim = next(less_important, None)
@@ -126,21 +126,21 @@ class WaitingQueue:
             victims.append(victim)
             waiting, tokens = waiting - 1, tokens - victim.tokens
         for victim in victims:
-            self.give_up(
+            self.fail(
                 victim,
                 OVERLOADED,
                 "The engine is overloaded: a more important request took this one's place in the queue.",
             )
 
-    def _less_important(self, rank: Rank) -> Iterator[Waiting]:
+    def _less_important(self, rank: QueueClass) -> Iterator[WaitingStream]:
         """The latest of the least important class first."""
-        for other in reversed(self._ranks):
+        for other in reversed(self._class_order):
             if other[0] <= rank[0]:
                 return
             if other[1]:
                 yield from reversed(self._classes[other].values())
 
-    def _reason_against(self, newcomer: Waiting, queued: int, waiting: int, tokens: int) -> str | None:
+    def _reason_against(self, newcomer: WaitingStream, queued: int, waiting: int, tokens: int) -> str | None:
         """Why a newcomer cannot join ``waiting`` streams, ``queued`` of them beyond the free slots."""
         if self._max_requests is not None and queued >= self._max_requests:
             return f"{waiting} requests wait (--max-num-queued-reqs)"
@@ -151,28 +151,28 @@ class WaitingQueue:
 
     # -- streams go
 
-    def remove(self, waiting: Waiting) -> None:
+    def remove(self, waiting: WaitingStream) -> None:
         """Take a stream out: it gets a slot."""
-        members = self._classes[waiting.rank]
+        members = self._classes[waiting.queue_class]
         del members[waiting.key], self._streams[waiting.key]
         self.tokens -= waiting.tokens
         if not members:
-            del self._classes[waiting.rank]
-            self._ranks.remove(waiting.rank)
+            del self._classes[waiting.queue_class]
+            self._class_order.remove(waiting.queue_class)
 
-    def pop(self) -> Waiting:
+    def pop(self) -> WaitingStream:
         """Take the first stream out; there is one."""
         first = next(iter(self))
         self.remove(first)
         return first
 
-    def give_up(self, waiting: Waiting, code: str, message: str) -> None:
-        """End a stream by an error; :meth:`take_ended` has its end."""
+    def fail(self, waiting: WaitingStream, code: str, message: str) -> None:
+        """End a stream by an error; :meth:`take_finished` has its end."""
         self.remove(waiting)
-        self._given_up.append(StreamFailure(*waiting.key, waiting.request.resumed, code, message))
+        self._failed.append(StreamFailure(*waiting.key, waiting.request.resumed, code, message))
 
     def abort(self, server: int, stream: int) -> bool:
-        """Give a stream up; :meth:`take_ended` has its end. False when it does not wait here."""
+        """Give a stream up; :meth:`take_finished` has its end. False when it does not wait here."""
         waiting = self._streams.get((server, stream))
         if waiting is None:
             return False
@@ -185,23 +185,23 @@ class WaitingQueue:
         for waiting in [waiting for waiting in self if waiting.server == server]:
             self.remove(waiting)
         self._aborted = [end for end in self._aborted if end[0] != server]
-        self._given_up = [failure for failure in self._given_up if failure.server != server]
+        self._failed = [failure for failure in self._failed if failure.server != server]
 
     def fail_all(self, code: str, message: str) -> list[StreamFailure]:
         """Give every stream up by an error; ends that were not taken yet are among them."""
         ends = self._aborted + [(*waiting.key, waiting.request.resumed) for waiting in self]
-        failures = self._given_up + [StreamFailure(*end, code, message) for end in ends]
-        self._streams, self._classes, self._ranks, self.tokens = {}, {}, [], 0
-        self._aborted, self._given_up = [], []
+        failures = self._failed + [StreamFailure(*end, code, message) for end in ends]
+        self._streams, self._classes, self._class_order, self.tokens = {}, {}, [], 0
+        self._aborted, self._failed = [], []
         return failures
 
     # -- the ends of streams that were given up
 
-    def has_ended(self) -> bool:
-        return bool(self._aborted or self._given_up)
+    def has_finished(self) -> bool:
+        return bool(self._aborted or self._failed)
 
-    def take_ended(self) -> StepRows:
+    def take_finished(self) -> StepRows:
         rows = aborted_rows(self._aborted)
-        rows.failed = self._given_up
-        self._aborted, self._given_up = [], []
+        rows.failed = self._failed
+        self._aborted, self._failed = [], []
         return rows

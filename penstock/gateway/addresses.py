@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ResolvedEndpoint:
     """One endpoint to be."""
 
     url: str
@@ -44,11 +44,11 @@ def host_and_port(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-async def resolve(urls: Iterable[str], known: Sequence[Target] = ()) -> list[Target]:
+async def resolve(urls: Iterable[str], known: Sequence[ResolvedEndpoint] = ()) -> list[ResolvedEndpoint]:
     """One target for each address of each name. A name that does not resolve keeps those that it had among
     ``known``: name servers fail more often than all that they name. Without any it stands for itself: it is
     an endpoint that cannot be reached, and shows up as one."""
-    found: list[Target] = []
+    found: list[ResolvedEndpoint] = []
     for url in urls:
         host = urlsplit(url).hostname
         try:
@@ -61,10 +61,12 @@ async def resolve(urls: Iterable[str], known: Sequence[Target] = ()) -> list[Tar
                 continue
         addresses = sorted({str(info[4][0]) for info in infos})
         if len(addresses) > 1 and host != "localhost":  # which has one per protocol, for the same server
-            found += [Target(url, address, host_and_port(address, port_of(url))) for address in addresses]
+            found += [
+                ResolvedEndpoint(url, address, host_and_port(address, port_of(url))) for address in addresses
+            ]
         else:
             destination = host_and_port(addresses[0], port_of(url)) if addresses else ""
-            found.append(Target(url, destination=destination))
+            found.append(ResolvedEndpoint(url, destination=destination))
     return found
 
 
@@ -107,7 +109,7 @@ def read_endpoints(text: str) -> list[str]:
     try:
         said = yaml.safe_load(bare)
         if isinstance(said, dict):
-            said = msgspec.convert(said, _Endpoints).endpoints
+            said = msgspec.convert(said, _EndpointsDocument).endpoints
         urls = msgspec.convert(said.split() if isinstance(said, str) else said or [], list[str])
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise ValueError(str(error)) from None
@@ -122,5 +124,5 @@ def read_endpoints(text: str) -> list[str]:
 _COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
 
 
-class _Endpoints(msgspec.Struct, forbid_unknown_fields=True):
+class _EndpointsDocument(msgspec.Struct, forbid_unknown_fields=True):
     endpoints: list[str]

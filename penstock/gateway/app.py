@@ -11,20 +11,20 @@ import msgspec
 
 from penstock import __version__
 from penstock.config.gateway import GatewayConfig
-from penstock.gateway.client import REQUEST_ID, ClientOfSink, Outbox
-from penstock.gateway.ledger import Ledger
+from penstock.gateway.client import REQUEST_ID, HttpClientConnection, WriteBatch
+from penstock.gateway.ledger import RequestRecorder
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.outcome import Outcome
-from penstock.gateway.relay import Incoming, Record, Relay
-from penstock.gateway.request import GENERATION_PATHS, BodyError, RequestBody, Rewrites, read_request
-from penstock.gateway.trace import Tracing, passed_on
-from penstock.gateway.upstream import Headers, end_to_end
+from penstock.gateway.relay import IncomingRequest, Relay, RequestRecord
+from penstock.gateway.request import GENERATION_PATHS, BodyError, ModelRewrites, RequestBody, read_request
+from penstock.gateway.trace import TracePropagator, inject_trace_context
+from penstock.gateway.upstream import Headers, without_hop_by_hop
 from penstock.http.access_keys import Keys, is_administrative
 from penstock.http.admission import unavailable
 from penstock.http.asgi import ClientGone, request_header, send_error, send_json
 from penstock.http.errors import ApiError
 from penstock.http.sink import EXTENSION, Receive, Scope, Send
-from penstock.metrics.garbage import Collector
+from penstock.metrics.garbage import GarbageCollector
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ VIA = (b"via", b"1.1 penstock")
 CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
 
 
-class App:
+class GatewayApp:
     """Requests for the gateway itself are answered here, all others are relayed."""
 
     def __init__(
@@ -57,24 +57,24 @@ class App:
         config: GatewayConfig,
         relay: Relay,
         metrics: GatewayMetrics,
-        ledger: Ledger,
-        rewrites: Rewrites,
-        tracing: Tracing,
-        collector: Collector,
+        ledger: RequestRecorder,
+        rewrites: ModelRewrites,
+        tracing: TracePropagator,
+        collector: GarbageCollector,
         clock: Callable[[], float],
     ) -> None:
         self.draining = False
-        self.relaying = 0
+        self.in_flight = 0
         """Requests that came here and have not ended."""
         self._config = config
         self._relay = relay
         self._metrics = metrics
-        self._ledger = ledger
+        self._recorder = ledger
         self._rewrites = rewrites
         self._tracing = tracing
         self._collector = collector
         self._clock = clock
-        self._outbox = Outbox()
+        self._write_batch = WriteBatch()
         self._keys = Keys(config.api_key or ())
         self._session_header = config.session_header.lower().encode()
 
@@ -115,14 +115,14 @@ class App:
 
     async def _relay_request(self, scope: Scope, receive: Receive) -> None:
         request_id = request_header(scope, REQUEST_ID) or secrets.token_hex(8)
-        trace = self._tracing.trace(scope["headers"])
-        record = Record(scope["path"], request_id, scope["method"], trace, began_at=self._clock())
-        self._metrics.began(record)
-        self.relaying += 1
+        trace = self._tracing.extract(scope["headers"])
+        record = RequestRecord(scope["path"], request_id, scope["method"], trace, began_at=self._clock())
+        self._metrics.request_started(record)
+        self.in_flight += 1
         named = (REQUEST_ID, request_id.encode("latin-1"))
         try:
             incoming = await self._incoming(scope, receive, record)
-            client = ClientOfSink(scope["extensions"][EXTENSION], named, self._outbox)
+            client = HttpClientConnection(scope["extensions"][EXTENSION], named, self._write_batch)
             await self._relay.run(incoming, client, record)
         except ClientGone:
             record.outcome, record.reason = Outcome.CLIENT_DISCONNECT, "the request did not arrive whole"
@@ -135,11 +135,11 @@ class App:
             record.outcome, record.status, record.reason = Outcome.REJECTED, 500, "internal"
             raise ApiError(500, "The gateway failed to handle this request.", headers=[named]) from None
         finally:
-            self.relaying -= 1
+            self.in_flight -= 1
             record.ended_at = self._clock()
-            self._ledger.close(record)
+            self._recorder.finish(record)
 
-    async def _incoming(self, scope: Scope, receive: Receive, record: Record) -> Incoming:
+    async def _incoming(self, scope: Scope, receive: Receive, record: RequestRecord) -> IncomingRequest:
         if self.draining:
             raise unavailable("The gateway is shutting down.", "draining")
         self._keys.check(scope["path"], scope)
@@ -149,12 +149,14 @@ class App:
         body = None
         if scope["method"] == "POST" and scope["path"] in GENERATION_PATHS:
             body = self._read_body(raw)
-            record.asks(body)
+            record.set_body(body)
             raw = body.raw
         query = scope["query_string"]
         target = scope["raw_path"] + (b"?" + query if query else b"")
         headers = self._headers(scope, record)
-        return Incoming(scope["method"], target, scope["path"], headers, raw, body, self._session(scope))
+        return IncomingRequest(
+            scope["method"], target, scope["path"], headers, raw, body, self._session(scope)
+        )
 
     def _read_body(self, raw: bytes) -> RequestBody:
         try:
@@ -162,13 +164,15 @@ class App:
         except BodyError as error:
             raise ApiError(400, f"The request body cannot be read: {error}", code="bad_body") from None
 
-    def _headers(self, scope: Scope, record: Record) -> Headers:
-        headers = [(name, value) for name, value in end_to_end(scope["headers"]) if name != REQUEST_ID]
+    def _headers(self, scope: Scope, record: RequestRecord) -> Headers:
+        headers = [
+            (name, value) for name, value in without_hop_by_hop(scope["headers"]) if name != REQUEST_ID
+        ]
         headers += (REQUEST_ID, record.request_id.encode("latin-1")), VIA
         if self._config.endpoint_api_key is not None:
             headers = [(name, value) for name, value in headers if name not in CLIENT_KEYS]
             headers.append((b"authorization", b"Bearer " + self._config.endpoint_api_key.encode()))
-        return passed_on(headers, record.trace)
+        return inject_trace_context(headers, record.trace)
 
     def _session(self, scope: Scope) -> str | None:
         return request_header(scope, self._session_header)

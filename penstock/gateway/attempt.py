@@ -10,19 +10,19 @@ from typing import Literal, Protocol
 import msgspec
 
 from penstock.gateway.observer import Observation, ReplyObserver, StreamObserver
-from penstock.gateway.outcome import Ending
+from penstock.gateway.outcome import TransportResult
 from penstock.gateway.request import RequestBody
-from penstock.gateway.upstream import Connection, Headers, end_to_end
+from penstock.gateway.upstream import Connection, Headers, without_hop_by_hop
 
-RETRIED_STATUSES = frozenset({429, 502, 503})
+RETRIABLE_STATUSES = frozenset({429, 502, 503})
 """Replies that another endpoint may better; 500 is the model server's own failure, which a retry repeats."""
 
 EVENT_STREAM = b"text/event-stream"
-Expected = Literal["stream", "json", "anything"]
+ExpectedReply = Literal["stream", "json", "anything"]
 """What a good reply is."""
 
 
-class Client(Protocol):
+class ClientStream(Protocol):
     """The connection that the request came on."""
 
     def start(self, status: int, headers: Headers) -> None:
@@ -59,10 +59,10 @@ class Attempt:
 
     def __init__(
         self,
-        client: Client,
+        client: ClientStream,
         connection: Connection,
         *,
-        expects: Expected,
+        expects: ExpectedReply,
         strip_usage: bool,
         wanted: Callable[[int], bool],
         timeouts: Timeouts,
@@ -70,7 +70,7 @@ class Attempt:
     ) -> None:
         """``wanted`` tells of a status whether such a reply is
         relayed; one that is not is thrown away."""
-        self.ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[TransportResult] = asyncio.get_running_loop().create_future()
         self.status: int | None = None
         self.relayed = False
         """Whether the client got anything."""
@@ -81,7 +81,7 @@ class Attempt:
         self._connection = connection
         self._expects = expects
         self._strip_usage = strip_usage
-        self._wanted = wanted
+        self._is_relayed_status = wanted
         self._timeouts = timeouts
         self._clock = clock
         self._sent_at = self._read_at = clock()
@@ -98,12 +98,12 @@ class Attempt:
 
     def on_head(self, status: int, headers: Headers) -> None:
         self.status = status
-        if not self._wanted(status):
+        if not self._is_relayed_status(status):
             self._connection.abort()
-            self._end(Ending.COMPLETE)
+            self._end(TransportResult.COMPLETE)
             return
-        self._headers = end_to_end(headers)
-        self._observer = observer_of(status, headers, self._expects, strip_usage=self._strip_usage)
+        self._headers = without_hop_by_hop(headers)
+        self._observer = make_observer(status, headers, self._expects, strip_usage=self._strip_usage)
 
     def on_body(self, data: bytes) -> None:
         self._read_at = now = self._clock()
@@ -127,17 +127,17 @@ class Attempt:
         if not self.relayed:  # it had no body
             self._start()
         self._client.end()
-        self._end(Ending.COMPLETE)
+        self._end(TransportResult.COMPLETE)
 
     def on_broken(self, reason: str) -> None:
-        self._break(Ending.BROKEN, reason)
+        self._break(TransportResult.BROKEN, reason)
 
     # -- the client
 
     def on_disconnect(self) -> None:
         if not self.ended.done():
             self._connection.abort()
-            self._end(Ending.CLIENT_GONE)
+            self._end(TransportResult.CLIENT_GONE)
 
     def on_pause(self) -> None:
         self._paused_at = self._clock()
@@ -150,7 +150,7 @@ class Attempt:
 
     # -- the clock
 
-    def check(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         """End what takes too long. A client that does not read is no fault of the server's."""
         if self.ended.done():
             return
@@ -169,17 +169,17 @@ class Attempt:
         else:
             return
         self._connection.abort()
-        self._break(Ending.TIMEOUT, reason)
+        self._break(TransportResult.TIMEOUT, reason)
 
     # -- the end
 
     def _give_up(self, reason: str) -> None:
         self.reason = reason
         self._connection.abort()
-        self._end(Ending.CLIENT_GONE)
+        self._end(TransportResult.CLIENT_GONE)
         self._client.cut()
 
-    def _break(self, ending: Ending, reason: str) -> None:
+    def _break(self, ending: TransportResult, reason: str) -> None:
         """A reply that has begun cannot be replaced: its client is told within the stream, or cut off."""
         self.reason = reason
         if self.relayed and not self.seen.ended:
@@ -195,18 +195,18 @@ class Attempt:
     def _has_length(self) -> bool:
         return any(name == b"content-length" for name, _ in self._headers)
 
-    def _end(self, ending: Ending) -> None:
+    def _end(self, ending: TransportResult) -> None:
         if not self.ended.done():
             self.ended.set_result(ending)
 
 
-def expected(body: RequestBody | None) -> Expected:
+def expected_reply(body: RequestBody | None) -> ExpectedReply:
     """The reply to a request; None: it is not one for generation."""
     return "anything" if body is None else "stream" if body.stream else "json"
 
 
-def observer_of(
-    status: int, headers: Headers, expects: Expected, *, strip_usage: bool
+def make_observer(
+    status: int, headers: Headers, expects: ExpectedReply, *, strip_usage: bool
 ) -> StreamObserver | ReplyObserver:
     """Who watches a reply that begins so."""
     content_type = next((value for name, value in headers if name == b"content-type"), b"")
@@ -221,11 +221,11 @@ def observer_of(
         observer = StreamObserver(strip_usage)
     else:
         observer = ReplyObserver(json=status == 200 and expects == "json")
-    observer.seen.malformed = problem
+    observer.seen.content_problem = problem
     return observer
 
 
-def answer_headers(status: int) -> Headers:
+def local_reply_headers(status: int) -> Headers:
     """Of an answer of the gateway's own, but for its length."""
     headers = [(b"content-type", b"application/json")]
     if status in (429, 503):

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.gateway.outcome import BLAMED, Outcome
+from penstock.gateway.outcome import ENDPOINT_FAULTS, Outcome
 
-CONSECUTIVE = 3
+CONSECUTIVE_FAILURES = 3
 """Failures in a row that open the breaker; a fast failing endpoint makes them within milliseconds."""
 WINDOW_S = 10.0
-SHARE = 0.5
-LEAST = 10
+FAILURE_RATIO = 0.5
+MIN_REQUESTS = 10
 """It also opens when at least SHARE of at least LEAST requests that ended within about WINDOW_S failed."""
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 30.0
+FIRST_OPEN_S = 1.0
+MAX_OPEN_S = 30.0
 """How long it stays open: doubled each time a probe fails."""
 
 
 @dataclass(slots=True)
-class Breaker:
+class CircuitBreaker:
     """Closed: every request may go. Open: none. Half open, after a pause: one at a time, the probe.
 
     Only what an endpoint is to blame for counts as failure: network errors, 5xx, broken streams; never 4xx
     or clients that leave. Times are seconds of any monotonic clock.
     """
 
-    _row: int = 0
+    _consecutive_failures: int = 0
     """Failures in a row."""
-    _ended: float = 0.0
-    _failed: float = 0.0
+    _request_count: float = 0.0
+    _failure_count: float = 0.0
     """Requests that ended and failed lately; both decay with time."""
     _counted_at: float = 0.0
     _open_until: float | None = None
-    _pause_s: float = FIRST_PAUSE_S
+    _open_s: float = FIRST_OPEN_S
     _probe_until: float = 0.0
     """A probe is on its way; it counts as lost at this time."""
 
@@ -44,40 +44,44 @@ class Breaker:
         """Whether a request may be sent."""
         return self._open_until is None or (now >= self._open_until and now >= self._probe_until)
 
-    def sent(self, now: float) -> None:
+    def request_sent(self, now: float) -> None:
         """A request is sent; while half open it is the probe."""
         if self._open_until is not None:
-            self._probe_until = now + LONGEST_PAUSE_S
+            self._probe_until = now + MAX_OPEN_S
 
-    def judged(self, outcome: Outcome, now: float, sent_at: float) -> None:
+    def record_outcome(self, outcome: Outcome, now: float, sent_at: float) -> None:
         """A request that was sent has ended so."""
-        if outcome in BLAMED:
-            self.failed(now, sent_at)
+        if outcome in ENDPOINT_FAULTS:
+            self.record_failure(now, sent_at)
         elif outcome is Outcome.CLIENT_DISCONNECT:
-            self.released()
+            self.release_probe()
         else:
-            self.succeeded(now, sent_at)
+            self.record_success(now, sent_at)
 
-    def released(self) -> None:
+    def release_probe(self) -> None:
         """The request ended without telling anything about the endpoint (its client left)."""
         self._probe_until = 0.0
 
-    def succeeded(self, now: float, sent_at: float) -> None:
+    def record_success(self, now: float, sent_at: float) -> None:
         self._count(now, 0.0)
-        self._row = 0
+        self._consecutive_failures = 0
         if self._is_probe(sent_at):
             self._open_until = None
-            self._pause_s = FIRST_PAUSE_S
-            self._ended = self._failed = 0.0
+            self._open_s = FIRST_OPEN_S
+            self._request_count = self._failure_count = 0.0
 
-    def failed(self, now: float, sent_at: float) -> None:
+    def record_failure(self, now: float, sent_at: float) -> None:
         self._count(now, 1.0)
-        self._row += 1
+        self._consecutive_failures += 1
         if self._is_probe(sent_at):
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._open_s = min(2 * self._open_s, MAX_OPEN_S)
             self._open(now)
         elif self._open_until is None and (
-            self._row >= CONSECUTIVE or (self._ended >= LEAST and self._failed >= SHARE * self._ended)
+            self._consecutive_failures >= CONSECUTIVE_FAILURES
+            or (
+                self._request_count >= MIN_REQUESTS
+                and self._failure_count >= FAILURE_RATIO * self._request_count
+            )
         ):
             self._open(now)
 
@@ -86,11 +90,11 @@ class Breaker:
         return self._open_until is not None and sent_at >= self._open_until
 
     def _open(self, now: float) -> None:
-        self._open_until = now + self._pause_s
+        self._open_until = now + self._open_s
         self._probe_until = 0.0
 
     def _count(self, now: float, failure: float) -> None:
         kept = 0.5 ** ((now - self._counted_at) / WINDOW_S)
         self._counted_at = now
-        self._ended = self._ended * kept + 1.0
-        self._failed = self._failed * kept + failure
+        self._request_count = self._request_count * kept + 1.0
+        self._failure_count = self._failure_count * kept + failure

@@ -13,13 +13,13 @@ from penstock.http.http1 import ServerProtocol
 REQUEST_ID = b"x-request-id"
 
 
-class Body(Protocol):
+class BodyWriter(Protocol):
     """Where a part of a reply's body is written to."""
 
     def write_body(self, data: bytes) -> None: ...
 
 
-class Outbox:
+class WriteBatch:
     """What one turn of the event loop has for clients, to be written at its end.
 
     A turn reads from many model servers. Written one right after the other, what they sent costs less than
@@ -28,9 +28,9 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Body, bytes]] = []
+        self._waiting: list[tuple[BodyWriter, bytes]] = []
 
-    def write(self, body: Body, data: bytes) -> None:
+    def write(self, body: BodyWriter, data: bytes) -> None:
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self.flush)
         self._waiting.append((body, data))
@@ -41,20 +41,20 @@ class Outbox:
         for body, data in waiting:
             body.write_body(data)
 
-    def forget(self, body: Body) -> None:
+    def forget(self, body: BodyWriter) -> None:
         """Nobody reads it any more."""
         self._waiting = [entry for entry in self._waiting if entry[0] is not body]
 
 
-class ClientOfSink:
+class HttpClientConnection:
     """The client's connection, as :class:`penstock.gateway.relay.ClientConnection` wants it."""
 
-    def __init__(self, protocol: ServerProtocol, request_id: tuple[bytes, bytes], outbox: Outbox) -> None:
+    def __init__(self, protocol: ServerProtocol, request_id: tuple[bytes, bytes], outbox: WriteBatch) -> None:
         """``request_id``: a header for replies that have none of that name."""
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._protocol = protocol
         self._request_id = request_id
-        self._outbox = outbox
+        self._write_batch = outbox
         self.write = partial(outbox.write, protocol)
         self._attempt: Attempt | None = None
         self._paused = False
@@ -77,17 +77,17 @@ class ClientOfSink:
         self._protocol.begin(status, headers)
 
     def end(self) -> None:
-        self._outbox.flush()
+        self._write_batch.flush()
         self._protocol.finish()
 
     def cut(self) -> None:
-        self._outbox.flush()
+        self._write_batch.flush()
         self._protocol.cut()
 
     # -- of the connection
 
     def on_disconnect(self) -> None:
-        self._outbox.forget(self._protocol)
+        self._write_batch.forget(self._protocol)
         if not self.gone.done():
             self.gone.set_result(None)
         if self._attempt is not None:

@@ -71,16 +71,16 @@ _response = msgspec.json.Decoder(_Response)
 
 
 @dataclass(slots=True, frozen=True)
-class Usage:
+class TokenUsage:
     """Tokens as the model server counted them; None: not said."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
 
-    def updated(self, later: Usage) -> Usage:
+    def merged_with(self, later: TokenUsage) -> TokenUsage:
         """What a later statement leaves unsaid stays: messages say input first and output at the end."""
-        return Usage(
+        return TokenUsage(
             self.input_tokens if later.input_tokens is None else later.input_tokens,
             self.output_tokens if later.output_tokens is None else later.output_tokens,
             self.cached_tokens if later.cached_tokens is None else later.cached_tokens,
@@ -88,12 +88,12 @@ class Usage:
 
 
 @dataclass(slots=True, frozen=True)
-class Meaning:
+class ParsedEvent:
     """Of one event."""
 
     tokens: bool = False
     """It carries generated text, reasoning or tool arguments."""
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     usage_only: bool = False
     """It was sent for its usage alone (``choices`` is empty): the event that include_usage adds."""
     error: bytes | None = None
@@ -114,29 +114,29 @@ _TOKENS = {
     "response.reasoning_text.delta",
     "response.function_call_arguments.delta",
 }
-NOTHING = Meaning()
-TOKENS_ALONE = Meaning(tokens=True)
-_END = Meaning(end=True)
+EMPTY_EVENT = ParsedEvent()
+TOKENS_ONLY = ParsedEvent(tokens=True)
+_END = ParsedEvent(end=True)
 
 
-def read_event(data: bytes, name: bytes = b"") -> Meaning:
+def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
     """What an event with ``data`` and event field ``name`` means. Raises ContentError."""
     if data == DONE:
         return _END
     try:
         event = _read(data)
-        return _of_typed(event, name) if event.type or name else _of_chunk(event)
+        return _parse_typed(event, name) if event.type or name else _parse_chunk(event)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ContentError(f"{error}: {data[:200]!r}") from None
 
 
-def read_reply(body: bytes) -> Meaning:
+def read_reply(body: bytes) -> ParsedEvent:
     """What a whole reply says, one that is not streamed. Raises ContentError."""
     try:
         event = _read(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ContentError(f"{error}: {body[:200]!r}") from None
-    return Meaning(usage=_usage(event.usage), error=_error(event), end=True)
+    return ParsedEvent(usage=_usage(event.usage), error=_error(event), end=True)
 
 
 def _read(data: bytes) -> _Event:
@@ -146,7 +146,7 @@ def _read(data: bytes) -> _Event:
     return _event.decode(data)
 
 
-def _of_chunk(event: _Event) -> Meaning:
+def _parse_chunk(event: _Event) -> ParsedEvent:
     """Of completions and chat."""
     choices = event.choices
     tokens = False
@@ -156,8 +156,8 @@ def _of_chunk(event: _Event) -> Meaning:
     if event.usage is None and error is None:
         if choices is None:
             raise ContentError("an event without choices, usage or error")
-        return TOKENS_ALONE if tokens else NOTHING
-    return Meaning(
+        return TOKENS_ONLY if tokens else EMPTY_EVENT
+    return ParsedEvent(
         tokens=tokens,
         usage=_usage(event.usage),
         usage_only=event.usage is not None and choices == [],
@@ -165,7 +165,7 @@ def _of_chunk(event: _Event) -> Meaning:
     )
 
 
-def _of_typed(event: _Event, name: bytes) -> Meaning:
+def _parse_typed(event: _Event, name: bytes) -> ParsedEvent:
     """Of responses and messages; a server may leave the type to the event field."""
     kind = event.type or name.decode(errors="replace")
     usage = event.usage
@@ -178,15 +178,15 @@ def _of_typed(event: _Event, name: bytes) -> Meaning:
         error = _error(event) or msgspec.json.encode({"type": kind})
     tokens = kind in _TOKENS
     if kind == "content_block_delta" and event.delta:
-        tokens = _says(_delta.decode(event.delta))
-    return Meaning(tokens=tokens, usage=_usage(usage), error=error, end=kind in _TERMINATORS)
+        tokens = _has_output(_delta.decode(event.delta))
+    return ParsedEvent(tokens=tokens, usage=_usage(usage), error=error, end=kind in _TERMINATORS)
 
 
 def _has_tokens(choice: _Choice) -> bool:
-    return bool(choice.text) or (choice.delta is not None and _says(choice.delta))
+    return bool(choice.text) or (choice.delta is not None and _has_output(choice.delta))
 
 
-def _says(delta: _Delta) -> bool:
+def _has_output(delta: _Delta) -> bool:
     """Whether it has something that was generated."""
     return bool(
         delta.content
@@ -205,12 +205,12 @@ def _error(event: _Event) -> bytes | None:
     return None if raw in (b"", b"null") else raw
 
 
-def _usage(usage: _Usage | None) -> Usage | None:
+def _usage(usage: _Usage | None) -> TokenUsage | None:
     if usage is None:
         return None
     details = usage.prompt_tokens_details or usage.input_tokens_details
     cached = details.cached_tokens if details is not None else usage.cache_read_input_tokens
-    return Usage(
+    return TokenUsage(
         usage.prompt_tokens if usage.input_tokens is None else usage.input_tokens,
         usage.completion_tokens if usage.output_tokens is None else usage.output_tokens,
         cached,

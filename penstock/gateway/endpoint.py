@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.gateway.breaker import Breaker
+from penstock.gateway.breaker import CircuitBreaker
 
 STALE_S = 5.0
 """A scraped load that is older says nothing any more."""
@@ -13,7 +13,7 @@ TTFT_WEIGHT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class EndpointLoad:
     """What an endpoint says about itself in its /metrics."""
 
     waiting: int = 0
@@ -33,22 +33,22 @@ class Endpoint:
     """Scheme, host and port; no path."""
     destination: str = ""
     """IP address and port, as Envoy takes it; empty: unknown."""
-    load: Load = field(default_factory=Load)
+    load: EndpointLoad = field(default_factory=EndpointLoad)
     scraped_at: float | None = None
     """When ``load`` was read; None: never."""
     scrape_failures: int = 0
     """In a row."""
-    tells_load: bool = True
+    reports_load: bool = True
     """As far as is known."""
     in_flight: int = 0
     """Requests sent by this gateway that have not ended."""
-    sent: int = 0
+    sent_since_scrape: int = 0
     """Of those, the ones the scraped load cannot know yet."""
-    tokens: int = 0
+    in_flight_tokens: int = 0
     """Prompt tokens (estimated) of the requests in flight."""
     ttft_s: float | None = None
     """Running mean of the time to first token."""
-    breaker: Breaker = field(default_factory=Breaker)
+    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
 
     @property
     def is_up(self) -> bool:
@@ -59,19 +59,19 @@ class Endpoint:
         """Whether requests may be sent. ``scraped``: loads are read, and who cannot be read twice is down."""
         return self.breaker.allows(now) and not (scraped and self.scrape_failures >= 2)
 
-    def scrape_succeeded(self, load: Load, now: float) -> None:
-        self.load, self.scraped_at, self.scrape_failures, self.sent = load, now, 0, 0
-        self.tells_load = True
+    def scrape_succeeded(self, load: EndpointLoad, now: float) -> None:
+        self.load, self.scraped_at, self.scrape_failures, self.sent_since_scrape = load, now, 0, 0
+        self.reports_load = True
 
-    def scrape_said_nothing(self) -> None:
+    def scrape_had_no_load(self) -> None:
         """It is there, but tells no load: what was sent to it is all that is known."""
-        self.load, self.scraped_at, self.scrape_failures = Load(), None, 0
-        self.tells_load = False
+        self.load, self.scraped_at, self.scrape_failures = EndpointLoad(), None, 0
+        self.reports_load = False
 
     def scrape_failed(self) -> None:
         self.scrape_failures += 1
 
-    def fresh_load(self, now: float) -> Load | None:
+    def fresh_load(self, now: float) -> EndpointLoad | None:
         """The scraped load unless it is stale."""
         if self.scraped_at is None or now - self.scraped_at > STALE_S:
             return None
@@ -79,18 +79,18 @@ class Endpoint:
 
     # -- requests
 
-    def began(self, tokens: int, now: float) -> None:
+    def request_sent(self, tokens: int, now: float) -> None:
         self.in_flight += 1
-        self.sent += 1
-        self.tokens += tokens
-        self.breaker.sent(now)
+        self.sent_since_scrape += 1
+        self.in_flight_tokens += tokens
+        self.breaker.request_sent(now)
 
-    def ended(self, tokens: int) -> None:
+    def request_ended(self, tokens: int) -> None:
         self.in_flight -= 1
-        self.sent = min(self.sent, self.in_flight)
-        self.tokens -= tokens
+        self.sent_since_scrape = min(self.sent_since_scrape, self.in_flight)
+        self.in_flight_tokens -= tokens
 
-    def answered(self, ttft_s: float) -> None:
+    def add_ttft(self, ttft_s: float) -> None:
         """A first token came."""
         before = ttft_s if self.ttft_s is None else self.ttft_s
         self.ttft_s = before + TTFT_WEIGHT * (ttft_s - before)

@@ -11,48 +11,48 @@ from typing import Literal
 
 from penstock.config.errors import ConfigError
 from penstock.gateway.metrics import GatewayMetrics
-from penstock.gateway.outcome import GOOD
-from penstock.gateway.relay import Failure, Record
-from penstock.gateway.spans import Spans
+from penstock.gateway.outcome import SUCCESSFUL
+from penstock.gateway.relay import FailedAttempt, RequestRecord
+from penstock.gateway.spans import BatchSpanExporter
 
-access = logging.getLogger("penstock.gateway.access")
-access.setLevel(logging.INFO)  # whatever --log-level is: --access-log alone decides
+access_logger = logging.getLogger("penstock.gateway.access")
+access_logger.setLevel(logging.INFO)  # whatever --log-level is: --access-log alone decides
 
 
-def log_to(path: str) -> None:
+def log_to_file(path: str) -> None:
     """From here on the access log goes to a file instead: nothing but JSON, one object on each line. A file
     that is moved away is opened anew. Raises ConfigError."""
     try:
         handler = WatchedFileHandler(path)
     except OSError as error:
         raise ConfigError(f"--access-log-file {path}: {error.strerror}") from None
-    access.addHandler(handler)
-    access.propagate = False
+    access_logger.addHandler(handler)
+    access_logger.propagate = False
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class RequestRecorder:
     """Of one gateway; ``wanted`` is its ``--access-log``."""
 
     metrics: GatewayMetrics
     wanted: Literal["none", "errors", "all"]
-    spans: Spans | None = None
+    spans: BatchSpanExporter | None = None
 
-    def close(self, record: Record) -> None:
+    def finish(self, record: RequestRecord) -> None:
         """The request has ended, and it is known how."""
-        self.metrics.count(record)
+        self.metrics.request_ended(record)
         if self.spans is not None:
             self.spans.add(record)
-        if self.wanted == "all" or (self.wanted == "errors" and record.outcome not in GOOD):
+        if self.wanted == "all" or (self.wanted == "errors" and record.outcome not in SUCCESSFUL):
             _log(record)
 
 
-def _log(record: Record) -> None:
+def _log(record: RequestRecord) -> None:
     usage = record.seen.usage
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "request_id": record.request_id or None,
-        "trace_id": record.trace and record.trace.name,
+        "trace_id": record.trace and record.trace.trace_id_hex,
         "method": record.method or None,
         "path": record.path,
         "model": record.model or None,
@@ -64,7 +64,7 @@ def _log(record: Record) -> None:
         "status": record.status,
         "endpoint": record.endpoint or None,
         "attempts": record.attempts,
-        "failures": [_told(failure) for failure in record.failures] or None,
+        "failures": [_failure_fields(failure) for failure in record.failures] or None,
         "seconds": round(record.ended_at - record.began_at, 4),
         "ttft": _difference(record.seen.first_token_at, record.began_at),
         "input_tokens": usage and usage.input_tokens,
@@ -74,10 +74,10 @@ def _log(record: Record) -> None:
         "bytes_in": record.bytes_in,
         "bytes_out": record.bytes_out,
     }
-    access.info("%s", json.dumps({key: value for key, value in line.items() if value is not None}))
+    access_logger.info("%s", json.dumps({key: value for key, value in line.items() if value is not None}))
 
 
-def _told(failure: Failure) -> dict[str, str]:
+def _failure_fields(failure: FailedAttempt) -> dict[str, str]:
     return {"endpoint": failure.endpoint, "outcome": failure.outcome, "reason": failure.reason}
 
 

@@ -19,7 +19,7 @@ MOST_MISSES = 8
 """Events in a row that differ in more than their text, after which no more are compared."""
 
 
-class Likeness:
+class EventTemplate:
     """Knows the last event with tokens whose meaning was read from its JSON."""
 
     __slots__ = ("_head", "_misses", "_tail")
@@ -31,7 +31,7 @@ class Likeness:
     def _forget(self) -> None:
         self._head, self._tail = b"\0", b""  # nothing is like it
 
-    def fits(self, raw: bytes) -> bool:
+    def matches(self, raw: bytes) -> bool:
         """Whether these bytes are one whole event like the last one, with another text that is not empty."""
         head, tail = self._head, self._tail
         if not (raw.startswith(head) and raw.endswith(tail)):

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from penstock.gateway import names
 from penstock.gateway.endpoint import Endpoint
-from penstock.gateway.names import Dialect, Measure
-from penstock.gateway.outcome import GOOD, Outcome
-from penstock.gateway.relay import Record
+from penstock.gateway.names import Metric, MetricsDialect
+from penstock.gateway.outcome import SUCCESSFUL, Outcome
+from penstock.gateway.relay import RequestRecord
 from penstock.metrics.exposition import render
-from penstock.metrics.families import Family, Kind
+from penstock.metrics.families import MetricFamily, MetricKind
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.snapshot import Distribution, Labels, Value
 
@@ -36,7 +36,7 @@ class MetricsOptions:
     """What other dialects call the pool of endpoints."""
 
 
-class Key(NamedTuple):
+class RequestLabels(NamedTuple):
     """What requests are told apart by; each combination that occurs costs memory for ever."""
 
     model: str
@@ -46,13 +46,13 @@ class Key(NamedTuple):
     priority: int
     """Sign of the request's priority."""
 
-    def meanings(self) -> dict[str, str]:
+    def label_values(self) -> dict[str, str]:
         """Values of our labels, and of those that only other dialects have."""
         named = {name: str(value) for name, value in self._asdict().items()}
         return {**named, "error_code": error_code(self)}
 
 
-def error_code(key: Key) -> str:
+def error_code(key: RequestLabels) -> str:
     """What endpoint pickers call it."""
     if key.outcome is Outcome.REJECTED:
         return _REJECTED_CODES.get(key.status, "Unknown")
@@ -83,15 +83,15 @@ class GatewayMetrics:
         series in any case. ``spans`` counts spans, if there are any, by what became of them."""
         self._endpoints = endpoints
         self._options = options or MetricsOptions()
-        self._dialects: list[Dialect] = ["own"]
+        self._dialects: list[MetricsDialect] = ["own"]
         if self._options.compat != "none":
             self._dialects.append(self._options.compat)
         self._models = {(OTHER, OTHER), *rewritten}
         self._most_models = len(self._models) + self._options.most_models
-        self._running: set[Record] = set()
-        self._requests: Counter[Key] = Counter()
-        self._histograms: dict[Measure, dict[Key, Histogram]] = {
-            measure: {} for measure in names.MEASURES if measure.kind is Kind.HISTOGRAM
+        self._running: set[RequestRecord] = set()
+        self._requests: Counter[RequestLabels] = Counter()
+        self._histograms: dict[Metric, dict[RequestLabels, Histogram]] = {
+            measure: {} for measure in names.METRICS if measure.kind is MetricKind.HISTOGRAM
         }
         self._tokens: Counter[Labels] = Counter()
         self._rejections: Counter[str] = Counter()
@@ -105,20 +105,20 @@ class GatewayMetrics:
 
     # -- requests
 
-    def began(self, record: Record) -> None:
+    def request_started(self, record: RequestRecord) -> None:
         """A request has come."""
         self._running.add(record)
 
-    def left(self, record: Record) -> None:
+    def release(self, record: RequestRecord) -> None:
         """The request keeps nobody busy any more; what became of it may be told later."""
         self._running.discard(record)
 
-    def count(self, record: Record) -> None:
+    def request_ended(self, record: RequestRecord) -> None:
         """A request has ended, and it is known how."""
         self._running.discard(record)
-        model, target_model = self._admitted(record)
+        model, target_model = self._model_labels(record)
         priority = (record.priority > 0) - (record.priority < 0)
-        key = Key(model, target_model, record.outcome, record.status, priority)
+        key = RequestLabels(model, target_model, record.outcome, record.status, priority)
         self._requests[key] += 1
         if record.outcome is Outcome.REJECTED:
             self._rejections[record.reason] += 1
@@ -127,7 +127,7 @@ class GatewayMetrics:
         self._observe(names.RESPONSE_SIZE, key, record.bytes_out)
         self._observe_times(record, key, self._count_tokens(record, key))
 
-    def _observe_times(self, record: Record, key: Key, output: int) -> None:
+    def _observe_times(self, record: RequestRecord, key: RequestLabels, output: int) -> None:
         seen, took = record.seen, record.ended_at - record.began_at
         self._observe(names.DURATION, key, took)
         if record.pick_s:
@@ -141,9 +141,9 @@ class GatewayMetrics:
         if output > 1:
             self._observe(names.TPOT, key, streaming / (output - 1))
         if seen.token_events > 1:
-            self._histogram(names.ITL, key).merge(seen.gaps, streaming)
+            self._histogram(names.ITL, key).merge(seen.itl_bucket_counts, streaming)
 
-    def _count_tokens(self, record: Record, key: Key) -> int:
+    def _count_tokens(self, record: RequestRecord, key: RequestLabels) -> int:
         """Returns the output tokens, as well as they are known: what a stream has said before it broke may be
         less than what has come (messages begin with an output of one token)."""
         seen = record.seen
@@ -164,21 +164,21 @@ class GatewayMetrics:
             self._observe(names.OUTPUT_TOKENS, key, output)
         return output
 
-    def _observe(self, measure: Measure, key: Key, value: float) -> None:
+    def _observe(self, measure: Metric, key: RequestLabels, value: float) -> None:
         self._histogram(measure, key).add(value)
 
-    def _histogram(self, measure: Measure, key: Key) -> Histogram:
+    def _histogram(self, measure: Metric, key: RequestLabels) -> Histogram:
         histograms = self._histograms[measure]
         if (histogram := histograms.get(key)) is None:
             histogram = histograms[key] = Histogram(measure.bounds)
         return histogram
 
-    def _admitted(self, record: Record) -> tuple[str, str]:
+    def _model_labels(self, record: RequestRecord) -> tuple[str, str]:
         """Its model and what was asked for instead, or :data:`OTHER` twice."""
         pair = record.model, record.target_model
         if pair in self._models:
             return pair
-        if record.outcome not in GOOD or len(self._models) >= self._most_models:
+        if record.outcome not in SUCCESSFUL or len(self._models) >= self._most_models:
             return OTHER, OTHER  # nobody serves it, or there are too many
         self._models.add(pair)
         return pair
@@ -189,25 +189,25 @@ class GatewayMetrics:
         """The text of ``/metrics``."""
         return render(self._families())
 
-    def _families(self) -> Iterator[tuple[Family, Mapping[Labels, Value]]]:
+    def _families(self) -> Iterator[tuple[MetricFamily, Mapping[Labels, Value]]]:
         values = _Values(self._options.pool)
-        self._tell_requests(values)
-        self._tell_endpoints(values)
+        self._export_requests(values)
+        self._export_endpoints(values)
         for dialect in self._dialects:
-            for measure in names.MEASURES:
+            for measure in names.METRICS:
                 family = measure.family(dialect)
                 if family is None:
                     continue
-                if measure.kind is Kind.HISTOGRAM:
+                if measure.kind is MetricKind.HISTOGRAM:
                     yield family, _distributions(measure, dialect, self._histograms[measure])
                 else:
                     yield family, values.of(measure, family)
 
-    def _tell_requests(self, values: _Values) -> None:
+    def _export_requests(self, values: _Values) -> None:
         for key, count in self._requests.items():
-            values.add(names.REQUESTS, count, key.meanings())
-            if key.outcome not in GOOD:
-                values.add(names.ERRORS, count, key.meanings())
+            values.add(names.REQUESTS, count, key.label_values())
+            if key.outcome not in SUCCESSFUL:
+                values.add(names.ERRORS, count, key.label_values())
         pairs = Counter(
             (pair if (pair := (each.model, each.target_model)) in self._models else (OTHER, OTHER))
             for each in self._running
@@ -224,7 +224,7 @@ class GatewayMetrics:
         for state, count in self._spans.items():
             values.add(names.SPANS, count, {"state": state})
 
-    def _tell_endpoints(self, values: _Values) -> None:
+    def _export_endpoints(self, values: _Values) -> None:
         endpoints = self._endpoints()
         for endpoint in endpoints:
             named, load = {"endpoint": endpoint.url}, endpoint.load
@@ -245,12 +245,12 @@ class _Values:
 
     def __init__(self, pool: str) -> None:
         self._constant = {**names.CONSTANT_LABELS, "pool": pool}
-        self._values: dict[Measure, list[tuple[float, dict[str, str]]]] = defaultdict(list)
+        self._values: dict[Metric, list[tuple[float, dict[str, str]]]] = defaultdict(list)
 
-    def add(self, measure: Measure, value: float, meanings: dict[str, str] | None = None) -> None:
+    def add(self, measure: Metric, value: float, meanings: dict[str, str] | None = None) -> None:
         self._values[measure].append((float(value), {**self._constant, **(meanings or {})}))
 
-    def of(self, measure: Measure, family: Family) -> dict[Labels, float]:
+    def of(self, measure: Metric, family: MetricFamily) -> dict[Labels, float]:
         """By the labels that ``family`` has; values that it does not tell apart are added up."""
         told: dict[Labels, float] = defaultdict(float)
         for value, meanings in self._values[measure]:
@@ -259,13 +259,13 @@ class _Values:
 
 
 def _distributions(
-    measure: Measure, dialect: Dialect, histograms: Mapping[Key, Histogram]
+    measure: Metric, dialect: MetricsDialect, histograms: Mapping[RequestLabels, Histogram]
 ) -> dict[Labels, Value]:
     """By the labels and in the buckets that the dialect has."""
     labels, starts = measure.names[dialect].labels, measure.first_buckets(dialect)
     sums: dict[Labels, tuple[NDArray[np.int64], float]] = {}
     for key, histogram in histograms.items():
-        told = _labels(labels, {**names.CONSTANT_LABELS, **key.meanings()})
+        told = _labels(labels, {**names.CONSTANT_LABELS, **key.label_values()})
         counts, total = np.add.reduceat(histogram.counts, starts), histogram.total
         if (before := sums.get(told)) is not None:
             counts, total = before[0] + counts, before[1] + total
@@ -274,7 +274,7 @@ def _distributions(
 
 
 def _labels(labels: tuple[str, ...], meanings: Mapping[str, Any]) -> Labels:
-    return tuple(meanings[names.SAME_LABEL.get(label, label)] for label in labels)
+    return tuple(meanings[names.LABEL_ALIASES.get(label, label)] for label in labels)
 
 
 def _mean(values: list[float]) -> float:

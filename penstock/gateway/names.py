@@ -16,13 +16,13 @@ from dataclasses import InitVar, dataclass, field
 from typing import Literal
 
 from penstock.metrics.bounds import E2E_BOUNDS, ITL_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS
-from penstock.metrics.families import Family, Kind
+from penstock.metrics.families import MetricFamily, MetricKind
 
-Dialect = Literal["own", "llm-d", "gie"]
+MetricsDialect = Literal["own", "llm-d", "gie"]
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class MetricName:
     """A family's name (without the ``_total`` of a counter), its labels, and a histogram's bucket bounds."""
 
     name: str
@@ -31,37 +31,37 @@ class Name:
 
 
 @dataclass(slots=True, eq=False)
-class Measure:
+class Metric:
     """Something measured. Compared by identity."""
 
-    kind: Kind
+    kind: MetricKind
     unit: str
     help: str
-    own: InitVar[Name]
-    llm_d: InitVar[Name | None] = None
-    gie: InitVar[Name | None] = None
-    names: Mapping[Dialect, Name] = field(init=False)
+    own: InitVar[MetricName]
+    llm_d: InitVar[MetricName | None] = None
+    gie: InitVar[MetricName | None] = None
+    names: Mapping[MetricsDialect, MetricName] = field(init=False)
     """A dialect that is missing has no such metric."""
     bounds: tuple[float, ...] = field(init=False)
     """Of a histogram: all dialects' bounds, so that one histogram has the buckets of each of them."""
 
-    def __post_init__(self, own: Name, llm_d: Name | None, gie: Name | None) -> None:
-        names: dict[Dialect, Name | None] = {"own": own, "llm-d": llm_d, "gie": gie}
+    def __post_init__(self, own: MetricName, llm_d: MetricName | None, gie: MetricName | None) -> None:
+        names: dict[MetricsDialect, MetricName | None] = {"own": own, "llm-d": llm_d, "gie": gie}
         self.names = {dialect: name for dialect, name in names.items() if name is not None}
         self.bounds = tuple(sorted({bound for name in self.names.values() for bound in name.bounds}))
 
-    def family(self, dialect: Dialect) -> Family | None:
+    def family(self, dialect: MetricsDialect) -> MetricFamily | None:
         name = self.names.get(dialect)
         if name is None:
             return None
-        return Family(name.name, self.kind, self.help, name.labels, self.unit, name.bounds)
+        return MetricFamily(name.name, self.kind, self.help, name.labels, self.unit, name.bounds)
 
-    def first_buckets(self, dialect: Dialect) -> list[int]:
+    def first_buckets(self, dialect: MetricsDialect) -> list[int]:
         """Which of the histogram's buckets each bucket of a dialect begins with."""
         return [0, *(bisect_right(self.bounds, bound) for bound in self.names[dialect].bounds)]
 
 
-SAME_LABEL = {
+LABEL_ALIASES = {
     "model_name": "model",
     "target_model_name": "target_model",
     "name": "pool",
@@ -80,16 +80,16 @@ _POOL = ("name",)
 _ENDPOINT = ("endpoint",)
 
 
-def _own(name: str, bounds: tuple[float, ...] = (), labels: tuple[str, ...] = _OWN) -> Name:
-    return Name("penstock_gateway_" + name, labels, bounds)
+def _own(name: str, bounds: tuple[float, ...] = (), labels: tuple[str, ...] = _OWN) -> MetricName:
+    return MetricName("penstock_gateway_" + name, labels, bounds)
 
 
-def _llm_d(name: str, bounds: tuple[float, ...] = (), labels: tuple[str, ...] = _LLM_D) -> Name:
-    return Name("llm_d_epp_" + name, labels, bounds)
+def _llm_d(name: str, bounds: tuple[float, ...] = (), labels: tuple[str, ...] = _LLM_D) -> MetricName:
+    return MetricName("llm_d_epp_" + name, labels, bounds)
 
 
-def _gie(name: str, bounds: tuple[float, ...] = (), labels: tuple[str, ...] = _GIE) -> Name:
-    return Name("inference_" + name, labels, bounds)
+def _gie(name: str, bounds: tuple[float, ...] = (), labels: tuple[str, ...] = _GIE) -> MetricName:
+    return MetricName("inference_" + name, labels, bounds)
 
 
 # Bucket bounds of the pickers' metrics.
@@ -117,45 +117,45 @@ _SIZE_BOUNDS = tuple(float(1 << power) for power in range(6, 31, 2))
 
 # -- requests
 
-REQUESTS = Measure(
-    Kind.COUNTER,
+REQUESTS = Metric(
+    MetricKind.COUNTER,
     "requests",
     "Requests that ended.",
     _own("request"),
     _llm_d("request"),
     _gie("objective_request"),
 )
-ERRORS = Measure(
-    Kind.COUNTER,
+ERRORS = Metric(
+    MetricKind.COUNTER,
     "requests",
     "Requests that ended otherwise than ok, with the status that the client got; 0: none.",
     _own("request_error", labels=(*_OWN, "status")),
     _llm_d("request_error", labels=(*_LLM_D, "error_code")),
     _gie("objective_request_error", labels=(*_GIE, "error_code")),
 )
-RUNNING = Measure(
-    Kind.GAUGE,
+RUNNING = Metric(
+    MetricKind.GAUGE,
     "requests",
     "Requests that have not ended.",
     _own("requests_in_flight", labels=("model", "target_model")),
     _llm_d("request_running"),
     _gie("objective_running_requests", labels=("model_name",)),
 )
-REJECTIONS = Measure(
-    Kind.COUNTER,
+REJECTIONS = Metric(
+    MetricKind.COUNTER,
     "requests",
     "Requests the gateway refused itself.",
     _own("rejection", labels=("reason",)),
 )
-RETRIES = Measure(
-    Kind.COUNTER,
+RETRIES = Metric(
+    MetricKind.COUNTER,
     "requests",
     "Requests sent again to another endpoint.",
     _own("retry", labels=()),
 )
 
-SPANS = Measure(
-    Kind.COUNTER,
+SPANS = Metric(
+    MetricKind.COUNTER,
     "spans",
     "Spans of requests: exported, failed (the collector did not take them), dropped (too many waited).",
     _own("spans", labels=("state",)),
@@ -163,32 +163,32 @@ SPANS = Measure(
 
 # -- latencies
 
-DURATION = Measure(
-    Kind.HISTOGRAM,
+DURATION = Metric(
+    MetricKind.HISTOGRAM,
     "seconds",
     "From the request to its end.",
     _own("request_duration_seconds", E2E_BOUNDS),
     _llm_d("request_duration_seconds", _EPP_DURATION_BOUNDS),
     _gie("objective_request_duration_seconds", _EPP_DURATION_BOUNDS),
 )
-PICK = Measure(
-    Kind.HISTOGRAM,
+PICK = Metric(
+    MetricKind.HISTOGRAM,
     "seconds",
     "What picking endpoints for a request took.",
     _own("pick_duration_seconds", _PICK_BOUNDS, labels=()),
     _llm_d("scheduler_e2e_duration_seconds", _PICK_BOUNDS, labels=()),
     _gie("extension_scheduler_e2e_duration_seconds", _PICK_BOUNDS, labels=()),
 )
-TTFT = Measure(
-    Kind.HISTOGRAM,
+TTFT = Metric(
+    MetricKind.HISTOGRAM,
     "seconds",
     "From the request to its first event with tokens.",
     _own("time_to_first_token_seconds", TTFT_BOUNDS),
     _llm_d("request_ttft_seconds", _EPP_DURATION_BOUNDS[:24], labels=(*_LLM_D, "streaming")),
     _gie("objective_request_ttft_seconds", _EPP_DURATION_BOUNDS),
 )
-TPOT = Measure(
-    Kind.HISTOGRAM,
+TPOT = Metric(
+    MetricKind.HISTOGRAM,
     "seconds",
     "Mean between a reply's first and last token.",
     _own("time_per_output_token_seconds", ITL_BOUNDS),
@@ -201,16 +201,16 @@ TPOT = Measure(
         ),
     ),
 )
-NTPOT = Measure(
-    Kind.HISTOGRAM,
+NTPOT = Metric(
+    MetricKind.HISTOGRAM,
     "seconds",
     "Duration of a request by its output tokens.",
     _own("normalized_time_per_output_token_seconds", ITL_BOUNDS),
     _llm_d("request_ntpot_seconds", _EPP_NTPOT_BOUNDS),
     _gie("objective_normalized_time_per_output_token_seconds", _EPP_NTPOT_BOUNDS),
 )
-ITL = Measure(
-    Kind.HISTOGRAM,
+ITL = Metric(
+    MetricKind.HISTOGRAM,
     "seconds",
     "Between a stream's events with tokens.",
     _own("inter_token_latency_seconds", (0.001, 0.0025, 0.005, *ITL_BOUNDS)),
@@ -219,46 +219,46 @@ ITL = Measure(
 
 # -- sizes
 
-REQUEST_SIZE = Measure(
-    Kind.HISTOGRAM,
+REQUEST_SIZE = Metric(
+    MetricKind.HISTOGRAM,
     "bytes",
     "Size of request bodies.",
     _own("request_size_bytes", _SIZE_BOUNDS),
     _llm_d("request_size_bytes", _EPP_REQUEST_BYTES),
     _gie("objective_request_sizes", _EPP_REQUEST_BYTES),
 )
-RESPONSE_SIZE = Measure(
-    Kind.HISTOGRAM,
+RESPONSE_SIZE = Metric(
+    MetricKind.HISTOGRAM,
     "bytes",
     "Size of the bodies that clients were sent.",
     _own("response_size_bytes", _SIZE_BOUNDS),
     _llm_d("response_size_bytes", _EPP_RESPONSE_BYTES),
     _gie("objective_response_sizes", _GIE_RESPONSE_BYTES),
 )
-TOKENS = Measure(
-    Kind.COUNTER,
+TOKENS = Metric(
+    MetricKind.COUNTER,
     "tokens",
     "Tokens of ended requests: input, output, cached; source: the server's usage, or counted events.",
     _own("tokens", labels=("model", "target_model", "kind", "source")),
 )
-INPUT_TOKENS = Measure(
-    Kind.HISTOGRAM,
+INPUT_TOKENS = Metric(
+    MetricKind.HISTOGRAM,
     "tokens",
     "Prompt tokens of a request, as the model server says.",
     _own("request_input_tokens", TOKEN_BOUNDS),
     _llm_d("request_input_tokens", _EPP_TOKENS),
     _gie("objective_input_tokens", _GIE_TOKENS),
 )
-OUTPUT_TOKENS = Measure(
-    Kind.HISTOGRAM,
+OUTPUT_TOKENS = Metric(
+    MetricKind.HISTOGRAM,
     "tokens",
     "Tokens of a reply, as the model server says; else its events with tokens.",
     _own("request_output_tokens", TOKEN_BOUNDS),
     _llm_d("request_output_tokens", _EPP_TOKENS[:12]),
     _gie("objective_output_tokens", _EPP_TOKENS[:12]),
 )
-CACHED_TOKENS = Measure(
-    Kind.HISTOGRAM,
+CACHED_TOKENS = Metric(
+    MetricKind.HISTOGRAM,
     "tokens",
     "Prompt tokens of a request that were in the model server's cache, as it says.",
     _own("request_cached_tokens", TOKEN_BOUNDS),
@@ -268,32 +268,32 @@ CACHED_TOKENS = Measure(
 
 # -- the pool
 
-READY = Measure(
-    Kind.GAUGE,
+READY = Metric(
+    MetricKind.GAUGE,
     "endpoints",
     "Endpoints that are up.",
     _own("ready_endpoints", labels=()),
     _llm_d("ready_endpoints", labels=_POOL),
     _gie("pool_ready_pods", labels=_POOL),
 )
-AVERAGE_KV_USED = Measure(
-    Kind.GAUGE,
+AVERAGE_KV_USED = Metric(
+    MetricKind.GAUGE,
     "share, 0 to 1",
     "Mean share of the KV cache in use, over the endpoints that are up.",
     _own("average_kv_used", labels=()),
     _llm_d("average_kv_cache_utilization", labels=_POOL),
     _gie("pool_average_kv_cache_utilization", labels=_POOL),
 )
-AVERAGE_WAITING = Measure(
-    Kind.GAUGE,
+AVERAGE_WAITING = Metric(
+    MetricKind.GAUGE,
     "requests",
     "Mean of the requests waiting at the endpoints that are up.",
     _own("average_waiting", labels=()),
     _llm_d("average_queue_size", labels=_POOL),
     _gie("pool_average_queue_size", labels=_POOL),
 )
-AVERAGE_RUNNING = Measure(
-    Kind.GAUGE,
+AVERAGE_RUNNING = Metric(
+    MetricKind.GAUGE,
     "requests",
     "Mean of the requests running at the endpoints that are up.",
     _own("average_running", labels=()),
@@ -302,38 +302,38 @@ AVERAGE_RUNNING = Measure(
 
 # -- endpoints
 
-ENDPOINT_IN_FLIGHT = Measure(
-    Kind.GAUGE,
+ENDPOINT_IN_FLIGHT = Metric(
+    MetricKind.GAUGE,
     "requests",
     "Requests sent to the endpoint that have not ended.",
     _own("endpoint_in_flight", labels=_ENDPOINT),
 )
-ENDPOINT_WAITING = Measure(
-    Kind.GAUGE,
+ENDPOINT_WAITING = Metric(
+    MetricKind.GAUGE,
     "requests",
     "Requests waiting at the endpoint, as it says.",
     _own("endpoint_waiting", labels=_ENDPOINT),
     _llm_d("per_endpoint_queue_size", labels=("name", "model_server_endpoint")),
     _gie("pool_per_pod_queue_size", labels=("name", "model_server_pod")),
 )
-ENDPOINT_RUNNING = Measure(
-    Kind.GAUGE,
+ENDPOINT_RUNNING = Metric(
+    MetricKind.GAUGE,
     "requests",
     "Requests running at the endpoint, as it says.",
     _own("endpoint_running", labels=_ENDPOINT),
 )
-ENDPOINT_KV_USED = Measure(
-    Kind.GAUGE,
+ENDPOINT_KV_USED = Metric(
+    MetricKind.GAUGE,
     "share, 0 to 1",
     "Share of the endpoint's KV cache in use.",
     _own("endpoint_kv_used", labels=_ENDPOINT),
 )
-ENDPOINT_UP = Measure(
-    Kind.GAUGE,
+ENDPOINT_UP = Metric(
+    MetricKind.GAUGE,
     "0 or 1",
     "1 unless the endpoint fails requests or cannot be read.",
     _own("endpoint_up", labels=_ENDPOINT),
 )
 
-MEASURES = tuple(each for each in tuple(globals().values()) if isinstance(each, Measure))
+METRICS = tuple(each for each in tuple(globals().values()) if isinstance(each, Metric))
 """In the order of this file."""

@@ -6,15 +6,15 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from penstock.gateway.dialect import (
-    NOTHING,
-    TOKENS_ALONE,
+    EMPTY_EVENT,
+    TOKENS_ONLY,
     ContentError,
-    Meaning,
-    Usage,
+    ParsedEvent,
+    TokenUsage,
     read_event,
     read_reply,
 )
-from penstock.gateway.likeness import Likeness
+from penstock.gateway.likeness import EventTemplate
 from penstock.gateway.names import ITL
 from penstock.gateway.sse import Event, SSEError, SSEParser
 
@@ -31,15 +31,15 @@ class Observation:
     """When the first event with tokens came: not the first byte, a role, a comment."""
     last_token_at: float | None = None
     token_events: int = 0
-    gaps: list[int] = field(default_factory=lambda: [0] * (len(_GAP_BOUNDS) + 1))
+    itl_bucket_counts: list[int] = field(default_factory=lambda: [0] * (len(_GAP_BOUNDS) + 1))
     """How many of the times between events with tokens are in each bucket of :data:`.names.ITL`."""
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     """The last one said; statements before it are not added up."""
     error: bytes | None = None
     """JSON of the first error event."""
     ended: bool = False
     """The protocol's terminator came."""
-    malformed: str | None = None
+    content_problem: str | None = None
     """Why the content cannot be understood; the bytes are relayed nevertheless."""
 
 
@@ -54,7 +54,7 @@ class StreamObserver:
     strip_usage: bool = False
     seen: Observation = field(default_factory=lambda: Observation(stream=True))
     _parser: SSEParser = field(default_factory=SSEParser)
-    _likeness: Likeness = field(default_factory=Likeness)
+    _template: EventTemplate = field(default_factory=EventTemplate)
     _between_events: bool = False
     """What comes next begins an event: the parser says so, which most events do not reach."""
     _broken: bool = False
@@ -64,7 +64,7 @@ class StreamObserver:
 
     def feed(self, chunk: bytes, now: float) -> bytes:
         """The next bytes of the stream; returns what to pass on."""
-        if self._between_events and self._likeness.fits(chunk):
+        if self._between_events and self._template.matches(chunk):
             self._count_tokens(now)
             self._dropped = False
             return chunk
@@ -76,11 +76,11 @@ class StreamObserver:
             self._between_events = self._parser.between_events
         except SSEError as error:
             self._broken, self._between_events = True, False
-            self.seen.malformed = str(error)
+            self.seen.content_problem = str(error)
             return held + chunk
         if not self.strip_usage:
             for event in events:
-                self._note(event, now)
+                self._read(event, now)
             return chunk
         return b"".join([event.raw for event in events if self._is_kept(event, now)])
 
@@ -93,40 +93,40 @@ class StreamObserver:
         seen = self.seen
         if not pending or self._broken:
             return b""
-        malformed = seen.malformed
-        meaning = NOTHING
+        malformed = seen.content_problem
+        meaning = EMPTY_EVENT
         for event in self._parser.feed(b"\n\n"):
-            meaning = self._note(event, now)
-        seen.malformed = malformed  # an event that was cut off says nothing about the content
+            meaning = self._read(event, now)
+        seen.content_problem = malformed  # an event that was cut off says nothing about the content
         return pending if self.strip_usage and not meaning.usage_only else b""
 
     def _is_kept(self, event: Event, now: float) -> bool:
         """Not the usage event, nor what is left of its line ends."""
-        usage_only = self._note(event, now).usage_only
+        usage_only = self._read(event, now).usage_only
         rest = self._dropped and event.raw == b"\n"
         self._dropped = usage_only
         return not usage_only and not rest
 
-    def _note(self, event: Event, now: float) -> Meaning:
+    def _read(self, event: Event, now: float) -> ParsedEvent:
         if event.data is None:
-            return NOTHING
-        if self._likeness.fits(event.raw):
+            return EMPTY_EVENT
+        if self._template.matches(event.raw):
             self._count_tokens(now)
-            return TOKENS_ALONE
+            return TOKENS_ONLY
         seen = self.seen
         try:
             meaning = read_event(event.data, event.name)
         except ContentError as error:
-            if seen.malformed is None:
-                seen.malformed = str(error)
-            return NOTHING
+            if seen.content_problem is None:
+                seen.content_problem = str(error)
+            return EMPTY_EVENT
         if meaning.tokens:
             self._count_tokens(now)
-            if meaning is TOKENS_ALONE:
-                self._likeness.learn(event.raw)
+            if meaning is TOKENS_ONLY:
+                self._template.learn(event.raw)
                 return meaning
         if meaning.usage is not None:
-            seen.usage = meaning.usage if seen.usage is None else seen.usage.updated(meaning.usage)
+            seen.usage = meaning.usage if seen.usage is None else seen.usage.merged_with(meaning.usage)
         if meaning.error is not None and seen.error is None:
             seen.error = meaning.error
         if meaning.end:
@@ -139,7 +139,7 @@ class StreamObserver:
         if seen.last_token_at is None:
             seen.first_token_at = now
         else:
-            seen.gaps[bisect_left(_GAP_BOUNDS, now - seen.last_token_at)] += 1
+            seen.itl_bucket_counts[bisect_left(_GAP_BOUNDS, now - seen.last_token_at)] += 1
         seen.last_token_at = now
 
 
@@ -162,13 +162,13 @@ class ReplyObserver:
         """The body is whole."""
         seen = self.seen
         if self.json and len(self._body) > self.max_bytes:
-            seen.malformed = f"a reply of more than {self.max_bytes} bytes"
+            seen.content_problem = f"a reply of more than {self.max_bytes} bytes"
         elif self.json:
             try:
                 meaning = read_reply(bytes(self._body))
                 seen.usage, seen.error = meaning.usage, meaning.error
             except ContentError as error:
-                seen.malformed = str(error)
+                seen.content_problem = str(error)
         seen.ended = True
         self._body.clear()
         return b""

@@ -28,13 +28,13 @@ class Outcome(enum.StrEnum):
     """The gateway answered itself: no endpoint, overload, a bad request, a missing key."""
 
 
-GOOD = frozenset({Outcome.OK, Outcome.OK_WITHOUT_USAGE})
+SUCCESSFUL = frozenset({Outcome.OK, Outcome.OK_WITHOUT_USAGE})
 
-BLAMED = frozenset({Outcome.NETWORK_ERROR, Outcome.MODEL_SERVER_ERROR, Outcome.CONTENT_ERROR})
+ENDPOINT_FAULTS = frozenset({Outcome.NETWORK_ERROR, Outcome.MODEL_SERVER_ERROR, Outcome.CONTENT_ERROR})
 """Outcomes that count as failures of the endpoint."""
 
 
-class Ending(enum.Enum):
+class TransportResult(enum.Enum):
     """How the exchange with the model server stopped, as the transport saw it."""
 
     COMPLETE = enum.auto()
@@ -45,22 +45,22 @@ class Ending(enum.Enum):
     CLIENT_GONE = enum.auto()
 
 
-def judge(ending: Ending, status: int | None, seen: Observation, path: str) -> Outcome:
+def classify_outcome(ending: TransportResult, status: int | None, seen: Observation, path: str) -> Outcome:
     """The outcome of a request for ``path`` that was sent to an endpoint.
 
     ``status`` is the model server's, None when it sent none. Only requests for tokens have usage to tell. A
     stream whose terminator was relayed is whole, whatever happens to the connections afterwards.
     """
-    whole = ending is Ending.COMPLETE or (seen.stream and seen.ended)
+    whole = ending is TransportResult.COMPLETE or (seen.stream and seen.ended)
     if not whole:
-        return Outcome.CLIENT_DISCONNECT if ending is Ending.CLIENT_GONE else _unfinished(seen)
+        return Outcome.CLIENT_DISCONNECT if ending is TransportResult.CLIENT_GONE else _unfinished(seen)
     if status is None or status >= 500:
         return Outcome.MODEL_SERVER_ERROR
     if status >= 400:
         return Outcome.CLIENT_ERROR
     if seen.error is not None:
         return Outcome.MODEL_SERVER_ERROR
-    if seen.malformed is not None:
+    if seen.content_problem is not None:
         return Outcome.CONTENT_ERROR
     if not seen.ended:
         return Outcome.NETWORK_ERROR

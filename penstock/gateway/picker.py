@@ -44,7 +44,7 @@ def pick_request(body: RequestBody | None, session: str | None, ttft_slo_s: floa
     return request
 
 
-class Refusal(Exception):
+class NoEndpointError(Exception):
     """No endpoint is to get the request. ``status`` is 429 or 503, ``reason`` a label's value."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -58,7 +58,7 @@ Scorer = Callable[[PickRequest, Sequence[Endpoint], float], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PickerLimits:
     """When an endpoint is saturated, and how far affinity may go."""
 
     waiting: int = 5
@@ -80,14 +80,14 @@ class Picker:
         self,
         weights: dict[str, float],
         *,
-        limits: Limits | None = None,
+        limits: PickerLimits | None = None,
         choose: Literal["max-score", "power-of-two"] = "max-score",
         scraped: bool = True,
         rng: random.Random | None = None,
     ) -> None:
         """``weights`` by scorer name, see :data:`SCORERS`; ``scraped``: loads are read from the endpoints."""
         self.index = PrefixIndex()
-        self._limits = limits or Limits()
+        self._limits = limits or PickerLimits()
         self._choose = choose
         self._scraped = scraped
         self._rng = rng or random.Random()
@@ -110,13 +110,13 @@ class Picker:
         at most ``most`` in all. Raises Refusal."""
         candidates = self._candidates(request, endpoints, now)
         if len(candidates) == 1:
-            return [self._picked(request, candidates[0])]
+            return [self._remember_pick(request, candidates[0])]
         scores = [0.0] * len(candidates)
         for scorer, weight in self._scorers:
             for row, score in enumerate(scorer(request, candidates, now)):
                 scores[row] += weight * score
-        choice = self._choice(scores)
-        picked = self._picked(request, candidates[choice])
+        choice = self._choose_row(scores)
+        picked = self._remember_pick(request, candidates[choice])
         if most == 1:
             return [picked]
         rest = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
@@ -138,21 +138,28 @@ class Picker:
         fresh = [endpoint for endpoint in ready if endpoint not in request.tried]
         if not fresh:
             if ready:
-                raise Refusal(503, "all_failed", "Every model server that is ready has failed this request.")
-            raise Refusal(503, "none_ready", f"None of {len(allowed)} model servers is ready.")
+                raise NoEndpointError(
+                    503, "all_failed", "Every model server that is ready has failed this request."
+                )
+            raise NoEndpointError(503, "none_ready", f"None of {len(allowed)} model servers is ready.")
         if request.priority < 0 and all(self._is_saturated(endpoint, now) for endpoint in fresh):
-            raise Refusal(429, "saturated", "All model servers are busy, and the request has low priority.")
+            raise NoEndpointError(
+                429, "saturated", "All model servers are busy, and the request has low priority."
+            )
         return fresh
 
     def _is_saturated(self, endpoint: Endpoint, now: float) -> bool:
         load = endpoint.fresh_load(now)
         if load is None:
             return False
-        return load.waiting + endpoint.sent >= self._limits.waiting or load.kv_used >= self._limits.kv_used
+        return (
+            load.waiting + endpoint.sent_since_scrape >= self._limits.waiting
+            or load.kv_used >= self._limits.kv_used
+        )
 
     # -- choice
 
-    def _choice(self, scores: list[float]) -> int:
+    def _choose_row(self, scores: list[float]) -> int:
         rows = range(len(scores))
         if self._choose == "power-of-two":
             rows_tried = self._rng.sample(rows, 2)
@@ -160,7 +167,7 @@ class Picker:
         best = max(scores)
         return self._rng.choice([row for row in rows if scores[row] == best])
 
-    def _picked(self, request: PickRequest, endpoint: Endpoint) -> Endpoint:
+    def _remember_pick(self, request: PickRequest, endpoint: Endpoint) -> Endpoint:
         if request.blocks:
             self.index.note(request.blocks, endpoint)
         if request.session is not None:
@@ -204,7 +211,7 @@ def _requests(endpoints: Sequence[Endpoint]) -> list[int]:
     counts = []
     for endpoint in endpoints:
         load = endpoint.load
-        told = load.waiting + load.running + endpoint.sent
+        told = load.waiting + load.running + endpoint.sent_since_scrape
         counts.append(told if told > endpoint.in_flight else endpoint.in_flight)
     return counts
 
@@ -218,7 +225,7 @@ def _fewest(counts: list[int]) -> list[float]:
 
 
 def _queue(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
-    return _fewest([endpoint.load.waiting + endpoint.sent for endpoint in endpoints])
+    return _fewest([endpoint.load.waiting + endpoint.sent_since_scrape for endpoint in endpoints])
 
 
 def _running(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
@@ -230,7 +237,7 @@ def _kv(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list
 
 
 def _tokens(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
-    return _fewest([endpoint.tokens for endpoint in endpoints])
+    return _fewest([endpoint.in_flight_tokens for endpoint in endpoints])
 
 
 def _lora(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:

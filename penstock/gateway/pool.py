@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from penstock.gateway.addresses import Target
+from penstock.gateway.addresses import ResolvedEndpoint
 from penstock.gateway.attempt import Timeouts
-from penstock.gateway.endpoint import Endpoint, Load
+from penstock.gateway.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.scrape import NoLoadError, read_load
 from penstock.gateway.upstream import ConnectionPool, Headers, UpstreamError, request_bytes
 
@@ -19,7 +19,7 @@ FAILING_STATUSES = frozenset({500, 502, 503, 504})
 """Of a scrape: the server is in trouble. With any other it has no such page, or does not show it."""
 
 
-class Pool:
+class EndpointPool:
     """Endpoints with their connections. Endpoints come and go; requests in flight keep theirs."""
 
     def __init__(
@@ -30,14 +30,14 @@ class Pool:
         self._scrape_headers: Headers = []
         if api_key is not None:
             self._scrape_headers.append((b"authorization", b"Bearer " + api_key.encode()))
-        self._on_gone = on_gone
+        self._on_removed = on_gone
         self._connections: dict[Endpoint, ConnectionPool] = {}
 
     @property
     def endpoints(self) -> list[Endpoint]:
         return list(self._connections)
 
-    def set(self, targets: Iterable[Target]) -> None:
+    def update(self, targets: Iterable[ResolvedEndpoint]) -> None:
         """From here on these are the endpoints; those that stay keep all that is known about them."""
         wanted = {target.label: target for target in targets}
         known = {endpoint.url: endpoint for endpoint in self._connections}
@@ -45,7 +45,7 @@ class Pool:
             if url not in wanted:
                 log.info("endpoint %s is taken out", url)
                 self._connections.pop(endpoint).close()
-                self._on_gone(endpoint)
+                self._on_removed(endpoint)
         for url, target in wanted.items():
             if url not in known:
                 log.info("endpoint %s is taken in", url)
@@ -68,7 +68,7 @@ class Pool:
 
     # -- loads
 
-    async def scrape_for_ever(self, interval_s: float) -> None:
+    async def scrape_loop(self, interval_s: float) -> None:
         """Read every endpoint's load every ``interval_s`` seconds, each at its own pace."""
         running: dict[Endpoint, asyncio.Task[None]] = {}
         try:
@@ -89,9 +89,9 @@ class Pool:
             async with asyncio.timeout(max(2 * interval_s, 1.0)):
                 load = await self.read_load(endpoint)
         except NoLoadError as error:
-            if endpoint.tells_load:
+            if endpoint.reports_load:
                 log.warning("endpoint %s tells no load: %s", endpoint.url, error)
-            endpoint.scrape_said_nothing()
+            endpoint.scrape_had_no_load()
         except (UpstreamError, TimeoutError) as error:
             if endpoint.scrape_failures == 1:
                 log.warning("endpoint %s cannot be read: %s", endpoint.url, str(error) or "it takes too long")
@@ -101,11 +101,11 @@ class Pool:
                 log.info("endpoint %s can be read again", endpoint.url)
             endpoint.scrape_succeeded(load, began)
 
-    async def read_load(self, endpoint: Endpoint) -> Load:
+    async def read_load(self, endpoint: Endpoint) -> EndpointLoad:
         """The endpoint's load as its /metrics says. Raises UpstreamError, NoLoadError."""
         connections = self.connections(endpoint)
         connection = await connections.acquire()
-        page = _Page()
+        page = _ScrapeReceiver()
         request = request_bytes(b"GET", b"/metrics", connections.authority, self._scrape_headers, b"")
         connection.send(request, page)
         try:
@@ -119,7 +119,7 @@ class Pool:
         return read_load(bytes(page.body))
 
 
-class _Page:
+class _ScrapeReceiver:
     """Receives a short reply."""
 
     def __init__(self) -> None:

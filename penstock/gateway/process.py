@@ -17,29 +17,28 @@ from penstock import __version__
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origins
-from penstock.gateway.addresses import EndpointsFile, Target, host_and_port, resolve
-from penstock.gateway.app import App
+from penstock.gateway.addresses import EndpointsFile, ResolvedEndpoint, host_and_port, resolve
+from penstock.gateway.app import GatewayApp
 from penstock.gateway.attempt import Timeouts
-from penstock.gateway.ledger import Ledger, log_to
+from penstock.gateway.ledger import RequestRecorder, log_to_file
 from penstock.gateway.metrics import GatewayMetrics, MetricsOptions
-from penstock.gateway.picker import SCORERS, Picker
-from penstock.gateway.picker import Limits as PickerLimits
-from penstock.gateway.pool import Pool
+from penstock.gateway.picker import SCORERS, Picker, PickerLimits
+from penstock.gateway.pool import EndpointPool
 from penstock.gateway.relay import Relay
-from penstock.gateway.request import Rewrites, read_weight
-from penstock.gateway.spans import Spans, spans_to
-from penstock.gateway.trace import Tracing
+from penstock.gateway.request import ModelRewrites, parse_weight
+from penstock.gateway.spans import BatchSpanExporter, make_span_exporter
+from penstock.gateway.trace import TracePropagator
 from penstock.gateway.upstream import port_of
 from penstock.http.connection_source import ListeningSocket
 from penstock.http.server import HttpServer, Limits
-from penstock.metrics.garbage import Collector
+from penstock.metrics.garbage import GarbageCollector
 from penstock.supervisor import logs
-from penstock.supervisor.exits import EXIT_FAILED, EXIT_OK, StartError
-from penstock.supervisor.keys import with_keys
-from penstock.supervisor.listener import Listener, listen
+from penstock.supervisor.exits import EXIT_FAILED, EXIT_OK, StartupError
+from penstock.supervisor.keys import load_api_keys
+from penstock.supervisor.listener import ListenSocket, listen
 
 if TYPE_CHECKING:
-    from penstock.gateway.extproc.picks import Picks
+    from penstock.gateway.extproc.picks import RoutedRequests
     from penstock.gateway.extproc.server import EnvoyServer
 
 log = logging.getLogger(__name__)
@@ -59,16 +58,16 @@ def serve(config: GatewayConfig, origins: Origins) -> int:
     logs.configure("gateway", config.log_level)
     try:
         return _serve(config, origins)
-    except StartError as error:
+    except StartupError as error:
         log.error("%s", error)
         return EXIT_FAILED
 
 
 def _serve(config: GatewayConfig, origins: Origins) -> int:
-    config = with_keys(config, origins)
+    config = load_api_keys(config, origins)
     if config.access_log_file is not None:
-        log_to(config.access_log_file)
-    named = EndpointNames(config)
+        log_to_file(config.access_log_file)
+    named = EndpointSource(config)
     weights = read_weights(config.scorers, config.ttft_slo)
     listener = listen(config.host, config.port)
     with listener.socket:
@@ -86,7 +85,7 @@ def read_weights(text: str, ttft_slo_s: float | None) -> dict[str, float]:
             raise ConfigError(f"--scorers {pair}: there is no scorer {name!r}, but {', '.join(SCORERS)}")
         if name in weights:
             raise ConfigError(f"--scorers {text}: {name} stands there twice")
-        weights[name] = read_weight(weight, f"--scorers {pair}")
+        weights[name] = parse_weight(weight, f"--scorers {pair}")
     if weights.get("slo") and ttft_slo_s is None:
         raise ConfigError("--scorers slo=…: there is no --ttft-slo that it aims at")
     if ttft_slo_s is not None and not weights.get("slo"):
@@ -94,9 +93,14 @@ def read_weights(text: str, ttft_slo_s: float | None) -> dict[str, float]:
     return weights
 
 
-def serve_envoy(
-    config: GatewayConfig, relay: Relay, ledger: Ledger, rewrites: Rewrites, tracing: Tracing, app: App
-) -> tuple[Picks, EnvoyServer] | tuple[None, None]:
+def make_external_processor(
+    config: GatewayConfig,
+    relay: Relay,
+    ledger: RequestRecorder,
+    rewrites: ModelRewrites,
+    tracing: TracePropagator,
+    app: GatewayApp,
+) -> tuple[RoutedRequests, EnvoyServer] | tuple[None, None]:
     """The external processor, if there is to be one. Raises ConfigError where its libraries are missing."""
     certificate = read_certificate(config)
     if config.ext_proc_port is None:
@@ -107,9 +111,9 @@ def serve_envoy(
         raise ConfigError(
             f"--ext-proc-port needs the package {error.name}: pip install 'penstock[envoy]'"
         ) from None
-    from penstock.gateway.extproc.picks import Picks
+    from penstock.gateway.extproc.picks import RoutedRequests
 
-    picks = Picks.of(config, relay, ledger, rewrites, tracing)
+    picks = RoutedRequests.from_config(config, relay, ledger, rewrites, tracing)
     return picks, EnvoyServer(picks, app.is_ready, certificate)
 
 
@@ -131,7 +135,7 @@ def read_certificate(config: GatewayConfig) -> tuple[bytes, bytes] | None:
     return read[0], read[1]
 
 
-class EndpointNames:
+class EndpointSource:
     """What the operator names, from the command line and the file."""
 
     def __init__(self, config: GatewayConfig) -> None:
@@ -157,35 +161,38 @@ class _Gateway:
     """All that lives while the gateway serves."""
 
     def __init__(
-        self, config: GatewayConfig, named: EndpointNames, weights: dict[str, float], listener: Listener
+        self, config: GatewayConfig, named: EndpointSource, weights: dict[str, float], listener: ListenSocket
     ) -> None:
         self._config = config
-        self._named = named
+        self._endpoint_source = named
         self._weights = weights
         self._listener = listener
         self._signals = 0
         self._began = time.monotonic()
         self._finished = asyncio.Event()
         """Set when the drain is over, or when a second signal ends it."""
-        self._picks: Picks | None = None
+        self._picks: RoutedRequests | None = None
         self._envoy: EnvoyServer | None = None
-        self._spans: Spans | None = None
-        self._collector = Collector()
+        self._spans: BatchSpanExporter | None = None
+        self._collector = GarbageCollector()
         self._http: HttpServer
-        self._app: App
+        self._app: GatewayApp
         self._relay: Relay
         self._metrics: GatewayMetrics
 
     async def run(self) -> int:
         config, loop = self._config, asyncio.get_running_loop()
         pool = self._assemble(loop)
-        targets = await resolve(self._named.urls())
-        pool.set(targets)
+        targets = await resolve(self._endpoint_source.urls())
+        pool.update(targets)
         if self._envoy is not None and config.ext_proc_port is not None:
             await self._envoy.start(config.host, config.ext_proc_port)
-        background = [asyncio.ensure_future(self._check()), asyncio.ensure_future(self._watch(pool, targets))]
+        background = [
+            asyncio.ensure_future(self._check_timeouts()),
+            asyncio.ensure_future(self._watch_endpoints(pool, targets)),
+        ]
         if config.scrape_interval:
-            background.append(asyncio.ensure_future(pool.scrape_for_ever(config.scrape_interval)))
+            background.append(asyncio.ensure_future(pool.scrape_loop(config.scrape_interval)))
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, self._on_signal)
         self._collector.start()
@@ -203,13 +210,13 @@ class _Gateway:
             pool.close()
         return EXIT_OK
 
-    def _assemble(self, loop: asyncio.AbstractEventLoop) -> Pool:
+    def _assemble(self, loop: asyncio.AbstractEventLoop) -> EndpointPool:
         """Puts the parts together; nothing listens yet. Raises ConfigError where libraries are missing."""
         config = self._config
         timeouts = Timeouts(
             config.connect_timeout, config.first_token_timeout, config.event_timeout, config.request_timeout
         )
-        pool = Pool(timeouts, lambda endpoint: self._relay.forget(endpoint), config.endpoint_api_key)
+        pool = EndpointPool(timeouts, lambda endpoint: self._relay.forget(endpoint), config.endpoint_api_key)
         picker = Picker(
             self._weights,
             limits=PickerLimits(config.saturated_waiting, config.saturated_kv_used, config.affinity_excess),
@@ -220,15 +227,19 @@ class _Gateway:
             pool, picker, timeouts, loop.time, config.include_usage, config.max_attempts, config.ttft_slo
         )
         if config.otlp_endpoint is not None:
-            self._spans = spans_to(config.otlp_endpoint, config.otlp_service_name)
+            self._spans = make_span_exporter(config.otlp_endpoint, config.otlp_service_name)
         counts = {} if self._spans is None else self._spans.counts
-        tracing = Tracing(spans=self._spans is not None, ratio=config.otlp_sampling_ratio)
-        rewrites = Rewrites(config.model_rewrite or ())
+        tracing = TracePropagator(spans=self._spans is not None, ratio=config.otlp_sampling_ratio)
+        rewrites = ModelRewrites(config.model_rewrite or ())
         options = MetricsOptions(config.metrics_compat, config.metrics_max_models, config.metrics_pool_name)
         self._metrics = metrics = GatewayMetrics(lambda: pool.endpoints, options, rewrites.pairs(), counts)
-        ledger = Ledger(metrics, config.access_log, self._spans)
-        self._app = App(config, self._relay, metrics, ledger, rewrites, tracing, self._collector, loop.time)
-        self._picks, self._envoy = serve_envoy(config, self._relay, ledger, rewrites, tracing, self._app)
+        ledger = RequestRecorder(metrics, config.access_log, self._spans)
+        self._app = GatewayApp(
+            config, self._relay, metrics, ledger, rewrites, tracing, self._collector, loop.time
+        )
+        self._picks, self._envoy = make_external_processor(
+            config, self._relay, ledger, rewrites, tracing, self._app
+        )
         limits = Limits(HEADER_TIMEOUT_S, KEEP_ALIVE_S, config.max_connections, MAX_HEADER_BYTES, MAX_BACKLOG)
         self._http = HttpServer(
             self._app, ListeningSocket(self._listener.socket), limits, on_listening=self._announce
@@ -252,10 +263,10 @@ class _Gateway:
 
     # -- background
 
-    async def _check(self) -> None:
+    async def _check_timeouts(self) -> None:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            self._relay.check()
+            self._relay.check_timeouts()
             if self._metrics.running:
                 self._collector.on_busy()
             else:
@@ -263,22 +274,22 @@ class _Gateway:
             if self._app.draining:
                 self._end_when_idle()
             if self._picks is not None:
-                self._picks.check()
+                self._picks.expire()
                 if self._app.draining and not self._picks.is_busy:
                     self._finished.set()
 
-    async def _watch(self, pool: Pool, targets: list[Target]) -> None:
+    async def _watch_endpoints(self, pool: EndpointPool, targets: list[ResolvedEndpoint]) -> None:
         """The endpoints file, and what names resolve to: ``targets`` at first."""
         loop = asyncio.get_running_loop()
-        urls = self._named.urls()
+        urls = self._endpoint_source.urls()
         resolved_at = loop.time()
         while True:
             await asyncio.sleep(FILE_INTERVAL_S)
-            now_named = self._named.urls()
+            now_named = self._endpoint_source.urls()
             if now_named != urls or loop.time() - resolved_at >= self._config.resolve_interval:
                 urls, resolved_at = now_named, loop.time()
                 targets = await resolve(urls, targets)
-                pool.set(targets)
+                pool.update(targets)
 
     # -- the end
 
@@ -295,7 +306,7 @@ class _Gateway:
 
     def _end_when_idle(self) -> None:
         """Until then new requests are refused by name, on new connections as well."""
-        if not self._app.relaying:
+        if not self._app.in_flight:
             self._http.drain()
 
     def _stop(self) -> None:

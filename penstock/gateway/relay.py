@@ -11,28 +11,28 @@ from time import perf_counter
 from typing import Literal, Protocol
 
 from penstock.gateway.attempt import (
-    RETRIED_STATUSES,
+    RETRIABLE_STATUSES,
     Attempt,
-    Client,
+    ClientStream,
     Timeouts,
-    answer_headers,
     error_body,
-    expected,
+    expected_reply,
+    local_reply_headers,
 )
 from penstock.gateway.endpoint import Endpoint
 from penstock.gateway.observer import Observation
-from penstock.gateway.outcome import Ending, Outcome, judge
-from penstock.gateway.picker import Picker, PickRequest, Refusal, pick_request
-from penstock.gateway.pool import Pool
+from penstock.gateway.outcome import Outcome, TransportResult, classify_outcome
+from penstock.gateway.picker import NoEndpointError, Picker, PickRequest, pick_request
+from penstock.gateway.pool import EndpointPool
 from penstock.gateway.request import STREAMING_PATHS, RequestBody
 from penstock.gateway.retries import RetryBudget
-from penstock.gateway.trace import Trace
+from penstock.gateway.trace import TraceContext
 from penstock.gateway.upstream import Connection, Headers, UpstreamError, request_bytes
 
 log = logging.getLogger(__name__)
 
 
-class ClientConnection(Client, Protocol):
+class ClientConnection(ClientStream, Protocol):
     """The connection that the request came on, and who is told about it."""
 
     def listen(self, attempt: Attempt | None) -> None:
@@ -46,7 +46,7 @@ class ClientConnection(Client, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedAttempt:
     """Of an attempt that was followed by another one, or by the gateway's own answer."""
 
     at: float
@@ -56,7 +56,7 @@ class Failure:
 
 
 @dataclass(slots=True, eq=False)
-class Record:
+class RequestRecord:
     """What is known about one request when it has ended. Times are seconds of the relay's clock. Compared by
     identity."""
 
@@ -65,7 +65,7 @@ class Record:
     """The client's, or one the gateway made."""
     method: str = ""
     """Empty: unknown, as the request of another process behind the same Envoy."""
-    trace: Trace | None = None
+    trace: TraceContext | None = None
     model: str = ""
     """What the client asked for."""
     target_model: str = ""
@@ -81,7 +81,7 @@ class Record:
     reason: str = ""
     endpoint: str = ""
     attempts: int = 0
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[FailedAttempt] = field(default_factory=list)
     """In their order; of requests that Envoy sends, it alone knows them."""
     status: int = 0
     """What the client got; 0: nothing."""
@@ -91,14 +91,14 @@ class Record:
     pick_s: float = 0.0
     """What picking endpoints for it has taken."""
 
-    def asks(self, body: RequestBody) -> None:
+    def set_body(self, body: RequestBody) -> None:
         """It is a request for generation."""
         self.model, self.target_model = body.asked_model, body.model
         self.priority, self.streamed = body.priority, body.stream
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
+class IncomingRequest:
     """A request as it came."""
 
     method: str
@@ -117,46 +117,46 @@ class Incoming:
 class Relay:
     """Shared by all requests of a gateway."""
 
-    pool: Pool
+    pool: EndpointPool
     picker: Picker
     timeouts: Timeouts
     clock: Callable[[], float]
     include_usage: Literal["auto", "off", "require"] = "auto"
-    most_attempts: int = 3
+    max_attempts: int = 3
     ttft_slo_s: float | None = None
-    budget: RetryBudget = field(default_factory=RetryBudget)
+    retry_budget: RetryBudget = field(default_factory=RetryBudget)
     _running: set[Attempt] = field(default_factory=set)
     _without_usage: set[Endpoint] = field(default_factory=set)
     """Endpoints that refuse include_usage."""
 
-    def check(self) -> None:
+    def check_timeouts(self) -> None:
         """End what takes too long; called several times a second."""
         now = self.clock()
         for attempt in list(self._running):
-            attempt.check(now)
+            attempt.check_timeouts(now)
 
     def forget(self, endpoint: Endpoint) -> None:
         """The endpoint was taken out."""
         self.picker.forget(endpoint)
         self._without_usage.discard(endpoint)
 
-    async def run(self, incoming: Incoming, client: ClientConnection, record: Record) -> None:
+    async def run(self, incoming: IncomingRequest, client: ClientConnection, record: RequestRecord) -> None:
         """Relay one request; ``record`` says afterwards how it ended. Never raises for what others do."""
         now = self.clock()
-        self.budget.request(now)
+        self.retry_budget.on_request(now)
         request = pick_request(incoming.body, incoming.session, self.ttft_slo_s)
-        run = _Run(self, incoming, client, record, request)
-        await run.to_the_end()
+        run = _RequestRelay(self, incoming, client, record, request)
+        await run.run()
 
     # -- for runs
 
-    def began(self, attempt: Attempt) -> None:
+    def add_attempt(self, attempt: Attempt) -> None:
         self._running.add(attempt)
 
-    def ended(self, attempt: Attempt) -> None:
+    def remove_attempt(self, attempt: Attempt) -> None:
         self._running.discard(attempt)
 
-    def asks_for_usage(self, incoming: Incoming, endpoint: Endpoint) -> bool:
+    def wants_usage(self, incoming: IncomingRequest, endpoint: Endpoint) -> bool:
         """Whether the gateway adds include_usage to the request."""
         body = incoming.body
         if body is None or not body.stream or incoming.path not in STREAMING_PATHS:
@@ -166,20 +166,20 @@ class Relay:
         silent = self.include_usage == "auto" and body.include_usage is None
         return silent and endpoint not in self._without_usage
 
-    def refuses_usage(self, endpoint: Endpoint) -> None:
+    def stop_asking_for_usage(self, endpoint: Endpoint) -> None:
         log.warning("%s refuses stream_options.include_usage and is not asked for it again", endpoint.url)
         self._without_usage.add(endpoint)
 
 
-class _Run:
+class _RequestRelay:
     """One request."""
 
     def __init__(
         self,
         relay: Relay,
-        incoming: Incoming,
+        incoming: IncomingRequest,
         client: ClientConnection,
-        record: Record,
+        record: RequestRecord,
         request: PickRequest,
     ) -> None:
         self._relay = relay
@@ -190,79 +190,81 @@ class _Run:
         self._sent_at = 0.0
         """When the latest endpoint was chosen."""
 
-    async def to_the_end(self) -> None:
+    async def run(self) -> None:
         while True:
             began = perf_counter()
             try:
                 endpoint = self._relay.picker.pick(
                     self._request, self._relay.pool.endpoints, self._relay.clock()
                 )
-            except Refusal as refusal:
-                self._refuse(refusal)
+            except NoEndpointError as refusal:
+                self._reply_without_endpoint(refusal)
                 return
             self._record.pick_s += perf_counter() - began
-            if await self._send_to(endpoint):
+            if await self._try_endpoint(endpoint):
                 return
             record = self._record
-            failure = Failure(self._relay.clock(), endpoint.url, record.outcome, record.reason)
+            failure = FailedAttempt(self._relay.clock(), endpoint.url, record.outcome, record.reason)
             record.failures.append(failure)
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _reply_without_endpoint(self, refusal: NoEndpointError) -> None:
         """Nobody may get it; what an earlier attempt met is the outcome then."""
         record = self._record
         if not record.attempts:
             record.outcome, record.reason = Outcome.REJECTED, refusal.reason
-            self._answer(refusal.status, refusal.reason, str(refusal))
+            self._reply_locally(refusal.status, refusal.reason, str(refusal))
         else:
-            self._answer(502 if record.status == 0 else record.status, "upstream_failed", record.reason)
+            self._reply_locally(
+                502 if record.status == 0 else record.status, "upstream_failed", record.reason
+            )
 
-    def _answer(self, status: int, code: str, message: str) -> None:
+    def _reply_locally(self, status: int, code: str, message: str) -> None:
         """An answer of the gateway's own."""
         body = error_body(code, message)
         self._record.status = status
-        self._client.start(status, [*answer_headers(status), (b"content-length", b"%d" % len(body))])
+        self._client.start(status, [*local_reply_headers(status), (b"content-length", b"%d" % len(body))])
         self._client.write(body)
         self._client.end()
 
     # -- one endpoint
 
-    async def _send_to(self, endpoint: Endpoint) -> bool:
+    async def _try_endpoint(self, endpoint: Endpoint) -> bool:
         """Whether the request has ended with it."""
         relay, tokens = self._relay, self._request.tokens
         self._request.tried.add(endpoint)
         self._record.attempts += 1
         self._record.endpoint = endpoint.url
         self._sent_at = relay.clock()
-        endpoint.began(tokens, self._sent_at)
+        endpoint.request_sent(tokens, self._sent_at)
         try:
-            return await self._exchange(endpoint)
+            return await self._send_until_answered(endpoint)
         finally:
-            endpoint.ended(tokens)
+            endpoint.request_ended(tokens)
 
-    async def _exchange(self, endpoint: Endpoint) -> bool:
+    async def _send_until_answered(self, endpoint: Endpoint) -> bool:
         relay, record = self._relay, self._record
-        with_usage = relay.asks_for_usage(self._incoming, endpoint)
+        with_usage = relay.wants_usage(self._incoming, endpoint)
         fresh = False
         while True:
             try:
                 connection = await self._connect(endpoint, fresh=fresh)
             except UpstreamError as error:
-                return self._settle(endpoint, Ending.BROKEN, None, str(error))
+                return self._finish_attempt(endpoint, TransportResult.BROKEN, None, str(error))
             if connection is None:
-                return self._settle(endpoint, Ending.CLIENT_GONE, None, "")
+                return self._finish_attempt(endpoint, TransportResult.CLIENT_GONE, None, "")
             was_used = connection.was_used
             attempt = await self._attempt(connection, with_usage)
             ending = attempt.ended.result()
             if with_usage and attempt.status == 400 and not attempt.relayed:
                 with_usage, fresh = False, False  # perhaps because of what the gateway added
                 continue
-            if ending is Ending.BROKEN and was_used and not connection.answered and not fresh:
+            if ending is TransportResult.BROKEN and was_used and not connection.answered and not fresh:
                 fresh = True  # the server had closed the kept connection: nothing to do with the request
                 continue
-            if not with_usage and relay.asks_for_usage(self._incoming, endpoint) and attempt.status == 200:
-                relay.refuses_usage(endpoint)
+            if not with_usage and relay.wants_usage(self._incoming, endpoint) and attempt.status == 200:
+                relay.stop_asking_for_usage(endpoint)
             record.bytes_out = attempt.bytes_out
-            return self._settle(endpoint, ending, attempt, attempt.reason)
+            return self._finish_attempt(endpoint, ending, attempt, attempt.reason)
 
     async def _connect(self, endpoint: Endpoint, *, fresh: bool) -> Connection | None:
         """None: the client has left meanwhile."""
@@ -281,7 +283,7 @@ class _Run:
         attempt = Attempt(
             self._client,
             connection,
-            expects=expected(body),
+            expects=expected_reply(body),
             strip_usage=with_usage,
             wanted=lambda status: self._is_wanted(status, with_usage),
             timeouts=relay.timeouts,
@@ -291,13 +293,13 @@ class _Run:
         sent = request_bytes(
             incoming.method.encode(), incoming.target, connection.authority, incoming.headers, raw
         )
-        relay.began(attempt)
+        relay.add_attempt(attempt)
         try:
             connection.send(sent, attempt)
             self._client.listen(attempt)
             await asyncio.wait((attempt.ended,))
         finally:
-            relay.ended(attempt)
+            relay.remove_attempt(attempt)
             self._client.listen(None)  # they refer to each other
         return attempt
 
@@ -305,9 +307,9 @@ class _Run:
         """Whether a reply is relayed, rather than thrown away for another attempt."""
         if status == 400 and with_usage and self._relay.include_usage == "auto":
             return False
-        return status not in RETRIED_STATUSES or not self._may_retry()
+        return status not in RETRIABLE_STATUSES or not self._take_retry()
 
-    def _may_retry(self) -> bool:
+    def _take_retry(self) -> bool:
         relay = self._relay
         others = [
             endpoint
@@ -315,42 +317,46 @@ class _Run:
             if endpoint not in self._request.tried and endpoint.breaker.allows(relay.clock())
         ]
         return (
-            bool(others) and self._record.attempts < relay.most_attempts and relay.budget.take(relay.clock())
+            bool(others)
+            and self._record.attempts < relay.max_attempts
+            and relay.retry_budget.try_take(relay.clock())
         )
 
     # -- what became of it
 
-    def _settle(self, endpoint: Endpoint, ending: Ending, attempt: Attempt | None, reason: str) -> bool:
+    def _finish_attempt(
+        self, endpoint: Endpoint, ending: TransportResult, attempt: Attempt | None, reason: str
+    ) -> bool:
         """Account for one exchange; whether the request has ended with it."""
         record = self._record
         now = self._relay.clock()
         if attempt is not None:
             record.seen, record.status = attempt.seen, attempt.status or 0
         status = record.status if attempt is not None else None
-        record.outcome = judge(ending, status or None, record.seen, record.path)
-        record.reason = reason or reason_of(record)
-        endpoint.breaker.judged(record.outcome, now, self._sent_at)
+        record.outcome = classify_outcome(ending, status or None, record.seen, record.path)
+        record.reason = reason or failure_reason(record)
+        endpoint.breaker.record_outcome(record.outcome, now, self._sent_at)
         if record.seen.first_token_at is not None and record.sent_at is not None:
-            endpoint.answered(record.seen.first_token_at - record.sent_at)
-        if ending is Ending.CLIENT_GONE or (attempt is not None and attempt.relayed):
+            endpoint.add_ttft(record.seen.first_token_at - record.sent_at)
+        if ending is TransportResult.CLIENT_GONE or (attempt is not None and attempt.relayed):
             return True
-        if ending is Ending.COMPLETE:
+        if ending is TransportResult.COMPLETE:
             record.reason = f"the model server answered with status {status}"
             return False  # thrown away for another attempt
-        if self._may_retry():
+        if self._take_retry():
             return False
-        if ending is Ending.TIMEOUT:
-            self._answer(504, "upstream_timeout", reason)
+        if ending is TransportResult.TIMEOUT:
+            self._reply_locally(504, "upstream_timeout", reason)
             return True
-        self._answer(502, "upstream_failed", f"no answer from a model server: {reason}")
+        self._reply_locally(502, "upstream_failed", f"no answer from a model server: {reason}")
         return True
 
 
-def reason_of(record: Record) -> str:
+def failure_reason(record: RequestRecord) -> str:
     """Why a reply that arrived is not a good one; nothing for one that is."""
     seen = record.seen
     if record.outcome is Outcome.CONTENT_ERROR:
-        return seen.malformed or ""
+        return seen.content_problem or ""
     if record.outcome is Outcome.NETWORK_ERROR:
         return "the stream ended without its terminator"
     if record.outcome is Outcome.MODEL_SERVER_ERROR and seen.error is not None:

@@ -90,7 +90,7 @@ def read_request(raw: bytes) -> RequestBody:
     )
 
 
-def read_weight(text: str, option: str) -> float:
+def parse_weight(text: str, option: str) -> float:
     """A weight among the values of ``option``. Raises ConfigError."""
     try:
         weight = float(text)
@@ -101,7 +101,7 @@ def read_weight(text: str, option: str) -> float:
     return weight
 
 
-class Rewrites:
+class ModelRewrites:
     """Of ``--model-rewrite``: which models are asked for instead of a name, by weight."""
 
     def __init__(self, texts: Sequence[str], rng: random.Random | None = None) -> None:
@@ -112,7 +112,7 @@ class Rewrites:
             option = f"--model-rewrite {text}"
             name, _, targets = text.partition("=")
             pairs = [target.partition(":") for target in targets.split(",")]
-            weights = [read_weight(weight or "1", option) for _, _, weight in pairs]
+            weights = [parse_weight(weight or "1", option) for _, _, weight in pairs]
             if not any(weights):
                 raise ConfigError(f"{option}: all weights are 0")
             if name in self._targets:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from penstock.gateway.endpoint import Load
+from penstock.gateway.endpoint import EndpointLoad
 
 _WAITING = (
     "vllm:num_requests_waiting",
@@ -41,7 +41,7 @@ class NoLoadError(ValueError):
     does not tell us."""
 
 
-def read_load(text: bytes) -> Load:
+def read_load(text: bytes) -> EndpointLoad:
     """The load in an exposition. Several series of a name are several engines: requests are added up, of KV
     use the highest counts. Raises NoLoadError when none of the known names is in it."""
     waiting, running, kv_used = 0.0, 0.0, 0.0
@@ -62,7 +62,7 @@ def read_load(text: bytes) -> Load:
             adapters, max_adapters = _read_adapters(dict(_LABEL.findall(labels)))
     if not found:
         raise NoLoadError("none of the known names of load metrics is in its /metrics")
-    return Load(int(waiting), int(running), min(kv_used, 1.0), adapters, max_adapters)
+    return EndpointLoad(int(waiting), int(running), min(kv_used, 1.0), adapters, max_adapters)
 
 
 def _read_adapters(labels: dict[bytes, bytes]) -> tuple[frozenset[str], int]:

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 from penstock import __version__
 from penstock.config.errors import ConfigError
-from penstock.gateway.dialect import Usage
-from penstock.gateway.outcome import GOOD
-from penstock.gateway.relay import Record
+from penstock.gateway.dialect import TokenUsage
+from penstock.gateway.outcome import SUCCESSFUL
+from penstock.gateway.relay import RequestRecord
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -43,7 +43,7 @@ _PROVIDERS = {"/v1/messages": "anthropic"}
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SpanData:
     """What a span says about a request. Times are seconds of the relay's clock."""
 
     name: str
@@ -54,12 +54,12 @@ class Told:
     """Why the request did not end well; None: it did."""
 
 
-def tell(record: Record) -> Told:
+def span_data(record: RequestRecord) -> SpanData:
     """What is known about a request that has ended."""
-    seen, usage = record.seen, record.seen.usage or Usage()
+    seen, usage = record.seen, record.seen.usage or TokenUsage()
     operation = _OPERATIONS.get(record.path, "chat" if record.path in _PROVIDERS else None)
     endpoint = urlsplit(record.endpoint if "//" in record.endpoint else f"//{record.endpoint}")
-    good = record.outcome in GOOD
+    good = record.outcome in SUCCESSFUL
     ttft = None if seen.first_token_at is None else seen.first_token_at - record.began_at
     attributes: dict[str, str | int | float | bool | None] = {
         "gen_ai.operation.name": operation,
@@ -96,17 +96,17 @@ def tell(record: Record) -> Told:
         events.append(("first_token", seen.first_token_at, {}))
     name = f"{operation} {record.model}" if operation else record.method or "HTTP"
     told = {key: value for key, value in attributes.items() if value is not None}
-    return Told(name, told, events, None if good else record.reason or record.outcome.value)
+    return SpanData(name, told, events, None if good else record.reason or record.outcome.value)
 
 
-class Spans:
+class BatchSpanExporter:
     """Takes requests that have ended, and sends their spans in batches. Its thread runs from the beginning to
     :meth:`close`."""
 
     def __init__(
         self,
         exporter: SpanExporter,
-        make: Callable[[Iterable[Record]], list[ReadableSpan]],
+        make: Callable[[Iterable[RequestRecord]], list[ReadableSpan]],
         *,
         most_waiting: int = MOST_WAITING,
     ) -> None:
@@ -115,13 +115,13 @@ class Spans:
         self._exporter = exporter
         self._make = make
         self._most_waiting = most_waiting
-        self._waiting: deque[Record] = deque()
+        self._waiting: deque[RequestRecord] = deque()
         self._wake = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
         self._thread.start()
 
-    def add(self, record: Record) -> None:
+    def add(self, record: RequestRecord) -> None:
         """Never waits: what there is no room for is dropped."""
         if record.trace is None or record.trace.span_id is None or not record.trace.sampled:
             return
@@ -155,7 +155,7 @@ class Spans:
             batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
             self._send(batch)
 
-    def _send(self, batch: list[Record]) -> None:
+    def _send(self, batch: list[RequestRecord]) -> None:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         result = SpanExportResult.FAILURE
@@ -166,7 +166,7 @@ class Spans:
         self.counts["exported" if result is SpanExportResult.SUCCESS else "failed"] += len(batch)
 
 
-def spans_to(url: str, service_name: str) -> Spans:
+def make_span_exporter(url: str, service_name: str) -> BatchSpanExporter:
     """Spans for the collector at ``url`` (OTLP over HTTP; without a path that of traces is taken). Raises
     ConfigError where the libraries are missing."""
     try:
@@ -180,20 +180,20 @@ def spans_to(url: str, service_name: str) -> Spans:
     endpoint = url if parts.path.strip("/") else parts._replace(path=TRACES_PATH).geturl()
     resource = Resource.create({"service.name": service_name, "service.version": __version__})
 
-    def make(records: Iterable[Record]) -> list[ReadableSpan]:
+    def make(records: Iterable[RequestRecord]) -> list[ReadableSpan]:
         epoch = time.time() - time.monotonic()  # which event loops count by
         return [span_of(record, resource, epoch) for record in records]
 
-    return Spans(OTLPSpanExporter(endpoint), make)
+    return BatchSpanExporter(OTLPSpanExporter(endpoint), make)
 
 
-def span_of(record: Record, resource: Resource, epoch: float) -> ReadableSpan:
+def span_of(record: RequestRecord, resource: Resource, epoch: float) -> ReadableSpan:
     """The span of a request that has ended; ``epoch`` is the relay's clock's zero in Unix time, seconds."""
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-    trace, told = record.trace, tell(record)
+    trace, told = record.trace, span_data(record)
     assert trace is not None, "a request has a span if it has a trace"
     assert trace.span_id is not None
     trace_id = trace.trace_id

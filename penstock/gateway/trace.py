@@ -20,7 +20,7 @@ _FIELDS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class TraceContext:
     """Of one request. Ids are numbers, of 128 and 64 bits."""
 
     trace_id: int
@@ -32,31 +32,31 @@ class Trace:
     """Whether spans are to be kept."""
 
     @property
-    def name(self) -> str:
+    def trace_id_hex(self) -> str:
         """The trace's id as logs have it."""
         return f"{self.trace_id:032x}"
 
     @property
-    def begins_here(self) -> bool:
+    def is_root(self) -> bool:
         """There is no valid context that a ``tracestate`` would belong to."""
         return self.parent_id is None
 
     @property
-    def header(self) -> bytes:
+    def traceparent(self) -> bytes:
         """The ``traceparent`` that makes the gateway's span the parent."""
-        return f"00-{self.name}-{self.span_id:016x}-{int(self.sampled):02x}".encode()
+        return f"00-{self.trace_id_hex}-{self.span_id:016x}-{int(self.sampled):02x}".encode()
 
 
-def read_traceparent(value: bytes) -> Trace | None:
+def read_traceparent(value: bytes) -> TraceContext | None:
     """None for what is no ``traceparent``. Later versions may have more fields at the end; their flags are
     those of version 00."""
     found = _FIELDS.fullmatch(value)
     if found is None or (found[1] == b"00" and found[5] is not None):
         return None
-    return Trace(int(found[2], 16), int(found[3], 16), sampled=bool(int(found[4], 16) & SAMPLED))
+    return TraceContext(int(found[2], 16), int(found[3], 16), sampled=bool(int(found[4], 16) & SAMPLED))
 
 
-class Tracing:
+class TracePropagator:
     """What the gateway does with trace contexts.
 
     Without ``spans`` it has no part in traces: contexts are passed on as they are, and none is made (its span
@@ -70,7 +70,7 @@ class Tracing:
         self._ratio = ratio
         self._rng = rng or random.Random()
 
-    def trace(self, headers: Headers) -> Trace | None:
+    def extract(self, headers: Headers) -> TraceContext | None:
         """The trace that a request with ``headers`` belongs to; None: nobody traces it."""
         given = [value for name, value in headers if name == TRACEPARENT]
         parent = read_traceparent(given[0]) if len(given) == 1 else None
@@ -79,14 +79,14 @@ class Tracing:
         bits = self._rng.getrandbits
         span_id = bits(64) or 1
         if parent is not None:
-            return Trace(parent.trace_id, parent.parent_id, span_id, parent.sampled)
-        return Trace(bits(128) or 1, None, span_id, self._rng.random() < self._ratio)
+            return TraceContext(parent.trace_id, parent.parent_id, span_id, parent.sampled)
+        return TraceContext(bits(128) or 1, None, span_id, self._rng.random() < self._ratio)
 
 
-def passed_on(headers: Headers, trace: Trace | None) -> Headers:
+def inject_trace_context(headers: Headers, trace: TraceContext | None) -> Headers:
     """The headers that the model server gets: with the gateway's span as parent if there is one."""
     if trace is None or trace.span_id is None:
         return headers
-    dropped = {TRACEPARENT, TRACESTATE} if trace.begins_here else {TRACEPARENT}
+    dropped = {TRACEPARENT, TRACESTATE} if trace.is_root else {TRACEPARENT}
     kept = [(name, value) for name, value in headers if name not in dropped]
-    return [*kept, (TRACEPARENT, trace.header)]
+    return [*kept, (TRACEPARENT, trace.traceparent)]

@@ -26,7 +26,7 @@ class UpstreamError(ConnectionError):
     """No connection to the endpoint, or it broke."""
 
 
-class Receiver(Protocol):
+class ReplyReceiver(Protocol):
     """Gets one reply: on_head, on_body any number of times, then one of on_end and on_broken."""
 
     def on_head(self, status: int, headers: Headers) -> None: ...
@@ -48,7 +48,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self._transport: asyncio.Transport
-        self._receiver: Receiver | None = None
+        self._receiver: ReplyReceiver | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
         self._body: list[bytes] = []
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._reusable and not self._transport.is_closing()
 
-    def send(self, request: bytes, receiver: Receiver) -> None:
+    def send(self, request: bytes, receiver: ReplyReceiver) -> None:
         """Send a whole request; the reply goes to ``receiver``, as does the news that the connection broke
         while nobody used it."""
         self._receiver = receiver
@@ -146,13 +146,13 @@ class Connection(asyncio.Protocol):
         self._reusable = False
         self._transport.abort()
 
-    def pause(self, receiver: Receiver) -> None:
+    def pause(self, receiver: ReplyReceiver) -> None:
         """Read no further: whoever gets the reply is behind. Nothing happens when it is not, or no longer,
         ``receiver`` that gets it: its client may still be slow while the connection serves another one."""
         if self._receiver is receiver and not self._transport.is_closing():
             self._transport.pause_reading()
 
-    def resume(self, receiver: Receiver) -> None:
+    def resume(self, receiver: ReplyReceiver) -> None:
         """The opposite of :meth:`pause`."""
         if self._receiver is receiver and not self._transport.is_closing():
             self._transport.resume_reading()
@@ -274,7 +274,7 @@ _HOP_BY_HOP = frozenset(
 """Headers that are about one connection alone (RFC 9110 §7.6.1)."""
 
 
-def end_to_end(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
+def without_hop_by_hop(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
     """Headers that a relay passes on: without those about the connection, named by it or by the standard."""
     named = {
         token.strip().lower()

@@ -16,7 +16,7 @@ from penstock.generation.parsers.delta import Delta
 from penstock.generation.plan import RequestPlan
 from penstock.http.errors import ApiError
 from penstock.streaming.stream import StreamError
-from penstock.wire.messages import TransferParams
+from penstock.wire.messages import KVTransferParams
 
 if TYPE_CHECKING:
     from penstock.generation.collected import CollectedReply
@@ -68,7 +68,7 @@ class ReplyFormat(ABC):
         token_ids: Sequence[int] | None = None,
         prompt_token_ids: Sequence[int] | None = None,
         usage: TokenUsage | None = None,
-        kv_transfer_params: TransferParams | None = None,
+        kv_transfer_params: KVTransferParams | None = None,
     ) -> bytes:
         """One event of a choice with everything the client asked for. ``delta`` replaces ``text`` where tool
         calls or reasoning are parsed; ``finish_reason`` is set in the last event of the choice."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from penstock.generation.streamed import StreamedReply
-from penstock.streaming.table import StreamTable
+from penstock.streaming.table import OutputProcessor
 
 TICKS = 4
 """Looks at the streams per interval: a stream is silent for at most the interval, and for at least three
@@ -16,7 +16,7 @@ quarters of it, before its client gets a comment."""
 class KeepAlive:
     """One timer for all streams of a process; a tick touches only those that are silent."""
 
-    def __init__(self, streams: StreamTable, interval_s: float) -> None:
+    def __init__(self, streams: OutputProcessor, interval_s: float) -> None:
         """``interval_s``: longest silence, above 0."""
         self._streams = streams
         self._interval = interval_s
@@ -34,6 +34,6 @@ class KeepAlive:
     def tick(self, now: float) -> None:
         """Sends a comment on every stream that would be silent for too long by the next tick."""
         since = now - self._interval * (1 - 1 / TICKS)
-        for stream in self._streams.silent(since):
+        for stream in self._streams.streams_idle_since(since):
             if isinstance(stream.reply, StreamedReply):
                 stream.reply.send_keep_alive(since, now)

@@ -29,9 +29,11 @@ class PromptLogprobFormatter:
     def add(self, logprobs: PromptLogprobs) -> None:
         """The next tokens' entries; known ones are ignored. Raises ValueError when some were lost."""
         known = len(self._entries) + 1
-        if int(logprobs.place[0]) > known:
-            raise ValueError(f"prompt logprobs from {int(logprobs.place[0])}, but those from {known} are due")
-        columns = (logprobs.place, logprobs.ids, logprobs.values, logprobs.rank)
+        if int(logprobs.position[0]) > known:
+            raise ValueError(
+                f"prompt logprobs from {int(logprobs.position[0])}, but those from {known} are due"
+            )
+        columns = (logprobs.position, logprobs.ids, logprobs.values, logprobs.rank)
         for place, ids, values, rank in zip(*(column.tolist() for column in columns), strict=True):
             if place == len(self._entries) + 1:
                 self._entries.append((ids, values, rank))

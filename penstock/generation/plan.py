@@ -10,7 +10,7 @@ from penstock.generation import sampling_params
 from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.stream_interval import EVERY_TOKEN, StreamInterval
 from penstock.generation.structured_output import Constraint
-from penstock.wire.messages import Sampling, TransferParams
+from penstock.wire.messages import KVTransferParams, SamplingParams
 
 ASSISTANT = "assistant"
 
@@ -23,8 +23,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     prompts: Sequence[str | list[int]]
     """Texts to tokenize or token ids; never empty."""
     add_special_tokens: bool
-    base: Sampling
-    """Sampling of choice 0 with all of max_tokens; see :meth:`sampling`."""
+    base: SamplingParams
+    """SamplingParams of choice 0 with all of max_tokens; see :meth:`sampling`."""
     max_model_len: int
     n: int = 1
     """Choices to generate per prompt."""
@@ -51,7 +51,7 @@ class RequestPlan(msgspec.Struct, gc=False):
     cache_salt: str | None = None
     adapter: str | None = None
     """What the model is to run with; None: as it is."""
-    kv_transfer_params: TransferParams | None = None
+    kv_transfer_params: KVTransferParams | None = None
     request_id: str | None = None
     truncate_prompt_tokens: int | None = None
     """Most prompt tokens to keep; None: all."""
@@ -66,8 +66,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     format: MessageFormat | None = None
     """Where a choice's text may have tool calls and reasoning; None: it is all content."""
 
-    def sampling(self, prompt_len: int, index: int = 0) -> Sampling:
-        """Sampling of choice ``index`` (0 to n-1) of a prompt with ``prompt_len`` tokens.
+    def sampling(self, prompt_len: int, index: int = 0) -> SamplingParams:
+        """SamplingParams of choice ``index`` (0 to n-1) of a prompt with ``prompt_len`` tokens.
 
         max_tokens is held to what the context leaves. Raises ApiError when that is nothing.
         """

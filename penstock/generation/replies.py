@@ -19,17 +19,22 @@ from penstock.generation.logprobs import LogprobCollector, PromptLogprobFormatte
 from penstock.generation.parsers.delta import Delta
 from penstock.generation.parsers.message import MessageParser
 from penstock.generation.plan import RequestPlan
-from penstock.streaming.assembler import Assembler, Piece
+from penstock.streaming.assembler import Assembler, TextDelta
 from penstock.streaming.stream import Stream, StreamError
-from penstock.streaming.table import StreamTable
+from penstock.streaming.table import OutputProcessor
 from penstock.streaming.token_table import TokenTable
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import TransferParams
+from penstock.wire.messages import KVTransferParams
 
-_REASON = {Finish.EOS: b"stop", Finish.STOP_TOKEN: b"stop", Finish.LENGTH: b"length", Finish.GRAMMAR: b"stop"}
-_ABORT = Finish.ABORT
-_NO_TEXT = (Finish.EOS, Finish.STOP_TOKEN)
+_REASON = {
+    FinishReason.EOS: b"stop",
+    FinishReason.STOP_TOKEN: b"stop",
+    FinishReason.LENGTH: b"length",
+    FinishReason.GRAMMAR: b"stop",
+}
+_ABORT = FinishReason.ABORT
+_NO_TEXT = (FinishReason.EOS, FinishReason.STOP_TOKEN)
 """Ends whose last token is no part of the text."""
 _ABORTED = StreamError(500, "engine_error", "The engine stopped this request.")
 
@@ -95,7 +100,7 @@ class Choice:
     begun: bool = False
     finish_reason: bytes = b""
     stop_reason: int | str | None = None
-    kv_transfer_params: TransferParams | None = None
+    kv_transfer_params: KVTransferParams | None = None
     """What the engine says at its end."""
 
     @property
@@ -122,7 +127,7 @@ class RequestContext:
     """What a reply needs from its process."""
 
     engine_client: EngineClient
-    streams: StreamTable
+    streams: OutputProcessor
     tables: TextTables
     on_end: Callable[[RequestReply, str], None]
     """Called once per reply with its outcome: stop, length, error, abort."""
@@ -183,7 +188,12 @@ class RequestReply(ABC):
     # -- rows
 
     def on_row(
-        self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
+        self,
+        stream: Stream,
+        tokens: Sequence[int],
+        finish: FinishReason,
+        cached: int,
+        logprobs: Logprobs | None,
     ) -> None:
         if finish is _ABORT:
             self.on_failure(stream, _ABORTED)
@@ -192,12 +202,12 @@ class RequestReply(ABC):
         self._add_cached(stream, cached)
         if self.plan.max_tokens == 0:  # the one token that is generated is not shown
             self.context.streams.discard_tokens(len(tokens))
-            tokens, finish, logprobs = (), Finish.LENGTH, None
+            tokens, finish, logprobs = (), FinishReason.LENGTH, None
         if choice.assembler is None:
             choice.assembler = self._assembler()
         piece = assemble(choice.assembler, self._finished_text(tokens, finish), finish)
         self._settle(choice, stream, piece, tokens, finish)
-        counted = tokens[: piece.used] if piece.stop is not None else tokens
+        counted = tokens[: piece.tokens_used] if piece.stop is not None else tokens
         self._extend(choice, stream, piece.text, counted, logprobs)
 
     def _add_cached(self, stream: Stream, cached: int) -> None:
@@ -214,7 +224,7 @@ class RequestReply(ABC):
         assert prompt_logprobs is not None  # its engine was asked
         prompt_logprobs.add(logprobs)
 
-    def on_transfer(self, stream: Stream, params: TransferParams) -> None:
+    def on_transfer(self, stream: Stream, params: KVTransferParams) -> None:
         self.choices[stream.index].kv_transfer_params = params
 
     # -- ends
@@ -230,7 +240,7 @@ class RequestReply(ABC):
         for choice in self.choices:
             stream, choice.stream = choice.stream, None
             if stream is not None:
-                choice.generated = self.context.streams.generated(stream)
+                choice.generated = self.context.streams.num_delivered(stream)
                 if stream is not failed:
                     self._drop(stream)
 
@@ -239,25 +249,25 @@ class RequestReply(ABC):
         self.context.streams.discard(stream)
 
     def _settle(
-        self, choice: Choice, stream: Stream, piece: Piece, tokens: Sequence[int], finish: Finish
+        self, choice: Choice, stream: Stream, piece: TextDelta, tokens: Sequence[int], finish: FinishReason
     ) -> None:
         """Note why the choice ended, if this row ended it. ``piece.stop`` outranks the engine's reason."""
         if piece.stop is not None:
             choice.finish_reason, choice.stop_reason = b"stop", piece.stop
-            surplus = len(tokens) - piece.used
+            surplus = len(tokens) - piece.tokens_used
             self.context.streams.discard_tokens(surplus)
-            choice.generated = self.context.streams.generated(stream) - surplus
+            choice.generated = self.context.streams.num_delivered(stream) - surplus
             choice.stream = None
             if not finish:
                 self._drop(stream, stopped=True)
         elif finish:
-            choice.stop_reason = tokens[-1] if finish is Finish.STOP_TOKEN else None
+            choice.stop_reason = tokens[-1] if finish is FinishReason.STOP_TOKEN else None
             self._close(choice, stream, finish)
 
-    def _close(self, choice: Choice, stream: Stream, finish: Finish) -> None:
+    def _close(self, choice: Choice, stream: Stream, finish: FinishReason) -> None:
         """The engine has ended the choice's stream."""
         choice.finish_reason = _REASON[finish]
-        choice.generated = self.context.streams.generated(stream) if self.plan.max_tokens != 0 else 0
+        choice.generated = self.context.streams.num_delivered(stream) if self.plan.max_tokens != 0 else 0
         choice.stream = None
 
     def _end(self, outcome: str) -> None:
@@ -277,7 +287,7 @@ class RequestReply(ABC):
                 return "length"
         return "stop"
 
-    def _finished_text(self, tokens: Sequence[int], finish: Finish) -> Sequence[int]:
+    def _finished_text(self, tokens: Sequence[int], finish: FinishReason) -> Sequence[int]:
         """The tokens whose text counts: EOS and stop tokens end a text, they are no part of it.
 
         Unless special tokens are wanted as text, or the stop itself is (vLLM's include_stop_str).
@@ -287,12 +297,12 @@ class RequestReply(ABC):
         return tokens
 
 
-def assemble(assembler: Assembler, tokens: Sequence[int], finish: Finish) -> Piece:
+def assemble(assembler: Assembler, tokens: Sequence[int], finish: FinishReason) -> TextDelta:
     """Push a row; at its stream's end, flush. ``used`` counts the row's tokens."""
     piece = assembler.push(tokens)
     if finish and piece.stop is None:
         rest = assembler.finish()
-        piece = Piece(piece.text + rest.text, piece.used, rest.stop)
+        piece = TextDelta(piece.text + rest.text, piece.tokens_used, rest.stop)
     return piece
 
 

@@ -11,7 +11,7 @@ from penstock.generation.model_info import ModelInfo
 from penstock.generation.request_schemas import GenerateRequest
 from penstock.generation.tokenizer import Tokenizer
 from penstock.http.errors import ApiError, refused
-from penstock.wire.messages import Sampling
+from penstock.wire.messages import SamplingParams
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are 0, as in vLLM."""
@@ -38,7 +38,7 @@ def parse_sampling_params(
     max_tokens: int,
     seed: int,
     logprobs: int,
-) -> Sampling:
+) -> SamplingParams:
     """The sampling of ``request`` with the model's defaults filled in. Raises ApiError.
 
     ``max_tokens``, ``logprobs``: of the request, checked, in the wire's terms. ``seed``: what the request
@@ -69,7 +69,7 @@ def parse_sampling_params(
     seeded = r.seed is not None and r.seed != -1
     if r.seed is not None and seeded:
         seed = r.seed & SEED_MASK
-    sampling = Sampling(
+    sampling = SamplingParams(
         max_tokens,
         seed,
         temperature,
@@ -98,8 +98,8 @@ def parse_sampling_params(
 
 
 def _with_rare_fields(
-    sampling: Sampling, r: GenerateRequest, model_info: ModelInfo, tokenizer: Tokenizer
-) -> Sampling:
+    sampling: SamplingParams, r: GenerateRequest, model_info: ModelInfo, tokenizer: Tokenizer
+) -> SamplingParams:
     repetition = sampling.repetition_penalty if r.repetition_penalty is None else r.repetition_penalty
     if not 0.0 < repetition < 1e30:
         raise ApiError(400, f"repetition_penalty must be greater than zero, got {repetition}.")

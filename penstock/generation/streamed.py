@@ -10,7 +10,7 @@ from penstock.generation.replies import Choice, Prompt, RequestContext, RequestR
 from penstock.http.sink import Sink
 from penstock.streaming.stream import Stream, StreamError, chunk
 from penstock.streaming.token_table import escape_json
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
 
 TOKEN_BYTES = 40
@@ -19,7 +19,7 @@ CANDIDATE_BYTES = 1024
 """The same of a token's logprob and of each of its alternatives: a dictionary, text and bytes."""
 COMMENT = b": keep-alive\n\n"
 """A comment, which clients skip by the rules of server-sent events."""
-_WITH_TEXT = (Finish.NONE, Finish.LENGTH, Finish.GRAMMAR)
+_WITH_TEXT = (FinishReason.NONE, FinishReason.LENGTH, FinishReason.GRAMMAR)
 """Rows whose tokens all belong to the text."""
 
 
@@ -71,7 +71,12 @@ class StreamedReply(RequestReply):
     # -- rows
 
     def on_row(
-        self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
+        self,
+        stream: Stream,
+        tokens: Sequence[int],
+        finish: FinishReason,
+        cached: int,
+        logprobs: Logprobs | None,
     ) -> None:
         choice = self.choices[stream.index]
         held = choice.text or not choice.plain or choice.parser is not None  # a parser is told of the end
@@ -88,7 +93,9 @@ class StreamedReply(RequestReply):
         else:
             super().on_row(stream, tokens, finish, cached, logprobs)
 
-    def _plain_row(self, choice: Choice, stream: Stream, text: bytes, finish: Finish, cached: int) -> None:
+    def _plain_row(
+        self, choice: Choice, stream: Stream, text: bytes, finish: FinishReason, cached: int
+    ) -> None:
         """The first or the last row of most streams: JSON-escaped ``text``, as the rows between have it."""
         self._add_cached(stream, cached)
         format, index = self.format, stream.index
@@ -138,7 +145,7 @@ class StreamedReply(RequestReply):
     def _choose_path(self, choice: Choice) -> None:
         """Whether the choice's next row may take the table's texts as they are."""
         if self._plain and self.started and not self._paused and choice.stream is not None:
-            choice.stream.plain = choice.plain  # while text is held back, no token may overtake it
+            choice.stream.fast_path = choice.plain  # while text is held back, no token may overtake it
 
     # -- events
 
@@ -167,7 +174,9 @@ class StreamedReply(RequestReply):
         if not (text or delta or ended or tokens or logprobs):
             return opening
         choice.begun = True
-        generated = self.context.streams.generated(stream) if choice.stream is stream else choice.generated
+        generated = (
+            self.context.streams.num_delivered(stream) if choice.stream is stream else choice.generated
+        )
         return opening + format.event(
             index,
             escape_json(text),
@@ -205,14 +214,14 @@ class StreamedReply(RequestReply):
         self._backlog = self.sink.unread()
         for choice in self.choices:
             if choice.stream is not None:
-                choice.stream.plain = False
+                choice.stream.fast_path = False
 
     def on_resume(self) -> None:
         self._paused = False
         data = b""
         for choice in self.choices:
             stream = choice.stream
-            if stream is not None and self.context.streams.generated(stream):
+            if stream is not None and self.context.streams.num_delivered(stream):
                 data += self._event(choice, stream)
                 self._choose_path(choice)
         if data:

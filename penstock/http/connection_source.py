@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock.wire.handover import Taker
+from penstock.wire.handover import HandoverReceiver
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class ListeningSocket:
 class HandedOverConnections:
     """Takes connections that the supervisor has accepted, and tells it how many are open."""
 
-    def __init__(self, taker: Taker) -> None:
+    def __init__(self, taker: HandoverReceiver) -> None:
         self._taker = taker
         # Connections on their way to a protocol.
         self._coming: set[asyncio.Task[None]] = set()
@@ -105,7 +105,7 @@ class HandedOverConnections:
 
     def _take(self, make: Make, tls: ssl.SSLContext | None, timeout_s: float | None) -> None:
         loop = asyncio.get_running_loop()
-        for connection in self._taker.take():
+        for connection in self._taker.receive():
             task = loop.create_task(self._connect(connection, make, tls, timeout_s))
             self._coming.add(task)
             task.add_done_callback(self._coming.discard)

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from penstock.metrics.families import FAMILIES, Family, Kind
+from penstock.metrics.families import METRIC_FAMILIES, MetricFamily, MetricKind
 from penstock.metrics.snapshot import Distribution, Labels, Totals, Value
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
@@ -22,10 +22,10 @@ CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 def exposition(totals: Totals) -> bytes:
     """Every family of :mod:`.families`, those without a value as well."""
-    return render((family, totals.get(family.name, {})) for family in FAMILIES.values())
+    return render((family, totals.get(family.name, {})) for family in METRIC_FAMILIES.values())
 
 
-def render(families: Iterable[tuple[Family, Mapping[Labels, Value]]]) -> bytes:
+def render(families: Iterable[tuple[MetricFamily, Mapping[Labels, Value]]]) -> bytes:
     """Families and their values."""
     registry = CollectorRegistry()
     registry.register(_Metrics([_metric(family, values) for family, values in families]))
@@ -40,9 +40,9 @@ class _Metrics(Collector):
         return self._metrics
 
 
-def _metric(family: Family, values: Mapping[Labels, Value]) -> Metric:
+def _metric(family: MetricFamily, values: Mapping[Labels, Value]) -> Metric:
     metric: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
-    if family.kind is Kind.HISTOGRAM:
+    if family.kind is MetricKind.HISTOGRAM:
         metric = HistogramMetricFamily(family.name, family.help, labels=family.labels)
         bounds = [*(repr(bound) for bound in family.bounds), "+Inf"]
         for labels, value in sorted(values.items()):
@@ -50,7 +50,7 @@ def _metric(family: Family, values: Mapping[Labels, Value]) -> Metric:
             cumulative = map(float, accumulate(value.counts))
             metric.add_metric(labels, list(zip(bounds, cumulative, strict=True)), value.total)
         return metric
-    kind = CounterMetricFamily if family.kind is Kind.COUNTER else GaugeMetricFamily
+    kind = CounterMetricFamily if family.kind is MetricKind.COUNTER else GaugeMetricFamily
     metric = kind(family.name, family.help, labels=family.labels)
     for labels, value in sorted(values.items()):
         assert not isinstance(value, Distribution)

@@ -13,18 +13,18 @@ from penstock.metrics.bounds import E2E_BOUNDS, EVENT_BOUNDS, ITL_BOUNDS, TOKEN_
 from penstock.metrics.garbage import PAUSE_BOUNDS
 
 
-class Kind(Enum):
+class MetricKind(Enum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """``name`` as Prometheus has it, without the ``_total`` of a counter's samples."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     labels: tuple[str, ...]
     unit: str
@@ -39,16 +39,18 @@ _ENGINE = ("model_name", "engine")
 _SERVER = ("server",)
 
 
-def _counter(name: str, unit: str, labels: tuple[str, ...], text: str) -> Family:
-    return Family(name, Kind.COUNTER, text, labels, unit)
+def _counter(name: str, unit: str, labels: tuple[str, ...], text: str) -> MetricFamily:
+    return MetricFamily(name, MetricKind.COUNTER, text, labels, unit)
 
 
-def _gauge(name: str, unit: str, labels: tuple[str, ...], text: str) -> Family:
-    return Family(name, Kind.GAUGE, text, labels, unit)
+def _gauge(name: str, unit: str, labels: tuple[str, ...], text: str) -> MetricFamily:
+    return MetricFamily(name, MetricKind.GAUGE, text, labels, unit)
 
 
-def _histogram(name: str, unit: str, bounds: tuple[float, ...], labels: tuple[str, ...], text: str) -> Family:
-    return Family(name, Kind.HISTOGRAM, text, labels, unit, bounds)
+def _histogram(
+    name: str, unit: str, bounds: tuple[float, ...], labels: tuple[str, ...], text: str
+) -> MetricFamily:
+    return MetricFamily(name, MetricKind.HISTOGRAM, text, labels, unit, bounds)
 
 
 # -- engines
@@ -277,7 +279,7 @@ GC_FREED = _counter(
     "penstock:gc_freed_objects", "objects", ("process", "generation"), "Objects freed by garbage collection."
 )
 
-FAMILIES: dict[str, Family] = {
-    family.name: family for family in tuple(globals().values()) if isinstance(family, Family)
+METRIC_FAMILIES: dict[str, MetricFamily] = {
+    family.name: family for family in tuple(globals().values()) if isinstance(family, MetricFamily)
 }
 """By name, in the order of this file."""

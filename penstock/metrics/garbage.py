@@ -28,12 +28,12 @@ OLD_LIMIT = 1_000_000
 of them were garbage, it would take about 100 MB."""
 YOUNG_LIMITS = (1_000, 1_000_000)
 """Bounds of the objects that a young collection waits for, whatever budget and cost say."""
-LEAST_COST_S = 1e-9
+MIN_COST_S = 1e-9
 """To walk over one object; 50 to 100 ns are usual, and a clock may be coarse."""
 TOP_TYPES = 25
 
 
-class Pauses:
+class GcPauses:
     """Times every collection of this process, whoever asked for it, by generation; 2 is a full one."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -94,7 +94,7 @@ class GarbageReport(msgspec.Struct, frozen=True, kw_only=True):
     """The most frequent ones, and those that grew or shrank most."""
 
 
-class Collector:
+class GarbageCollector:
     """Garbage collection of one process, by one of three policies:
 
     ``idle``
@@ -107,10 +107,10 @@ class Collector:
     """
 
     def __init__(self, policy: Policy = "idle", pause_budget_s: float = 0.005) -> None:
-        self.pauses = Pauses()
+        self.pauses = GcPauses()
         self._policy = policy
         self._budget_s = pause_budget_s
-        self._cost_s = LEAST_COST_S
+        self._cost_s = MIN_COST_S
         """CPU time to walk over one object."""
         self._survivors = 0
         """Of young collections since the last full one."""
@@ -123,7 +123,7 @@ class Collector:
         if self._policy == "default":
             return
         gc.collect()
-        self._cost_s = max(LEAST_COST_S, self._timed_collection(2) / len(gc.get_objects()))
+        self._cost_s = max(MIN_COST_S, self._timed_collection(2) / len(gc.get_objects()))
         gc.freeze()
         gc.disable()
 
@@ -155,7 +155,7 @@ class Collector:
 
     def _collect_young(self) -> None:
         walked, freed = gc.get_count()[0], self.pauses.freed[0]
-        cost_s = max(LEAST_COST_S, self._timed_collection(0) / walked)
+        cost_s = max(MIN_COST_S, self._timed_collection(0) / walked)
         self._cost_s += (cost_s - self._cost_s) / 4
         self._survivors += max(0, walked - (self.pauses.freed[0] - freed))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.metrics import families as f
 from penstock.metrics.histogram import Histogram
-from penstock.metrics.snapshot import Series, observed
+from penstock.metrics.snapshot import Series, histogram_series
 
 OUTCOMES = ("stop", "length", "abort", "cut", "error")
 REFUSALS = ("draining", "no_engine", "overloaded", "too_many_connections")
@@ -16,7 +16,7 @@ INTERRUPTIONS = ("resumed", "expired", "given_up", "ended")
 
 
 @dataclass(slots=True)
-class ServerMetrics:
+class ApiServerMetrics:
     """Counters since the process started; histograms in seconds or tokens."""
 
     requests: Counter[str] = field(default_factory=Counter)
@@ -50,8 +50,8 @@ class ServerMetrics:
             yield Series(f.INTERRUPTED.name, (server, outcome), self.interrupted[outcome])
         for reason in dict.fromkeys((*REFUSALS, *self.refused)):
             yield Series(f.REFUSED.name, (server, reason), self.refused[reason])
-        yield observed(f.CLIENT_TTFT, (server,), self.ttft)
-        yield observed(f.CLIENT_ITL, (server,), self.itl)
-        yield observed(f.CLIENT_E2E, (server,), self.e2e)
-        yield observed(f.EVENT_TOKENS, (server,), self.event_tokens)
-        yield observed(f.LOOP_LAG, (server,), self.loop_lag)
+        yield histogram_series(f.CLIENT_TTFT, (server,), self.ttft)
+        yield histogram_series(f.CLIENT_ITL, (server,), self.itl)
+        yield histogram_series(f.CLIENT_E2E, (server,), self.e2e)
+        yield histogram_series(f.EVENT_TOKENS, (server,), self.event_tokens)
+        yield histogram_series(f.LOOP_LAG, (server,), self.loop_lag)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from penstock.metrics.families import FAMILIES, GC_FREED, GC_PAUSE, RESTARTS, Family, Kind
-from penstock.metrics.garbage import Pauses
+from penstock.metrics.families import GC_FREED, GC_PAUSE, METRIC_FAMILIES, RESTARTS, MetricFamily, MetricKind
+from penstock.metrics.garbage import GcPauses
 
 if TYPE_CHECKING:  # numpy, which the supervisor does without
     from penstock.metrics.histogram import Histogram
@@ -37,7 +37,7 @@ class Distribution(msgspec.Struct, array_like=True, frozen=True):
 
 Value: TypeAlias = float | Distribution
 
-Key: TypeAlias = tuple[str, int, int]
+ProcessKey: TypeAlias = tuple[str, int, int]
 """Process, incarnation and epoch, by which one start of a process is known; later ones are greater."""
 
 
@@ -59,7 +59,7 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True):
     incarnation: Annotated[int, Meta(ge=0)] = 0
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ProcessKey:
         return self.process, self.incarnation, self.epoch
 
 
@@ -73,7 +73,7 @@ def role_of(process: str) -> str:
     return process.rpartition(" ")[0]
 
 
-View: TypeAlias = Mapping[Key, Snapshot]
+View: TypeAlias = Mapping[ProcessKey, Snapshot]
 """The latest snapshot of every known start of a process."""
 
 Totals: TypeAlias = dict[str, dict[Labels, Value]]
@@ -83,12 +83,12 @@ encode_snapshot = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
-def observed(family: Family, labels: Labels, histogram: Histogram) -> Series:
+def histogram_series(family: MetricFamily, labels: Labels, histogram: Histogram) -> Series:
     """What a histogram has seen, as a series of ``family``."""
     return Series(family.name, labels, Distribution(tuple(histogram.counts.tolist()), histogram.total))
 
 
-def process_series(process: str, restarts: int, pauses: Pauses | None) -> Iterator[Series]:
+def process_series(process: str, restarts: int, pauses: GcPauses | None) -> Iterator[Series]:
     """The families that every process has; ``process`` is their label."""
     yield Series(RESTARTS.name, (process,), restarts)
     if pauses is not None:
@@ -110,20 +110,20 @@ def decode_snapshot(data: bytes) -> Snapshot:
 
 
 def _fits(each: Series) -> bool:
-    family = FAMILIES.get(each.family)
+    family = METRIC_FAMILIES.get(each.family)
     if family is None or len(each.labels) != len(family.labels):
         return False
-    if family.kind is Kind.HISTOGRAM:
+    if family.kind is MetricKind.HISTOGRAM:
         return isinstance(each.value, Distribution) and len(each.value.counts) == len(family.bounds) + 1
     return not isinstance(each.value, Distribution)
 
 
-def merge_views(*views: View) -> dict[Key, Snapshot]:
+def merge_views(*views: View) -> dict[ProcessKey, Snapshot]:
     """What all views together know: of each start of a process the latest snapshot.
 
     Commutative, associative and idempotent; no total of a counter is less than in any of the views.
     """
-    merged: dict[Key, Snapshot] = {}
+    merged: dict[ProcessKey, Snapshot] = {}
     for view in views:
         for key, snapshot in view.items():
             known = merged.get(key)
@@ -132,7 +132,7 @@ def merge_views(*views: View) -> dict[Key, Snapshot]:
     return merged
 
 
-def view_of(*snapshots: Snapshot) -> dict[Key, Snapshot]:
+def view_of(*snapshots: Snapshot) -> dict[ProcessKey, Snapshot]:
     """The view of somebody who knows just these."""
     return merge_views(*({snapshot.key: snapshot} for snapshot in snapshots))
 
@@ -140,14 +140,14 @@ def view_of(*snapshots: Snapshot) -> dict[Key, Snapshot]:
 def totals(view: View) -> Totals:
     """Sums of counters and histograms over all starts of all processes; gauges of each process's last one,
     summed where labels are the same."""
-    last: dict[str, Key] = {}
+    last: dict[str, ProcessKey] = {}
     for key in view:
         last[key[0]] = max(key, last.get(key[0], key))
     found: Totals = {}
     for key, snapshot in sorted(view.items()):
         alive = key == last[key[0]]
         for each in snapshot.series:
-            if alive or FAMILIES[each.family].kind is not Kind.GAUGE:
+            if alive or METRIC_FAMILIES[each.family].kind is not MetricKind.GAUGE:
                 values = found.setdefault(each.family, {})
                 before = values.get(each.labels)
                 values[each.labels] = each.value if before is None else _sum(before, each.value)

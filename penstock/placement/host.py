@@ -19,30 +19,30 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.config.errors import ConfigError
-from penstock.placement.port import claimed
+from penstock.placement.port import claim_port
 from penstock.supervisor.cluster import traits_of
-from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, StartError
+from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, StartupError
 from penstock.supervisor.file_limit import raise_file_limit
 from penstock.supervisor.listener import listen
 from penstock.supervisor.model import resolve_model
 from penstock.supervisor.python import module_command
 from penstock.supervisor.run_directory import RunDirectory
-from penstock.wire.control import Failed, Launch, decode_for_child, encode
+from penstock.wire.control import Launch, ProcessFailed, decode_for_child, encode
 
 CONCURRENCY = 3
 """Calls that an actor answers at the same time: a read that waits, a write, and one to spare."""
 _READ_BYTES = 1 << 16
 
 
-class Said(NamedTuple):
-    """What the process has said since the last :meth:`ProcessHost.read`."""
+class ProcessOutput(NamedTuple):
+    """What the process has said since the last :meth:`ProcessActor.read`."""
 
     data: bytes
     returncode: int | None
     """Set when it has ended and all was read; negative for a signal."""
 
 
-class ProcessHost:
+class ProcessActor:
     """Runs one process. Its methods are called by the process's :mod:`~penstock.placement.stand_in`."""
 
     def __init__(self) -> None:
@@ -60,22 +60,22 @@ class ProcessHost:
         assert isinstance(launch, Launch)
         # The kernel ends a child with the *thread* that started it, so this one waits until the child's end.
         arguments = launch, command or module_command("penstock.supervisor.child"), listen_on
-        threading.Thread(target=self._keep, args=arguments, name="keeper", daemon=True).start()
+        threading.Thread(target=self._run_to_exit, args=arguments, name="keeper", daemon=True).start()
         self._started.wait()
 
-    def read(self) -> Said:
+    def read(self) -> ProcessOutput:
         """Waits for more that the process says on its control channel, or for its end."""
         if self._failure:
             data, self._failure = self._failure, b""
-            return Said(data, None)
+            return ProcessOutput(data, None)
         if self._channel is not None:
             with contextlib.suppress(OSError):
                 if data := self._channel.recv(_READ_BYTES):
-                    return Said(data, None)
+                    return ProcessOutput(data, None)
         self._ended.wait()
         if self._channel is not None:
             self._channel.close()
-        return Said(b"", self._returncode)
+        return ProcessOutput(b"", self._returncode)
 
     def write(self, data: bytes) -> None:
         """For the process's control channel. Nothing when it has closed that: :meth:`read` tells why."""
@@ -83,21 +83,21 @@ class ProcessHost:
             with contextlib.suppress(OSError):
                 self._channel.sendall(data)
 
-    def _keep(self, launch: Launch, command: Sequence[str], listen_on: str | None) -> None:
+    def _run_to_exit(self, launch: Launch, command: Sequence[str], listen_on: str | None) -> None:
         try:
             with self._owned:
-                process = self._start(self._at_home(launch), command, listen_on)
+                process = self._start(self._with_local_paths(launch), command, listen_on)
                 self._started.set()
                 self._returncode = process.wait()
-        except (ConfigError, StartError, OSError) as error:
+        except (ConfigError, StartupError, OSError) as error:
             fatal = launch.epoch == 0  # it is the same options on the same machine again
-            self._failure = encode(Failed(message=f"{os.uname().nodename}: {error}", fatal=fatal))
+            self._failure = encode(ProcessFailed(message=f"{os.uname().nodename}: {error}", fatal=fatal))
             self._returncode = EXIT_FATAL if fatal else EXIT_FAILED
         finally:
             self._started.set()
             self._ended.set()
 
-    def _at_home(self, launch: Launch) -> Launch:
+    def _with_local_paths(self, launch: Launch) -> Launch:
         """The launch with this machine's directories."""
         run_dir = self._owned.enter_context(RunDirectory(None)).path
         engine = launch.role == "engine"
@@ -120,7 +120,7 @@ class ProcessHost:
             if listen_on is not None:
                 raise_file_limit()
                 port = launch.config.port
-                self._owned.enter_context(claimed(listen_on, port, launch.incarnation))
+                self._owned.enter_context(claim_port(listen_on, port, launch.incarnation))
                 # a socket of its own for each: the kernel deals connections out
                 listener = handed_over.enter_context(listen(listen_on, port, shared=True).socket)
                 shared.append(listener.fileno())

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.placement.host import CONCURRENCY, ProcessHost
+from penstock.placement.host import CONCURRENCY, ProcessActor
 from penstock.placement.resources import resources_of
 from penstock.wire.control import Launch
 
 log = logging.getLogger(__name__)
 
-NEWS_INTERVAL_S = 30.0
+PROGRESS_INTERVAL_S = 30.0
 """How often one that waits for its machine says so."""
-LOOK_INTERVAL_S = 1.0
+NODE_POLL_INTERVAL_S = 1.0
 """How often one looks whether its machine has come back: Ray tells nobody. The supervisor ends it after
 --startup-timeout."""
 CONNECT_S = 10.0
@@ -29,36 +29,37 @@ CONNECT_S = 10.0
 Progress = Callable[[str], None]
 
 
-class NotPlaced(Exception):
+class PlacementError(Exception):
     """The cluster cannot be reached, or has no such machine; the message is for the operator."""
 
 
-class Placed(NamedTuple):
-    """The handle of a :class:`~penstock.placement.host.ProcessHost` actor on its machine."""
+class PlacedActor(NamedTuple):
+    """The handle of a :class:`~penstock.placement.host.ProcessActor` actor on its machine."""
 
-    host: Any
+    actor: Any
     address: str | None
     """Where an API server is to listen: the machine's address, as the cluster knows it."""
 
 
 def connect(ray: Any, address: str) -> None:
-    """Become a driver of the cluster. Raises NotPlaced."""
+    """Become a driver of the cluster. Raises PlacementError."""
     try:
         if address != "auto":
-            _knock(address)  # Ray itself would try for minutes
+            _check_reachable(address)  # Ray itself would try for minutes
         ray.init(address=address, namespace="penstock", logging_level=logging.WARNING)
     except (OSError, ValueError, RuntimeError) as error:
-        raise NotPlaced(f"--ray-address {address}: {first_line(error)}") from error
+        raise PlacementError(f"--ray-address {address}: {first_line(error)}") from error
 
 
-def place(ray: Any, launch: Launch, progress: Progress) -> Placed:
-    """A host for the process that ``launch`` asks for. Waits until it has its machine. Raises NotPlaced."""
+def place(ray: Any, launch: Launch, progress: Progress) -> PlacedActor:
+    """A host for the process that ``launch`` asks for. Waits until it has its machine. Raises
+    PlacementError."""
     if launch.role == "engine":
         return _place_engine(ray, launch, progress)
     return _place_server(ray, launch, progress)
 
 
-def _place_engine(ray: Any, launch: Launch, progress: Progress) -> Placed:
+def _place_engine(ray: Any, launch: Launch, progress: Progress) -> PlacedActor:
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -66,55 +67,55 @@ def _place_engine(ray: Any, launch: Launch, progress: Progress) -> Placed:
     group = placement_group([wanted], name=f"penstock {launch.name}")
     _wait_for(ray, group, wanted, progress)
     others = {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU")}
-    actor = ray.remote(ProcessHost).options(
+    actor = ray.remote(ProcessActor).options(
         num_cpus=wanted.get("CPU", 0),
         num_gpus=wanted.get("GPU", 0),
         resources=others,
         max_concurrency=CONCURRENCY,
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
     )
-    return Placed(actor.remote(), None)
+    return PlacedActor(actor.remote(), None)
 
 
 def _wait_for(ray: Any, group: Any, wanted: Mapping[str, float], progress: Progress) -> None:
     text = ",".join(f"{name}={amount:g}" for name, amount in wanted.items())
     progress(f"waiting for a machine with {text} free")
-    while not group.wait(NEWS_INTERVAL_S):
+    while not group.wait(PROGRESS_INTERVAL_S):
         free = ray.available_resources()
         there = ", ".join(f"{name} {free.get(name, 0):g}" for name in wanted)
         log.info("waits for a machine with %s free (--engine-resources); in all there is %s", text, there)
 
 
-def _place_server(ray: Any, launch: Launch, progress: Progress) -> Placed:
+def _place_server(ray: Any, launch: Launch, progress: Progress) -> PlacedActor:
     """It takes none of the machine's resources, so that there is always room where the operator wants it."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     name = launch.config.host_of_server(launch.index)
-    node = _machine(name, ray.nodes())
+    node = _find_node(name, ray.nodes())
     if node is None and launch.epoch == 0:
         there = ", ".join(sorted({_shown(node) for node in ray.nodes() if node["Alive"]}))
-        raise NotPlaced(f"--api-server-hosts {name}: the cluster has no such machine; it has {there}")
+        raise PlacementError(f"--api-server-hosts {name}: the cluster has no such machine; it has {there}")
     node = node or _wait_for_machine(ray, name, progress)
-    actor = ray.remote(ProcessHost).options(
+    actor = ray.remote(ProcessActor).options(
         num_cpus=0,
         max_concurrency=CONCURRENCY,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
     )
-    return Placed(actor.remote(), node["NodeManagerAddress"])
+    return PlacedActor(actor.remote(), node["NodeManagerAddress"])
 
 
 def _wait_for_machine(ray: Any, name: str, progress: Progress) -> Mapping[str, Any]:
     progress(f"waiting for the machine {name} to be in the cluster again")
     told = -math.inf
-    while (node := _machine(name, ray.nodes())) is None:
-        if time.monotonic() >= told + NEWS_INTERVAL_S:
+    while (node := _find_node(name, ray.nodes())) is None:
+        if time.monotonic() >= told + PROGRESS_INTERVAL_S:
             told = time.monotonic()
             log.info("waits for the machine %s to be in the cluster again (--api-server-hosts)", name)
-        time.sleep(LOOK_INTERVAL_S)
+        time.sleep(NODE_POLL_INTERVAL_S)
     return node
 
 
-def _machine(name: str, nodes: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def _find_node(name: str, nodes: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The living one that has ``name`` as its id, name, address or host name, in Ray's terms; of several,
     always the same."""
     found = [node for node in nodes if node["Alive"] and name in _names(node)]
@@ -130,7 +131,7 @@ def _shown(node: Mapping[str, Any]) -> str:
     return str(address) if name == address else f"{name} ({address})"
 
 
-def _knock(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raises OSError when nobody listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()

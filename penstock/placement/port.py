@@ -9,15 +9,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.supervisor.exits import StartError
+from penstock.supervisor.exits import StartupError
 
 
 @contextlib.contextmanager
-def claimed(address: str, port: int, fleet: int) -> Iterator[None]:
+def claim_port(address: str, port: int, fleet: int) -> Iterator[None]:
     """Keeps API servers of other fleets off a port that those of one share, until the end of the block.
 
     The kernel would let any process of this user take part. ``fleet`` is the supervisor's incarnation. Raises
-    StartError, OSError.
+    StartupError, OSError.
     """
     path = Path(tempfile.gettempdir(), f"penstock-port-{os.geteuid()}-{address}-{port}")
     mark = b"%016x" % fleet
@@ -28,7 +28,7 @@ def claimed(address: str, port: int, fleet: int) -> Iterator[None]:
             os.pwrite(fd, mark, 0)
         fcntl.flock(fd, fcntl.LOCK_SH)  # waits for one that has just come, and writes
         if os.pread(fd, len(mark), 0) != mark:
-            raise StartError(f"cannot listen on {address}, port {port}: API servers of another fleet do")
+            raise StartupError(f"cannot listen on {address}, port {port}: API servers of another fleet do")
         yield
     finally:
         os.close(fd)

@@ -2,9 +2,9 @@
 
 ``python -m penstock.placement.stand_in FD``, started like every child (:mod:`penstock.supervisor.child`).
 It asks the cluster for a machine (:mod:`.placing`), starts the process there by way of a
-:class:`~penstock.placement.host.ProcessHost`, and passes the control channel's messages on, both ways. So the
-supervisor starts, watches, stops and restarts processes of a cluster as it does its own, and a stand-in's end
-is its process's: Ray ends what a driver that is gone has started.
+:class:`~penstock.placement.host.ProcessActor`, and passes the control channel's messages on, both ways. So
+the supervisor starts, watches, stops and restarts processes of a cluster as it does its own, and a
+stand-in's end is its process's: Ray ends what a driver that is gone has started.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 
 import msgspec
 
-from penstock.placement.host import Said
-from penstock.placement.placing import NotPlaced, Placed, connect, first_line, place
+from penstock.placement.host import ProcessOutput
+from penstock.placement.placing import PlacedActor, PlacementError, connect, first_line, place
 from penstock.supervisor.banner import base_url
-from penstock.supervisor.child import begun
+from penstock.supervisor.child import open_control_channel
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED
 from penstock.wire.channel import ControlChannel, SupervisorGone
-from penstock.wire.control import Launch, LineBuffer, Ready, Report, decode_for_supervisor, encode
+from penstock.wire.control import ChildReport, Launch, LineBuffer, Ready, decode_for_supervisor, encode
 
 
-class Lost(Exception):
+class ProcessLostError(Exception):
     """The cluster, or its machine that had the process, failed; the message is for the operator."""
 
     def __init__(self, message: str, *, was_ready: bool) -> None:
@@ -39,30 +39,30 @@ def main(fd: int) -> int:
     """Stands in for the process that the supervisor at the other end of ``fd`` asks for. Returns its exit
     code, or dies of the signal that it died of."""
     try:
-        control = begun(fd, "penstock: stand-in of {}")
+        control = open_control_channel(fd, "penstock: stand-in of {}")
     except SupervisorGone:
         return EXIT_ORPHANED
     launch = control.launch
     try:
-        returncode = _StandIn(control, launch).run()
+        returncode = _Proxy(control, launch).run()
     except SupervisorGone:
         return EXIT_ORPHANED
-    except (NotPlaced, Lost) as error:
+    except (PlacementError, ProcessLostError) as error:
         # What never worked would fail the same way again; a machine that is lost has a successor.
-        was_ready = isinstance(error, Lost) and error.was_ready
+        was_ready = isinstance(error, ProcessLostError) and error.was_ready
         fatal = launch.epoch == 0 and not was_ready
         control.failed(str(error), fatal=fatal)
         return EXIT_FATAL if fatal else EXIT_FAILED
     if returncode < 0:
-        os.kill(os.getpid(), signal.SIGKILL if -returncode not in _DEADLY else -returncode)
+        os.kill(os.getpid(), signal.SIGKILL if -returncode not in _FATAL_SIGNALS else -returncode)
     return returncode
 
 
-_DEADLY = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGKILL}
+_FATAL_SIGNALS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGKILL}
 """Signals that end this process as they ended the other one; it has handlers for others."""
 
 
-class _StandIn:
+class _Proxy:
     def __init__(self, control: ControlChannel, launch: Launch) -> None:
         self._control = control
         self._launch = launch
@@ -70,7 +70,7 @@ class _StandIn:
         self._was_ready = False
 
     def run(self) -> int:
-        """From the request for a machine to the process's end. Returns its exit code. Raises NotPlaced,
+        """From the request for a machine to the process's end. Returns its exit code. Raises PlacementError,
         Lost."""
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # lines of several processes are alike, and all count
         import ray
@@ -82,25 +82,25 @@ class _StandIn:
             connect(ray, address)
             placed = place(ray, self._launch, self._control.progress)
             self._control.progress("starting on a machine of the cluster")
-            ray.get(placed.host.start.remote(encode(self._launch), listen_on=placed.address))
+            ray.get(placed.actor.start.remote(encode(self._launch), listen_on=placed.address))
             orders = threading.Thread(
-                target=self._pass_orders, args=(ray, placed.host), name="orders", daemon=True
+                target=self._pass_orders, args=(ray, placed.actor), name="orders", daemon=True
             )
             orders.start()
             return self._pass_reports(ray, placed)
         except RayError as error:
             message = f"lost by the Ray cluster: {first_line(error)}"
-            raise Lost(message, was_ready=self._was_ready) from error
+            raise ProcessLostError(message, was_ready=self._was_ready) from error
 
-    def _pass_reports(self, ray: Any, placed: Placed) -> int:
+    def _pass_reports(self, ray: Any, placed: PlacedActor) -> int:
         while True:
-            said: Said = ray.get(placed.host.read.remote())
+            said: ProcessOutput = ray.get(placed.actor.read.remote())
             for line in self._lines.feed(said.data):
-                self._control.pass_on(self._with_address(decode_for_supervisor(line), placed.address))
+                self._control.forward(self._with_address(decode_for_supervisor(line), placed.address))
             if said.returncode is not None:
                 return said.returncode
 
-    def _with_address(self, report: Report, address: str | None) -> Report:
+    def _with_address(self, report: ChildReport, address: str | None) -> ChildReport:
         """What the process reports; when it is ready, with the URL of one that listens on ``address``."""
         if not isinstance(report, Ready):
             return report

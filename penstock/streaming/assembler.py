@@ -10,12 +10,12 @@ from penstock.streaming.stop_strings import StopMatcher
 from penstock.streaming.token_table import TokenTable
 
 
-class Piece(NamedTuple):
+class TextDelta(NamedTuple):
     """What a row of tokens adds to a stream."""
 
     text: str
     """Text that is certain."""
-    used: int
+    tokens_used: int
     """Tokens taken: fewer than given when a stop string was complete before the last one."""
     stop: str | None
     """The stop string that ends the stream, or None."""
@@ -39,9 +39,9 @@ class Assembler:
         """Whether something is held back, or the next token's text depends on what came before."""
         return self._matcher is not None or self._detokenizer.pending
 
-    def push(self, tokens: Sequence[int]) -> Piece:
+    def push(self, tokens: Sequence[int]) -> TextDelta:
         if self._matcher is None:
-            return Piece(self._detokenizer.push(tokens), len(tokens), None)
+            return TextDelta(self._detokenizer.push(tokens), len(tokens), None)
         text = ""
         for used, token in enumerate(tokens, 1):
             added = self._detokenizer.push((token,))
@@ -52,13 +52,13 @@ class Assembler:
             certain, stop = self._matcher.push(added)
             text += certain
             if stop is not None:
-                return Piece(text, used, stop)
-        return Piece(text, len(tokens), None)
+                return TextDelta(text, used, stop)
+        return TextDelta(text, len(tokens), None)
 
-    def finish(self) -> Piece:
+    def finish(self) -> TextDelta:
         """The text still held back when the stream ends. Its last characters may complete a stop string."""
         rest = self._detokenizer.finish()
         if self._matcher is None:
-            return Piece(rest, 0, None)
+            return TextDelta(rest, 0, None)
         text, stop = self._matcher.push(rest)
-        return Piece(text if stop is not None else text + self._matcher.finish(), 0, stop)
+        return TextDelta(text if stop is not None else text + self._matcher.finish(), 0, stop)

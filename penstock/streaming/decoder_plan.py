@@ -1,7 +1,7 @@
 """A tokenizer's decoder, reduced to what decoding token by token has to know.
 
-`tokenizers` decodes a whole list of tokens at once, through a chain of decoders. `read_plan` says what such
-a chain does to a stream:
+`tokenizers` decodes a whole list of tokens at once, through a chain of decoders. `read_decoder_plan` says
+what such a chain does to a stream:
 
 | decoders                                                      | mode  | the text of a token              |
 | ------------------------------------------------------------- | ----- | -------------------------------- |
@@ -30,7 +30,7 @@ from tokenizers import Regex, decoders
 log = logging.getLogger(__name__)
 
 
-class Mode(enum.Enum):
+class DecoderMode(enum.Enum):
     """How the text of a stream follows from its tokens; see the module's table."""
 
     BYTES = enum.auto()
@@ -39,37 +39,37 @@ class Mode(enum.Enum):
     WHOLE = enum.auto()
 
 
-Stage = Callable[[str], str]
+DecoderStage = Callable[[str], str]
 """A decoder that rewrites each token by itself; not the first of a text."""
 
 
-class Plan(NamedTuple):
+class DecoderPlan(NamedTuple):
     """A tokenizer's decoder, reduced to what incremental decoding has to know.
 
     Tokens pass `before`, then runs of byte tokens become characters if `byte_fallback`, then all pass
     `after`.
     """
 
-    mode: Mode
-    before: tuple[Stage, ...] = ()
+    mode: DecoderMode
+    before: tuple[DecoderStage, ...] = ()
     byte_fallback: bool = False
-    after: tuple[Stage, ...] = ()
+    after: tuple[DecoderStage, ...] = ()
     stripped: bool = False
     """Whether leading characters of the joined text, the prompt's, are dropped last."""
     context: str = ""
     """PAIR: a complete, ordinary token that stands for the text before a stream."""
 
 
-_WHOLE = Plan(Mode.WHOLE)
+_WHOLE = DecoderPlan(DecoderMode.WHOLE)
 
 
-def read_plan(decoder: decoders.Decoder | None, tokens: list[str | None]) -> Plan:
+def read_decoder_plan(decoder: decoders.Decoder | None, tokens: list[str | None]) -> DecoderPlan:
     """The plan for a tokenizer with this decoder and vocabulary; mode WHOLE where no better is known.
 
     `tokens` holds the vocabulary as the decoder may see it, None for what it never sees.
     """
     if decoder is None:
-        return Plan(Mode.TEXT, before=(lambda token: " " + token,))
+        return DecoderPlan(DecoderMode.TEXT, before=(lambda token: " " + token,))
     try:
         description = json.loads(decoder.__getstate__())
     except Exception as error:  # noqa: BLE001 - tokenizers raises this for a decoder written in Python
@@ -78,7 +78,7 @@ def read_plan(decoder: decoders.Decoder | None, tokens: list[str | None]) -> Pla
     links = _flatten(description)
     if len(links) == 1 and links[0]["type"] in ("CTC", "BPEDecoder"):
         return _pair_plan(links[0], tokens)
-    plan = Plan(Mode.TEXT)
+    plan = DecoderPlan(DecoderMode.TEXT)
     joined = False
     for link in links:
         longer = _extend_joined(plan, link) if joined else _extend(plan, link)
@@ -95,19 +95,19 @@ def _flatten(link: dict[str, Any]) -> list[dict[str, Any]]:
     return [inner for outer in link["decoders"] for inner in _flatten(outer)]
 
 
-def _extend(plan: Plan, link: dict[str, Any]) -> Plan | None:
+def _extend(plan: DecoderPlan, link: dict[str, Any]) -> DecoderPlan | None:
     """`plan` followed by a decoder that still sees single tokens."""
     match link["type"]:
         case "Fuse":
             return plan
         case "ByteLevel" if not plan.byte_fallback:
-            return plan._replace(mode=Mode.BYTES)
+            return plan._replace(mode=DecoderMode.BYTES)
         case "ByteFallback" if not plan.byte_fallback:
             return plan._replace(byte_fallback=True)
     return _with_stage(plan, _stage(link))
 
 
-def _with_stage(plan: Plan, stage: Stage | None) -> Plan | None:
+def _with_stage(plan: DecoderPlan, stage: DecoderStage | None) -> DecoderPlan | None:
     if stage is None:
         return None
     if plan.byte_fallback:
@@ -115,7 +115,7 @@ def _with_stage(plan: Plan, stage: Stage | None) -> Plan | None:
     return plan._replace(before=(*plan.before, stage))
 
 
-def _extend_joined(plan: Plan, link: dict[str, Any]) -> Plan | None:
+def _extend_joined(plan: DecoderPlan, link: dict[str, Any]) -> DecoderPlan | None:
     """`plan` followed by a decoder that sees the whole text as a single token."""
     match link:
         case {"type": "Fuse"}:
@@ -124,11 +124,11 @@ def _extend_joined(plan: Plan, link: dict[str, Any]) -> Plan | None:
             return plan._replace(stripped=True)
         case {"type": "Replace", "pattern": {"String": str(old)}} if len(old) == 1 and not plan.stripped:
             # The same before joining, as no token's end can complete a match.
-            return _with_stage(plan, _stage(link)) if plan.mode is Mode.TEXT else None
+            return _with_stage(plan, _stage(link)) if plan.mode is DecoderMode.TEXT else None
     return None
 
 
-def _stage(link: dict[str, Any]) -> Stage | None:
+def _stage(link: dict[str, Any]) -> DecoderStage | None:
     match link:
         case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if old:
             return lambda token: token.replace(old, new)
@@ -161,7 +161,7 @@ _CLEANUP = (
 )
 
 
-def _word_piece(prefix: str, cleanup: bool) -> Stage:
+def _word_piece(prefix: str, cleanup: bool) -> DecoderStage:
     def rewrite(token: str) -> str:
         token = token[len(prefix) :] if token.startswith(prefix) else " " + token
         if cleanup and " " in token:  # every artifact has a space
@@ -177,13 +177,13 @@ def strip_start(text: str, char: str, most: int) -> str:
     return text[min(most, len(text) - len(text.lstrip(char))) :]
 
 
-def _pair_plan(link: dict[str, Any], tokens: list[str | None]) -> Plan:
+def _pair_plan(link: dict[str, Any], tokens: list[str | None]) -> DecoderPlan:
     if link["type"] == "CTC":
         # CTC drops a token equal to the one before it: this one is to equal none.
-        return Plan(Mode.PAIR, context="\0before")
+        return DecoderPlan(DecoderMode.PAIR, context="\0before")
     # The suffix turns into a space unless in the last token. At a token's end that only adds to the text;
     # elsewhere it would change text that was sent.
     suffix = link["suffix"]
     if not suffix or any(token and -1 < token.find(suffix) < len(token) - len(suffix) for token in tokens):
         return _WHOLE
-    return Plan(Mode.PAIR, context="x" + suffix)
+    return DecoderPlan(DecoderMode.PAIR, context="x" + suffix)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from penstock.streaming.decoder_plan import Mode
+from penstock.streaming.decoder_plan import DecoderMode
 from penstock.streaming.token_table import TokenTable
 
 
@@ -39,7 +39,7 @@ class Detokenizer:
         plan = table.plan
         self._table = table
         self._held = b""  # BYTES: an unfinished character; TEXT: a run of byte tokens
-        self.pending = plan.mode is Mode.PAIR or plan.mode is Mode.WHOLE
+        self.pending = plan.mode is DecoderMode.PAIR or plan.mode is DecoderMode.WHOLE
         if self.pending:
             self._window = [plan.context]  # PAIR: the token before
             self._tokens: list[int] = []  # WHOLE: all tokens
@@ -47,11 +47,11 @@ class Detokenizer:
     def push(self, tokens: Sequence[int]) -> str:
         """The text that is certain once these tokens follow the ones before, always whole characters."""
         mode = self._table.plan.mode
-        if mode is Mode.BYTES:
+        if mode is DecoderMode.BYTES:
             text = self._push_bytes(tokens)
-        elif mode is Mode.TEXT:
+        elif mode is DecoderMode.TEXT:
             text = self._push_text(tokens)
-        elif mode is Mode.PAIR:
+        elif mode is DecoderMode.PAIR:
             return self._push_pair(tokens)
         else:
             self._tokens += tokens
@@ -63,13 +63,13 @@ class Detokenizer:
         """The text that was held back. To be called once, as the last thing."""
         table = self._table
         match table.plan.mode:
-            case Mode.BYTES:
+            case DecoderMode.BYTES:
                 return self._held.decode(errors="replace")
-            case Mode.TEXT:
+            case DecoderMode.TEXT:
                 return self._end_run().decode() if self._held else ""
-            case Mode.PAIR:
+            case DecoderMode.PAIR:
                 return ""
-            case Mode.WHOLE:
+            case DecoderMode.WHOLE:
                 return table.decode(self._tokens)
 
     def _push_bytes(self, tokens: Sequence[int]) -> str:

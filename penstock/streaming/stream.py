@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import Submit, TransferParams
+from penstock.wire.messages import KVTransferParams, Submit
 
 CHUNK_SIZES = [b"%x\r\n" % size for size in range(16384)]
 """Chunk headers of HTTP/1.1's chunked encoding, by size; enough for one
@@ -31,14 +31,14 @@ class StreamError:
     """When to try again; 0: nobody knows."""
 
 
-class Reply(Protocol):
+class StreamReply(Protocol):
     """What a request makes of the rows of its streams that leave the fast path."""
 
     def on_row(
         self,
         stream: Stream,
         tokens: Sequence[int],
-        finish: Finish,
+        finish: FinishReason,
         cached: int,
         logprobs: Logprobs | None,
     ) -> None:
@@ -50,7 +50,7 @@ class Reply(Protocol):
         resumed stream may get some again. ``row`` of the entries says nothing here."""
         ...
 
-    def on_transfer(self, stream: Stream, params: TransferParams) -> None:
+    def on_transfer(self, stream: Stream, params: KVTransferParams) -> None:
         """What the engine's connector of KV caches says at the stream's end; its last row comes next."""
         ...
 
@@ -62,30 +62,30 @@ class Reply(Protocol):
 class Stream:
     """The state the loop over a frame's rows touches, and no more.
 
-    While ``plain``, a row whose tokens all have a text of their own is one chunk, ``head + text + tail``,
+    While ``fast_path``, a row whose tokens all have a text of their own is one chunk, ``head + text + tail``,
     written at once or together with those of other streams. Other rows go to ``reply``.
     """
 
     __slots__ = (
-        "base",
         "descriptor",
+        "failed_resumes",
+        "fast_path",
+        "framing_bytes",
         "handle",
         "head",
         "index",
-        "plain",
         "rank",
         "refusals",
         "reply",
         "request",
         "resumed_at",
-        "setbacks",
         "tail",
         "write",
     )
 
     def __init__(
         self,
-        reply: Reply,
+        reply: StreamReply,
         index: int,
         rank: int,
         write: Callable[[bytes], object],
@@ -105,15 +105,15 @@ class Stream:
         """Engines that had no room for the stream."""
         self.resumed_at = -1
         """Position at which the stream last went on after its engine was lost."""
-        self.setbacks = 0
+        self.failed_resumes = 0
         """Engines lost in a row that resumed the stream and gave it no token."""
         self.write = write
         self.head = head
         self.tail = tail
         """Ends with the CR LF that ends a chunk."""
-        self.base = len(head) + len(tail) - 2
+        self.framing_bytes = len(head) + len(tail) - 2
         # -- per row
-        self.plain = False
+        self.fast_path = False
         """Whether texts may be written without asking the reply; set by it."""
         self.descriptor = -1
         """Of the socket that chunks may go to past ``write``, as nothing waits there and no other stream does

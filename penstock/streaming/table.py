@@ -14,10 +14,10 @@ from penstock.metrics.histogram import Histogram
 from penstock.streaming.stream import CHUNK_SIZES, Stream, StreamError
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.arrays import I32
-from penstock.wire.burst import Burst, write_each
-from penstock.wire.frames import Finish, TokenFrame
+from penstock.wire.burst import BurstWriter, write_each
+from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import TransferParams, WireError
+from penstock.wire.messages import KVTransferParams, WireError
 from penstock.wire.regroup import take_rows
 
 log = logging.getLogger(__name__)
@@ -26,9 +26,9 @@ NO_ENGINE = -1
 """Rank of a stream that no engine runs: its engine is gone, and it waits for another."""
 
 _MAX_EVENT = len(CHUNK_SIZES)
-_FINISH = tuple(Finish)
+_FINISH = tuple(FinishReason)
 """By value; looking it up in the enumeration takes ten times as long."""
-_NONE = Finish.NONE
+_NONE = FinishReason.NONE
 _FAULT = StreamError(500, "internal_error", "The server failed to handle this stream.")
 
 
@@ -39,21 +39,26 @@ class _Discard:
         self.tokens = 0
 
     def on_row(
-        self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
+        self,
+        stream: Stream,
+        tokens: Sequence[int],
+        finish: FinishReason,
+        cached: int,
+        logprobs: Logprobs | None,
     ) -> None:
         self.tokens += len(tokens)
 
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
         pass
 
-    def on_transfer(self, stream: Stream, params: TransferParams) -> None:
+    def on_transfer(self, stream: Stream, params: KVTransferParams) -> None:
         pass
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         pass
 
 
-class StreamTable:
+class OutputProcessor:
     """Handles are indexes into ``streams`` and into arrays that grow by doubling.
 
     A handle is reused only after its engine has ended the stream (a finish row, a failure, the engine's
@@ -67,7 +72,7 @@ class StreamTable:
         itl: Histogram,
         event_tokens: Histogram,
         log: TokenLog | None = None,
-        burst: Burst = write_each,
+        burst: BurstWriter = write_each,
         capacity: int = 1024,
     ) -> None:
         """``texts``: per token id of the model, the text of a token that stands for itself, else None.
@@ -115,7 +120,7 @@ class StreamTable:
             self._log.open(handle)
         return handle
 
-    def generated(self, stream: Stream) -> int:
+    def num_delivered(self, stream: Stream) -> int:
         """Tokens of the stream that have been delivered."""
         return int(self._position[stream.handle])
 
@@ -131,7 +136,7 @@ class StreamTable:
     def discard(self, stream: Stream) -> None:
         """The stream's request wants no more of it; its handle lives on until the engine ends it."""
         stream.reply = self._discard
-        stream.plain = False
+        stream.fast_path = False
 
     def close(self, stream: Stream) -> None:
         handle = stream.handle
@@ -143,13 +148,13 @@ class StreamTable:
             if self._log is not None:
                 self._log.close(handle)
 
-    def silent(self, since: float) -> list[Stream]:
+    def streams_idle_since(self, since: float) -> list[Stream]:
         """Open streams that write events, have had no row after ``since`` and were opened before it."""
         quiet = np.flatnonzero(self._written & (self._last <= since))
         streams = (self.streams[handle] for handle in quiet.tolist())
         return [stream for stream in streams if stream is not None]
 
-    def adapters(self) -> Counter[tuple[str, str]]:
+    def adapter_counts(self) -> Counter[tuple[str, str]]:
         """Open streams that run with an adapter, by its name and whether they are running or waiting: those
         whose first token has come, and others."""
         found: Counter[tuple[str, str]] = Counter()
@@ -171,7 +176,7 @@ class StreamTable:
 
     # -- rows arrive
 
-    def deliver(self, rank: int, frame: TokenFrame, now: float) -> None:
+    def process_frame(self, rank: int, frame: TokenFrame, now: float) -> None:
         """Hand a frame's rows to their streams. Raises WireError for rows that cannot be ours."""
         handles = frame.stream
         if not len(handles):
@@ -200,9 +205,9 @@ class StreamTable:
             self._log.append(handles, frame.tokens, frame.count)
         texts = self._texts.take(frame.tokens).tolist()
         if frame.finish is None and frame.count is None and frame.cached is None and frame.logprobs is None:
-            self._one_token_rows(handles.tolist(), frame.tokens.tolist(), texts)
+            self._single_token_rows(handles.tolist(), frame.tokens.tolist(), texts)
         else:
-            self._any_rows(frame, handles.tolist(), texts)
+            self._mixed_rows(frame, handles.tolist(), texts)
 
     def _without_prompts(self, frame: TokenFrame, prompt: PromptLogprobs) -> TokenFrame:
         """Hand prompt logprobs to their streams. Returns the rows that say anything else."""
@@ -212,7 +217,7 @@ class StreamTable:
             stream = self.streams[int(frame.stream[row])]
             assert stream is not None  # its rank was checked
             try:
-                stream.reply.on_prompt(stream, prompt.part(start, end))
+                stream.reply.on_prompt(stream, prompt.slice_entries(start, end))
             except Exception:
                 log.exception("stream %d failed", stream.handle)
                 self._fail(stream, _FAULT)
@@ -221,13 +226,13 @@ class StreamTable:
             says_more |= frame.finish != 0
         return take_rows(replace(frame, prompt=None), np.flatnonzero(says_more))
 
-    def _hand_transfers(self, given: Mapping[int, TransferParams]) -> None:
+    def _hand_transfers(self, given: Mapping[int, KVTransferParams]) -> None:
         for handle, params in given.items():
             stream = self.streams[handle]
             assert stream is not None  # it has a row, whose rank was checked
             stream.reply.on_transfer(stream, params)
 
-    def _one_token_rows(self, handles: list[int], tokens: list[int], texts: list[bytes | None]) -> None:
+    def _single_token_rows(self, handles: list[int], tokens: list[int], texts: list[bytes | None]) -> None:
         """The loop a token's cost is decided in: nothing here allocates a tracked object per row."""
         streams, sizes, join = self.streams, CHUNK_SIZES, b"".join
         direct: list[Stream] = []
@@ -235,8 +240,8 @@ class StreamTable:
         for handle, token, text in zip(handles, tokens, texts, strict=True):
             stream = streams[handle]
             assert stream is not None  # its rank was checked
-            if text is not None and stream.plain:
-                chunk = join((sizes[stream.base + len(text)], stream.head, text, stream.tail))
+            if text is not None and stream.fast_path:
+                chunk = join((sizes[stream.framing_bytes + len(text)], stream.head, text, stream.tail))
                 if stream.descriptor < 0:
                     stream.write(chunk)
                 else:
@@ -246,18 +251,18 @@ class StreamTable:
                 self._row(stream, (token,), _NONE, 0, None)
         self._write(direct, chunks)
 
-    def _any_rows(self, frame: TokenFrame, handles: list[int], texts: list[bytes | None]) -> None:
+    def _mixed_rows(self, frame: TokenFrame, handles: list[int], texts: list[bytes | None]) -> None:
         """Rows of any number of tokens, and of all that a row may say besides."""
         direct: list[Stream] = []
         chunks: list[bytes] = []
         ends = frame.counts().cumsum().tolist()
         start = 0
-        for row, (handle, end, careful) in enumerate(zip(handles, ends, _careful_rows(frame), strict=True)):
+        for row, (handle, end, careful) in enumerate(zip(handles, ends, _slow_path_mask(frame), strict=True)):
             stream = self.streams[handle]
             assert stream is not None  # its rank was checked
-            chunk = _chunk(stream, texts[start:end]) if stream.plain and not careful else None
+            chunk = _chunk(stream, texts[start:end]) if stream.fast_path and not careful else None
             if chunk is None:
-                self._careful_row(frame, row, stream, start, end)
+                self._slow_path_row(frame, row, stream, start, end)
             elif stream.descriptor < 0:
                 stream.write(chunk)
             else:
@@ -273,7 +278,7 @@ class StreamTable:
             stream.descriptor = -1
             stream.write(chunks[index][sent:])
 
-    def _careful_row(self, frame: TokenFrame, row: int, stream: Stream, start: int, end: int) -> None:
+    def _slow_path_row(self, frame: TokenFrame, row: int, stream: Stream, start: int, end: int) -> None:
         finish = _NONE if frame.finish is None else _FINISH[frame.finish[row]]
         cached = 0
         if frame.cached is not None and not frame.position[row]:
@@ -282,7 +287,12 @@ class StreamTable:
         self._row(stream, frame.tokens[start:end].tolist(), finish, cached, logprobs)
 
     def _row(
-        self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
+        self,
+        stream: Stream,
+        tokens: Sequence[int],
+        finish: FinishReason,
+        cached: int,
+        logprobs: Logprobs | None,
     ) -> None:
         """The slow path. A fault in one stream's handling ends that stream, never the loop."""
         try:
@@ -297,9 +307,9 @@ class StreamTable:
 
     def fail(self, rank: int, handle: int, error: StreamError) -> None:
         """The engine ended a stream by an error."""
-        self.end(self.run_by(rank, handle), error)
+        self.end(self.running_stream(rank, handle), error)
 
-    def run_by(self, rank: int, handle: int) -> Stream:
+    def running_stream(self, rank: int, handle: int) -> Stream:
         """The stream of this handle, which engine ``rank`` says to run. Raises WireError when it does not."""
         stream = self.streams[handle] if handle < len(self.streams) else None
         if stream is None or stream.rank != rank:
@@ -327,7 +337,7 @@ class StreamTable:
 
     # -- from one engine to another
 
-    def orphan(self, rank: int) -> list[Stream]:
+    def detach_engine(self, rank: int) -> list[Stream]:
         """The engine is gone: takes its streams from it, and returns those whose request still wants
         them."""
         orphans = []
@@ -337,28 +347,28 @@ class StreamTable:
             if stream.reply is self._discard:
                 self.close(stream)
             else:
-                self.adopt(stream, NO_ENGINE)
+                self.assign(stream, NO_ENGINE)
                 orphans.append(stream)
         return orphans
 
-    def wanted(self, stream: Stream) -> bool:
+    def is_wanted(self, stream: Stream) -> bool:
         """Whether the stream's request has not given it up."""
         return stream.reply is not self._discard
 
-    def waits(self, stream: Stream) -> bool:
+    def is_unassigned(self, stream: Stream) -> bool:
         """Whether the stream is open and no engine runs it."""
         return stream.rank == NO_ENGINE and self.streams[stream.handle] is stream
 
-    def runs(self, stream: Stream) -> bool:
+    def is_running(self, stream: Stream) -> bool:
         """Whether the stream is open and an engine runs it."""
         return stream.rank != NO_ENGINE and self.streams[stream.handle] is stream
 
-    def delivered(self, streams: Sequence[Stream]) -> list[I32]:
+    def delivered_tokens(self, streams: Sequence[Stream]) -> list[I32]:
         """The tokens of each stream that have been delivered, int32[n]; needs a log."""
         assert self._log is not None
         return self._log.read([stream.handle for stream in streams])
 
-    def adopt(self, stream: Stream, rank: int) -> None:
+    def assign(self, stream: Stream, rank: int) -> None:
         """From here on engine ``rank`` runs the stream; it keeps its handle, its position and its text."""
         stream.rank = self._rank[stream.handle] = rank
 
@@ -391,11 +401,11 @@ def _chunk(stream: Stream, texts: Sequence[bytes | None]) -> bytes | None:
         text = b"".join(texts)  # type: ignore[arg-type]
     except TypeError:  # a None: a token that does not stand for itself
         return None
-    size = stream.base + len(text)
+    size = stream.framing_bytes + len(text)
     return b"".join((CHUNK_SIZES[size], stream.head, text, stream.tail)) if size < _MAX_EVENT else None
 
 
-def _careful_rows(frame: TokenFrame) -> list[bool]:
+def _slow_path_mask(frame: TokenFrame) -> list[bool]:
     """Rows that say more than tokens: an end, a first row's cached count, no tokens at all."""
     careful = np.zeros(frame.rows, np.bool_) if frame.finish is None else frame.finish != 0
     if frame.cached is not None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.wire.arrays import I32
 
-SMALLEST = 1 << 16
+MIN_CAPACITY = 1 << 16
 """Entries the log has room for at least; 8 bytes each."""
 _BLOCK = 1 << 15
 """Entries looked at together when ended streams are dropped."""
@@ -24,7 +24,7 @@ class TokenLog:
     and halve when seven eighths did, so they hold at most four times the tokens of live streams.
     """
 
-    def __init__(self, smallest: int = SMALLEST) -> None:
+    def __init__(self, smallest: int = MIN_CAPACITY) -> None:
         self._smallest = smallest
         self._used = 0
         self._handle = np.empty(smallest, np.int32)

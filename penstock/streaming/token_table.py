@@ -24,7 +24,7 @@ from typing import cast
 import msgspec
 from tokenizers import Tokenizer
 
-from penstock.streaming.decoder_plan import Mode, Plan, Stage, read_plan
+from penstock.streaming.decoder_plan import DecoderMode, DecoderPlan, DecoderStage, read_decoder_plan
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class TokenTable:
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self.plan = Plan(Mode.WHOLE)
+        self.plan = DecoderPlan(DecoderMode.WHOLE)
         self.text: list[bytes | None] = []
         self.raw: list[bytes] = []
         self.pieces: list[bytes | int | None] = []
@@ -82,19 +82,19 @@ class TokenTable:
         """The table of `tokenizer`, for decoding with or without its special tokens."""
         table = cls(tokenizer, skip_special_tokens=skip_special_tokens)
         tokens = _decoded_tokens(tokenizer, skip_special_tokens)
-        table.plan = read_plan(tokenizer.decoder, tokens)
+        table.plan = read_decoder_plan(tokenizer.decoder, tokens)
         match table.plan.mode:
-            case Mode.BYTES:
+            case DecoderMode.BYTES:
                 table._fill_bytes(tokens)
-            case Mode.TEXT:
+            case DecoderMode.TEXT:
                 table._fill_text(tokens)
-            case Mode.PAIR | Mode.WHOLE:
+            case DecoderMode.PAIR | DecoderMode.WHOLE:
                 table._fill_dropped(tokens)
         if not table._agrees():
             log.warning("tokenizers does not decode as its decoder %s says", tokenizer.decoder)
-            table.plan, table.raw, table.pieces = Plan(Mode.WHOLE), [], []
+            table.plan, table.raw, table.pieces = DecoderPlan(DecoderMode.WHOLE), [], []
             table._fill_dropped(tokens)
-        if table.plan.mode is Mode.WHOLE:
+        if table.plan.mode is DecoderMode.WHOLE:
             log.warning("the tokenizer's decoder cannot be streamed: text is sent when a stream ends")
         return table
 
@@ -196,7 +196,7 @@ def _decoded_tokens(tokenizer: Tokenizer, skip_special_tokens: bool) -> list[str
     return [None if token in special else token for token in tokens]
 
 
-def _rewrite(stages: tuple[Stage, ...], token: str) -> str:
+def _rewrite(stages: tuple[DecoderStage, ...], token: str) -> str:
     for stage in stages:
         token = stage(token)
     return token

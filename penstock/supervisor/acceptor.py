@@ -20,8 +20,8 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from penstock.supervisor.spread import Spread
-from penstock.wire.handover import Giver
+from penstock.supervisor.spread import LeastConnectionsBalancer
+from penstock.wire.handover import HandoverSender
 
 log = logging.getLogger(__name__)
 
@@ -32,16 +32,16 @@ RETRY_S = 1.0
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Seat:
+class ConnectionTarget:
     """One API server's place at the acceptor, from before its start until after its death."""
 
-    def __init__(self, name: str, post: Callable[[Seat, bool], None]) -> None:
+    def __init__(self, name: str, post: Callable[[ConnectionTarget, bool], None]) -> None:
         self.name = name
-        self.giver = Giver()
+        self.giver = HandoverSender()
         self._post = post
         post(self, True)
 
-    def leave(self) -> None:
+    def remove(self) -> None:
         """The API server is dead: what it has not taken goes to others. To be called once."""
         self._post(self, False)
 
@@ -57,16 +57,16 @@ class Acceptor:
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
-        self._spread: Spread[Seat] = Spread()
+        self._balancer: LeastConnectionsBalancer[ConnectionTarget] = LeastConnectionsBalancer()
         # Seats taken and left, by the main thread; a byte on the socket says that there are some.
-        self._changes: deque[tuple[Seat, bool]] = deque()
+        self._changes: deque[tuple[ConnectionTarget, bool]] = deque()
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
         # Connections that nobody could be given yet.
         self._waiting: deque[socket.socket] = deque()
-        self._watched = False
+        self._listener_registered = False
         # When accepting goes on after the system was exhausted.
-        self._resumes: float | None = None
+        self._resume_at: float | None = None
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="acceptor", daemon=True)
 
@@ -81,18 +81,18 @@ class Acceptor:
         self._ending = True
         self._wake.send(b"x")
         self._thread.join()
-        self._change()  # seats that were left at last
+        self._apply_changes()  # seats that were left at last
         for connection in self._waiting:
             connection.close()
         self._selector.close()
         self._wake.close()
         self._woken.close()
 
-    def seat(self, name: str) -> Seat:
+    def add_target(self, name: str) -> ConnectionTarget:
         """For an API server that is about to start; ``name`` is for the log."""
-        return Seat(name, self._post)
+        return ConnectionTarget(name, self._post)
 
-    def _post(self, seat: Seat, joins: bool) -> None:
+    def _post(self, seat: ConnectionTarget, joins: bool) -> None:
         self._changes.append((seat, joins))
         self._wake.send(b"x")
 
@@ -101,41 +101,41 @@ class Acceptor:
     def _run(self) -> None:
         try:
             while not self._ending:
-                self._turn()
+                self._run_once()
         except Exception:
             log.exception("connections cannot be accepted any more: shutting down")
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _turn(self) -> None:
-        self._change()
+    def _run_once(self) -> None:
+        self._apply_changes()
         self._hand_over()
-        self._watch(time.monotonic())
+        self._update_listener_registration(time.monotonic())
         ready = [key.data for key, _ in self._selector.select(self._timeout(time.monotonic()))]
         for handle in sorted(ready, key=self._is_last):
             handle()
-        for seat in self._spread.stalled(time.monotonic()):
+        for seat in self._balancer.stalled(time.monotonic()):
             log.warning("%s takes no connections: others get those that wait for it", seat.name)
             self._take_back(seat)
-            seat.giver.ask()
+            seat.giver.request_report()
 
     def _is_last(self, handle: Callable[[], None]) -> bool:
         """Reports are read first: they tell what closed before a connection came."""
         return handle == self._accept
 
     def _timeout(self, now: float) -> float | None:
-        times = [each for each in (self._spread.next_stall(), self._resumes) if each is not None]
+        times = [each for each in (self._balancer.next_stall(), self._resume_at) if each is not None]
         return max(0.0, min(times) - now) if times else None
 
-    def _watch(self, now: float) -> None:
+    def _update_listener_registration(self, now: float) -> None:
         """Poll the listener while there is somebody to give connections to."""
-        if self._resumes is not None and now >= self._resumes:
-            self._resumes = None
-        wanted = self._resumes is None and not self._waiting and self._spread.choose() is not None
-        if wanted and not self._watched:
+        if self._resume_at is not None and now >= self._resume_at:
+            self._resume_at = None
+        wanted = self._resume_at is None and not self._waiting and self._balancer.choose() is not None
+        if wanted and not self._listener_registered:
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        elif self._watched and not wanted:
+        elif self._listener_registered and not wanted:
             self._selector.unregister(self._listener)
-        self._watched = wanted
+        self._listener_registered = wanted
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_PER_TURN):
@@ -146,7 +146,7 @@ class Acceptor:
             except OSError as error:
                 if error.errno in _EXHAUSTED:
                     log.error("cannot accept connections: %s; trying again", os.strerror(error.errno or 0))
-                    self._resumes = time.monotonic() + RETRY_S
+                    self._resume_at = time.monotonic() + RETRY_S
                     return
                 continue  # this connection is broken already, see accept(2)
             self._waiting.append(connection)
@@ -155,36 +155,36 @@ class Acceptor:
                 return
 
     def _hand_over(self) -> None:
-        while self._waiting and (seat := self._spread.choose()) is not None:
-            if seat.giver.give(self._waiting[0]):
-                self._spread.gave(seat, time.monotonic())
+        while self._waiting and (seat := self._balancer.choose()) is not None:
+            if seat.giver.send(self._waiting[0]):
+                self._balancer.connection_sent(seat, time.monotonic())
                 self._waiting.popleft().close()
             else:
-                self._spread.full(seat, time.monotonic())
+                self._balancer.connection_refused(seat, time.monotonic())
 
-    def _take_back(self, seat: Seat) -> None:
-        count, connections = seat.giver.take_back()
+    def _take_back(self, seat: ConnectionTarget) -> None:
+        count, connections = seat.giver.reclaim()
         self._waiting.extend(connections)
-        self._spread.took_back(seat, count)
+        self._balancer.connections_taken_back(seat, count)
 
-    def _change(self) -> None:
+    def _apply_changes(self) -> None:
         while self._changes:
             seat, joins = self._changes.popleft()
             if joins:
-                self._spread.join(seat)
+                self._balancer.add(seat)
                 self._selector.register(seat.giver, selectors.EVENT_READ, partial(self._on_report, seat))
             else:
                 self._take_back(seat)
-                self._spread.leave(seat)
+                self._balancer.remove(seat)
                 self._selector.unregister(seat.giver)
                 seat.giver.close()
 
     def _on_wake(self) -> None:
         self._woken.recv(4096)
 
-    def _on_report(self, seat: Seat) -> None:
+    def _on_report(self, seat: ConnectionTarget) -> None:
         report = seat.giver.report()
         if report is not None:
-            self._spread.reported(seat, report, time.monotonic())
+            self._balancer.on_report(seat, report, time.monotonic())
             if not report.accepts:
                 self._take_back(seat)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.wire.control import Order, Progress, Role
+from penstock.wire.control import Progress, Role, SupervisorCommand
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class ProcessName:
     """One place in the fleet, whatever process fills it."""
 
     role: Role
@@ -20,33 +20,33 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    name: Name
+    name: ProcessName
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    name: Name
-    order: Order
+    name: ProcessName
+    order: SupervisorCommand
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
     """SIGKILL; the death is reported to the fleet like any other."""
 
-    name: Name
+    name: ProcessName
 
 
 @dataclass(frozen=True, slots=True)
-class Show:
+class ShowProgress:
     """Progress of a start."""
 
-    name: Name
+    name: ProcessName
     progress: Progress
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class WriteLog:
     """A line for the log; ``level`` is one of :mod:`logging`'s."""
 
     level: int
@@ -54,8 +54,8 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
-class Announce:
+class AnnounceReady:
     """Every child is ready for the first time."""
 
 
-Action = Spawn | Send | Kill | Show | Say | Announce
+Action = Spawn | Send | Kill | ShowProgress | WriteLog | AnnounceReady

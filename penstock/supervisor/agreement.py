@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.supervisor.actions import Name
+from penstock.supervisor.actions import ProcessName
 from penstock.wire.control import AgreedState, AgreedStates, ProposeState
 
 
-class Register:
+class AgreedStateStore:
     """Notes one change after the other. What is noted is decided; every API server acts by it."""
 
     def __init__(self) -> None:
         self._agreed = AgreedStates(revision=0, adopted=0, states=[])
-        self._confirmed: dict[Name, int] = {}
+        self._confirmed: dict[ProcessName, int] = {}
         """The revision that each API server acts by."""
 
     @property
@@ -34,15 +34,15 @@ class Register:
         self._agreed = msgspec.structs.replace(self._agreed, revision=revision, states=list(states.values()))
         return True
 
-    def confirm(self, server: Name, revision: int) -> None:
+    def confirm(self, server: ProcessName, revision: int) -> None:
         """An API server acts by a revision."""
         self._confirmed[server] = revision
 
-    def forget(self, server: Name) -> None:
+    def forget(self, server: ProcessName) -> None:
         """An API server is gone."""
         self._confirmed.pop(server, None)
 
-    def adopt(self, servers: list[Name]) -> bool:
+    def advance_adopted(self, servers: list[ProcessName]) -> bool:
         """Notes which revision all of ``servers``, those that serve, act by. Returns whether that is news."""
         adopted = min((self._confirmed.get(server, 0) for server in servers), default=0)
         if adopted <= self._agreed.adopted:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock import __version__
 from penstock.config.options import ServeConfig
-from penstock.supervisor.actions import Name
+from penstock.supervisor.actions import ProcessName
 from penstock.supervisor.listener import Address
 from penstock.wire.control import Info
 
@@ -20,8 +20,8 @@ def banner(
     served_model_names: Sequence[str],
     model_dir: str,
     supervisor_pid: int,
-    pids: Mapping[Name, int],
-    infos: Mapping[Name, Info],
+    pids: Mapping[ProcessName, int],
+    infos: Mapping[ProcessName, Info],
 ) -> str:
     """The block of lines, without a newline at its end.
 
@@ -71,7 +71,7 @@ def _reach(address: Address) -> str:
     return " (on every address of this machine)" if ipaddress.ip_address(address[0]).is_unspecified else ""
 
 
-def _engine(config: ServeConfig, infos: Mapping[Name, Info]) -> str:
+def _engine(config: ServeConfig, infos: Mapping[ProcessName, Info]) -> str:
     """The kind, and what the engines say of themselves, once for those that say the same."""
     said: dict[str, list[int]] = {}
     for name, info in infos.items():
@@ -94,7 +94,7 @@ def _text(value: str | int | float | bool) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _processes(supervisor_pid: int, pids: Mapping[Name, int]) -> str:
+def _processes(supervisor_pid: int, pids: Mapping[ProcessName, int]) -> str:
     """``supervisor 10, 2 api-servers 11 12, 1 engine 13``."""
     parts = [f"supervisor {supervisor_pid}"]
     for role in ("api-server", "engine", "coordinator"):

@@ -22,11 +22,11 @@ from penstock.supervisor import logs, orphans
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED
 from penstock.wire.channel import ControlChannel, SupervisorGone
 from penstock.wire.control import Role
-from penstock.wire.coordination import JoinRefused
+from penstock.wire.coordination import JoinRejectedError
 
 log = logging.getLogger(__name__)
 
-_LEFT_TO_THE_SUPERVISOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SUPERVISOR_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(fd: int, role_main: Callable[[Role], Callable[[ControlChannel], int]] | None = None) -> int:
@@ -35,7 +35,7 @@ def main(fd: int, role_main: Callable[[Role], Callable[[ControlChannel], int]] |
     ``role_main`` gives the main function of a role; tests pass their own.
     """
     try:
-        control = begun(fd)
+        control = open_control_channel(fd)
     except SupervisorGone:
         return EXIT_ORPHANED
     launch = control.launch
@@ -45,26 +45,26 @@ def main(fd: int, role_main: Callable[[Role], Callable[[ControlChannel], int]] |
     except SupervisorGone:
         return EXIT_ORPHANED
     except Exception as error:
-        if not isinstance(error, ConfigError | JoinRefused):  # the supervisor says it in a line
+        if not isinstance(error, ConfigError | JoinRejectedError):  # the supervisor says it in a line
             log.exception("%s ends because of an error", launch.name)
         # At a first start it is the same options on the same machine again; a child that worked before
         # may meet something that passes (memory of its predecessor that is not free yet).
-        fatal = isinstance(error, JoinRefused) or (launch.epoch == 0 and not control.reported_ready)
+        fatal = isinstance(error, JoinRejectedError) or (launch.epoch == 0 and not control.reported_ready)
         control.failed(f"{type(error).__name__}: {error}", fatal=fatal)
         return EXIT_FATAL if fatal else EXIT_FAILED
 
 
-def begun(fd: int, title: str = "penstock: {}") -> ControlChannel:
+def open_control_channel(fd: int, title: str = "penstock: {}") -> ControlChannel:
     """The control channel of a child that knows what to run as, and ends with its supervisor.
 
     ``title`` is the process's, given the role and number. Raises SupervisorGone.
     """
-    _leave_signals_to_the_supervisor()
+    _ignore_signals()
     control = ControlChannel(fd)
     launch = control.launch
     setproctitle(title.format(launch.name))
     logs.configure(launch.name, launch.config.log_level)
-    orphans.die_with(launch.supervisor_pid, control.fileno())
+    orphans.exit_with_supervisor(launch.supervisor_pid, control.fileno())
     return control
 
 
@@ -79,22 +79,22 @@ def import_role_main(role: Role) -> Callable[[ControlChannel], int]:
     return run
 
 
-def _leave_signals_to_the_supervisor() -> None:
+def _ignore_signals() -> None:
     """Terminals and service managers signal the whole group; only the supervisor decides what follows.
 
     Handlers that do nothing, not SIG_IGN: programs that this process starts get the default back. The
     supervisor has SIGINT blocked while it starts a child, so that none comes before this.
     """
-    for signum in _LEFT_TO_THE_SUPERVISOR:
+    for signum in _SUPERVISOR_SIGNALS:
         signal.signal(signum, _do_nothing)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_SUPERVISOR)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SUPERVISOR_SIGNALS)
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:
     pass
 
 
-def end(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """Everything is closed and told. Leaving through the interpreter would collect garbage first, for
     seconds where a model's libraries are loaded, while the supervisor waits to start a successor."""
     logging.shutdown()
@@ -104,4 +104,4 @@ def end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    end(main(int(sys.argv[1])))
+    exit_process(main(int(sys.argv[1])))

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from penstock.supervisor.actions import Action, Kill, Name, Say, Send, Spawn
+from penstock.supervisor.actions import Action, Kill, ProcessName, Send, Spawn, WriteLog
 from penstock.supervisor.restart import RestartPolicy
-from penstock.wire.control import Failed, Info, Order, Role
+from penstock.wire.control import Info, ProcessFailed, Role, SupervisorCommand
 
-GRACE_S = 5.0
+EXIT_GRACE_S = 5.0
 """Seconds a child has to exit after Stop, or after it reported that it failed, before it is killed."""
 
 
-class State(enum.Enum):
+class ChildState(enum.Enum):
     """Of one child."""
 
     WAITING = enum.auto()
@@ -27,8 +27,8 @@ class State(enum.Enum):
 
 @dataclass(slots=True)
 class Child:
-    name: Name
-    state: State = State.GONE
+    name: ProcessName
+    state: ChildState = ChildState.GONE
     epoch: int = -1
     # Starts after its deaths.
     restarts: int = -1
@@ -38,47 +38,47 @@ class Child:
     info: Info = field(default_factory=dict)
     last_progress: str | None = None
     # Why it ends: what it said itself, or why it is killed. Told when it is dead.
-    failure: Failed | None = None
+    failure: ProcessFailed | None = None
     # It said that it fails, or closed its channel: its death is due.
-    leaving: bool = False
+    exiting: bool = False
     killed: bool = False
     # Killed because another engine of its group died.
-    felled: bool = False
+    killed_with_group: bool = False
     # The child whose work it takes over once it is ready.
-    replaces: Name | None = None
+    replaces: ProcessName | None = None
 
     @property
     def alive(self) -> bool:
         """There is a process, or one has been ordered."""
-        return self.state in (State.STARTING, State.READY, State.RETIRING)
+        return self.state in (ChildState.STARTING, ChildState.READY, ChildState.RETIRING)
 
 
-class Children:
+class ChildTable:
     """All children, in the order of their first starts, and the actions that wait to be taken."""
 
-    def __init__(self, names: Iterable[Name], startup_timeout: float) -> None:
+    def __init__(self, names: Iterable[ProcessName], startup_timeout: float) -> None:
         self._children = {name: Child(name) for name in names}
         self._startup_timeout = startup_timeout
         # Processes started so far in each place: a number that is used again never repeats an epoch.
-        self._starts: Counter[Name] = Counter()
+        self._starts: Counter[ProcessName] = Counter()
         self._actions: list[Action] = []
 
     def __iter__(self) -> Iterator[Child]:
         return iter(self._children.values())
 
-    def __getitem__(self, name: Name) -> Child:
+    def __getitem__(self, name: ProcessName) -> Child:
         return self._children[name]
 
-    def __contains__(self, name: Name) -> bool:
+    def __contains__(self, name: ProcessName) -> bool:
         return name in self._children
 
-    def names(self) -> list[Name]:
+    def names(self) -> list[ProcessName]:
         return list(self._children)
 
     def alive(self) -> list[Child]:
         return [child for child in self if child.alive]
 
-    def of(self, role: Role, *states: State) -> list[Child]:
+    def with_role(self, role: Role, *states: ChildState) -> list[Child]:
         """Those of a role that are in one of these states."""
         return [child for child in self if child.name.role == role and child.state in states]
 
@@ -94,27 +94,27 @@ class Children:
         child.epoch = self._starts[child.name]
         self._starts[child.name] += 1
         child.restarts += 1
-        child.state = State.STARTING
+        child.state = ChildState.STARTING
         child.failure, child.last_progress = None, None
-        child.leaving = child.killed = child.felled = False
+        child.exiting = child.killed = child.killed_with_group = False
         child.deadline = now + self._startup_timeout
-        self.act(Spawn(child.name, child.epoch))
+        self.add_action(Spawn(child.name, child.epoch))
 
     def kill(self, child: Child) -> None:
         child.deadline, child.killed = None, True
-        self.act(Kill(child.name))
+        self.add_action(Kill(child.name))
 
-    def send(self, child: Child, order: Order) -> None:
-        self.act(Send(child.name, order))
+    def send(self, child: Child, order: SupervisorCommand) -> None:
+        self.add_action(Send(child.name, order))
 
-    def say(self, level: int, text: str) -> None:
+    def log(self, level: int, text: str) -> None:
         """A line for the log, of one of :mod:`logging`'s levels."""
-        self.act(Say(level, text))
+        self.add_action(WriteLog(level, text))
 
-    def act(self, action: Action) -> None:
+    def add_action(self, action: Action) -> None:
         self._actions.append(action)
 
-    def take(self) -> list[Action]:
+    def take_actions(self) -> list[Action]:
         """The actions since the last call."""
         actions, self._actions = self._actions, []
         return actions

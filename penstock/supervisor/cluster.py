@@ -13,34 +13,34 @@ from pathlib import Path
 from penstock import __version__
 from penstock.config.errors import ConfigError
 from penstock.config.options import ServeConfig
-from penstock.supervisor.model import Model
+from penstock.supervisor.model import ResolvedModel
 from penstock.wire.curve import ClusterKey
 
 log = logging.getLogger(__name__)
 
-PREFIX = "penstock-cluster-key-1 "
+KEY_FILE_PREFIX = "penstock-cluster-key-1 "
 """Before the secret key, in the only line of a key file."""
 _ENDS_BYTES = 1 << 16
 """Of a weights file at each of its ends: names and places of tensors, and values. Whole ones may take minutes
 to read."""
 
 
-def write_key(path: Path) -> None:
+def write_cluster_key(path: Path) -> None:
     """Make a key file that only its owner can read. Raises FileExistsError, OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(fd, "w", encoding="ascii") as file:
-        file.write(f"{PREFIX}{ClusterKey.generate().secret}\n")
+        file.write(f"{KEY_FILE_PREFIX}{ClusterKey.generate().secret}\n")
 
 
-def read_key(path: str) -> str:
+def read_cluster_key(path: str) -> str:
     """The secret key. Raises ConfigError, which does not show it."""
     try:
         with open(path, encoding="ascii") as file:
             mode = os.fstat(file.fileno()).st_mode
             text = file.read(256).strip()
-        if not text.startswith(PREFIX):
+        if not text.startswith(KEY_FILE_PREFIX):
             raise ValueError("is no key file; penstock keys FILE makes one")
-        secret = ClusterKey(text.removeprefix(PREFIX)).secret
+        secret = ClusterKey(text.removeprefix(KEY_FILE_PREFIX)).secret
     except (OSError, ValueError) as error:
         raise ConfigError(f"--cluster-key-file {path}: {error}") from None
     if mode & stat.S_IROTH:
@@ -48,7 +48,7 @@ def read_key(path: str) -> str:
     return secret
 
 
-def traits_of(config: ServeConfig, model: Model) -> dict[str, str]:
+def traits_of(config: ServeConfig, model: ResolvedModel) -> dict[str, str]:
     """By name, what may not differ among hosts. Engines add what they know when they have started."""
     model_dir = Path(model.model_dir)
     weights = config.engine != "synthetic" and config.load_format != "dummy"

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_EVERY_S = 5.0
+_REPEAT_INTERVAL_S = 5.0
 
 
-class Display(Protocol):
+class ProgressDisplay(Protocol):
     """Who watches the start."""
 
     refresh_s: float | None
@@ -35,7 +35,7 @@ class Display(Protocol):
         """The first start is over, whatever came of it. May be called again."""
 
 
-class LogLines:
+class LogProgressDisplay:
     """A line when a child says something new, and at most one in 5 seconds about the same thing."""
 
     refresh_s: float | None = None
@@ -47,7 +47,7 @@ class LogLines:
     def progress(self, process: str, progress: Progress) -> None:
         text, at = self._shown.get(process, ("", 0.0))
         now = self._clock()
-        if progress.text == text and now - at < _EVERY_S:
+        if progress.text == text and now - at < _REPEAT_INTERVAL_S:
             return
         self._shown[process] = (progress.text, now)
         partly = progress.fraction is not None and progress.fraction < 1.0
@@ -61,7 +61,7 @@ class LogLines:
         """Nothing to remove."""
 
 
-class TerminalLines:
+class TerminalProgressDisplay:
     """One status line per child that reports progress, redrawn in place and removed at the end."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -72,7 +72,7 @@ class TerminalLines:
 
         self.refresh_s: float | None = 0.1
         self._tasks: dict[str, TaskID] = {}
-        self._after = LogLines()
+        self._after = LogProgressDisplay()
         # No thread of rich's own: the supervisor's loop redraws.
         self._bars = Bars(
             SpinnerColumn(),
@@ -114,6 +114,6 @@ class TerminalLines:
             self._bars.stop()
 
 
-def display() -> Display:
+def make_progress_display() -> ProgressDisplay:
     """What suits standard error."""
-    return TerminalLines() if sys.stderr.isatty() else LogLines()
+    return TerminalProgressDisplay() if sys.stderr.isatty() else LogProgressDisplay()

@@ -16,7 +16,7 @@ EXIT_ORPHANED = 4
 """A child's: its supervisor is gone."""
 
 
-class StartError(Exception):
+class StartupError(Exception):
     """``penstock serve`` cannot start here, whatever its options. The message is for the operator."""
 
 

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from penstock.config.errors import ConfigError
-from penstock.supervisor.exits import StartError
+from penstock.supervisor.exits import StartupError
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +26,11 @@ _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 _UNUSED_FILES = ("*/*", "consolidated*")
 
 
-def download(hub_id: str, revision: str | None, *, weights: bool) -> Path:
+def download_model(hub_id: str, revision: str | None, *, weights: bool) -> Path:
     """The local snapshot of a hub id; files that are there already are not fetched again.
 
     ``weights``: with the model's weights, not only its tokenizer and configuration. Raises ConfigError when
-    there is no such model or revision, StartError when it cannot be fetched.
+    there is no such model or revision, StartupError when it cannot be fetched.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -53,7 +53,7 @@ def download(hub_id: str, revision: str | None, *, weights: bool) -> Path:
             ignore_patterns=list(_UNUSED_FILES),
         )
     except GatedRepoError as error:
-        raise StartError(
+        raise StartupError(
             f"model {hub_id}: its owner must grant you access first: visit https://huggingface.co/{hub_id}, "
             "then set HF_TOKEN"
         ) from error
@@ -65,12 +65,12 @@ def download(hub_id: str, revision: str | None, *, weights: bool) -> Path:
             "(a private one needs HF_TOKEN)"
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, HTTPError) as error:
-        raise StartError(
+        raise StartupError(
             f"model {hub_id}: no such directory, {at} is not in the Hugging Face cache, and the hub cannot "
             f"be reached ({_first_line(error)}); give a directory to serve without a network"
         ) from error
     except OSError as error:
-        raise StartError(f"model {hub_id}: cannot be downloaded: {_first_line(error)}") from error
+        raise StartupError(f"model {hub_id}: cannot be downloaded: {_first_line(error)}") from error
     return Path(directory)
 
 

@@ -24,7 +24,7 @@ _KEY = re.compile(r"[!-~]+")
 Config = TypeVar("Config", ServeConfig, GatewayConfig)
 
 
-def with_keys(config: Config, origins: Origins) -> Config:
+def load_api_keys(config: Config, origins: Origins) -> Config:
     """``config`` with the keys of --api-key-file among those of --api-key, each once.
 
     Raises ConfigError, which shows no key, for a file that cannot be read or has none, and for a key that no

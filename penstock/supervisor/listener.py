@@ -17,10 +17,10 @@ import psutil
 from penstock.config.errors import ConfigError
 from penstock.config.options import ServeConfig
 from penstock.config.origins import Origins
-from penstock.supervisor.exits import StartError
+from penstock.supervisor.exits import StartupError
 from penstock.supervisor.unix_socket import unix_socket
 
-UNSENT_BYTES = 64 * 1024
+UNSENT_LOW_WATER_BYTES = 64 * 1024
 """What the kernel takes for a connection beyond what is on its way; more waits in the API server, where
 ``--max-stream-backlog`` bounds it."""
 BACKLOG = 4096
@@ -32,16 +32,16 @@ Address: TypeAlias = tuple[str, int] | str
 """The IP address and port that a socket is really bound to, or the path of a Unix socket."""
 
 
-class Listener(NamedTuple):
+class ListenSocket(NamedTuple):
     socket: socket.socket
     address: Address
 
 
 @contextlib.contextmanager
-def listening(config: ServeConfig, origins: Origins) -> Iterator[Listener]:
+def open_listener(config: ServeConfig, origins: Origins) -> Iterator[ListenSocket]:
     """The listener that ``config`` asks for, until the end of the block.
 
-    Raises ConfigError when there can be no such address, StartError when it cannot be had.
+    Raises ConfigError when there can be no such address, StartupError when it cannot be had.
     """
     if config.uds is None:
         listener = listen(config.host, config.port)
@@ -54,14 +54,14 @@ def listening(config: ServeConfig, origins: Origins) -> Iterator[Listener]:
     with unix_socket(config.uds, int(config.uds_mode, 8)) as sock:
         sock.listen(BACKLOG)
         sock.setblocking(False)
-        yield Listener(sock, config.uds)
+        yield ListenSocket(sock, config.uds)
 
 
-def listen(host: str, port: int, *, shared: bool = False) -> Listener:
+def listen(host: str, port: int, *, shared: bool = False) -> ListenSocket:
     """Listens on ``host`` (a name, an IPv4 or IPv6 address; ``::`` takes IPv4 as well) and ``port``.
 
     Port 0 takes a free one. ``shared``: beside other sockets that share it. Raises ConfigError when there can
-    be no such address, StartError when it cannot be had.
+    be no such address, StartupError when it cannot be had.
     """
     family, address = _resolve(host, port)
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -72,15 +72,15 @@ def listen(host: str, port: int, *, shared: bool = False) -> Listener:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address[0] == "::" else 1)
         # Connections inherit it. Else the kernel takes megabytes for a client that does not read.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_LOW_WATER_BYTES)
         sock.bind(address)
         sock.listen(BACKLOG)
         sock.setblocking(False)
     except OSError as error:
         sock.close()
-        raise _refusal(error, host, port, str(address[0])) from error
+        raise _bind_error(error, host, port, str(address[0])) from error
     bound = sock.getsockname()
-    return Listener(sock, (bound[0], bound[1]))
+    return ListenSocket(sock, (bound[0], bound[1]))
 
 
 def _resolve(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
@@ -95,26 +95,26 @@ def _resolve(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
     return family, address
 
 
-def _refusal(error: OSError, host: str, port: int, ip: str) -> Exception:
+def _bind_error(error: OSError, host: str, port: int, ip: str) -> Exception:
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     match error.errno:
         case errno.EADDRINUSE:
-            return StartError(
-                f"cannot listen on {where}: it is in use by {_holder(ip, port)}; "
+            return StartupError(
+                f"cannot listen on {where}: it is in use by {_port_owner(ip, port)}; "
                 "end that process or choose another port with --port (0 takes a free one)"
             )
         case errno.EACCES:
-            return StartError(
+            return StartupError(
                 f"cannot listen on {where}: no permission; ports below 1024 take root or "
                 "CAP_NET_BIND_SERVICE, choose another one with --port"
             )
         case errno.EADDRNOTAVAIL:
             return ConfigError(f"--host {host}: no interface of this machine has the address {ip}")
         case _:
-            return StartError(f"cannot listen on {where}: {os.strerror(error.errno or 0)}")
+            return StartupError(f"cannot listen on {where}: {os.strerror(error.errno or 0)}")
 
 
-def _holder(ip: str, port: int) -> str:
+def _port_owner(ip: str, port: int) -> str:
     """The process that holds the port, as well as the system lets us know."""
     try:
         connections = psutil.net_connections(kind="tcp")

@@ -20,21 +20,21 @@ from penstock.config.introspect import options_of
 from penstock.config.options import ServeConfig
 from penstock.config.origins import Origins
 from penstock.http.tls import server_context
-from penstock.metrics.garbage import Collector
+from penstock.metrics.garbage import GarbageCollector
 from penstock.supervisor import logs
 from penstock.supervisor.acceptor import Acceptor
-from penstock.supervisor.actions import Name
+from penstock.supervisor.actions import ProcessName
 from penstock.supervisor.banner import banner
-from penstock.supervisor.cluster import read_key, traits_of
-from penstock.supervisor.display import display
-from penstock.supervisor.exits import EXIT_FAILED, StartError, exit_code_of
+from penstock.supervisor.cluster import read_cluster_key, traits_of
+from penstock.supervisor.display import make_progress_display
+from penstock.supervisor.exits import EXIT_FAILED, StartupError, exit_code_of
 from penstock.supervisor.file_limit import raise_file_limit
-from penstock.supervisor.fleet import Fleet
-from penstock.supervisor.keys import with_keys
-from penstock.supervisor.listener import Listener, listening
+from penstock.supervisor.fleet import ProcessManager
+from penstock.supervisor.keys import load_api_keys
+from penstock.supervisor.listener import ListenSocket, open_listener
 from penstock.supervisor.loop import Supervisor
-from penstock.supervisor.model import Model, resolve_model
-from penstock.supervisor.processes import Process
+from penstock.supervisor.model import ResolvedModel, resolve_model
+from penstock.supervisor.processes import ChildProcess
 from penstock.supervisor.python import module_command
 from penstock.supervisor.run_directory import RunDirectory
 from penstock.wire.control import Info, Launch
@@ -42,10 +42,10 @@ from penstock.wire.sockets import coordinator_address, new_incarnation
 
 log = logging.getLogger(__name__)
 
-STAND_IN = module_command("penstock.placement.stand_in")
+RAY_PROXY_COMMAND = module_command("penstock.placement.stand_in")
 """Of what runs on a Ray cluster; not imported here, as Ray may not be installed."""
 _API_SERVER_GROUPS = ("HTTP server", "CORS", "TLS", "Streaming")
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
@@ -70,16 +70,16 @@ def serve(
     logs.configure("supervisor", config.log_level)
     for name, origin in (origins or {}).items():
         log.debug("%s is set by %s", name, origin)
-    cluster_key = None if config.cluster_key_file is None else read_key(config.cluster_key_file)
-    here = _servers_here(config)
+    cluster_key = None if config.cluster_key_file is None else read_cluster_key(config.cluster_key_file)
+    here = _local_api_server_count(config)
     if not here:
         _check_without_servers(config, origins or {})
     if not config.headless:
-        config = with_keys(config, origins or {})
+        config = load_api_keys(config, origins or {})
         server_context(config)  # the API servers make their own; what is wrong with it is told here, once
     try:
         with _handlers_restored(), contextlib.ExitStack() as owned, _interruptible():
-            listener = owned.enter_context(listening(config, origins or {})) if here else None
+            listener = owned.enter_context(open_listener(config, origins or {})) if here else None
             run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
             model = resolve_model(config, run_dir)
             raise_file_limit()
@@ -92,7 +92,7 @@ def serve(
                 config, given, listener, acceptor, run_dir, model, cluster_key, traits, command, began
             )
             return service.run()
-    except StartError as error:
+    except StartupError as error:
         log.error("%s", error)
         return EXIT_FAILED
     except Interrupted as interruption:
@@ -107,11 +107,11 @@ class _Service:
     # Fields of config that were set.
     given: list[str]
     # None on a host without API servers.
-    listener: Listener | None
+    listener: ListenSocket | None
     # Where there are several API servers here; one accepts itself.
     acceptor: Acceptor | None
     run_dir: str
-    model: Model
+    model: ResolvedModel
     cluster_key: str | None
     # What other hosts must have in common with this one.
     traits: dict[str, str]
@@ -121,7 +121,7 @@ class _Service:
     incarnation: int = field(default_factory=new_incarnation)
 
     def run(self) -> int:
-        fleet = Fleet(
+        fleet = ProcessManager(
             engines=len(self.config.ranks),
             first_rank=self.config.ranks.start,
             all_engines=self.config.data_parallel_size,
@@ -132,8 +132,8 @@ class _Service:
             coordinator=self._coordinator is not None and not self.config.headless,
             lockstep=self.config.enable_expert_parallel,
         )
-        collector = Collector(self.config.gc_policy, self.config.gc_pause_budget_ms / 1000)
-        with contextlib.closing(display()) as shown:
+        collector = GarbageCollector(self.config.gc_policy, self.config.gc_pause_budget_ms / 1000)
+        with contextlib.closing(make_progress_display()) as shown:
             return Supervisor(fleet, self._start, shown, self._announce, collector).run()
 
     @property
@@ -150,32 +150,32 @@ class _Service:
     def _on_cluster(self) -> bool:
         return self.config.data_parallel_backend == "ray"
 
-    def _is_elsewhere(self, name: Name) -> bool:
+    def _is_elsewhere(self, name: ProcessName) -> bool:
         """Only its stand-in runs here."""
         if name.role == "api-server":
             return self.config.host_of_server(name.index) != HEAD
         return self._on_cluster and name.role == "engine"
 
-    def _start(self, name: Name, epoch: int, restarts: int) -> Process:
+    def _start(self, name: ProcessName, epoch: int, restarts: int) -> ChildProcess:
         if self._is_elsewhere(name):
-            return Process.start(self._launch(name, epoch, restarts), STAND_IN)
+            return ChildProcess.start(self._launch(name, epoch, restarts), RAY_PROXY_COMMAND)
         if name.role != "api-server":
-            return Process.start(self._launch(name, epoch, restarts), self.command)
+            return ChildProcess.start(self._launch(name, epoch, restarts), self.command)
         if self.acceptor is None:
             assert self.listener is not None, "a host without a listener has no API servers"
             launch = self._launch(name, epoch, restarts, listen_fd=self.listener.socket.fileno())
-            return Process.start(launch, self.command)
-        seat = self.acceptor.seat(str(name))
+            return ChildProcess.start(launch, self.command)
+        seat = self.acceptor.add_target(str(name))
         launch = self._launch(name, epoch, restarts, handover_fd=seat.giver.server_end)
         try:
-            return Process.start(launch, self.command, seat.leave)
+            return ChildProcess.start(launch, self.command, seat.remove)
         except OSError:
-            seat.leave()
+            seat.remove()
             raise
 
     def _launch(
         self,
-        name: Name,
+        name: ProcessName,
         epoch: int,
         restarts: int,
         *,
@@ -205,7 +205,7 @@ class _Service:
             restarts=restarts,
         )
 
-    def _announce(self, pids: Mapping[Name, int], infos: Mapping[Name, Info]) -> None:
+    def _announce(self, pids: Mapping[ProcessName, int], infos: Mapping[ProcessName, Info]) -> None:
         text = banner(
             self.config,
             address=None if self.listener is None else self.listener.address,
@@ -220,7 +220,7 @@ class _Service:
             sys.stderr.flush()
 
 
-def _servers_here(config: ServeConfig) -> int:
+def _local_api_server_count(config: ServeConfig) -> int:
     """How many of the API servers this host runs."""
     if config.headless:
         return 0
@@ -243,7 +243,7 @@ def _check_without_servers(config: ServeConfig, origins: Origins) -> None:
 @contextlib.contextmanager
 def _handlers_restored() -> Iterator[None]:
     """Leaves signal handlers as they were, whatever the block sets."""
-    before = {signum: signal.getsignal(signum) for signum in (*_ENDING, signal.SIGCHLD)}
+    before = {signum: signal.getsignal(signum) for signum in (*_TERMINATION_SIGNALS, signal.SIGCHLD)}
     try:
         yield
     finally:
@@ -264,7 +264,9 @@ def _interruptible() -> Iterator[None]:
     def ignore(signum: int, frame: FrameType | None) -> None:
         pass
 
-    handled = [signum for signum in _ENDING if signal.getsignal(signum) != signal.SIG_IGN]  # nohup
+    handled = [
+        signum for signum in _TERMINATION_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN
+    ]  # nohup
     for signum in handled:
         signal.signal(signum, interrupt)
     try:

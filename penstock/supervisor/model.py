@@ -10,9 +10,9 @@ from pathlib import Path
 import penstock
 from penstock.config.errors import ConfigError
 from penstock.config.options import ServeConfig
-from penstock.engine.torch.families import check_family
+from penstock.engine.torch.families import check_supported
 from penstock.engine.vllm.versions import check_installed
-from penstock.supervisor.hub import download
+from penstock.supervisor.hub import download_model
 from penstock.supervisor.tokenizer import ensure_tokenizer_json
 
 DEMO_DIR = Path(penstock.__file__).parent / "demo"
@@ -23,7 +23,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ResolvedModel:
     """Absolute directories, and the names that clients may use, the reported one first."""
 
     model_dir: str
@@ -31,11 +31,11 @@ class Model:
     served_names: list[str]
 
 
-def resolve_model(config: ServeConfig, run_dir: str, *, for_engine: bool = True) -> Model:
+def resolve_model(config: ServeConfig, run_dir: str, *, for_engine: bool = True) -> ResolvedModel:
     """Finds or downloads the model and sees that it has what the engine needs.
 
     ``run_dir`` takes a converted tokenizer. Not ``for_engine``: API servers need no weights, nor what
-    computes with them. Raises ConfigError, StartError.
+    computes with them. Raises ConfigError, StartupError.
     """
     if for_engine:
         _require_software(config)
@@ -43,7 +43,7 @@ def resolve_model(config: ServeConfig, run_dir: str, *, for_engine: bool = True)
     if for_engine:
         _check_model(config, model_dir)
     names = list(config.served_model_name or []) or [config.model or DEMO_NAME]
-    return Model(str(model_dir), str(_tokenizer_directory(config, model_dir, run_dir)), names)
+    return ResolvedModel(str(model_dir), str(_tokenizer_directory(config, model_dir, run_dir)), names)
 
 
 def _require_software(config: ServeConfig) -> None:
@@ -60,7 +60,7 @@ def _check_model(config: ServeConfig, model_dir: Path) -> None:
             f"--engine {config.engine} needs a Hugging Face model directory"
         )
     if config.engine == "torch":
-        check_family(model_dir, with_experts=config.enable_expert_parallel)
+        check_supported(model_dir, with_experts=config.enable_expert_parallel)
 
 
 def _require_torch() -> None:
@@ -91,7 +91,7 @@ def _model_directory(config: ServeConfig, *, for_engine: bool) -> Path:
     if not _HUB_ID.fullmatch(config.model):
         raise ConfigError(f"model {config.model}: no such directory, nor a hub id (owner/name)")
     weights = for_engine and config.engine != "synthetic" and config.load_format != "dummy"
-    return download(config.model, config.revision, weights=weights)
+    return download_model(config.model, config.revision, weights=weights)
 
 
 def _tokenizer_directory(config: ServeConfig, model_dir: Path, run_dir: str) -> Path:

@@ -14,7 +14,7 @@ from penstock.supervisor.exits import EXIT_ORPHANED
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def die_with(supervisor_pid: int, control_fd: int) -> None:
+def exit_with_supervisor(supervisor_pid: int, control_fd: int) -> None:
     """Ends this process at once when process ``supervisor_pid``, its parent, ends or has ended.
 
     A thread waits for the other end of the control channel to close, which works everywhere and while the
@@ -25,10 +25,10 @@ def die_with(supervisor_pid: int, control_fd: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != supervisor_pid:
         os._exit(EXIT_ORPHANED)  # it ended before the kernel was told
-    threading.Thread(target=_wait_for_end, args=(control_fd,), name="orphan-guard", daemon=True).start()
+    threading.Thread(target=_wait_for_hangup, args=(control_fd,), name="orphan-guard", daemon=True).start()
 
 
-def _wait_for_end(control_fd: int) -> None:
+def _wait_for_hangup(control_fd: int) -> None:
     poll = select.poll()
     poll.register(control_fd, 0)  # no event but the hang-up, which needs no asking for
     while not any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poll.poll()):

@@ -11,12 +11,12 @@ import logging
 import math
 import signal
 
-from penstock.supervisor.actions import Announce
-from penstock.supervisor.children import GRACE_S, Children, State
+from penstock.supervisor.actions import AnnounceReady
+from penstock.supervisor.children import EXIT_GRACE_S, ChildState, ChildTable
 from penstock.supervisor.exits import EXIT_OK, exit_code_of
 from penstock.wire.control import Drain, Role, Stop
 
-SAME_SIGNAL_S = 0.1
+SIGNAL_DEBOUNCE_S = 0.1
 """Signals closer together than this are one: what starts the supervisor may pass on a SIGINT that the
 terminal has sent to the whole group already. A closed terminal sends several SIGHUP; they never hurry."""
 
@@ -29,12 +29,12 @@ class Phase(enum.Enum):
     ENDED = enum.auto()
 
 
-class Phases:
+class Lifecycle:
     """Leads all children from one phase to the next. ``drained`` is the role that has streams to finish."""
 
-    def __init__(self, children: Children, drained: Role, drain_timeout: float) -> None:
+    def __init__(self, children: ChildTable, drained: Role, drain_timeout: float) -> None:
         self._children = children
-        self._drained = drained
+        self._drained_role = drained
         self._drain_timeout = drain_timeout
         self._current = Phase.STARTING
         self._signalled_at = -math.inf
@@ -61,10 +61,10 @@ class Phases:
         """When :meth:`tick` has something to do."""
         return self._deadline
 
-    def serve(self) -> None:
+    def all_ready(self) -> None:
         """All are ready for the first time."""
         self._current = Phase.SERVING
-        self._children.act(Announce())
+        self._children.add_action(AnnounceReady())
 
     def signalled(self, signum: int, now: float) -> None:
         """The first signal drains; the next one ends running streams with an error, one more kills."""
@@ -72,42 +72,44 @@ class Phases:
         if self._current in (Phase.STARTING, Phase.SERVING):
             draining = self._current is Phase.SERVING
             wait = f", finishing running streams for up to {self._drain_timeout:g} s" if draining else ""
-            self._children.say(logging.INFO, f"{name}: shutting down{wait}")
+            self._children.log(logging.INFO, f"{name}: shutting down{wait}")
             self._signalled_at = now
-            self.wind_down(EXIT_OK, now)
-        elif signum != signal.SIGHUP and now - self._signalled_at >= SAME_SIGNAL_S:
+            self.begin_shutdown(EXIT_OK, now)
+        elif signum != signal.SIGHUP and now - self._signalled_at >= SIGNAL_DEBOUNCE_S:
             self._signalled_at = now
             self._exit_code = self._exit_code or exit_code_of(signum)
             if self._current is Phase.DRAINING:
                 told = f"{name} while shutting down: running streams end with an error"
-                self._children.say(logging.WARNING, told)
+                self._children.log(logging.WARNING, told)
                 self._stop(now)
             else:
                 told = f"{name} while stopping: killing what has not ended"
-                self._children.say(logging.WARNING, told)
+                self._children.log(logging.WARNING, told)
                 self._kill_all()
         self.advance(now)
 
-    def wind_down(self, exit_code: int, now: float) -> None:
+    def begin_shutdown(self, exit_code: int, now: float) -> None:
         """Begins the end: running streams may finish, if there can be any."""
         self._exit_code = exit_code
         for child in self._children:
-            if child.state is State.WAITING:
-                child.state, child.deadline = State.GONE, None
+            if child.state is ChildState.WAITING:
+                child.state, child.deadline = ChildState.GONE, None
         if self._current is Phase.STARTING:
             self._stop(now)
             return
         self._current, self._deadline = Phase.DRAINING, now + self._drain_timeout
         for child in self._children:
-            if child.state is State.STARTING:
+            if child.state is ChildState.STARTING:
                 self._children.kill(child)
-            elif child.alive and child.name.role == self._drained:
+            elif child.alive and child.name.role == self._drained_role:
                 self._children.send(child, Drain())
 
     def advance(self, now: float) -> None:
         """To the next phase, when the last child that this one waits for is gone."""
         alive = self._children.alive()
-        if self._current is Phase.DRAINING and not any(child.name.role == self._drained for child in alive):
+        if self._current is Phase.DRAINING and not any(
+            child.name.role == self._drained_role for child in alive
+        ):
             self._stop(now)
         if self._current is Phase.STOPPING and not alive:
             self._current, self._deadline = Phase.ENDED, None
@@ -119,17 +121,17 @@ class Phases:
         self._deadline = None
         if self._current is Phase.DRAINING:
             waited = f"{self._drain_timeout:g} s (--drain-timeout)"
-            self._children.say(logging.WARNING, f"streams still run after {waited}; they end with an error")
+            self._children.log(logging.WARNING, f"streams still run after {waited}; they end with an error")
             self._stop(now)
         else:
             left = ", ".join(str(child.name) for child in self._children.alive())
-            self._children.say(logging.WARNING, f"killing what has not ended: {left}")
+            self._children.log(logging.WARNING, f"killing what has not ended: {left}")
             self._kill_all()
 
     def _stop(self, now: float) -> None:
-        self._current, self._deadline = Phase.STOPPING, now + GRACE_S
+        self._current, self._deadline = Phase.STOPPING, now + EXIT_GRACE_S
         for child in self._children.alive():
-            if child.state is State.STARTING:
+            if child.state is ChildState.STARTING:
                 self._children.kill(child)  # it has nothing to finish, and does not listen while it loads
             else:
                 self._children.send(child, Stop())

@@ -14,7 +14,7 @@ _BLOCKED_AT_START = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STDERR = 2
 
 
-class Process:
+class ChildProcess:
     """A child from its start to its death."""
 
     def __init__(
@@ -27,11 +27,11 @@ class Process:
     @classmethod
     def start(
         cls, launch: Launch, command: Sequence[str], on_end: Callable[[], None] = lambda: None
-    ) -> Process:
+    ) -> ChildProcess:
         """Starts ``command`` with the descriptor of its control channel as last argument, and launches it.
 
-        Must run in the main thread, see :func:`penstock.supervisor.orphans.die_with`. The child inherits
-        standard error, also as its standard output, and nothing on standard input.
+        Must run in the main thread, see :func:`penstock.supervisor.orphans.exit_with_supervisor`. The child
+        inherits standard error, also as its standard output, and nothing on standard input.
         ``on_end`` is called when it has ended. Raises OSError when no process can be started.
         """
         channel, theirs = ChildChannel.pair()

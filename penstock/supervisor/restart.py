@@ -24,7 +24,7 @@ class RestartPolicy:
         self._ready_at = now
         self._failed_starts = 0
 
-    def died(self, now: float) -> float | None:
+    def next_delay(self, now: float) -> float | None:
         """Seconds to wait before the next start; None: it failed too often, give up."""
         if self._ready_at is None:
             self._failed_starts += 1

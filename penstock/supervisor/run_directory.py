@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Self
 
 from penstock.config.errors import ConfigError
-from penstock.supervisor.exits import StartError
-from penstock.wire.sockets import RENDEZVOUS
+from penstock.supervisor.exits import StartupError
+from penstock.wire.sockets import RENDEZVOUS_PREFIX
 
 MAX_PATH_BYTES = 70
 """Longest path of a run directory. A Unix socket's path holds 103 bytes on macOS (107 on Linux), of which
@@ -39,17 +39,17 @@ class RunDirectory:
         self.path = ""
 
     def __enter__(self) -> Self:
-        """Raises ConfigError for a path that cannot be used, StartError when another instance has it."""
+        """Raises ConfigError for a path that cannot be used, StartupError when another instance has it."""
         if self._given is None:
             self.path = _temporary()
         else:
             self.path = _prepare(self._given)
         try:
             self._lock_fd = _lock(Path(self.path))
-        except StartError:
+        except StartupError:
             self._remove_temporary()
             raise
-        _remove_meeting_points(self.path)
+        _remove_sockets(self.path)
         return self
 
     def __exit__(
@@ -58,7 +58,7 @@ class RunDirectory:
         if self._given is None:
             self._remove_temporary()
         else:
-            _remove_meeting_points(self.path)
+            _remove_sockets(self.path)
         if self._lock_fd is not None:
             os.ftruncate(self._lock_fd, 0)
             os.close(self._lock_fd)
@@ -74,7 +74,7 @@ def _temporary() -> str:
         if short and os.access(parent, os.W_OK):
             _remove_abandoned(Path(parent))
             return tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
-    raise StartError("no temporary directory with a short path can be written to; name one with --run-dir")
+    raise StartupError("no temporary directory with a short path can be written to; name one with --run-dir")
 
 
 def _remove_abandoned(parent: Path) -> None:
@@ -121,7 +121,7 @@ def _lock(path: Path) -> int:
     except BlockingIOError:
         holder = os.read(fd, 32).decode(errors="replace").strip()
         os.close(fd)
-        raise StartError(
+        raise StartupError(
             f"--run-dir {path}: in use by another penstock (process {holder}); "
             "end it or choose another directory"
         ) from None
@@ -130,11 +130,11 @@ def _lock(path: Path) -> int:
     return fd
 
 
-def _remove_meeting_points(path: str) -> None:
+def _remove_sockets(path: str) -> None:
     """Sockets, and the files by which ranks find each other."""
     with os.scandir(path) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 is_socket = stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
-                if is_socket or entry.name.startswith(RENDEZVOUS):
+                if is_socket or entry.name.startswith(RENDEZVOUS_PREFIX):
                     os.unlink(entry.path)

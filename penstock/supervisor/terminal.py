@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 
-def has_terminal() -> bool:
+def has_controlling_terminal() -> bool:
     """Whether this process has a controlling terminal; a terminal that was closed is none any longer."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from penstock.config.errors import ConfigError
-from penstock.supervisor.exits import StartError
+from penstock.supervisor.exits import StartupError
 from penstock.supervisor.python import module_command
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def ensure_tokenizer_json(model_dir: Path, run_dir: str) -> Path:
     """``model_dir`` when it has a tokenizer.json, else a directory in ``run_dir`` with a converted one.
 
     transformers converts, in a process of its own: this one never imports it. Raises ConfigError when there
-    is nothing to convert or no transformers, StartError when the conversion fails.
+    is nothing to convert or no transformers, StartupError when the conversion fails.
     """
     if (model_dir / "tokenizer.json").is_file():
         return model_dir
@@ -48,7 +48,7 @@ def ensure_tokenizer_json(model_dir: Path, run_dir: str) -> Path:
     target = Path(run_dir) / "tokenizer"
     _convert(model_dir, target, source)
     if not (target / "tokenizer.json").is_file():
-        raise StartError(f"{model_dir}: transformers gave no tokenizer.json for {source}")
+        raise StartupError(f"{model_dir}: transformers gave no tokenizer.json for {source}")
     return target
 
 
@@ -72,7 +72,7 @@ def _convert(model_dir: Path, target: Path, source: str) -> None:
             env=os.environ | {"HF_HUB_OFFLINE": "1"},
         )
     except subprocess.TimeoutExpired as error:
-        raise StartError(f"{model_dir}: converting {source} took more than {_TIMEOUT_S:g} s") from error
+        raise StartupError(f"{model_dir}: converting {source} took more than {_TIMEOUT_S:g} s") from error
     if result.returncode != 0:
         lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
-        raise StartError(f"{model_dir}: {source} cannot be converted to tokenizer.json: {lines[-1]}")
+        raise StartupError(f"{model_dir}: {source} cannot be converted to tokenizer.json: {lines[-1]}")

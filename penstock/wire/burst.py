@@ -21,7 +21,7 @@ import numpy as np
 
 log = logging.getLogger(__name__)
 
-Burst = Callable[[Sequence[int], Sequence[bytes]], list[tuple[int, int]]]
+BurstWriter = Callable[[Sequence[int], Sequence[bytes]], list[tuple[int, int]]]
 """Writes each chunk to the non-blocking socket of its descriptor, all of them different, and never waits.
 
 Returns index and bytes taken of every chunk that its socket did not take whole. What is wrong with that
@@ -54,17 +54,17 @@ _IOCB = np.dtype(  # linux/aio_abi.h
 _EVENT = np.dtype([("data", "<u8"), ("obj", "<u8"), ("res", "<i8"), ("res2", "<i8")])
 
 
-def best_burst() -> Burst:
+def make_burst_writer() -> BurstWriter:
     """The cheapest that this machine allows."""
     try:
-        return SubmittedBurst()
+        return IoSubmitWriter()
     except OSError as error:
         log.info("events are written one by one: %s", error)
         return write_each
 
 
 def write_each(descriptors: Sequence[int], chunks: Sequence[bytes]) -> list[tuple[int, int]]:
-    """A :data:`Burst` of a system call per chunk."""
+    """A :data:`BurstWriter` of a system call per chunk."""
     short = []
     for index, (descriptor, chunk) in enumerate(zip(descriptors, chunks, strict=True)):
         try:
@@ -76,8 +76,8 @@ def write_each(descriptors: Sequence[int], chunks: Sequence[bytes]) -> list[tupl
     return short
 
 
-class SubmittedBurst:
-    """A :data:`Burst` of a system call, and one for what came of it, per 256 chunks.
+class IoSubmitWriter:
+    """A :data:`BurstWriter` of a system call, and one for what came of it, per 256 chunks.
 
     A write to a non-blocking socket has ended when io_submit(2) returns, so nothing is in flight between two
     bursts. The kernel's side ends with the process.

@@ -8,19 +8,19 @@ import threading
 from typing import Any
 
 from penstock.wire.control import (
-    Beat,
+    ChildReport,
     ControlError,
     DrainEngine,
-    Failed,
+    Heartbeat,
     Info,
     Launch,
     LineBuffer,
-    Order,
+    ProcessFailed,
     Progress,
     ProposeState,
     Ready,
-    Report,
     StatesAdopted,
+    SupervisorCommand,
     decode_for_child,
     decode_for_supervisor,
     encode,
@@ -30,15 +30,15 @@ from penstock.wire.control import (
 _READ_BYTES = 1 << 16
 
 
-class PeerGone(ConnectionError):
+class ChannelClosed(ConnectionError):
     """The other end of a control channel is closed."""
 
 
-class SupervisorGone(PeerGone):
+class SupervisorGone(ChannelClosed):
     """The supervisor closed its end or died: the process ends at once, without draining."""
 
 
-class ChildGone(PeerGone):
+class ChildGone(ChannelClosed):
     """The child closed its end or died: its exit status follows."""
 
 
@@ -54,7 +54,7 @@ class ControlChannel:
         self._stream = _Stream(socket.socket(fileno=fd), SupervisorGone)
         self._launch: Launch | None = None
         self._reported_ready = False
-        self._orders: list[Order] = []
+        self._orders: list[SupervisorCommand] = []
 
     @property
     def launch(self) -> Launch:
@@ -79,7 +79,7 @@ class ControlChannel:
         """For an event loop's reader: readable when :meth:`receive` has something to say."""
         return self._stream.sock.fileno()
 
-    def receive(self) -> list[Order]:
+    def receive(self) -> list[SupervisorCommand]:
         """Orders that arrived, possibly none, without waiting.
 
         Raises SupervisorGone at the end of the file, once every order before it was returned.
@@ -113,15 +113,15 @@ class ControlChannel:
         """Confirms that this API server acts by a revision of the agreed states."""
         self._stream.write(StatesAdopted(revision=revision))
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Reports that an engine's loop turns; nothing when the supervisor is behind."""
-        self._stream.offer(Beat())
+        self._stream.offer(Heartbeat())
 
     def failed(self, message: str, *, fatal: bool) -> None:
         """Reports why the process ends; ``fatal``: it would fail the same way again."""
-        self._stream.write(Failed(message=message, fatal=fatal))
+        self._stream.write(ProcessFailed(message=message, fatal=fatal))
 
-    def pass_on(self, report: Report) -> None:
+    def forward(self, report: ChildReport) -> None:
         """Reports what another process has, for which this one stands."""
         self._stream.write(report)
 
@@ -144,15 +144,15 @@ class ChildChannel:
     def fileno(self) -> int:
         return self._stream.sock.fileno()
 
-    def send(self, message: Launch | Order) -> None:
+    def send(self, message: Launch | SupervisorCommand) -> None:
         """Raises ChildGone."""
         self._stream.write(message)
 
-    def offer(self, message: Order) -> None:
+    def offer(self, message: SupervisorCommand) -> None:
         """Sends it unless the child is behind by a full socket buffer. Raises ChildGone."""
         self._stream.offer(message)
 
-    def receive(self) -> list[Report]:
+    def receive(self) -> list[ChildReport]:
         """Reports that arrived, possibly none. Raises ChildGone at the end of the file, ControlError."""
         return [decode_for_supervisor(line) for line in self._stream.read(wait=False)]
 
@@ -160,7 +160,7 @@ class ChildChannel:
         self._stream.sock.close()
 
 
-def _order(message: Launch | Order) -> Order:
+def _order(message: Launch | SupervisorCommand) -> SupervisorCommand:
     if isinstance(message, Launch):
         raise ControlError("a second Launch")
     return message
@@ -169,7 +169,7 @@ def _order(message: Launch | Order) -> Order:
 class _Stream:
     """Messages over a socket. ``gone`` is raised at the end of the file and when the peer is closed."""
 
-    def __init__(self, sock: socket.socket, gone: type[PeerGone]) -> None:
+    def __init__(self, sock: socket.socket, gone: type[ChannelClosed]) -> None:
         sock.setblocking(True)
         self.sock = sock
         self._gone = gone

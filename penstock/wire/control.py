@@ -4,10 +4,11 @@ One Unix stream socketpair per child carries JSON lines, each a tagged struct of
 
 Supervisor to child: :class:`Launch` first and once, then :class:`Drain`, :class:`Stop`; to API servers
 :class:`EnginesDraining`, for which they ask with :class:`DrainEngine`, :class:`AgreedStates`, for which
-they ask with :class:`ProposeState` and which they confirm by :class:`StatesAdopted`, and :class:`Speak`.
-Child to supervisor: any number of :class:`Progress`, then :class:`Ready` or :class:`Failed`; a child that
-meets its end later may send :class:`Failed` before it exits. An engine sends :class:`Beat` while it is ready.
-Ready, failed and dead (the end of the file, the exit code) are three different signals.
+they ask with :class:`ProposeState` and which they confirm by :class:`StatesAdopted`, and
+:class:`EnableThroughputLog`. Child to supervisor: any number of :class:`Progress`, then :class:`Ready` or
+:class:`ProcessFailed`; a child that meets its end later may send :class:`ProcessFailed` before it exits. An
+engine sends :class:`Heartbeat` while it is ready. Ready, failed and dead (the end of the file, the exit
+code) are three different signals.
 
 The end of the file is a message too: a child that reads it has lost its supervisor and ends at once.
 """
@@ -23,7 +24,7 @@ from penstock.wire.curve import ClusterKey
 
 # A line is at most this many bytes, newline included. The largest, Launch, takes about 1 kB.
 MAX_LINE_BYTES = 1 << 20
-BEAT_INTERVAL_S = 1.0
+HEARTBEAT_INTERVAL_S = 1.0
 """Least time between two beats of an engine."""
 
 Role = Literal["api-server", "engine", "coordinator"]
@@ -127,7 +128,7 @@ class Ready(_Message, frozen=True, tag="ready"):
     info: Info = {}
 
 
-class Failed(_Message, frozen=True, tag="failed"):
+class ProcessFailed(_Message, frozen=True, tag="failed"):
     """The process ends because of ``message``, written for the operator, without a traceback."""
 
     message: str
@@ -135,8 +136,8 @@ class Failed(_Message, frozen=True, tag="failed"):
     fatal: bool
 
 
-class Beat(_Message, frozen=True, tag="beat"):
-    """An engine's loop turns: sent between steps and while it waits for work, see BEAT_INTERVAL_S."""
+class Heartbeat(_Message, frozen=True, tag="beat"):
+    """An engine's loop turns: sent between steps and while it waits for work, see HEARTBEAT_INTERVAL_S."""
 
 
 class DrainEngine(_Message, frozen=True, tag="drain-engine"):
@@ -190,7 +191,7 @@ class StatesAdopted(_Message, frozen=True, tag="states-adopted"):
     revision: int
 
 
-class Speak(_Message, frozen=True, tag="speak"):
+class EnableThroughputLog(_Message, frozen=True, tag="speak"):
     """To one API server that serves: write what the fleet does to the log, until the end."""
 
 
@@ -201,11 +202,11 @@ class SupervisorMetrics(_Message, frozen=True, tag="supervisor-metrics"):
     snapshot: bytes
 
 
-Order = Drain | Stop | EnginesDraining | AgreedStates | Speak | SupervisorMetrics
-Report = Progress | Ready | Failed | Beat | DrainEngine | ProposeState | StatesAdopted
+SupervisorCommand = Drain | Stop | EnginesDraining | AgreedStates | EnableThroughputLog | SupervisorMetrics
+ChildReport = Progress | Ready | ProcessFailed | Heartbeat | DrainEngine | ProposeState | StatesAdopted
 
-_to_child: msgspec.json.Decoder[Launch | Order] = msgspec.json.Decoder(Launch | Order)
-_to_supervisor: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
+_to_child: msgspec.json.Decoder[Launch | SupervisorCommand] = msgspec.json.Decoder(Launch | SupervisorCommand)
+_to_supervisor: msgspec.json.Decoder[ChildReport] = msgspec.json.Decoder(ChildReport)
 
 # msgspec lets the second one through for a string that is not UTF-8.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
@@ -214,7 +215,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 # -- lines, without I/O --------------------------------------------------------------------------------
 
 
-def encode(message: Launch | Order | Report) -> bytes:
+def encode(message: Launch | SupervisorCommand | ChildReport) -> bytes:
     """One line, newline included. Raises ControlError when it would exceed :data:`MAX_LINE_BYTES`."""
     line = msgspec.json.encode(message) + b"\n"
     if len(line) > MAX_LINE_BYTES:
@@ -240,7 +241,7 @@ class LineBuffer:
         return [bytes(line) for line in lines]
 
 
-def decode_for_child(line: bytes) -> Launch | Order:
+def decode_for_child(line: bytes) -> Launch | SupervisorCommand:
     """Raises ControlError unless ``line`` is a message to a child."""
     try:
         return _to_child.decode(line)
@@ -248,7 +249,7 @@ def decode_for_child(line: bytes) -> Launch | Order:
         raise _refusal(line, error) from error
 
 
-def decode_for_supervisor(line: bytes) -> Report:
+def decode_for_supervisor(line: bytes) -> ChildReport:
     """Raises ControlError unless ``line`` is a message to the supervisor."""
     try:
         return _to_supervisor.decode(line)

@@ -17,10 +17,10 @@ from msgspec import Meta
 
 from penstock.wire.messages import Count, Incarnation, WireError, decoded
 
-PROTOCOL_VERSION = 1
+COORDINATOR_PROTOCOL_VERSION = 1
 
 
-class JoinRefused(Exception):
+class JoinRejectedError(Exception):
     """The fleet does not take this engine, and would not the next time. The message says why."""
 
 
@@ -28,8 +28,8 @@ class JoinRefused(Exception):
 
 
 class EngineJoin(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
-    """First message of an engine, answered by Joined or Refused; ``epoch`` counts its restarts. Sent again
-    every second, as a sign of life."""
+    """First message of an engine, answered by JoinAccepted or JoinRejected; ``epoch`` counts its restarts.
+    Sent again every second, as a sign of life."""
 
     protocol: int
     rank: Count
@@ -42,8 +42,8 @@ class EngineJoin(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
 
 
 class ServerJoin(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
-    """First message of an API server, answered by Joined and all news. Sent again every second, so that a
-    coordinator that was restarted soon knows whom to tell."""
+    """First message of an API server, answered by JoinAccepted and all news. Sent again every second, so
+    that a coordinator that was restarted soon knows whom to tell."""
 
     protocol: int
     server: Count
@@ -63,7 +63,7 @@ class EngineReport(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False
     """Flat (API server, Submits taken from its connection) pairs."""
 
 
-class Leave(msgspec.Struct, array_like=True, frozen=True, tag=4, gc=False):
+class MemberLeave(msgspec.Struct, array_like=True, frozen=True, tag=4, gc=False):
     """The member ends."""
 
 
@@ -84,7 +84,7 @@ class ProcessMetrics(msgspec.Struct, array_like=True, frozen=True, tag=5, gc=Fal
 # -- coordinator → member
 
 
-class Joined(msgspec.Struct, array_like=True, frozen=True, tag=19, gc=False):
+class JoinAccepted(msgspec.Struct, array_like=True, frozen=True, tag=19, gc=False):
     """The receiver is a member from here on. An API server tells what it knows of processes that have ended:
     the coordinator may be new."""
 
@@ -113,13 +113,13 @@ class Rejoin(msgspec.Struct, array_like=True, frozen=True, tag=17, gc=False):
     """The sender does not know the receiver, which has to join (again)."""
 
 
-class Refused(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=False):
+class JoinRejected(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=False):
     """The join is refused; the member must not try again."""
 
     reason: str
 
 
-class EnginePlace(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=False):
+class EngineAddress(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=False):
     """Where API servers reach the engine of a rank that is not on their host."""
 
     rank: Count
@@ -129,8 +129,8 @@ class EnginePlace(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=False
     """Empty: it has left."""
 
 
-FromMember: TypeAlias = EngineJoin | ServerJoin | EngineReport | Leave | ProcessMetrics
-FromCoordinator: TypeAlias = FleetLoad | Rejoin | Refused | Joined | ProcessMetrics | EnginePlace
+FromMember: TypeAlias = EngineJoin | ServerJoin | EngineReport | MemberLeave | ProcessMetrics
+FromCoordinator: TypeAlias = FleetLoad | Rejoin | JoinRejected | JoinAccepted | ProcessMetrics | EngineAddress
 
 _from_member: msgspec.msgpack.Decoder[FromMember] = msgspec.msgpack.Decoder(FromMember)
 _from_coordinator: msgspec.msgpack.Decoder[FromCoordinator] = msgspec.msgpack.Decoder(FromCoordinator)

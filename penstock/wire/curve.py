@@ -17,7 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 log = logging.getLogger(__name__)
 
-QUIET_S = 60.0
+REFUSAL_LOG_INTERVAL_S = 60.0
 """Refused strangers are logged once in this time, with their number."""
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 """Where ZMQ asks whom to let in, within a context: ZeroMQ RFC 27, as is the form of question and answer."""
@@ -47,21 +47,21 @@ class ClusterKey:
     def secret(self) -> str:
         return self._secret.decode()
 
-    def serve(self, socket: zmq.Socket[bytes]) -> Guard:
+    def secure_server(self, socket: zmq.Socket[bytes]) -> ZapAuthenticator:
         """Have ``socket``, which is to be bound, let in only those with this pair. To be started before."""
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, b"penstock")
-        return Guard(socket, z85.decode(self._public))
+        return ZapAuthenticator(socket, z85.decode(self._public))
 
-    def present(self, socket: zmq.Socket[bytes]) -> None:
+    def secure_client(self, socket: zmq.Socket[bytes]) -> None:
         """Have ``socket``, which is to be connected, talk to those with this pair alone."""
         socket.setsockopt(zmq.CURVE_SERVERKEY, self._public)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
 
 
-class Guard:
+class ZapAuthenticator:
     """Answers ZMQ's questions about who may come in, and tells of those who may not.
 
     A thread, since a handshake must not wait for an engine's step; it sleeps but for handshakes, and ends
@@ -75,7 +75,7 @@ class Guard:
         self._zap.bind(_ZAP_ADDRESS)
         self._monitor = socket.get_monitor_socket(HANDSHAKE_FAILURES)
         self._refused = 0
-        self._told_at = float("-inf")
+        self._logged_at = float("-inf")
         threading.Thread(target=self._run, name="guard", daemon=True).start()
 
     def _run(self) -> None:
@@ -88,7 +88,7 @@ class Guard:
                     if socket is self._zap:
                         self._answer(self._zap.recv_multipart())
                     else:
-                        self._note(self._monitor.recv_multipart())
+                        self._on_monitor_event(self._monitor.recv_multipart())
         except zmq.ContextTerminated:
             self._zap.close()
             self._monitor.close()
@@ -99,23 +99,23 @@ class Guard:
         status = (b"200", b"") if known else (b"400", b"not the fleet's key")
         self._zap.send_multipart([question[0], question[1], *status, b"", b""])
 
-    def _note(self, message: list[bytes]) -> None:
+    def _on_monitor_event(self, message: list[bytes]) -> None:
         """Count a stranger, and tell unless it was told lately."""
         event = parse_monitor_message(message)
         if not event["event"] & HANDSHAKE_FAILURES:
             return
         self._refused += 1
         now = time.monotonic()
-        if now >= self._told_at + QUIET_S:
+        if now >= self._logged_at + REFUSAL_LOG_INTERVAL_S:
             log.warning(
                 "refused %d connections to %s: no peers, or with another --cluster-key-file",
                 self._refused,
                 event["endpoint"].decode(errors="replace"),
             )
-            self._refused, self._told_at = 0, now
+            self._refused, self._logged_at = 0, now
 
 
-def failures(monitor: zmq.Socket[Any], events: int) -> int:
+def read_monitor_events(monitor: zmq.Socket[Any], events: int) -> int:
     """Events of a monitor that waited, as one number, among ``events``."""
     seen = 0
     while monitor.poll(0):

@@ -7,7 +7,7 @@ stream     int32[R]      the API server's handle
 position   int32[R]      index of the row's first token in its stream
 count      int32[R]      tokens in the row; the column is left out when every row has one
 tokens     int32[T]      token ids, row after row
-finish     int8[R]       :class:`Finish`; the column is left out when no row ends its stream
+finish     int8[R]       :class:`FinishReason`; the column is left out when no row ends its stream
 cached     int32[R]      prompt tokens found in the prefix cache; left out when every value is 0
 logprobs   sparse        L tokens with W candidates each, the sampled token first: ``lp_token`` int32[L]
                          (index into tokens, ascending), ``lp_ids`` int32[L*W] (-1: none), ``lp_values``
@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 
 from penstock.wire.arrays import I8, I32
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import FrameHeader, TransferParams, WireError, encode
+from penstock.wire.messages import FrameHeader, KVTransferParams, WireError, encode
 
 
-class Finish(IntEnum):
+class FinishReason(IntEnum):
     """Why a stream ended; NONE: it has not."""
 
     NONE = 0
@@ -59,7 +59,7 @@ class Column(IntEnum):
     LP_VALUES = 8
     LP_RANK = 9
     PL_ROW = 10
-    PL_PLACE = 11
+    PL_POSITION = 11
     PL_IDS = 12
     PL_VALUES = 13
     PL_RANK = 14
@@ -69,9 +69,9 @@ class Column(IntEnum):
 _COLUMNS = {int(column): column for column in Column}
 _STREAM, _POSITION, _COUNT, _TOKENS, _FINISH, _CACHED = tuple(Column)[:6]
 _LOGPROBS = (Column.LP_TOKEN, Column.LP_IDS, Column.LP_VALUES, Column.LP_RANK)
-_PROMPT = (Column.PL_ROW, Column.PL_PLACE, Column.PL_IDS, Column.PL_VALUES, Column.PL_RANK)
+_PROMPT = (Column.PL_ROW, Column.PL_POSITION, Column.PL_IDS, Column.PL_VALUES, Column.PL_RANK)
 _OF_CANDIDATES = (Column.LP_IDS, Column.LP_VALUES, Column.PL_IDS, Column.PL_VALUES)
-_LAST = max(Finish)
+_LAST = max(FinishReason)
 
 _INT32 = np.dtype("<i4")
 _DTYPE: dict[Column, np.dtype[Any]] = dict.fromkeys(Column, _INT32) | {
@@ -101,7 +101,7 @@ class TokenFrame:
     prompt: PromptLogprobs | None = None
     accepted: int = 0
     """Submits that the engine has taken from the API server's connection."""
-    kv_transfer_params: dict[int, TransferParams] | None = None
+    kv_transfer_params: dict[int, KVTransferParams] | None = None
     """By stream, of streams that end here."""
 
     @property
@@ -131,7 +131,7 @@ def encode_frame(frame: TokenFrame) -> list[bytes]:
     if frame.prompt is not None:
         columns += [
             (Column.PL_ROW, frame.prompt.row),
-            (Column.PL_PLACE, frame.prompt.place),
+            (Column.PL_POSITION, frame.prompt.position),
             (Column.PL_IDS, frame.prompt.ids),
             (Column.PL_VALUES, frame.prompt.values),
             (Column.PL_RANK, frame.prompt.rank),
@@ -263,7 +263,7 @@ def _check(frame: TokenFrame) -> None:
             raise WireError("frame: logprobs are not in ascending order of their tokens")
     if frame.prompt is not None:
         row = frame.prompt.row
-        if not 0 <= row.min() <= row.max() < rows or frame.prompt.place.min() < 0:
+        if not 0 <= row.min() <= row.max() < rows or frame.prompt.position.min() < 0:
             raise WireError("frame: prompt logprobs of a row that is not there")
         if (row[1:] < row[:-1]).any():
             raise WireError("frame: prompt logprobs are not in ascending order of their rows")

@@ -16,11 +16,11 @@ from typing import NamedTuple
 _CONNECTION = b"c"
 _QUESTION = b"?"
 _REPORT = struct.Struct("<QI?")
-TAKEN_AT_ONCE = 64
+MAX_RECEIVED_AT_ONCE = 64
 """Connections that an API server takes before it does something else."""
 
 
-class Report(NamedTuple):
+class HandoverReport(NamedTuple):
     """What an API server says of its connections; the latest one holds."""
 
     taken: int
@@ -31,7 +31,7 @@ class Report(NamedTuple):
     """Whether it wants more."""
 
 
-class Giver:
+class HandoverSender:
     """The supervisor's side of one API server's handover. Nothing waits."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Giver:
         """The descriptor that the API server inherits."""
         return self._theirs.fileno()
 
-    def give(self, connection: socket.socket) -> bool:
+    def send(self, connection: socket.socket) -> bool:
         """Hand a connection over; the caller closes its own descriptor. False: there is no room."""
         try:
             socket.send_fds(self._ours, [_CONNECTION], [connection.fileno()])
@@ -56,20 +56,20 @@ class Giver:
             return False
         return True
 
-    def ask(self) -> None:
+    def request_report(self) -> None:
         """Ask for a report, unless there is no room: then one comes anyway."""
         with contextlib.suppress(OSError):
             self._ours.send(_QUESTION)
 
-    def report(self) -> Report | None:
+    def report(self) -> HandoverReport | None:
         """The latest one, if any has come since the last call."""
         latest = None
         with contextlib.suppress(BlockingIOError):
             while True:
-                latest = Report._make(_REPORT.unpack(self._ours.recv(_REPORT.size)))
+                latest = HandoverReport._make(_REPORT.unpack(self._ours.recv(_REPORT.size)))
         return latest
 
-    def take_back(self) -> tuple[int, list[socket.socket]]:
+    def reclaim(self) -> tuple[int, list[socket.socket]]:
         """The connections that the API server has not taken: how many, and those that could be had; others
         the kernel has closed, because this process has no room for their descriptors."""
         count, connections = 0, []
@@ -85,7 +85,7 @@ class Giver:
         self._theirs.close()
 
 
-class Taker:
+class HandoverReceiver:
     """The API server's side. Nothing waits."""
 
     def __init__(self, fd: int) -> None:
@@ -93,36 +93,36 @@ class Taker:
         self._sock = socket.socket(fileno=fd)
         self._sock.setblocking(False)
         self._taken = 0
-        self._said: Report | None = None
+        self._last_report: HandoverReport | None = None
         """The last report; None when another one is due, whatever it says."""
 
     def fileno(self) -> int:
         """Readable when there is something to take."""
         return self._sock.fileno()
 
-    def take(self) -> list[socket.socket]:
-        """The connections that wait, at most :data:`TAKEN_AT_ONCE`; those for whose descriptors this process
-        has no room are closed by the kernel."""
+    def receive(self) -> list[socket.socket]:
+        """The connections that wait, at most :data:`MAX_RECEIVED_AT_ONCE`; those for whose descriptors this
+        process has no room are closed by the kernel."""
         connections: list[socket.socket] = []
         with contextlib.suppress(BlockingIOError):
-            for _ in range(TAKEN_AT_ONCE):
+            for _ in range(MAX_RECEIVED_AT_ONCE):
                 kind, received = _receive(self._sock)
                 if kind == _CONNECTION:
                     self._taken += 1
                 else:
-                    self._said = None
+                    self._last_report = None
                 connections += received
         return connections
 
     def report(self, open_connections: int, *, accepts: bool) -> bool:
         """Say what is new. False: there is no room, it has to be said later."""
-        report = Report(self._taken, open_connections, accepts)
-        if report != self._said:
+        report = HandoverReport(self._taken, open_connections, accepts)
+        if report != self._last_report:
             try:
                 self._sock.send(_REPORT.pack(*report))
             except OSError:  # or the supervisor is gone, which ends this process
                 return False
-            self._said = report
+            self._last_report = report
         return True
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ class Logprobs:
             return None
         return Logprobs(shifted, self.ids[kept], self.values[kept], self.rank[kept])
 
-    def of_tokens(self, kept: NDArray[np.bool_]) -> Logprobs | None:
+    def select_tokens(self, kept: NDArray[np.bool_]) -> Logprobs | None:
         """The entries of the tokens that are ``kept``, which are counted anew."""
         entries = np.flatnonzero(kept[self.token])
         shifted = np.cumsum(kept)[self.token[entries]] - 1
@@ -45,20 +45,20 @@ class PromptLogprobs:
     """Sparse logprob columns of prompt tokens; see the table in :mod:`penstock.wire.frames`."""
 
     row: I32
-    place: I32
+    position: I32
     ids: I32
     """int32[P, W]"""
     values: F32
     """float32[P, W]"""
     rank: I32
 
-    def part(self, start: int, end: int) -> PromptLogprobs:
+    def slice_entries(self, start: int, end: int) -> PromptLogprobs:
         kept = slice(start, end)
         return PromptLogprobs(
-            self.row[kept], self.place[kept], self.ids[kept], self.values[kept], self.rank[kept]
+            self.row[kept], self.position[kept], self.ids[kept], self.values[kept], self.rank[kept]
         )
 
-    def moved(self, rows: I32) -> PromptLogprobs | None:
+    def remap_rows(self, rows: I32) -> PromptLogprobs | None:
         """With row r at ``rows[r]``, ascending; entries of rows that go to -1 are left out."""
         row = rows[self.row]
         order = np.argsort(row, kind="stable")
@@ -66,23 +66,23 @@ class PromptLogprobs:
         if not len(order):
             return None
         return PromptLogprobs(
-            row[order], self.place[order], self.ids[order], self.values[order], self.rank[order]
+            row[order], self.position[order], self.ids[order], self.values[order], self.rank[order]
         )
 
 
-def joined(parts: Sequence[Logprobs]) -> Logprobs | None:
+def concat_logprobs(parts: Sequence[Logprobs]) -> Logprobs | None:
     """One set of columns, as wide as the widest part."""
     if len(parts) < 2:
         return parts[0] if parts else None
     return Logprobs(np.concatenate([part.token for part in parts]), *_candidates(parts))
 
 
-def joined_prompts(parts: Sequence[PromptLogprobs]) -> PromptLogprobs | None:
+def concat_prompt_logprobs(parts: Sequence[PromptLogprobs]) -> PromptLogprobs | None:
     """One set of columns, as wide as the widest part."""
     if len(parts) < 2:
         return parts[0] if parts else None
-    row, place = (np.concatenate([getattr(part, name) for part in parts]) for name in ("row", "place"))
-    return PromptLogprobs(row, place, *_candidates(parts))
+    row, position = (np.concatenate([getattr(part, name) for part in parts]) for name in ("row", "position"))
+    return PromptLogprobs(row, position, *_candidates(parts))
 
 
 def _candidates(parts: Sequence[Logprobs] | Sequence[PromptLogprobs]) -> tuple[I32, F32, I32]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 1
+ENGINE_PROTOCOL_VERSION = 1
 
 Handle: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 """An API server's own number for one stream, echoed in every row; int32 on the wire."""
@@ -21,29 +21,30 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
-TransferParams: TypeAlias = bytes
+KVTransferParams: TypeAlias = bytes
 """What a connector of KV caches says about one request, to its like and through clients: a JSON object."""
 Incarnation: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 """A run of the supervisor that a process belongs to, see :func:`penstock.wire.sockets.new_incarnation`."""
 
 OVERLOADED = "overloaded"
-"""Failed.code of a stream that was refused, or given up before it ran, for lack of room in the queue."""
+"""StreamFailed.code of a stream that was refused, or given up before it ran, for lack of room in the
+queue."""
 
 
 SLEEPING = "sleeping"
-"""Failed.code of a stream that ended, or was refused, because its engine is put to sleep."""
+"""StreamFailed.code of a stream that ended, or was refused, because its engine is put to sleep."""
 CONFLICT = "conflict"
-"""CallReply.code of a call that cannot run beside another one: its key has been used for something else, or
+"""RpcReply.code of a call that cannot run beside another one: its key has been used for something else, or
 another change is under way."""
-MAX_KEY = 255
-"""Characters of Call.key."""
+MAX_IDEMPOTENCY_KEY_LENGTH = 255
+"""Characters of RpcCall.key."""
 
 
 class WireError(ValueError):
     """Bytes from a peer that are not a valid message."""
 
 
-class Sampling(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """How one stream is sampled and when it ends. Values are validated by the API server.
 
     The token at position p of a stream is a function of the logits and (seed, p) alone.
@@ -89,12 +90,12 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
 
 
 class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
-    """Start a stream. The engine owes it exactly one end: a row with a finish, Failed, or Goodbye."""
+    """Start a stream. The engine owes it exactly one end: a row with a finish, StreamFailed, or GoAway."""
 
     stream: Handle
     prompt: bytes
     """Token ids, int32 little-endian."""
-    sampling: Sampling
+    sampling: SamplingParams
     interval: Annotated[int, Meta(ge=1, lt=1 << 15)] = 1
     """Tokens per row; the first token and the last ones are sent at once."""
     priority: int = 0
@@ -105,22 +106,22 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     """Least time between rows, but for the first and the last; 0: none."""
     adapter: str | None = None
     """Name of one of EngineInfo.adapters; None: the model as it is."""
-    kv_transfer_params: TransferParams | None = None
+    kv_transfer_params: KVTransferParams | None = None
 
 
 class Abort(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
-    """Stop streams; each still gets its end: a row with Finish.ABORT, unless it had already ended."""
+    """Stop streams; each still gets its end: a row with FinishReason.ABORT, unless it had already ended."""
 
     streams: list[Handle]
     stopped: bool = False
     """Their text has reached a stop string: they end well, and need no more tokens."""
 
 
-class Bye(msgspec.Struct, array_like=True, frozen=True, tag=4, gc=False):
+class Disconnect(msgspec.Struct, array_like=True, frozen=True, tag=4, gc=False):
     """The API server leaves; its streams are dropped."""
 
 
-class CallPhase(enum.IntEnum):
+class RpcPhase(enum.IntEnum):
     """What a call asks for. The last three are steps of a change that all engines make or none: ``method``
     names the state that changes, ``key`` the change."""
 
@@ -133,15 +134,15 @@ class CallPhase(enum.IntEnum):
     """It is not: undo what was prepared."""
 
 
-class Call(msgspec.Struct, array_like=True, frozen=True, tag=5):
-    """Run a named operation once, between steps; answered by CallReply."""
+class RpcCall(msgspec.Struct, array_like=True, frozen=True, tag=5):
+    """Run a named operation once, between steps; answered by RpcReply."""
 
     call: Count
     method: str
     arguments: dict[str, Any] = {}
-    key: Annotated[str, Meta(max_length=MAX_KEY)] = ""
+    key: Annotated[str, Meta(max_length=MAX_IDEMPOTENCY_KEY_LENGTH)] = ""
     """Another call with this key gets the first one's reply; empty: each call runs."""
-    phase: CallPhase = CallPhase.RUN
+    phase: RpcPhase = RpcPhase.RUN
     version: Count = 0
     """With COMMIT: which decision this is; later ones have greater numbers."""
 
@@ -197,11 +198,11 @@ class FrameHeader(msgspec.Struct, array_like=True, frozen=True, tag=17, gc=False
     kv_used_permille: Annotated[int, Meta(ge=0, le=1000)] = 0
     accepted: Count = 0
     """Submits the engine had taken from this connection, so that those the load cannot contain are known."""
-    kv_transfer_params: dict[Handle, TransferParams] | None = None
+    kv_transfer_params: dict[Handle, KVTransferParams] | None = None
     """For the replies of streams that end in this frame."""
 
 
-class Failed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=False):
+class StreamFailed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=False):
     """A stream's end by an error; every token it generated was sent before."""
 
     stream: Handle
@@ -214,7 +215,7 @@ class Failed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=False):
     """With OVERLOADED: when there is likely to be room."""
 
 
-class CallReply(msgspec.Struct, array_like=True, frozen=True, tag=19):
+class RpcReply(msgspec.Struct, array_like=True, frozen=True, tag=19):
     call: Count
     error: str | None = None
     result: Any = None
@@ -226,15 +227,15 @@ class CallReply(msgspec.Struct, array_like=True, frozen=True, tag=19):
     """CONFLICT, or nothing that an API server needs to tell apart."""
 
 
-class Goodbye(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=False):
+class GoAway(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=False):
     """The engine ends in order; nothing follows. It runs none of its streams any further, whose tokens were
     all sent before; an API server may resume them elsewhere."""
 
     reason: str
 
 
-class Leaving(msgspec.Struct, array_like=True, frozen=True, tag=22, gc=False):
-    """The engine finishes what it runs, wants no new streams, and says Goodbye when it has none."""
+class Draining(msgspec.Struct, array_like=True, frozen=True, tag=22, gc=False):
+    """The engine finishes what it runs, wants no new streams, and says GoAway when it has none."""
 
 
 class EngineMetrics(msgspec.Struct, array_like=True, frozen=True, tag=21, gc=False):
@@ -247,15 +248,15 @@ class EngineMetrics(msgspec.Struct, array_like=True, frozen=True, tag=21, gc=Fal
     kv_used_permille: Annotated[int, Meta(ge=0, le=1000)] = 0
 
 
-FromServer: TypeAlias = Hello | Submit | Abort | Bye | Call
-FromEngine: TypeAlias = Welcome | FrameHeader | Failed | CallReply | Goodbye | EngineMetrics | Leaving
+FromServer: TypeAlias = Hello | Submit | Abort | Disconnect | RpcCall
+FromEngine: TypeAlias = Welcome | FrameHeader | StreamFailed | RpcReply | GoAway | EngineMetrics | Draining
 
 encode = msgspec.msgpack.Encoder().encode
 _from_server: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 
 _REFUSALS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises; the last two within Call.arguments and CallReply.result."""
+"""What msgspec raises; the last two within RpcCall.arguments and RpcReply.result."""
 
 
 Message = TypeVar("Message")

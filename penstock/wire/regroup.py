@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from penstock.wire.arrays import I32
 from penstock.wire.frames import TokenFrame
-from penstock.wire.logprobs import Logprobs, PromptLogprobs, joined, joined_prompts
-from penstock.wire.messages import TransferParams
+from penstock.wire.logprobs import Logprobs, PromptLogprobs, concat_logprobs, concat_prompt_logprobs
+from penstock.wire.messages import KVTransferParams
 
 
 def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
@@ -39,13 +39,15 @@ def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
         frame.waiting,
         frame.running,
         frame.kv_used_permille,
-        None if frame.prompt is None else frame.prompt.moved(_places(rows, frame.rows)),
+        None if frame.prompt is None else frame.prompt.remap_rows(_places(rows, frame.rows)),
         frame.accepted,
         _taken_params(frame.kv_transfer_params, stream),
     )
 
 
-def _taken_params(params: dict[int, TransferParams] | None, stream: I32) -> dict[int, TransferParams] | None:
+def _taken_params(
+    params: dict[int, KVTransferParams] | None, stream: I32
+) -> dict[int, KVTransferParams] | None:
     if params is None:
         return None
     left = set(stream.tolist())
@@ -67,7 +69,7 @@ def _taken_logprobs(entries: Logprobs, gather: NDArray[np.intp]) -> Logprobs | N
     return entries.take(at[present], present.astype(np.int32))
 
 
-def merge(frames: Sequence[TokenFrame]) -> TokenFrame:
+def merge_frames(frames: Sequence[TokenFrame]) -> TokenFrame:
     """One frame with one row per stream, in order of first appearance by handle value.
 
     The frames are consecutive steps of one engine. A stream's rows are joined; its finish and its
@@ -101,9 +103,9 @@ def merge(frames: Sequence[TokenFrame]) -> TokenFrame:
     )
 
 
-def _merge_params(frames: Sequence[TokenFrame]) -> dict[int, TransferParams] | None:
+def _merge_params(frames: Sequence[TokenFrame]) -> dict[int, KVTransferParams] | None:
     """A stream ends once, and its handle is another one's only when the API server knows of that."""
-    merged: dict[int, TransferParams] = {}
+    merged: dict[int, KVTransferParams] = {}
     for frame in frames:
         if frame.kv_transfer_params is not None:
             merged |= frame.kv_transfer_params
@@ -124,8 +126,8 @@ def _merge_prompts(
         if frame.prompt is not None:
             shifted.append(replace(frame.prompt, row=frame.prompt.row + np.int32(offset)))
         offset += frame.rows
-    whole = joined_prompts(shifted)
-    return None if whole is None else whole.moved(rows)
+    whole = concat_prompt_logprobs(shifted)
+    return None if whole is None else whole.remap_rows(rows)
 
 
 def _token_order(count: I32, order: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -160,5 +162,5 @@ def _merge_logprobs(frames: Sequence[TokenFrame], gather: NDArray[np.intp]) -> L
         if frame.logprobs is not None:
             shifted.append(frame.logprobs.moved_by(offset))
         offset += len(frame.tokens)
-    whole = joined(shifted)
+    whole = concat_logprobs(shifted)
     return None if whole is None else _taken_logprobs(whole, gather)

@@ -24,24 +24,24 @@ from typing import cast
 
 import zmq
 
-from penstock.wire.curve import HANDSHAKE_FAILURES, ClusterKey, failures
+from penstock.wire.curve import HANDSHAKE_FAILURES, ClusterKey, read_monitor_events
 
-MEMBER_QUEUE = 64
+MEMBER_SEND_HWM = 64
 """Messages that a member keeps for a coordinator that is away; later ones are not sent."""
-LAST_WORDS_MS = 100
+MEMBER_LINGER_MS = 100
 """How long a member that ends waits for the coordinator to take what it said last."""
 FRAMES_IN_FLIGHT = 64
 """High-water mark at both ends of the way from an engine to an API server, in messages; what exceeds it is
 merged by the engine's publisher, so this bounds memory, not throughput."""
-HEARTBEAT_MS, SILENCE_MS = 1000, 4000
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 4000
 """How often ends of a tcp connection ask each other for a sign of life, and after how much silence one takes
 the connection for broken. ZMQ's own thread answers, however long a step takes."""
-CONNECT_MS = 3000
+CONNECT_TIMEOUT_MS = 3000
 """How long a tcp connection may take to be made. The kernel would go on for minutes."""
-NEVER_MS = 3_600_000
+RECONNECT_NEVER_MS = 3_600_000
 """When ZMQ would connect again; the link is long closed by then. With -1, which it has for never, it discards
 what was received before the connection broke."""
-MOST_MESSAGE_BYTES = 1 << 28
+MAX_MESSAGE_BYTES = 1 << 28
 """Over tcp; more is no message of ours."""
 _TCP = re.compile(r"tcp://(?P<host>[^\s/:\[\]]+|\[[0-9A-Fa-f:.%\w]+\]):(?P<port>[0-9]+)")
 
@@ -56,23 +56,23 @@ def coordinator_address(run_dir: str) -> str:
     return f"ipc://{Path(run_dir) / 'coordinator'}"
 
 
-RENDEZVOUS = "rendezvous-"
+RENDEZVOUS_PREFIX = "rendezvous-"
 """What the names of rendezvous files begin with."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessGroupSpec:
     """A rank's place among those that compute a model's layers together."""
 
     rank: int
-    size: int
+    world_size: int
     rendezvous: str
     """File by which PyTorch's processes find each other."""
 
 
-def place_of(run_dir: str, rank: int, size: int, epoch: int, incarnation: int) -> Place:
+def process_group_spec(run_dir: str, rank: int, size: int, epoch: int, incarnation: int) -> ProcessGroupSpec:
     """On a single host. A group that is started again meets in another file."""
-    return Place(rank, size, str(Path(run_dir) / f"{RENDEZVOUS}{incarnation:x}-{epoch}"))
+    return ProcessGroupSpec(rank, size, str(Path(run_dir) / f"{RENDEZVOUS_PREFIX}{incarnation:x}-{epoch}"))
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
@@ -81,7 +81,7 @@ def host_and_port(address: str) -> tuple[str, int] | None:
     return None if match is None else (match["host"].strip("[]"), int(match["port"]))
 
 
-def resolved(address: str) -> str:
+def resolve_address(address: str) -> str:
     """A tcp:// address with an IP address in place of a name, as it can be bound. Raises OSError."""
     place = host_and_port(address)
     assert place is not None
@@ -132,11 +132,11 @@ class RouterSocket:
         self._socket.setsockopt(zmq.LINGER, 1000)
         try:
             if key is not None:
-                key.serve(self._socket)
+                key.secure_server(self._socket)
             for address in addresses:
                 if address.startswith("tcp:"):
                     assert key is not None
-                    _over_tcp(self._socket)
+                    _set_tcp_options(self._socket)
                     self._socket.setsockopt(zmq.IPV6, int("[" in address))  # it would show IPv4 as IPv6
                 self._socket.bind(address)
         except zmq.ZMQError:
@@ -210,11 +210,11 @@ class EngineLink:
         self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by admission; a submit must not be lost
         self._socket.setsockopt(zmq.RCVHWM, FRAMES_IN_FLIGHT)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_NEVER_MS)
         if address.startswith("tcp:"):
             assert key is not None
-            key.present(self._socket)
-            _over_tcp(self._socket)
+            key.secure_client(self._socket)
+            _set_tcp_options(self._socket)
         self._monitor = self._socket.get_monitor_socket(_BROKEN)
         self._lost = False
         self._socket.connect(address)
@@ -231,7 +231,7 @@ class EngineLink:
 
     def lost(self) -> bool:
         """Whether the connection to the engine broke or could not be made."""
-        self._lost = self._lost or bool(failures(self._monitor, _BROKEN))
+        self._lost = self._lost or bool(read_monitor_events(self._monitor, _BROKEN))
         return self._lost
 
     def send(self, parts: list[bytes]) -> None:
@@ -281,7 +281,7 @@ class PeerLinks:
         self._context.term()
 
 
-class MemberLink:
+class CoordinatorLink:
     """An engine's or API server's end of its connection to the coordinator.
 
     Connects again by itself, for as long as it lives, so a coordinator may come and go.
@@ -292,12 +292,12 @@ class MemberLink:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, identity)
-        self._socket.setsockopt(zmq.SNDHWM, MEMBER_QUEUE)
-        self._socket.setsockopt(zmq.LINGER, LAST_WORDS_MS)
+        self._socket.setsockopt(zmq.SNDHWM, MEMBER_SEND_HWM)
+        self._socket.setsockopt(zmq.LINGER, MEMBER_LINGER_MS)
         if key is not None:
-            key.present(self._socket)
+            key.secure_client(self._socket)
         if address.startswith("tcp:"):
-            _over_tcp(self._socket)
+            _set_tcp_options(self._socket)
         self._monitor = self._socket.get_monitor_socket(HANDSHAKE_FAILURES)
         self._socket.connect(address)
 
@@ -309,7 +309,7 @@ class MemberLink:
     def refused(self) -> bool:
         """Whether, since it was asked last, there was somebody at the address who is not the coordinator, or
         has another key."""
-        return bool(failures(self._monitor, HANDSHAKE_FAILURES))
+        return bool(read_monitor_events(self._monitor, HANDSHAKE_FAILURES))
 
     def wait(self, timeout_s: float) -> bool:
         """Block until something can be received; False when ``timeout_s`` is over first."""
@@ -337,10 +337,10 @@ class MemberLink:
         self._context.term()
 
 
-def _over_tcp(socket: zmq.Socket[bytes]) -> None:
+def _set_tcp_options(socket: zmq.Socket[bytes]) -> None:
     """What a socket needs between hosts, before it is bound or connected."""
     socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
-    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
-    socket.setsockopt(zmq.MAXMSGSIZE, MOST_MESSAGE_BYTES)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)

@@ -13,31 +13,31 @@ from msgspec import Meta
 
 from penstock.wire.messages import decoded
 
-Agreement: TypeAlias = Annotated[int, Meta(ge=0)]
+SyncRound: TypeAlias = Annotated[int, Meta(ge=0)]
 
 
-class Wake(msgspec.Struct, array_like=True, frozen=True, tag=32, gc=False):
-    """A wave begins; its first agreement is number ``agreement``."""
+class StartWave(msgspec.Struct, array_like=True, frozen=True, tag=32, gc=False):
+    """A wave begins; its first agreement is number ``sync_round``."""
 
-    agreement: Agreement
+    sync_round: SyncRound
 
 
 class Vote(msgspec.Struct, array_like=True, frozen=True, tag=33, gc=False):
-    """Whether the sender has work after the steps before agreement number ``agreement``."""
+    """Whether the sender has work after the steps before agreement number ``sync_round``."""
 
-    agreement: Agreement
+    sync_round: SyncRound
     has_work: bool
 
 
-class Leave(msgspec.Struct, array_like=True, frozen=True, tag=34, gc=False):
+class LeaveGroup(msgspec.Struct, array_like=True, frozen=True, tag=34, gc=False):
     """The sender has no work from here on: it begins no wave, and ends when all have said so."""
 
 
-TandemMessage: TypeAlias = Wake | Vote | Leave
+WaveMessage: TypeAlias = StartWave | Vote | LeaveGroup
 
-_from_peer: msgspec.msgpack.Decoder[TandemMessage] = msgspec.msgpack.Decoder(TandemMessage)
+_from_peer: msgspec.msgpack.Decoder[WaveMessage] = msgspec.msgpack.Decoder(WaveMessage)
 
 
-def decode_from_peer(part: bytes) -> TandemMessage:
+def decode_from_peer(part: bytes) -> WaveMessage:
     """Raises WireError."""
     return decoded(_from_peer, part, "of an engine in lock-step")

@@ -8,12 +8,12 @@ import pytest
 
 from penstock.bench.driver import LoadProcess
 from penstock.bench.errors import BenchError
-from penstock.bench.load import Plan
+from penstock.bench.load import LoadPlan
 from tests.bench.conftest import Scripted, refusal
 
 
-def plan(port: int) -> Plan:
-    return Plan("127.0.0.1", port, "/v1/completions", ["{}"], connections=3, in_flight=3, requests=6)
+def plan(port: int) -> LoadPlan:
+    return LoadPlan("127.0.0.1", port, "/v1/completions", ["{}"], connections=3, in_flight=3, requests=6)
 
 
 def test_rounds_are_run_in_another_process(scripted: Scripted) -> None:

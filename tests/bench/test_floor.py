@@ -9,7 +9,7 @@ import pytest
 
 from penstock.bench import floor as module
 from penstock.bench.errors import BenchError
-from penstock.bench.floor import Floor
+from penstock.bench.floor import KernelFloor
 
 needs_compiler = pytest.mark.skipif(shutil.which(module.COMPILER) is None, reason="no C compiler")
 
@@ -21,7 +21,7 @@ def few_sends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_compiler
 def test_it_reports_sends_per_cpu_second() -> None:
-    with Floor() as floor:
+    with KernelFloor() as floor:
         assert floor.available
         results = floor.measure(20, 200, times=3, seconds=20.0)
     assert len(results) == 3
@@ -32,7 +32,7 @@ def test_it_reports_sends_per_cpu_second() -> None:
 @needs_compiler
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")
 def test_it_does_the_sends_it_says_and_leaves_no_process() -> None:
-    with Floor() as floor:
+    with KernelFloor() as floor:
         sends, cpu_us = map(int, floor._run(["20", "70000", "7", "3", "20"], 20.0).split())
     assert sends == 420
     assert cpu_us > 0
@@ -43,13 +43,13 @@ def test_it_does_the_sends_it_says_and_leaves_no_process() -> None:
 
 @needs_compiler
 def test_it_ends_by_itself_in_time() -> None:
-    with Floor() as floor, pytest.raises(BenchError, match="failed with exit code -14"):  # SIGALRM
+    with KernelFloor() as floor, pytest.raises(BenchError, match="failed with exit code -14"):  # SIGALRM
         floor._run(["2", "100000", "2000000000", "1", "1"], 20.0)
 
 
 @needs_compiler
 def test_a_failure_says_why() -> None:
-    with Floor() as floor, pytest.raises(BenchError, match="exit code 1: usage: "):
+    with KernelFloor() as floor, pytest.raises(BenchError, match="exit code 1: usage: "):
         floor._run(["1"], 20.0)
 
 
@@ -60,10 +60,10 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
     compiler.chmod(0o755)
     monkeypatch.setattr(module, "COMPILER", str(compiler))
     with pytest.raises(BenchError, match="no headers"):
-        Floor().__enter__()
+        KernelFloor().__enter__()
 
 
 def test_no_compiler_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with Floor() as floor:
+    with KernelFloor() as floor:
         assert not floor.available

@@ -8,18 +8,18 @@ from contextlib import closing
 import pytest
 
 from penstock.bench import load
-from penstock.bench.load import LoadClient, LoadError, Order, Plan, Round
+from penstock.bench.load import LoadClient, LoadError, LoadPlan, RoundOrder, RoundResult
 from tests.bench.conftest import DONE, EVENT, HEAD, LAST_CHUNK, Scripted, chunk, refusal, stream
 
-ORDER = Order(keep=True, seconds=30.0)
+ORDER = RoundOrder(keep=True, seconds=30.0)
 
 
-def plan(server: Scripted, **changes: object) -> Plan:
+def plan(server: Scripted, **changes: object) -> LoadPlan:
     values = {"connections": 4, "in_flight": 4, "requests": 4, "bodies": ['{"n":0}', '{"n":1}']} | changes
-    return Plan("127.0.0.1", server.port, "/v1/completions", **values)  # type: ignore[arg-type]
+    return LoadPlan("127.0.0.1", server.port, "/v1/completions", **values)  # type: ignore[arg-type]
 
 
-def run(plan: Plan, rounds: int = 1, *, poll: bool = False) -> list[Round]:
+def run(plan: LoadPlan, rounds: int = 1, *, poll: bool = False) -> list[RoundResult]:
     with closing(LoadClient(plan, poll=poll)) as client:
         client.open()
         return [client.run(ORDER) for _ in range(rounds)]
@@ -130,11 +130,11 @@ def test_a_round_that_takes_too_long_fails(scripted: Scripted) -> None:
         with pytest.raises(
             LoadError, match=r"0 of 4 requests of the round finished \(0 .*\) and 4 in flight"
         ):
-            client.run(Order(keep=True, seconds=0.1))
+            client.run(RoundOrder(keep=True, seconds=0.1))
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    nowhere = Plan("127.0.0.1", 1, "/", ["{}"], 1, 1, 1)
+    nowhere = LoadPlan("127.0.0.1", 1, "/", ["{}"], 1, 1, 1)
     with (
         closing(LoadClient(nowhere)) as client,
         pytest.raises(LoadError, match=r"cannot connect to 127\.0\.0\.1:1: "),
@@ -145,9 +145,9 @@ def test_a_server_that_is_not_there_is_named() -> None:
 def test_totals_are_those_of_kept_rounds(scripted: Scripted) -> None:
     with closing(LoadClient(plan(scripted))) as client:
         client.open()
-        first = client.run(Order(keep=False, seconds=30.0))
-        second = client.run(Order(keep=True, seconds=30.0))
-        third = client.run(Order(keep=True, seconds=30.0))
+        first = client.run(RoundOrder(keep=False, seconds=30.0))
+        second = client.run(RoundOrder(keep=True, seconds=30.0))
+        third = client.run(RoundOrder(keep=True, seconds=30.0))
     assert first.all_ttft_ms == first.ttft_ms
     assert second.all_ttft_ms == second.ttft_ms
     assert third.all_ttft_ms.max == max(second.ttft_ms.max or 0, third.ttft_ms.max or 0)

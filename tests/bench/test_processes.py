@@ -14,11 +14,11 @@ from penstock.bench.errors import BenchError
 from penstock.bench.processes import (
     CpuTime,
     PeakMemory,
-    Processes,
-    below_supervisor,
+    ServerPids,
     cpu_time,
-    named,
+    pids_of_supervisor,
     resident_bytes,
+    resolve_pids,
 )
 
 TITLED = (
@@ -59,7 +59,7 @@ def test_memory_is_that_of_a_python() -> None:
 def test_a_process_that_ended_is_named() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    for read in (cpu_time, resident_bytes, named):
+    for read in (cpu_time, resident_bytes, resolve_pids):
         with pytest.raises(BenchError, match=f"process {child.pid} does not exist"):
             read([child.pid])
 
@@ -70,10 +70,10 @@ def test_children_of_a_supervisor_are_told_by_title() -> None:
     ) as supervisor:
         assert supervisor.stdout is not None
         engine, first, second, _ = map(int, supervisor.stdout.readline().split())
-        expected = Processes(api_servers=(first, second), engines=(engine,))
-        assert below_supervisor(supervisor.pid) == expected
-        assert named([supervisor.pid]) == expected
-        assert named([first]) == Processes(api_servers=(first,))
+        expected = ServerPids(api_servers=(first, second), engines=(engine,))
+        assert pids_of_supervisor(supervisor.pid) == expected
+        assert resolve_pids([supervisor.pid]) == expected
+        assert resolve_pids([first]) == ServerPids(api_servers=(first,))
         supervisor.communicate(b"")
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from penstock.bench.errors import BenchError
-from penstock.bench.prompts import PROMPTS, Requests
+from penstock.bench.prompts import PROMPTS, RequestBodies
 from penstock.config.bench import BenchHostConfig
 
 
@@ -30,9 +30,9 @@ def handle(request: httpx.Request) -> httpx.Response:
     return httpx.Response(200, json={"usage": usage})
 
 
-def requests(handler: Callable[[httpx.Request], httpx.Response] = handle, **options: Any) -> Requests:
+def requests(handler: Callable[[httpx.Request], httpx.Response] = handle, **options: Any) -> RequestBodies:
     http = httpx.Client(base_url="http://x", transport=httpx.MockTransport(handler))
-    return Requests(BenchHostConfig(**options), http)
+    return RequestBodies(BenchHostConfig(**options), http)
 
 
 @pytest.mark.parametrize("wanted", [1, 2, 32, 2000, 20_000])

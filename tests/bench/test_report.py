@@ -10,9 +10,9 @@ import pytest
 
 from penstock.bench import report
 from penstock.bench.latency import Latency
-from penstock.bench.load import Round
+from penstock.bench.load import RoundResult
 from penstock.bench.processes import CpuTime
-from penstock.bench.report import Machine, MeasuredRound, Report, StreamMemory, Subject
+from penstock.bench.report import HostReport, Machine, MeasuredRound, StreamMemory, Subject
 
 KEYS = {
     "tokens_per_cpu_s",
@@ -46,14 +46,14 @@ def measured(cpu: float = 1.0, **changes: Any) -> MeasuredRound:
         "all_ttft_ms": LATENCY,
         "all_itl_ms": NONE,
     }
-    load = Round(**values | changes)
+    load = RoundResult(**values | changes)
     tokens = (load.requests - load.errors) * 10
     return MeasuredRound(load, CpuTime(cpu, cpu / 4, cpu * 3 / 4), CpuTime(0.1, 0.1, 0.0), tokens / cpu)
 
 
 def built(
     *rounds: MeasuredRound, floor: tuple[float, ...] = (2900.0, 3000.0, 3100.0), interval: Any = 1
-) -> Report:
+) -> HostReport:
     options = {"streams": 4, "stream_interval": interval}
     return report.build(rounds, floor, Subject("m", 32, 10, 1, 1, 2**27, options), MACHINE, MEMORY)
 
@@ -83,7 +83,7 @@ def test_json_has_the_keys() -> None:
     assert data["itl_ms"] == dict.fromkeys(("p50", "p90", "p99", "mean", "max"))
     assert data["errors"] == 0
     assert data["rounds"][0]["load"]["events"] == 1000
-    assert msgspec.json.decode(built(measured()).to_json(), type=Report) == built(measured())
+    assert msgspec.json.decode(built(measured()).to_json(), type=HostReport) == built(measured())
 
 
 def test_without_a_compiler_there_is_no_floor() -> None:
@@ -120,7 +120,7 @@ def test_a_run_without_any_success_has_a_report() -> None:
         (built(measured()), None),
     ],
 )
-def test_notes_say_what_spoils_figures(result: Report, note: str | None) -> None:
+def test_notes_say_what_spoils_figures(result: HostReport, note: str | None) -> None:
     notes = report.notes(result)
     assert len(notes) == (note is not None)
     assert note is None or notes[0].startswith(note)
@@ -146,7 +146,7 @@ def test_this_machine_is_known() -> None:
 
 
 def test_slow_readers_are_told_by_their_effect_on_the_others() -> None:
-    def with_p99(*values: float) -> list[Round]:
+    def with_p99(*values: float) -> list[RoundResult]:
         return [measured(itl_ms=Latency(1.0, 1.0, value, 1.0, value)).load for value in values]
 
     slow = report.slow_reading(200, 3, with_p99(10.0, 30.0, 20.0), with_p99(25.0, 24.0, 90.0), 200 * 2048)

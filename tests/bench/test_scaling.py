@@ -7,7 +7,7 @@ import pytest
 from penstock.bench import scaling
 from penstock.bench.processes import CpuTime
 from penstock.bench.report import MeasuredRound
-from penstock.bench.scaling import Point, Sample, coordinator_messages
+from penstock.bench.scaling import ScalingPoint, ScalingSample, coordinator_messages
 from penstock.config.bench import BenchHostConfig
 from tests.bench.test_report import measured
 
@@ -15,15 +15,15 @@ CONFIG = BenchHostConfig(streams=100, tokens=10, api_server_count=[1, 2, 4])
 """As many requests as :func:`measured` says, 1,000 tokens in 10 steps of 100 rows, within 2 s."""
 
 
-def sample(us_per_token: float, engine_s: float = 0.1, coordinator_s: float = 0.0) -> Sample:
+def sample(us_per_token: float, engine_s: float = 0.1, coordinator_s: float = 0.0) -> ScalingSample:
     of_one = measured(us_per_token / 1000)
     round_ = MeasuredRound(of_one.load, of_one.api_server_cpu_s, CpuTime(engine_s), of_one.tokens_per_cpu_s)
-    return Sample(round_, coordinator_s)
+    return ScalingSample(round_, coordinator_s)
 
 
 def point(
-    api_servers: int, *samples: Sample, first: tuple[Sample, ...], accept: float | None = 20.0
-) -> Point:
+    api_servers: int, *samples: ScalingSample, first: tuple[ScalingSample, ...], accept: float | None = 20.0
+) -> ScalingPoint:
     return scaling.point(CONFIG, api_servers, samples, first, None if api_servers == 1 else accept)
 
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from penstock.bench.errors import BenchError
-from penstock.bench.processes import below_supervisor
+from penstock.bench.processes import pids_of_supervisor
 from penstock.bench.server import ServerProcess, serve_arguments
 from penstock.cli import parser
 from penstock.cli.serve import COMMAND
@@ -48,7 +48,7 @@ def test_it_serves_and_ends_with_all_its_processes(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PENSTOCK_API_KEY", "of the user")  # does not reach it
     config = BenchHostConfig(step_ms=1.0)
     with ServerProcess(serve_arguments(config, 2), 60.0) as server:
-        processes = below_supervisor(server.pid)
+        processes = pids_of_supervisor(server.pid)
         assert (len(processes.api_servers), len(processes.engines)) == (2, 1)
         assert httpx.get(f"{server.url}/v1/models", trust_env=False).status_code == 200
     for pid in processes.api_servers + processes.engines:

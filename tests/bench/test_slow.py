@@ -5,15 +5,15 @@ from __future__ import annotations
 import socket
 import threading
 
-from penstock.bench.load import Plan
+from penstock.bench.load import LoadPlan
 from penstock.bench.slow import READ_BYTES, READ_INTERVAL_S, WINDOW_BYTES, SlowReaders
 
 PATIENCE_S = 30.0
 
 
-def plan_for(listener: socket.socket) -> Plan:
+def plan_for(listener: socket.socket) -> LoadPlan:
     host, port = listener.getsockname()
-    return Plan(host, port, "/v1/completions", [], connections=0, in_flight=0, requests=0, api_key="k")
+    return LoadPlan(host, port, "/v1/completions", [], connections=0, in_flight=0, requests=0, api_key="k")
 
 
 def test_they_send_their_request_and_leave_most_of_the_reply_unread() -> None:

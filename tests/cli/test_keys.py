@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.supervisor.cluster import read_key
+from penstock.supervisor.cluster import read_cluster_key
 
 
 def test_a_key_is_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "fleet.key")
     assert main(["keys", path]) == 0
     said = capsys.readouterr().out
-    secret = read_key(path)
+    secret = read_cluster_key(path)
     assert path in said
     assert secret not in said
     assert main(["keys", path]) == 2
     assert f"{path}: exists" in capsys.readouterr().err
-    assert read_key(path) == secret
+    assert read_cluster_key(path) == secret
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.cli.main import COMMANDS, Entry, load, main
+from penstock.cli.main import COMMANDS, CommandEntry, load, main
 from penstock.config import options_of
 
 ROOT = Path(penstock.__file__).parents[1]
@@ -106,7 +106,7 @@ def test_a_variable_of_any_command_is_fine_for_every_command(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.module)
-def test_a_listed_command_is_what_its_module_holds(entry: Entry) -> None:
+def test_a_listed_command_is_what_its_module_holds(entry: CommandEntry) -> None:
     command = load(entry)
     assert command.name == entry.name
     assert command.help
@@ -149,7 +149,7 @@ def test_help_imports_nothing_heavy(line: list[str]) -> None:
 
 
 @pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.module)
-def test_importing_a_command_imports_nothing_heavy(entry: Entry) -> None:
+def test_importing_a_command_imports_nothing_heavy(entry: CommandEntry) -> None:
     ended = python("-c", f"import json, sys, {entry.module}; print(json.dumps(sorted(sys.modules)))")
     assert not HEAVY & {module.partition(".")[0] for module in json.loads(ended.stdout)}
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import ConfigError
-from penstock.config.yamlfile import Entry, parse, read
+from penstock.config.yamlfile import YamlEntry, parse, read
 
 
 def test_scalars_stay_as_written_and_keys_get_dashes() -> None:
@@ -25,14 +25,14 @@ def test_scalars_stay_as_written_and_keys_get_dashes() -> None:
     tokenizer:
     """
     assert parse(text, "f") == [
-        Entry("max-num-seqs", 3, "64"),
-        Entry("revision", 4, "0123"),
-        Entry("dtype", 5, "float32"),
-        Entry("api-key", 6, ["a", "b"]),
-        Entry("served-model-name", 7, ["x", "1.10"]),
-        Entry("model", 10, None),
-        Entry("strict-requests", 11, "yes"),
-        Entry("tokenizer", 12, None),
+        YamlEntry("max-num-seqs", 3, "64"),
+        YamlEntry("revision", 4, "0123"),
+        YamlEntry("dtype", 5, "float32"),
+        YamlEntry("api-key", 6, ["a", "b"]),
+        YamlEntry("served-model-name", 7, ["x", "1.10"]),
+        YamlEntry("model", 10, None),
+        YamlEntry("strict-requests", 11, "yes"),
+        YamlEntry("tokenizer", 12, None),
     ]
 
 

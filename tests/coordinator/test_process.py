@@ -9,17 +9,17 @@ from contextlib import ExitStack
 
 import pytest
 
-from penstock.coordinator.board import Board
-from penstock.coordinator.process import TELL_S, Coordinator, Figures
-from penstock.metrics.garbage import Pauses
+from penstock.coordinator.board import CoordinatorState
+from penstock.coordinator.process import REPORT_INTERVAL_S, Coordinator, CoordinatorMetrics
+from penstock.metrics.garbage import GcPauses
 from penstock.metrics.snapshot import decode_snapshot
 from penstock.wire.coordination import (
-    PROTOCOL_VERSION,
+    COORDINATOR_PROTOCOL_VERSION,
     EngineJoin,
     EngineReport,
     FleetLoad,
     FromCoordinator,
-    Joined,
+    JoinAccepted,
     ProcessMetrics,
     Rejoin,
     ServerJoin,
@@ -27,7 +27,7 @@ from penstock.wire.coordination import (
 )
 from penstock.wire.messages import encode
 from penstock.wire.sockets import (
-    MemberLink,
+    CoordinatorLink,
     RouterSocket,
     coordinator_address,
     engine_identity,
@@ -45,23 +45,23 @@ class Fleet:
         self.address = address
         self.socket = RouterSocket(address)
         stack.callback(lambda: self.socket.close())
-        self.board = Board()
+        self.board = CoordinatorState()
         self.coordinator = Coordinator(self.socket, self.board)
-        self.engine = MemberLink(address, engine_identity(0, 0))
+        self.engine = CoordinatorLink(address, engine_identity(0, 0))
         stack.callback(self.engine.close)
-        self.server = MemberLink(address, server_identity(0, 0))
+        self.server = CoordinatorLink(address, server_identity(0, 0))
         stack.callback(self.server.close)
 
     def restart(self) -> None:
         self.socket.close()
         self.socket = RouterSocket(self.address)
-        self.coordinator = Coordinator(self.socket, Board())
+        self.coordinator = Coordinator(self.socket, CoordinatorState())
 
-    def next_for(self, link: MemberLink) -> FromCoordinator:
+    def next_for(self, link: CoordinatorLink) -> FromCoordinator:
         """Run the coordinator until ``link`` gets a message."""
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
-            due = self.coordinator.turn(time.monotonic())
+            due = self.coordinator.run_once(time.monotonic())
             part = link.receive()
             if part is not None:
                 return decode_from_coordinator(part)
@@ -77,9 +77,9 @@ def fleet() -> Iterator[Fleet]:
 
 
 def test_reports_reach_api_servers(fleet: Fleet) -> None:
-    fleet.server.send(encode(ServerJoin(PROTOCOL_VERSION, 0, 0)))
-    assert fleet.next_for(fleet.server) == Joined()
-    fleet.engine.send(encode(EngineJoin(PROTOCOL_VERSION, 0, 0)))
+    fleet.server.send(encode(ServerJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0)))
+    assert fleet.next_for(fleet.server) == JoinAccepted()
+    fleet.engine.send(encode(EngineJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0)))
     fleet.engine.send(encode(EngineReport(1, 2, 3, 4, [0, 5])))
     news = fleet.next_for(fleet.server)
     assert isinstance(news, FleetLoad)
@@ -87,7 +87,7 @@ def test_reports_reach_api_servers(fleet: Fleet) -> None:
 
 
 def test_a_restarted_coordinator_asks_members_to_join_again(fleet: Fleet) -> None:
-    fleet.server.send(encode(ServerJoin(PROTOCOL_VERSION, 0, 0)))
+    fleet.server.send(encode(ServerJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0)))
     fleet.next_for(fleet.server)
     fleet.restart()
     fleet.engine.send(encode(EngineReport(1, 2, 3, 4, [])))
@@ -96,34 +96,34 @@ def test_a_restarted_coordinator_asks_members_to_join_again(fleet: Fleet) -> Non
 
 def test_nonsense_is_survived(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     fleet.server.send(b"nonsense")
-    fleet.server.send(encode(ServerJoin(PROTOCOL_VERSION, 0, 0)))
-    assert fleet.next_for(fleet.server) == Joined()
+    fleet.server.send(encode(ServerJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0)))
+    assert fleet.next_for(fleet.server) == JoinAccepted()
     assert "not a message to a coordinator" in caplog.text
 
 
 def test_an_api_server_that_is_gone_is_forgotten(fleet: Fleet) -> None:
-    late = MemberLink(fleet.address, server_identity(1, 0))
-    late.send(encode(ServerJoin(PROTOCOL_VERSION, 1, 0)))
-    assert fleet.next_for(late) == Joined()
+    late = CoordinatorLink(fleet.address, server_identity(1, 0))
+    late.send(encode(ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 0)))
+    assert fleet.next_for(late) == JoinAccepted()
     late.close()
-    fleet.server.send(encode(ServerJoin(PROTOCOL_VERSION, 0, 0)))
+    fleet.server.send(encode(ServerJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0)))
     fleet.next_for(fleet.server)
-    fleet.engine.send(encode(EngineJoin(PROTOCOL_VERSION, 0, 0)))
+    fleet.engine.send(encode(EngineJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0)))
     fleet.engine.send(encode(EngineReport(1, 2, 3, 4, [])))
     assert isinstance(fleet.next_for(fleet.server), FleetLoad)
 
 
 def test_what_it_counts_itself_reaches_api_servers_once_in_a_while(fleet: Fleet) -> None:
-    fleet.server.send(encode(ServerJoin(PROTOCOL_VERSION, 0, 0)))
-    assert fleet.next_for(fleet.server) == Joined()
-    figures = Figures(launch("coordinator", epoch=2, incarnation=7, restarts=1), Pauses())
-    first = figures.due(100.0)
+    fleet.server.send(encode(ServerJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0)))
+    assert fleet.next_for(fleet.server) == JoinAccepted()
+    figures = CoordinatorMetrics(launch("coordinator", epoch=2, incarnation=7, restarts=1), GcPauses())
+    first = figures.next_report(100.0)
     assert first is not None
-    assert figures.due(100.0 + TELL_S / 2) is None
-    second = figures.due(100.0 + TELL_S)
+    assert figures.next_report(100.0 + REPORT_INTERVAL_S / 2) is None
+    second = figures.next_report(100.0 + REPORT_INTERVAL_S)
     assert second is not None
     assert second.sequence > first.sequence
-    fleet.board.post(first)
+    fleet.board.add_metrics(first)
     told = fleet.next_for(fleet.server)
     assert isinstance(told, ProcessMetrics)
     snapshot = decode_snapshot(told.snapshot)

@@ -18,7 +18,7 @@ from penstock.generation.chat_template import ChatTemplate
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults
 from penstock.generation.stream_interval import StreamInterval
-from penstock.wire.messages import Adapter, Sampling
+from penstock.wire.messages import Adapter, SamplingParams
 from tests.generation.planning import (
     Planners,
     body,
@@ -37,7 +37,7 @@ def test_defaults_of_a_completion() -> None:
     assert (plan.model, plan.prompts) == ("tiny-llama", ("def main():\n",))
     assert (plan.add_special_tokens, plan.n, plan.stream, plan.max_tokens) == (True, 1, False, 16)
     sampling = plan.sampling(5)
-    assert sampling == Sampling(max_tokens=16, seed=sampling.seed)
+    assert sampling == SamplingParams(max_tokens=16, seed=sampling.seed)
 
 
 def test_defaults_of_a_chat() -> None:
@@ -104,7 +104,7 @@ def test_everything_a_completion_can_ask_for() -> None:
         "salt",
     )
     main = tuple(tiny_tokenizer().encode("main", False))
-    assert plan.sampling(2) == Sampling(
+    assert plan.sampling(2) == SamplingParams(
         max_tokens=9,
         seed=7,
         temperature=0.5,
@@ -206,12 +206,12 @@ def test_defaults_of_the_model_apply() -> None:
     )
     with_defaults = planners(defaults=defaults)
     sampling = with_defaults.chat(chat_body(seed=1)).sampling(10)
-    assert sampling == Sampling(64, 1, 0.6, 0.9, 20, 0.1, 1.1, seeded=True)
+    assert sampling == SamplingParams(64, 1, 0.6, 0.9, 20, 0.1, 1.1, seeded=True)
     assert with_defaults.completion(body(max_tokens=100, presence_penalty=1)).sampling(1).max_tokens == 64
     mine = with_defaults.chat(
         chat_body(temperature=1, top_p=1, top_k=0, min_p=0, repetition_penalty=1, seed=1)
     )
-    assert mine.sampling(10) == Sampling(64, 1, seeded=True)
+    assert mine.sampling(10) == SamplingParams(64, 1, seeded=True)
 
 
 @pytest.mark.parametrize(("given", "used"), [(0, 0.0), (1e-6, 0.0), (0.001, 0.01), (0.02, 0.02), (5, 5.0)])

@@ -12,10 +12,10 @@ from penstock.dispatch.connections import Connections, EngineState
 from penstock.wire.curve import ClusterKey
 from penstock.wire.frames import TokenFrame
 from penstock.wire.messages import (
-    PROTOCOL_VERSION,
+    ENGINE_PROTOCOL_VERSION,
     EngineInfo,
     FromEngine,
-    Goodbye,
+    GoAway,
     Hello,
     Welcome,
     decode_from_server,
@@ -41,9 +41,9 @@ class FakeEngine:
             hello = decode_from_server(parts[0])
             if isinstance(hello, Hello):
                 self.peers.append((identity, hello))
-                self.say(Welcome(PROTOCOL_VERSION, 0, 0, INFO))
+                self.say(Welcome(ENGINE_PROTOCOL_VERSION, 0, 0, INFO))
 
-    def say(self, message: Welcome | Goodbye) -> None:
+    def say(self, message: Welcome | GoAway) -> None:
         assert self.socket.send(self.peers[-1][0], [encode(message)])
 
 
@@ -78,7 +78,7 @@ class Bench:
         self._stack = stack
         self.records = Records()
         self.connections = self.records.connections = Connections(
-            1, places, Hello(PROTOCOL_VERSION, 3, 1, 7), KEY, self.records
+            1, places, Hello(ENGINE_PROTOCOL_VERSION, 3, 1, 7), KEY, self.records
         )
         self.engines: list[FakeEngine] = []
 
@@ -127,7 +127,7 @@ def test_every_connection_is_another_peer(run: Run, run_dir: str) -> None:
     async def scenario(bench: Bench) -> None:
         first = bench.start(address)
         await bench.welcomes(1)
-        first.say(Goodbye("over"))
+        first.say(GoAway("over"))
         await bench.welcomes(2)
         first.socket.close()
         bench.engines.remove(first)

@@ -16,17 +16,17 @@ from penstock.dispatch.engine_client import EngineClient
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.stream import Stream, StreamError
-from penstock.streaming.table import StreamTable
+from penstock.streaming.table import OutputProcessor
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.messages import (
+    ENGINE_PROTOCOL_VERSION,
     OVERLOADED,
-    PROTOCOL_VERSION,
     Abort,
     EngineInfo,
-    Failed,
-    Goodbye,
+    GoAway,
     Hello,
-    Sampling,
+    SamplingParams,
+    StreamFailed,
     Submit,
     Welcome,
     decode_from_server,
@@ -52,18 +52,20 @@ class FakeEngine:
             self._peer, parts = received
             for message in map(decode_from_server, parts):
                 if isinstance(message, Hello):
-                    self.send(Welcome(PROTOCOL_VERSION, self.rank, 0, INFO))
+                    self.send(Welcome(ENGINE_PROTOCOL_VERSION, self.rank, 0, INFO))
                 elif isinstance(message, Submit | Abort):
                     self.asked.append(message)
 
-    def send(self, message: Welcome | Failed | Goodbye) -> None:
+    def send(self, message: Welcome | StreamFailed | GoAway) -> None:
         assert self.socket.send(self._peer, [encode(message)])
 
     def refuse(self) -> None:
         """The request asked for last."""
         request = self.asked.pop()
         assert isinstance(request, Submit)
-        self.send(Failed(request.stream, 0, OVERLOADED, f"engine {self.rank} is full", 2000 + self.rank))
+        self.send(
+            StreamFailed(request.stream, 0, OVERLOADED, f"engine {self.rank} is full", 2000 + self.rank)
+        )
 
 
 class FakeReply:
@@ -86,7 +88,7 @@ class Bench:
         self, run_dir: str, engines: list[FakeEngine], resume_timeout_s: float = 0, lockstep: bool = False
     ) -> None:
         self.engines = engines
-        self.streams = StreamTable(
+        self.streams = OutputProcessor(
             [None] * 100,
             Histogram(TTFT_BOUNDS),
             Histogram(ITL_BOUNDS),
@@ -94,7 +96,7 @@ class Bench:
             log=TokenLog(),
         )
         places = {engine.rank: engine_address(run_dir, engine.rank) for engine in engines}
-        hello = Hello(PROTOCOL_VERSION, 0, 0)
+        hello = Hello(ENGINE_PROTOCOL_VERSION, 0, 0)
         self.outcomes: Counter[str] = Counter()
         self.engine_client = EngineClient(len(engines), places, hello, lambda info: None, lockstep=lockstep)
         self.engine_client.open(self.streams, resume_timeout_s, self.outcomes)
@@ -105,7 +107,7 @@ class Bench:
     async def start(self) -> None:
         await self.until(lambda: all(engine.up for engine in self.engine_client.engines))
         self.streams.open(self.stream, 0.0)
-        self.engine_client.submit(self.stream, Submit(self.stream.handle, b"\1\0\0\0", Sampling(5, 7)))
+        self.engine_client.submit(self.stream, Submit(self.stream.handle, b"\1\0\0\0", SamplingParams(5, 7)))
         await self.until(lambda: bool(self.engines[0].asked))
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -172,7 +174,7 @@ def test_a_stream_nobody_waits_for_is_given_to_no_other_engine(run: Run) -> None
 
 def test_other_failures_are_final(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
-        bench.engines[0].send(Failed(bench.stream.handle, 0, "invalid_request", "too long"))
+        bench.engines[0].send(StreamFailed(bench.stream.handle, 0, "invalid_request", "too long"))
         await bench.until(lambda: bool(bench.reply.errors))
         assert bench.reply.errors == [StreamError(400, "invalid_request", "too long")]
 
@@ -182,14 +184,14 @@ def test_other_failures_are_final(run: Run) -> None:
 def test_a_stream_of_engines_in_lock_step_goes_to_none_that_is_about_to_end(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         bench.engines[0].asked.clear()
-        bench.engines[0].send(Goodbye("broken"))
+        bench.engines[0].send(GoAway("broken"))
         await bench.until(lambda: not bench.engine_client.engines[0].up)
         assert [engine.up for engine in bench.engine_client.engines] == [False] * 3
         assert bench.outcomes == {}
         await bench.until(lambda: bench.outcomes["resumed"] == 1)
         assert all(engine.up for engine in bench.engine_client.engines)
         await bench.until(lambda: any(engine.asked for engine in bench.engines))
-        assert bench.stream.setbacks == 0
+        assert bench.stream.failed_resumes == 0
         assert sum(len(engine.asked) for engine in bench.engines) == 1
 
     run(scenario, resume_timeout_s=PATIENCE_S, lockstep=True)

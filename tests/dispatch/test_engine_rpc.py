@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from penstock.dispatch.engine_rpc import Calls, Receipt, RpcRequest
-from penstock.wire.messages import Call, CallPhase, CallReply
+from penstock.wire.messages import RpcCall, RpcPhase, RpcReply
 
 LONG_S = 30.0
 SOON_S = 0.01
@@ -18,7 +18,7 @@ class Engines:
     """Notes what it is asked."""
 
     def __init__(self, connected: int, epoch: int = 0) -> None:
-        self.asked: list[tuple[int, Call]] = []
+        self.asked: list[tuple[int, RpcCall]] = []
         self.calls = Calls(lambda rank, call: self.asked.append((rank, call)))
         for rank in range(connected):
             self.calls.connected(rank, epoch)
@@ -33,7 +33,7 @@ class Engines:
 
     def answer(self, place: int, *reply: Any) -> None:
         rank, call = self.asked[place]
-        self.calls.replied(rank, CallReply(call.call, *reply))
+        self.calls.replied(rank, RpcReply(call.call, *reply))
 
 
 async def turn() -> None:
@@ -166,7 +166,7 @@ def test_the_time_holds_for_all_attempts_together() -> None:
 def test_what_is_given_up_is_told_only_to_those_that_are_there() -> None:
     async def run() -> None:
         engines = Engines(1)
-        task = await engines.started([0, 1], RpcRequest("fly", {}, "k", CallPhase.ABORT))
+        task = await engines.started([0, 1], RpcRequest("fly", {}, "k", RpcPhase.ABORT))
         engines.calls.gone(0)
         assert [receipt.code for receipt in await task] == ["gone", "gone"]
 

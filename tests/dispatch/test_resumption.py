@@ -12,11 +12,11 @@ from penstock.dispatch.resumption import MOST_SETBACKS, Resumption
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.stream import Stream, StreamError
-from penstock.streaming.table import NO_ENGINE, StreamTable
+from penstock.streaming.table import NO_ENGINE, OutputProcessor
 from penstock.streaming.token_log import TokenLog
-from penstock.wire.frames import Finish, TokenFrame
+from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs
-from penstock.wire.messages import Sampling, Submit
+from penstock.wire.messages import SamplingParams, Submit
 
 PROMPT = np.array([7, 8], "<i4").tobytes()
 VOCABULARY = 10
@@ -29,7 +29,12 @@ class Reply:
         self.errors: list[StreamError] = []
 
     def on_row(
-        self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
+        self,
+        stream: Stream,
+        tokens: Sequence[int],
+        finish: FinishReason,
+        cached: int,
+        logprobs: Logprobs | None,
     ) -> None:
         self.tokens += tokens
 
@@ -43,7 +48,7 @@ class Host:
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
         log = TokenLog() if timeout_s else None
-        self.table = StreamTable([None] * VOCABULARY, *histograms, log)
+        self.table = OutputProcessor([None] * VOCABULARY, *histograms, log)
         self.outcomes = Counter[str]()
         self.resumption = Resumption(self.table, timeout_s, self.submit, self.outcomes)
         self.up = [1]
@@ -52,20 +57,20 @@ class Host:
     def submit(self, stream: Stream, request: Submit) -> bool:
         if not self.up:
             return False
-        self.table.adopt(stream, self.up[0])
+        self.table.assign(stream, self.up[0])
         self.submitted.append(request)
         return True
 
     def open(self, reply: Reply | None = None, rank: int = 0, **sampling: int) -> Stream:
         stream = Stream(reply or Reply(), 0, rank, lambda data: None)
         self.table.open(stream, 0.0)
-        sampled = Sampling(100, 3, **sampling)
+        sampled = SamplingParams(100, 3, **sampling)
         stream.request = Submit(stream.handle, PROMPT, sampled, 5, 2, "salt", kv_transfer_params=b"{}")
         return stream
 
     def deliver(self, stream: Stream, *tokens: int) -> None:
-        position = self.table.generated(stream)
-        self.table.deliver(
+        position = self.table.num_delivered(stream)
+        self.table.process_frame(
             stream.rank,
             TokenFrame(
                 1,
@@ -89,7 +94,7 @@ def test_a_stream_goes_on_with_all_it_has_delivered() -> None:
     (request,) = host.submitted
     assert np.frombuffer(request.prompt, "<i4").tolist() == [7, 8, 1, 2]
     assert request.resumed == 2
-    assert request.sampling == Sampling(100, 3)  # logprobs of the prompt came with the first token
+    assert request.sampling == SamplingParams(100, 3)  # logprobs of the prompt came with the first token
     assert (request.stream, request.interval, request.priority) == (stream.handle, 5, 2)
     assert request.cache_salt == "salt"
     assert request.kv_transfer_params is None  # the cache it names was fetched once
@@ -218,7 +223,7 @@ def test_suspects_wait_for_an_engine_no_longer_than_others() -> None:
     host.up = []
     host.lose(1)
     host.resumption.tick(TIMEOUT_S - 0.1)
-    assert host.table.waits(stream)
+    assert host.table.is_unassigned(stream)
     host.resumption.tick(TIMEOUT_S)
     assert host.outcomes == {"resumed": 1, "expired": 1}
     assert len(reply.errors) == 1
@@ -234,8 +239,8 @@ def test_a_poisonous_stream_ends_three_engines_and_nobody_else(others: int, at: 
     poison, deaths = streams[0], 0
     while not all(len(reply.tokens) == 10 for reply in replies[1:]):
         for rank in (0, 1):
-            mine = [stream for stream in streams if host.table.runs(stream) and stream.rank == rank]
-            if poison in mine and host.table.generated(poison) == at:
+            mine = [stream for stream in streams if host.table.is_running(stream) and stream.rank == rank]
+            if poison in mine and host.table.num_delivered(poison) == at:
                 deaths += 1
                 host.up = [1 - rank]  # back when the other one has taken over
                 host.lose(rank)
@@ -260,8 +265,8 @@ def test_choices_of_a_request_that_failed_are_not_resumed() -> None:
 
     first, second = host.open(Sibling()), host.open()
     for stream in (first, second):
-        stream.resumed_at, stream.setbacks = 0, MOST_SETBACKS - 1
-    second.setbacks = 0
+        stream.resumed_at, stream.failed_resumes = 0, MOST_SETBACKS - 1
+    second.failed_resumes = 0
     host.lose(0)
     assert host.submitted == []
     assert host.outcomes == {"given_up": 1}

@@ -1,6 +1,6 @@
 """Changes that all engines make or none, over links that break, with parts that die at any moment.
 
-The real parts (TwoPhaseCommit and Calls of API servers, EngineCalls of engines, Register of the supervisor)
+The real parts (TwoPhaseCommit and Calls of API servers, RpcServer of engines, Register of the supervisor)
 run on a network that the test delivers message by message, on an event loop whose clock it turns.
 """
 
@@ -20,12 +20,12 @@ from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import Calls, Receipt
 from penstock.dispatch.two_phase_change import Outcome, TwoPhaseChange
 from penstock.dispatch.two_phase_commit import COMMIT_TIMEOUT_S, RETRY_S, TwoPhaseCommit
-from penstock.engine.calls import EngineCalls
-from penstock.engine.participant import Participant
-from penstock.supervisor.actions import Name
-from penstock.supervisor.agreement import Register
+from penstock.engine.calls import RpcServer
+from penstock.engine.participant import TwoPhaseParticipant
+from penstock.supervisor.actions import ProcessName
+from penstock.supervisor.agreement import AgreedStateStore
 from penstock.wire.control import AgreedStates, ProposeState
-from penstock.wire.messages import Call, CallReply
+from penstock.wire.messages import RpcCall, RpcReply
 
 SERVERS, ENGINES = 2, 2
 TIMEOUT_S = 10.0
@@ -65,13 +65,13 @@ class Engine:
         """It cannot prepare anything."""
         self.busy = False
         """It is not prepared yet."""
-        self.participant = Participant("sleep", self)
-        self.calls = EngineCalls(self.run, {"sleep": self.participant}, self.reply, lambda: 0)
+        self.participant = TwoPhaseParticipant("sleep", self)
+        self.calls = RpcServer(self.run, {"sleep": self.participant}, self.reply, lambda: 0)
 
     def run(self, method: str, arguments: dict[str, Any]) -> Any:
         raise ValueError(method)
 
-    def reply(self, server: int, reply: CallReply) -> None:
+    def reply(self, server: int, reply: RpcReply) -> None:
         self.world.links[server, self.rank].replies.append(reply)
 
     def prepare(self, arguments: dict[str, Any]) -> None:
@@ -100,8 +100,8 @@ class Link:
 
     def __init__(self) -> None:
         self.up = True
-        self.calls: deque[Call] = deque()
-        self.replies: deque[CallReply] = deque()
+        self.calls: deque[RpcCall] = deque()
+        self.replies: deque[RpcReply] = deque()
 
 
 class View:
@@ -120,7 +120,7 @@ class View:
 
 class Server:
     def __init__(self, world: World, index: int) -> None:
-        self.name = Name("api-server", index)
+        self.name = ProcessName("api-server", index)
         self.orders: deque[AgreedStates] = deque()
         self.view = View(world, index)
         self.agreement = TwoPhaseCommit(
@@ -134,7 +134,7 @@ class Server:
 class World:
     def __init__(self, loop: Clock) -> None:
         self.loop = loop
-        self.register = Register()
+        self.register = AgreedStateStore()
         self.decided: list[dict[str, Any]] = [{"level": 0}]
         self.keys: set[str] = set()
         """Of decided changes."""
@@ -158,7 +158,7 @@ class World:
 
     def confirm(self, server: Server, revision: int) -> None:
         self.register.confirm(server.name, revision)
-        if self.register.adopt([other.name for other in self.servers]):
+        if self.register.advance_adopted([other.name for other in self.servers]):
             self.tell()
 
     def tell(self) -> None:
@@ -198,7 +198,7 @@ class World:
         """The next call of a link arrives."""
         link = self.links[server, rank]
         if link.calls:
-            self.engines[rank].calls.take(server, link.calls.popleft())
+            self.engines[rank].calls.handle(server, link.calls.popleft())
 
     def answer(self, server: int, rank: int) -> None:
         link = self.links[server, rank]
@@ -253,7 +253,7 @@ class World:
 
     def occupy(self, _: int, rank: int) -> None:
         self.engines[rank].busy = not self.engines[rank].busy
-        self.engines[rank].calls.settle()
+        self.engines[rank].calls.answer_pending()
 
     def wait(self, *_: int) -> None:
         self.loop.now += TIMEOUT_S + 0.1
@@ -276,7 +276,7 @@ class World:
     def heal(self) -> None:
         for engine in self.engines:
             engine.full = engine.busy = False
-            engine.calls.settle()
+            engine.calls.answer_pending()
         for _ in range(3):
             self.flow()
             self.loop.now += max(COMMIT_TIMEOUT_S, RETRY_S, TIMEOUT_S) + 1

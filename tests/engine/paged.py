@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.config.options import ServeConfig
 from penstock.engine.blocks import NULL_BLOCK, BlockTables
-from penstock.engine.sampling import SamplingColumns
+from penstock.engine.sampling import SamplingMetadata
 from penstock.engine.scheduler import Batch, Scheduler
 from penstock.engine.slots import SlotTable
 from penstock.wire.messages import Submit
@@ -36,7 +36,7 @@ def make_scheduler(
     """By default no step takes any time."""
     table = SlotTable(slots, model_len, [])
     tables = BlockTables(slots, blocks, block_size, model_len)
-    return Scheduler(table, SamplingColumns(table, VOCAB), tables, ServeConfig(**options), clock)
+    return Scheduler(table, SamplingMetadata(table, VOCAB), tables, ServeConfig(**options), clock)
 
 
 class Driver:
@@ -71,7 +71,7 @@ class Driver:
         self.received.step(scheduler.take_aborted())
         batch = scheduler.schedule()
         tokens = self._run(batch)
-        rows = scheduler.settle(batch, tokens, None)
+        rows = scheduler.update_from_output(batch, tokens, None)
         self.received.step(rows)
         if rows.cached is not None:
             for row in np.flatnonzero(rows.cached).tolist():
@@ -96,7 +96,7 @@ class Driver:
             rows = blocks.cache_rows(np.full(start + count, slot), np.arange(start + count))
             self._content[rows[start:]] = hashes[start:]
             written = blocks.table[slot, start // blocks.block_size : blocks.blocks_for(start + count)]
-            assert (blocks.refs[written] == 1).all(), "a shared block is written"
+            assert (blocks.ref_counts[written] == 1).all(), "a shared block is written"
             expected.append((rows, hashes))
         for rows, hashes in expected:
             assert (self._content[rows] == hashes).all(), "a stream reads what is not its history"
@@ -117,12 +117,12 @@ class Driver:
     def check(self) -> None:
         blocks = self.scheduler.blocks
         named = np.zeros(blocks.blocks + 1, np.int32)
-        for slot, owned in enumerate(blocks.owned.tolist()):
+        for slot, owned in enumerate(blocks.block_counts.tolist()):
             row = blocks.table[slot, :owned]
             assert len(set(row.tolist())) == owned
             assert (blocks.table[slot, owned:] == NULL_BLOCK).all()
             named[row] += 1
-        assert (named == blocks.refs).all()
+        assert (named == blocks.ref_counts).all()
         assert named[NULL_BLOCK] == 0
         used = int(np.count_nonzero(named))
         assert used + blocks.free_count() == blocks.blocks

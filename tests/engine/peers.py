@@ -13,7 +13,7 @@ import zmq
 from penstock.config.options import ServeConfig
 from penstock.wire.channel import ChildChannel
 from penstock.wire.control import Launch
-from penstock.wire.messages import PROTOCOL_VERSION, Call, CallReply, Hello, Welcome, encode
+from penstock.wire.messages import ENGINE_PROTOCOL_VERSION, Hello, RpcCall, RpcReply, Welcome, encode
 from penstock.wire.sockets import EngineLink, engine_address, server_identity
 from tests.engine.support import Received
 from tests.launches import launch
@@ -27,7 +27,7 @@ class ApiServer:
     def __init__(self, run_dir: str, server: int = 0, epoch: int = 0, rank: int = 0) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.link = EngineLink(self._context, engine_address(run_dir, rank), server_identity(server, epoch))
-        self._hello = Hello(PROTOCOL_VERSION, server, epoch)
+        self._hello = Hello(ENGINE_PROTOCOL_VERSION, server, epoch)
         self._calls = 0
         self.received = Received()
 
@@ -56,12 +56,12 @@ class ApiServer:
     def read_ends(self, *streams: int) -> Received:
         return self.read(lambda: all(self.received.ended(stream) for stream in streams))
 
-    def call(self, method: str, **arguments: Any) -> CallReply:
+    def call(self, method: str, **arguments: Any) -> RpcReply:
         self._calls += 1
-        self.send(Call(self._calls, method, arguments))
+        self.send(RpcCall(self._calls, method, arguments))
         self.read(lambda: bool(self.received.others))
         reply = self.received.others.pop(0)
-        assert isinstance(reply, CallReply)
+        assert isinstance(reply, RpcReply)
         assert reply.call == self._calls
         return reply
 

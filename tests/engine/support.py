@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from penstock.engine.base import StepRows
 from penstock.wire.frames import TokenFrame, decode_frame
-from penstock.wire.messages import EngineMetrics, FrameHeader, Sampling, Submit, decode_from_engine
+from penstock.wire.messages import EngineMetrics, FrameHeader, SamplingParams, Submit, decode_from_engine
 
 PROMPT = (40, 41, 42)
 
@@ -50,7 +50,7 @@ def submit(
     return Submit(
         stream,
         np.array(prompt, "<i4").tobytes(),
-        Sampling(max_tokens, stream if seed is None else seed, **sampling),
+        SamplingParams(max_tokens, stream if seed is None else seed, **sampling),
         interval,
         priority,
         salt,
@@ -80,7 +80,7 @@ class Received:
             self.frame(decode_frame(message, parts[1]))
             return
         assert len(parts) == 1
-        if type(message).__name__ == "Failed":
+        if type(message).__name__ == "StreamFailed":
             self.fail(message)
         elif isinstance(message, EngineMetrics):
             self.metrics.append(message)

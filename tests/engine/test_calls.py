@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.calls import EngineCalls
-from penstock.engine.participant import Participant
-from penstock.wire.messages import Call, CallPhase, CallReply
+from penstock.engine.calls import RpcServer
+from penstock.engine.participant import TwoPhaseParticipant
+from penstock.wire.messages import RpcCall, RpcPhase, RpcReply
 
 
 class Level:
@@ -43,10 +43,10 @@ class Desk:
     def __init__(self) -> None:
         self.state = Level()
         self.runs: list[str] = []
-        self.replies: list[tuple[int, CallReply]] = []
+        self.replies: list[tuple[int, RpcReply]] = []
         self.step = 0
-        self.calls = EngineCalls(
-            self.run, {"level": Participant("level", self.state)}, self.reply, lambda: self.step
+        self.calls = RpcServer(
+            self.run, {"level": TwoPhaseParticipant("level", self.state)}, self.reply, lambda: self.step
         )
         self._number = 0
 
@@ -62,20 +62,20 @@ class Desk:
                 raise KeyError("whoops")
         raise ValueError(f"no {method}")
 
-    def reply(self, server: int, reply: CallReply) -> None:
+    def reply(self, server: int, reply: RpcReply) -> None:
         self.replies.append((server, reply))
 
-    def ask(self, method: str, server: int = 0, **fields: Any) -> CallReply | None:
+    def ask(self, method: str, server: int = 0, **fields: Any) -> RpcReply | None:
         """The reply, if it comes at once."""
         self._number += 1
-        self.calls.take(server, Call(self._number, method, **fields))
+        self.calls.handle(server, RpcCall(self._number, method, **fields))
         if self.replies and self.replies[-1][1].call == self._number:
             return self.replies[-1][1]
         return None
 
     def phase(
-        self, phase: CallPhase, level: int, key: str, server: int = 0, version: int = 0
-    ) -> CallReply | None:
+        self, phase: RpcPhase, level: int, key: str, server: int = 0, version: int = 0
+    ) -> RpcReply | None:
         return self.ask("level", server, arguments={"level": level}, key=key, phase=phase, version=version)
 
 
@@ -84,7 +84,7 @@ def desk() -> Desk:
     return Desk()
 
 
-def error_of(reply: CallReply | None) -> str:
+def error_of(reply: RpcReply | None) -> str:
     assert reply is not None
     assert reply.error is not None
     return reply.error
@@ -96,12 +96,12 @@ def error_of(reply: CallReply | None) -> str:
 @pytest.mark.parametrize(
     ("method", "reply"),
     [
-        ("echo", CallReply(1, None, {"a": 1}, 1)),
-        ("fly", CallReply(1, "no fly", None, 1)),
-        ("bug", CallReply(1, "KeyError: 'whoops'", None, 1)),
+        ("echo", RpcReply(1, None, {"a": 1}, 1)),
+        ("fly", RpcReply(1, "no fly", None, 1)),
+        ("bug", RpcReply(1, "KeyError: 'whoops'", None, 1)),
     ],
 )
-def test_a_call_runs_and_says_when(desk: Desk, method: str, reply: CallReply) -> None:
+def test_a_call_runs_and_says_when(desk: Desk, method: str, reply: RpcReply) -> None:
     assert desk.ask(method, arguments={"a": 1}) == reply
 
 
@@ -139,75 +139,75 @@ def test_a_key_that_was_used_for_something_else(desk: Desk) -> None:
 
 
 def test_prepared_and_made(desk: Desk) -> None:
-    assert desk.phase(CallPhase.PREPARE, 2, "k") == CallReply(1)
-    assert desk.phase(CallPhase.COMMIT, 2, "k", version=1) == CallReply(2, None, 2)
+    assert desk.phase(RpcPhase.PREPARE, 2, "k") == RpcReply(1)
+    assert desk.phase(RpcPhase.COMMIT, 2, "k", version=1) == RpcReply(2, None, 2)
     assert desk.state.log == ["prepare 2", "commit 2"]
     # to whoever asks again, first for the decision, then for the change as a whole
-    assert desk.phase(CallPhase.COMMIT, 2, "k", server=1, version=1) == CallReply(3, None, 2, repeated=True)
-    assert desk.phase(CallPhase.PREPARE, 2, "k", server=1) == CallReply(4, None, 2, repeated=True)
+    assert desk.phase(RpcPhase.COMMIT, 2, "k", server=1, version=1) == RpcReply(3, None, 2, repeated=True)
+    assert desk.phase(RpcPhase.PREPARE, 2, "k", server=1) == RpcReply(4, None, 2, repeated=True)
     assert desk.state.log == ["prepare 2", "commit 2"]
 
 
 def test_it_waits_until_it_is_ready(desk: Desk) -> None:
     desk.state.ready = False
-    assert desk.phase(CallPhase.PREPARE, 2, "k") is None
-    desk.calls.settle()
+    assert desk.phase(RpcPhase.PREPARE, 2, "k") is None
+    desk.calls.answer_pending()
     assert desk.replies == []
     desk.state.ready = True
-    desk.calls.settle()
-    assert desk.replies == [(0, CallReply(1))]
+    desk.calls.answer_pending()
+    assert desk.replies == [(0, RpcReply(1))]
 
 
 def test_a_decision_is_carried_out_by_who_did_not_prepare(desk: Desk) -> None:
-    assert desk.phase(CallPhase.COMMIT, 2, "k", version=1) == CallReply(1, None, 2)
+    assert desk.phase(RpcPhase.COMMIT, 2, "k", version=1) == RpcReply(1, None, 2)
 
 
 def test_one_change_at_a_time(desk: Desk) -> None:
-    desk.phase(CallPhase.PREPARE, 2, "k")
-    reply = desk.phase(CallPhase.PREPARE, 1, "other", server=1)
+    desk.phase(RpcPhase.PREPARE, 2, "k")
+    reply = desk.phase(RpcPhase.PREPARE, 1, "other", server=1)
     assert "another change of level is under way, with the key 'k'" in error_of(reply)
-    desk.phase(CallPhase.ABORT, 2, "k")
+    desk.phase(RpcPhase.ABORT, 2, "k")
     assert desk.state.log == ["prepare 2", "abort 2"]
-    assert desk.phase(CallPhase.PREPARE, 1, "other", server=1) == CallReply(4)
+    assert desk.phase(RpcPhase.PREPARE, 1, "other", server=1) == RpcReply(4)
 
 
 def test_an_abort_of_something_else_changes_nothing(desk: Desk) -> None:
-    desk.phase(CallPhase.PREPARE, 2, "k")
-    assert desk.phase(CallPhase.ABORT, 2, "other") == CallReply(2)
-    assert desk.phase(CallPhase.ABORT, 2, "k", server=1) == CallReply(3)  # who did not ask for it
+    desk.phase(RpcPhase.PREPARE, 2, "k")
+    assert desk.phase(RpcPhase.ABORT, 2, "other") == RpcReply(2)
+    assert desk.phase(RpcPhase.ABORT, 2, "k", server=1) == RpcReply(3)  # who did not ask for it
     assert desk.state.log == ["prepare 2"]
 
 
 def test_what_fails_to_prepare_holds_nothing(desk: Desk) -> None:
-    assert error_of(desk.phase(CallPhase.PREPARE, 13, "k")) == "MemoryError: no room"
-    assert desk.phase(CallPhase.PREPARE, 2, "other") == CallReply(2)
-    assert error_of(desk.phase(CallPhase.COMMIT, 13, "third", version=1)) == "MemoryError: no room"
+    assert error_of(desk.phase(RpcPhase.PREPARE, 13, "k")) == "MemoryError: no room"
+    assert desk.phase(RpcPhase.PREPARE, 2, "other") == RpcReply(2)
+    assert error_of(desk.phase(RpcPhase.COMMIT, 13, "third", version=1)) == "MemoryError: no room"
     assert desk.state.log == ["prepare 2", "abort 2"]
-    assert desk.phase(CallPhase.COMMIT, 2, "fourth", version=2) == CallReply(4, None, 2)
+    assert desk.phase(RpcPhase.COMMIT, 2, "fourth", version=2) == RpcReply(4, None, 2)
 
 
 def test_a_decision_takes_the_place_of_what_is_prepared(desk: Desk) -> None:
     desk.state.ready = False
-    desk.phase(CallPhase.PREPARE, 2, "k")
+    desk.phase(RpcPhase.PREPARE, 2, "k")
     desk.state.ready = True
-    assert desk.phase(CallPhase.COMMIT, 1, "other", server=1, version=1) == CallReply(2, None, 1)
-    desk.calls.settle()
+    assert desk.phase(RpcPhase.COMMIT, 1, "other", server=1, version=1) == RpcReply(2, None, 1)
+    desk.calls.answer_pending()
     (_, lost) = desk.replies[0]
     assert "another change of level has taken its place" in error_of(lost)
     assert desk.state.log == ["prepare 2", "abort 2", "prepare 1", "commit 1"]
 
 
 def test_a_late_decision_changes_nothing(desk: Desk) -> None:
-    desk.phase(CallPhase.COMMIT, 2, "k", version=5)
+    desk.phase(RpcPhase.COMMIT, 2, "k", version=5)
     assert "a later change of level has taken its place" in error_of(
-        desk.phase(CallPhase.COMMIT, 1, "other", version=4)
+        desk.phase(RpcPhase.COMMIT, 1, "other", version=4)
     )
     assert desk.state.level == 2
 
 
 def test_what_only_those_asked_for_that_are_gone_is_given_up(desk: Desk) -> None:
-    desk.phase(CallPhase.PREPARE, 2, "k")
-    desk.phase(CallPhase.PREPARE, 2, "k", server=1)
+    desk.phase(RpcPhase.PREPARE, 2, "k")
+    desk.phase(RpcPhase.PREPARE, 2, "k", server=1)
     desk.calls.drop_server(0)
     assert desk.state.log == ["prepare 2"]
     desk.calls.drop_server(1)
@@ -216,13 +216,13 @@ def test_what_only_those_asked_for_that_are_gone_is_given_up(desk: Desk) -> None
 
 def test_those_that_are_gone_get_no_answer(desk: Desk) -> None:
     desk.state.ready = False
-    desk.phase(CallPhase.PREPARE, 2, "k")
+    desk.phase(RpcPhase.PREPARE, 2, "k")
     desk.calls.drop_server(0)
     desk.state.ready = True
-    desk.calls.settle()
+    desk.calls.answer_pending()
     assert desk.replies == []
 
 
 def test_a_state_that_there_is_not(desk: Desk) -> None:
-    reply = desk.ask("colour", key="k", phase=CallPhase.PREPARE)
+    reply = desk.ask("colour", key="k", phase=RpcPhase.PREPARE)
     assert "no state 'colour'" in error_of(reply)

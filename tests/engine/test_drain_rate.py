@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.drain_rate import LEAST_MS, MOST_MS, WINDOW_S, DrainRate
+from penstock.engine.drain_rate import MAX_RETRY_MS, MIN_RETRY_MS, WINDOW_S, DrainRate
 
 
 class Clock:
@@ -48,18 +48,18 @@ def test_queue_length_by_ends_per_second(
 
 def test_bounds(engine: Engine) -> None:
     engine.work(5, 100)
-    assert engine.rate.retry_after_ms(1) == LEAST_MS
-    assert engine.rate.retry_after_ms(1_000_000) == MOST_MS
+    assert engine.rate.retry_after_ms(1) == MIN_RETRY_MS
+    assert engine.rate.retry_after_ms(1_000_000) == MAX_RETRY_MS
 
 
 def test_while_nothing_ends_the_wait_grows(engine: Engine) -> None:
-    assert engine.rate.retry_after_ms(0) == LEAST_MS
+    assert engine.rate.retry_after_ms(0) == MIN_RETRY_MS
     engine.work(4, 0)
     assert engine.rate.retry_after_ms(0) == 4_000
     assert engine.rate.retry_after_ms(2) == 12_000
     engine.work(WINDOW_S, 0)
     assert engine.rate.retry_after_ms(0) == pytest.approx(1_000 * WINDOW_S, rel=0.05)
-    assert engine.rate.retry_after_ms(2) == MOST_MS
+    assert engine.rate.retry_after_ms(2) == MAX_RETRY_MS
 
 
 def test_pauses_do_not_count(engine: Engine) -> None:
@@ -68,7 +68,7 @@ def test_pauses_do_not_count(engine: Engine) -> None:
     engine.work(3, 5)
     assert engine.rate.retry_after_ms(49) == pytest.approx(10_000, rel=0.05)
     engine.rest(1000)
-    assert engine.rate.retry_after_ms(49) == LEAST_MS  # as good as new
+    assert engine.rate.retry_after_ms(49) == MIN_RETRY_MS  # as good as new
 
 
 def test_slowing_down_shows_once_the_window_has_passed(engine: Engine) -> None:
@@ -85,4 +85,4 @@ def test_always_within_the_bounds(events: list[tuple[int, float]], waiting: int)
     for ended, pause in events:
         rate.step(ended)
         clock.now += pause
-    assert LEAST_MS <= rate.retry_after_ms(waiting) <= MOST_MS
+    assert MIN_RETRY_MS <= rate.retry_after_ms(waiting) <= MAX_RETRY_MS

@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 
 from penstock.engine.base import Engine, Load, RequestRejected, StepRows
-from penstock.engine.calls import EngineCalls
-from penstock.engine.drain_rate import LEAST_MS
-from penstock.engine.inbox import MOST_HANDLES, MOST_SERVERS, REFUSALS_KEPT, Inbox
+from penstock.engine.calls import RpcServer
+from penstock.engine.drain_rate import MIN_RETRY_MS
+from penstock.engine.inbox import MAX_HANDLES, MAX_REFUSED_PEERS, MAX_SERVERS, Inbox
 from penstock.engine.publisher import Publisher
-from penstock.engine.rows import aborted_rows, no_rows
+from penstock.engine.rows import aborted_rows, empty_rows
 from penstock.engine.stats import EngineStats
 from penstock.wire.messages import (
-    PROTOCOL_VERSION,
+    ENGINE_PROTOCOL_VERSION,
     Abort,
-    Bye,
-    Call,
-    CallReply,
+    Disconnect,
     EngineInfo,
-    Failed,
-    Goodbye,
+    GoAway,
     Hello,
+    RpcCall,
+    RpcReply,
+    StreamFailed,
     Submit,
     Welcome,
     WireError,
@@ -66,13 +66,13 @@ class FakeEngine:
         return False
 
     def step(self) -> StepRows:
-        return no_rows()
+        return empty_rows()
 
     def take_admitted(self) -> Sequence[tuple[int, int]]:
         return ()
 
     def fail_all(self, code: str, message: str) -> StepRows:
-        return no_rows()
+        return empty_rows()
 
     def load(self) -> Load:
         return Load()
@@ -109,7 +109,7 @@ class Desk:
             self.publisher,
             rank=2,
             epoch=5,
-            calls=EngineCalls(engine.call, {}, self.publisher.send, lambda: 0),
+            calls=RpcServer(engine.call, {}, self.publisher.send, lambda: 0),
             stats=self.stats,
             refuse_streams=lambda: self.refusal,
         )
@@ -120,11 +120,11 @@ class Desk:
 
     def hello(self, server: int = 0, epoch: int = 0) -> bytes:
         identity = server_identity(server, epoch)
-        self.inbox.take(identity, [encode(Hello(PROTOCOL_VERSION, server, epoch))])
+        self.inbox.handle(identity, [encode(Hello(ENGINE_PROTOCOL_VERSION, server, epoch))])
         return identity
 
     def take(self, identity: bytes, *messages: Any) -> None:
-        self.inbox.take(identity, [encode(message) for message in messages])
+        self.inbox.handle(identity, [encode(message) for message in messages])
 
     def clear(self) -> None:
         self.sent.clear()
@@ -146,7 +146,7 @@ def zero(desk: Desk) -> bytes:
 
 def test_hello(desk: Desk) -> None:
     identity = desk.hello(3, 1)
-    assert desk.sent == [(identity, Welcome(PROTOCOL_VERSION, 2, 5, INFO))]
+    assert desk.sent == [(identity, Welcome(ENGINE_PROTOCOL_VERSION, 2, 5, INFO))]
 
 
 def test_parts_are_taken_in_order(desk: Desk, zero: bytes) -> None:
@@ -164,13 +164,13 @@ def test_what_was_stopped_counts_as_stopped(desk: Desk, zero: bytes) -> None:
 
 def test_what_was_rejected_does_not_count(desk: Desk, zero: bytes) -> None:
     desk.take(zero, submit(2), submit(3))
-    desk.take(zero, Bye())
+    desk.take(zero, Disconnect())
     assert desk.stats.ended["abort"] == 1
 
 
 def test_numbers_without_measure_are_refused(desk: Desk, zero: bytes) -> None:
-    desk.hello(MOST_SERVERS)
-    desk.take(zero, submit(MOST_HANDLES))
+    desk.hello(MAX_SERVERS)
+    desk.take(zero, submit(MAX_HANDLES))
     reasons = [message.reason for _, message in desk.sent]
     assert reasons == [
         "Hello.server is 1024, at most 1023 is taken",
@@ -181,20 +181,20 @@ def test_numbers_without_measure_are_refused(desk: Desk, zero: bytes) -> None:
 
 def test_rejected(desk: Desk, zero: bytes) -> None:
     desk.take(zero, submit(3, resumed=2), submit(2))
-    assert desk.sent == [(zero, Failed(3, 2, "overloaded", "odd", LEAST_MS))]
+    assert desk.sent == [(zero, StreamFailed(3, 2, "overloaded", "odd", MIN_RETRY_MS))]
     assert desk.engine.asked == [("submit", 0, submit(2))]
 
 
 def test_bye(desk: Desk, zero: bytes) -> None:
-    desk.take(zero, Bye())
+    desk.take(zero, Disconnect())
     assert desk.engine.asked == [("drop", 0)]
     desk.take(zero, submit(2))
     assert desk.engine.asked == [("drop", 0)]
 
 
 def test_a_call_is_answered(desk: Desk, zero: bytes) -> None:
-    desk.take(zero, Call(9, "echo", {"a": 1}))
-    assert desk.sent == [(zero, CallReply(9, None, {"a": 1}))]
+    desk.take(zero, RpcCall(9, "echo", {"a": 1}))
+    assert desk.sent == [(zero, RpcReply(9, None, {"a": 1}))]
 
 
 def test_streams_are_refused_while_there_is_a_reason(desk: Desk, zero: bytes) -> None:
@@ -202,7 +202,7 @@ def test_streams_are_refused_while_there_is_a_reason(desk: Desk, zero: bytes) ->
     desk.take(zero, submit(2))
     desk.refusal = None
     desk.take(zero, submit(4))
-    assert desk.sent == [(zero, Failed(2, 0, "sleeping", "asleep"))]
+    assert desk.sent == [(zero, StreamFailed(2, 0, "sleeping", "asleep"))]
     assert desk.engine.asked == [("submit", 0, submit(4))]
 
 
@@ -231,7 +231,7 @@ def test_a_late_hello_of_a_predecessor_changes_nothing(desk: Desk) -> None:
     one = desk.hello(0, 1)
     desk.clear()
     late = desk.hello(0, 0)
-    assert [(identity, type(message)) for identity, message in desk.sent] == [(late, Goodbye)]
+    assert [(identity, type(message)) for identity, message in desk.sent] == [(late, GoAway)]
     assert desk.engine.asked == []
     desk.take(one, submit(2))
     assert desk.engine.asked == [("submit", 0, submit(2))]
@@ -242,7 +242,7 @@ def test_api_servers_are_apart(desk: Desk, zero: bytes) -> None:
     desk.clear()
     desk.take(zero, submit(2))
     desk.take(other, submit(2))
-    desk.inbox.forget(0)
+    desk.inbox.drop_server(0)
     desk.take(other, submit(4))
     assert desk.engine.asked == [
         ("submit", 0, submit(2)),
@@ -259,9 +259,9 @@ def test_api_servers_are_apart(desk: Desk, zero: bytes) -> None:
     ("part", "reason"),
     [
         (b"\xc1", "not a message of an API server"),
-        (encode(Goodbye("x")), "not a message of an API server"),
-        (encode(Hello(PROTOCOL_VERSION + 1, 0, 0)), "this engine speaks 1"),
-        (encode(Hello(PROTOCOL_VERSION, 1, 0)), "not this peer's"),
+        (encode(GoAway("x")), "not a message of an API server"),
+        (encode(Hello(ENGINE_PROTOCOL_VERSION + 1, 0, 0)), "this engine speaks 1"),
+        (encode(Hello(ENGINE_PROTOCOL_VERSION, 1, 0)), "not this peer's"),
         (encode(submit(66)), "running already"),
     ],
 )
@@ -269,7 +269,7 @@ def test_a_peer_that_breaks_the_rules_is_dismissed(
     desk: Desk, zero: bytes, part: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):
-        desk.inbox.take(zero, [encode(submit(2)), part, encode(submit(4))])
+        desk.inbox.handle(zero, [encode(submit(2)), part, encode(submit(4))])
     assert desk.engine.asked == [("submit", 0, submit(2)), ("drop", 0)]
     ((identity, goodbye),) = desk.sent
     assert identity == zero
@@ -280,9 +280,9 @@ def test_a_peer_that_breaks_the_rules_is_dismissed(
 def test_once_per_peer(desk: Desk, zero: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         for _ in range(5):
-            desk.inbox.take(zero, [b"\xc1"])
+            desk.inbox.handle(zero, [b"\xc1"])
             desk.take(zero, submit(2))
-            desk.inbox.take(b"stranger", [b"\xc1"])
+            desk.inbox.handle(b"stranger", [b"\xc1"])
             desk.take(b"another", submit(2))
     assert len(caplog.records) == 3
     assert [identity for identity, _ in desk.sent] == [zero, b"stranger", b"another"]
@@ -290,36 +290,36 @@ def test_once_per_peer(desk: Desk, zero: bytes, caplog: pytest.LogCaptureFixture
 
 
 def test_a_dismissed_peer_may_start_over(desk: Desk, zero: bytes) -> None:
-    desk.inbox.take(zero, [b"\xc1"])
+    desk.inbox.handle(zero, [b"\xc1"])
     desk.hello()
     desk.clear()
     desk.take(zero, submit(2))
     assert desk.engine.asked == [("submit", 0, submit(2))]
     desk.clear()
-    desk.inbox.take(zero, [b"\xc1"])
-    assert [type(message) for _, message in desk.sent] == [Goodbye]
+    desk.inbox.handle(zero, [b"\xc1"])
+    assert [type(message) for _, message in desk.sent] == [GoAway]
 
 
 def test_a_process_that_is_refused_again_and_again_is_logged_once(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     for connection in range(5):
-        hello = Hello(PROTOCOL_VERSION + 1, 3, 1, 7, connection)
-        desk.inbox.take(server_identity(3, 1, 7, connection), [encode(hello)])
-    assert [type(message) for _, message in desk.sent] == [Goodbye] * 5
+        hello = Hello(ENGINE_PROTOCOL_VERSION + 1, 3, 1, 7, connection)
+        desk.inbox.handle(server_identity(3, 1, 7, connection), [encode(hello)])
+    assert [type(message) for _, message in desk.sent] == [GoAway] * 5
     assert caplog.text.count("api-server-3-1-7") == 1
 
 
 def test_an_api_server_of_an_earlier_head_is_refused(desk: Desk) -> None:
     for incarnation in (8, 7):
-        hello = Hello(PROTOCOL_VERSION, 0, 5, incarnation)
-        desk.inbox.take(server_identity(0, 5, incarnation), [encode(hello)])
-    assert [type(message) for _, message in desk.sent] == [Welcome, Goodbye]
+        hello = Hello(ENGINE_PROTOCOL_VERSION, 0, 5, incarnation)
+        desk.inbox.handle(server_identity(0, 5, incarnation), [encode(hello)])
+    assert [type(message) for _, message in desk.sent] == [Welcome, GoAway]
     desk.take(server_identity(0, 5, 8), submit(2))
     assert desk.engine.asked[-1] == ("submit", 0, submit(2)), "the later one's streams are not dropped"
 
 
 def test_refusals_are_not_remembered_without_end(desk: Desk) -> None:
-    for number in range(REFUSALS_KEPT + 10):
-        desk.inbox.take(b"%d" % number, [b"\xc1"])
-    assert len(desk.inbox._refused) <= REFUSALS_KEPT
+    for number in range(MAX_REFUSED_PEERS + 10):
+        desk.inbox.handle(b"%d" % number, [b"\xc1"])
+    assert len(desk.inbox._refused) <= MAX_REFUSED_PEERS

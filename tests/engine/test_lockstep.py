@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from penstock.config.options import ServeConfig
-from penstock.engine.lockstep import Lockstep
+from penstock.engine.lockstep import WaveGroup
 from penstock.engine.process import EngineLoop
 from penstock.engine.synthetic import SyntheticEngine
-from penstock.engine.tandem import TandemError
+from penstock.engine.tandem import WaveProtocolError
 from penstock.wire.channel import ChildChannel, ControlChannel
 from penstock.wire.control import Stop
-from penstock.wire.messages import Abort, Goodbye, WireError, encode
+from penstock.wire.messages import Abort, GoAway, WireError, encode
 from penstock.wire.sockets import PeerLinks, engine_address, engine_identity
-from penstock.wire.tandem import TandemMessage, Vote, Wake, decode_from_peer
+from penstock.wire.tandem import StartWave, Vote, WaveMessage, decode_from_peer
 from tests.engine.loops import CountingSocket
 from tests.engine.peers import DEADLINE_S, ApiServer
 from tests.engine.support import submit
@@ -33,7 +33,7 @@ class Told:
     """Links that keep what they are to send."""
 
     def __init__(self) -> None:
-        self.messages: list[TandemMessage] = []
+        self.messages: list[WaveMessage] = []
 
     def send_to_all(self, part: bytes) -> None:
         self.messages.append(decode_from_peer(part))
@@ -43,33 +43,33 @@ class Told:
 
 def test_a_vote_follows_the_step_and_what_came_during_it() -> None:
     told = Told()
-    lockstep = Lockstep(0, 2, 1, 0, told)
-    assert not lockstep.turn(False)
-    assert lockstep.turn(True)
-    assert told.messages == [Wake(0)]
-    assert not lockstep.turn(True), "the other's vote is not known"
-    assert told.messages == [Wake(0), Vote(0, True)]
-    assert not lockstep.turn(False)
-    assert lockstep.takes(engine_identity(1, 0), [encode(Vote(0, False))])
-    assert lockstep.turn(False)
-    assert told.messages == [Wake(0), Vote(0, True)]
+    lockstep = WaveGroup(0, 2, 1, 0, told)
+    assert not lockstep.advance(False)
+    assert lockstep.advance(True)
+    assert told.messages == [StartWave(0)]
+    assert not lockstep.advance(True), "the other's vote is not known"
+    assert told.messages == [StartWave(0), Vote(0, True)]
+    assert not lockstep.advance(False)
+    assert lockstep.try_handle(engine_identity(1, 0), [encode(Vote(0, False))])
+    assert lockstep.advance(False)
+    assert told.messages == [StartWave(0), Vote(0, True)]
 
 
 def test_only_peers_of_the_same_epoch_are_heard() -> None:
-    lockstep = Lockstep(1, 3, 1, 7, Told())
-    assert not lockstep.takes(engine_identity(0, 6), [encode(Wake(0))])
-    assert not lockstep.takes(engine_identity(1, 7), [encode(Wake(0))])
-    assert not lockstep.turn(False)
-    assert lockstep.takes(engine_identity(0, 7), [encode(Wake(0))])
-    assert lockstep.turn(False)
+    lockstep = WaveGroup(1, 3, 1, 7, Told())
+    assert not lockstep.try_handle(engine_identity(0, 6), [encode(StartWave(0))])
+    assert not lockstep.try_handle(engine_identity(1, 7), [encode(StartWave(0))])
+    assert not lockstep.advance(False)
+    assert lockstep.try_handle(engine_identity(0, 7), [encode(StartWave(0))])
+    assert lockstep.advance(False)
 
 
 def test_a_peer_that_cannot_be_understood_breaks_the_group() -> None:
-    lockstep = Lockstep(0, 2, 1, 0, Told())
+    lockstep = WaveGroup(0, 2, 1, 0, Told())
     with pytest.raises(WireError):
-        lockstep.takes(engine_identity(1, 0), [b"\xff"])
-    with pytest.raises(TandemError):
-        lockstep.takes(engine_identity(1, 0), [encode(Wake(3))])
+        lockstep.try_handle(engine_identity(1, 0), [b"\xff"])
+    with pytest.raises(WaveProtocolError):
+        lockstep.try_handle(engine_identity(1, 0), [encode(StartWave(3))])
 
 
 def test_a_group_of_one_is_refused() -> None:
@@ -90,7 +90,7 @@ class Rank:
         self.links = PeerLinks(others, engine_identity(rank, 0))
         self.supervisor, theirs = ChildChannel.pair()
         self.control = ControlChannel(theirs.detach())
-        self.lockstep = Lockstep(rank, RANKS, interval, 0, self.links)
+        self.lockstep = WaveGroup(rank, RANKS, interval, 0, self.links)
         self.loop = EngineLoop(self.engine, self.socket, rank, 0, lockstep=self.lockstep)
         self.error: Exception | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -172,7 +172,7 @@ def test_an_idle_group_sleeps(group: Group) -> None:
     ranks[0].server.send(submit(1, 5))
     ranks[0].server.read_ends(1)
     ranks[1].server.call("metrics")
-    while any(rank.lockstep._tandem.running for rank in ranks):
+    while any(rank.lockstep._protocol.running for rank in ranks):
         time.sleep(0.001)
     before = [rank.socket.waits for rank in ranks]
     for number in range(3):  # each costs the rank that is asked a turn
@@ -222,14 +222,14 @@ def test_ranks_that_stop_at_different_times_end_their_wave_together(group: Group
     ranks[1].server.read(lambda: bool(ranks[1].server.received.others))
     ranks[0].stop()
     ranks[0].server.read(lambda: bool(ranks[0].server.received.others))
-    assert ranks[0].server.received.others == [Goodbye("engine is shutting down")]
+    assert ranks[0].server.received.others == [GoAway("engine is shutting down")]
     assert len(set(ended(ranks))) == 1
 
 
 def test_a_rank_does_not_wait_for_ever_for_one_that_is_gone(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.engine.process.LEAVE_S", 0.05)
+    monkeypatch.setattr("penstock.engine.process.GROUP_EXIT_TIMEOUT_S", 0.05)
     ranks = group(started=2)
     ranks[0].server.send(submit(1, 90_000))
     ranks[0].server.read(lambda: bool(ranks[0].server.received.tokens))
@@ -246,8 +246,8 @@ def test_a_rank_rests_only_when_the_wave_is_over(group: Group) -> None:
     ranks[0].server.read_ends(1)
     while not ranks[0].loop._stats.dummy_steps:
         time.sleep(0.001)
-    assert not ranks[0].loop._rests()
+    assert not ranks[0].loop._is_idle()
     ranks[2].thread.start()
-    while ranks[0].lockstep.awake:
+    while ranks[0].lockstep.in_wave:
         time.sleep(0.001)
-    assert ranks[0].loop._rests()
+    assert ranks[0].loop._is_idle()

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.logprobs import HeldLogprobs
+from penstock.engine.logprobs import LogprobsBuffer
 from penstock.engine.slots import SlotTable
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
 from tests.engine.support import submit
 
@@ -32,7 +32,7 @@ class Batch:
 
     def __init__(self, streams: list[tuple[int, int, int]]) -> None:
         self.table = SlotTable(SLOTS, 64, [])
-        self.held = HeldLogprobs(self.table)
+        self.held = LogprobsBuffer(self.table)
         self.streams = streams
         self.waiting = list(range(len(streams)))
         self.slots: list[int] = []
@@ -44,11 +44,11 @@ class Batch:
             interval, _, length = self.streams[stream]
             self.slots.append(self.table.allocate(0, submit(stream, length, interval=interval)))
         slots = np.array(self.slots, np.intp)
-        finish = self.table.settle(slots, np.zeros(len(slots), np.int32))
-        logprobs = self.held.place(slots, self.table.due(slots, finish), self.sampled(slots))
+        finish = self.table.append_and_check_stop(slots, np.zeros(len(slots), np.int32))
+        logprobs = self.held.append_and_take_due(slots, self.table.due(slots, finish), self.sampled(slots))
         rows = self.table.rows(slots, finish)
         self.take(rows, logprobs)
-        for slot in slots[finish != Finish.NONE].tolist():
+        for slot in slots[finish != FinishReason.NONE].tolist():
             self.table.release(slot)
             self.slots.remove(slot)
 

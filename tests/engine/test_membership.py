@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine.base import Load
-from penstock.engine.membership import JOIN_INTERVAL_S, REPORT_INTERVAL_S, Membership
+from penstock.engine.membership import JOIN_INTERVAL_S, REPORT_INTERVAL_S, EngineMembership
 from penstock.wire.coordination import (
-    PROTOCOL_VERSION,
+    COORDINATOR_PROTOCOL_VERSION,
     EngineJoin,
     EngineReport,
     FromMember,
-    Joined,
-    JoinRefused,
-    Leave,
-    Refused,
+    JoinAccepted,
+    JoinRejected,
+    JoinRejectedError,
+    MemberLeave,
     Rejoin,
     decode_from_member,
 )
 from penstock.wire.messages import encode
 
-JOIN = EngineJoin(PROTOCOL_VERSION, 3, 1, 7, "tcp://10.0.0.3:5000", {"dtype": "float32"})
+JOIN = EngineJoin(COORDINATOR_PROTOCOL_VERSION, 3, 1, 7, "tcp://10.0.0.3:5000", {"dtype": "float32"})
 
 
 class FakeLink:
@@ -55,47 +55,47 @@ class FakeLink:
         return sent
 
 
-def made() -> tuple[FakeLink, Membership]:
+def made() -> tuple[FakeLink, EngineMembership]:
     link = FakeLink()
-    return link, Membership(link, JOIN, "tcp://head:5000")
+    return link, EngineMembership(link, JOIN, "tcp://head:5000")
 
 
 def test_it_joins_and_reports_changes_alone() -> None:
     link, membership = made()
-    membership.turn(0.0, Load(1, 2, 0.5), {0: 3, 7: 1}, 9, idle=True)
+    membership.poll(0.0, Load(1, 2, 0.5), {0: 3, 7: 1}, 9, idle=True)
     assert link.take() == [JOIN, EngineReport(9, 1, 2, 500, [0, 3, 7, 1])]
-    membership.turn(0.9, Load(1, 2, 0.5), {0: 3, 7: 1}, 20, idle=True)
+    membership.poll(0.9, Load(1, 2, 0.5), {0: 3, 7: 1}, 20, idle=True)
     assert link.take() == []
-    membership.turn(0.9, Load(0, 2, 0.5), {0: 3, 7: 1}, 21, idle=True)
+    membership.poll(0.9, Load(0, 2, 0.5), {0: 3, 7: 1}, 21, idle=True)
     assert link.take() == [EngineReport(21, 0, 2, 500, [0, 3, 7, 1])]
 
 
 def test_a_busy_engine_does_not_report_too_often() -> None:
     link, membership = made()
-    membership.turn(0.0, Load(1), {}, 1, idle=False)
+    membership.poll(0.0, Load(1), {}, 1, idle=False)
     link.take()
-    membership.turn(REPORT_INTERVAL_S / 2, Load(2), {}, 2, idle=False)
+    membership.poll(REPORT_INTERVAL_S / 2, Load(2), {}, 2, idle=False)
     assert link.take() == []
-    membership.turn(REPORT_INTERVAL_S, Load(2), {}, 3, idle=False)
+    membership.poll(REPORT_INTERVAL_S, Load(2), {}, 3, idle=False)
     assert link.take() == [EngineReport(3, 2, 0, 0, [])]
-    membership.turn(REPORT_INTERVAL_S, Load(0), {}, 4, idle=True)
+    membership.poll(REPORT_INTERVAL_S, Load(0), {}, 4, idle=True)
     assert link.take() == [EngineReport(4, 0, 0, 0, [])], "idle, it has the time"
 
 
 def test_a_restarted_coordinator_is_told_again() -> None:
     link, membership = made()
-    membership.turn(0.0, Load(1), {}, 1, idle=True)
+    membership.poll(0.0, Load(1), {}, 1, idle=True)
     link.take()
     link.incoming.append(encode(Rejoin()))
-    membership.turn(0.5, Load(1), {}, 1, idle=True)
+    membership.poll(0.5, Load(1), {}, 1, idle=True)
     assert link.take() == [JOIN, EngineReport(1, 1, 0, 0, [])]
 
 
 def test_it_says_from_time_to_time_that_it_is_there() -> None:
     link, membership = made()
-    membership.turn(0.0, Load(), {}, 1, idle=True)
+    membership.poll(0.0, Load(), {}, 1, idle=True)
     link.take()
-    membership.turn(JOIN_INTERVAL_S, Load(), {}, 1, idle=True)
+    membership.poll(JOIN_INTERVAL_S, Load(), {}, 1, idle=True)
     assert link.take() == [JOIN]
 
 
@@ -105,9 +105,9 @@ def test_an_engine_waits_until_it_is_taken() -> None:
 
     def progress(text: str, fraction: float | None) -> None:
         said.append(text)
-        link.incoming.append(encode(Joined()))
+        link.incoming.append(encode(JoinAccepted()))
 
-    membership.wait(progress)
+    membership.wait_until_joined(progress)
     assert link.take() == [JOIN, JOIN]
     assert said == ["waiting for the coordinator at tcp://head:5000"]
 
@@ -115,30 +115,30 @@ def test_an_engine_waits_until_it_is_taken() -> None:
 def test_another_key_is_told_from_a_coordinator_that_is_away() -> None:
     link, membership = made()
     link.strangers = [True, True, False, True, True, True]
-    with pytest.raises(JoinRefused, match="--cluster-key-file"):
-        membership.wait(lambda text, fraction: None)
+    with pytest.raises(JoinRejectedError, match="--cluster-key-file"):
+        membership.wait_until_joined(lambda text, fraction: None)
     assert link.strangers == []
 
 
 def test_an_engine_that_ends_leaves() -> None:
     link, membership = made()
     membership.close()
-    assert link.take() == [Leave()]
+    assert link.take() == [MemberLeave()]
     assert link.closed
 
 
 def test_what_found_no_room_is_told_later() -> None:
     link, membership = made()
     link.full = True
-    membership.turn(0.0, Load(1), {}, 1, idle=True)
+    membership.poll(0.0, Load(1), {}, 1, idle=True)
     link.full = False
-    membership.turn(0.0, Load(1), {}, 1, idle=True)
+    membership.poll(0.0, Load(1), {}, 1, idle=True)
     assert link.take() == [JOIN, EngineReport(1, 1, 0, 0, [])]
 
 
 def test_a_refusal_is_final() -> None:
     link, membership = made()
-    link.incoming += [b"nonsense", encode(Refused("too old"))]
-    with pytest.raises(JoinRefused, match="too old"):
-        membership.turn(0.0, Load(1), {}, 1, idle=True)
+    link.incoming += [b"nonsense", encode(JoinRejected("too old"))]
+    with pytest.raises(JoinRejectedError, match="too old"):
+        membership.poll(0.0, Load(1), {}, 1, idle=True)
     assert link.take() == []

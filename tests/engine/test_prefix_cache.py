@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.blocks import BlockTables
-from penstock.engine.scheduler import LOOK_AHEAD
+from penstock.engine.scheduler import MAX_PASSED_OVER
 from tests.engine.paged import Driver, make_scheduler
 from tests.engine.support import submit
 
@@ -61,7 +61,7 @@ def test_other_beginnings_salts_and_engines_without_a_cache_find_nothing() -> No
     assert one(driver, 5, prompt(20), salt="a") == 16
     without = make(enable_prefix_caching=False)
     assert [one(without, stream, prompt(20)) for stream in range(2)] == [0, 0]
-    assert without.scheduler.prefix.queries == 0
+    assert without.scheduler.prefix_cache.queries == 0
 
 
 def test_a_block_with_the_same_tokens_elsewhere_is_another_block() -> None:
@@ -75,12 +75,12 @@ def test_a_block_with_the_same_tokens_elsewhere_is_another_block() -> None:
 def test_prompt_logprobs_need_the_whole_prompt_computed(prompt_logprobs: int, found: int) -> None:
     driver = make()
     one(driver, 0, prompt(20))
-    cache = driver.scheduler.prefix
-    chain = cache.chain_of(submit(1, prompt=prompt(20), prompt_logprobs=prompt_logprobs))
+    cache = driver.scheduler.prefix_cache
+    chain = cache.hash_prompt(submit(1, prompt=prompt(20), prompt_logprobs=prompt_logprobs))
     blocks = cache.find(chain, 20)
     assert blocks is not None
     assert len(blocks) * BLOCK == found
-    cache.count(chain, 20, blocks)
+    cache.record_lookup(chain, 20, blocks)
     assert cache.queries == 20 + (20 if found else 0)
 
 
@@ -88,7 +88,7 @@ def test_queries_and_hits_count_tokens() -> None:
     driver = make()
     for stream in range(3):
         one(driver, stream, prompt(10))
-    assert (driver.scheduler.prefix.queries, driver.scheduler.prefix.hits) == (30, 16)
+    assert (driver.scheduler.prefix_cache.queries, driver.scheduler.prefix_cache.hits) == (30, 16)
 
 
 def test_a_resumed_stream_does_not_report_what_it_found() -> None:
@@ -96,7 +96,7 @@ def test_a_resumed_stream_does_not_report_what_it_found() -> None:
     one(driver, 0, prompt(20))
     driver.received.tokens[1] = prompt(20)[15:]
     assert one(driver, 1, prompt(20), 9, resumed=5) == 0
-    assert driver.scheduler.prefix.hits == 16
+    assert driver.scheduler.prefix_cache.hits == 16
 
 
 # -- what is kept
@@ -117,7 +117,7 @@ def test_what_is_idle_counts_as_free() -> None:
     blocks = driver.scheduler.blocks
     assert blocks.idle_count() == 5
     assert blocks.free_count() == 10
-    assert blocks.used_share() == 0.0
+    assert blocks.usage() == 0.0
     assert one(driver, 1, prompt(38, first=9), 2) == 0
 
 
@@ -126,7 +126,7 @@ def test_a_reset_forgets_idle_and_running() -> None:
     one(driver, 0, prompt(20))
     driver.submit(1, prompt(20, first=5), 9)
     driver.step()
-    driver.scheduler.prefix.reset()
+    driver.scheduler.prefix_cache.reset()
     assert driver.scheduler.blocks.idle_count() == 0
     driver.finish()
     assert driver.scheduler.blocks.idle_count() == 0
@@ -172,7 +172,7 @@ def test_streams_wait_only_for_what_they_share() -> None:
     assert driver.cached == {1: 36, 2: 8}
 
 
-@pytest.mark.parametrize(("equal", "overtaken"), [(LOOK_AHEAD + 1, True), (LOOK_AHEAD + 2, False)])
+@pytest.mark.parametrize(("equal", "overtaken"), [(MAX_PASSED_OVER + 1, True), (MAX_PASSED_OVER + 2, False)])
 def test_few_are_looked_at_behind_those_who_wait(equal: int, overtaken: bool) -> None:
     driver = make(slots=200, blocks=2000, max_num_batched_tokens=24)
     for stream in range(equal):
@@ -238,14 +238,14 @@ def test_every_stream_reads_its_own_history(
             if abort is not None and step == first + abort:
                 driver.scheduler.abort(0, [stream])
         if step == reset:
-            driver.scheduler.prefix.reset()
+            driver.scheduler.prefix_cache.reset()
         driver.step()
         if step > 30 and not driver.scheduler.has_work():
             break
     assert driver.received.finish.keys() == set(range(len(load)))
     assert driver.scheduler.blocks.free_count() == blocks
-    assert not driver.scheduler.prefix._promised
-    assert not driver.scheduler.prefix._chains
+    assert not driver.scheduler.prefix_cache._promised
+    assert not driver.scheduler.prefix_cache._chains
     for stream, tokens in driver.received.tokens.items():
         alone = make(1, 40)
         begin, shared, own, output, salt, *_ = load[stream]
@@ -285,17 +285,17 @@ def test_all_that_was_computed_is_found(turns: list[tuple[list[int], int, str | 
 def test_blocks_wanted_beyond_what_is_there() -> None:
     blocks = BlockTables(2, 3, BLOCK, 64)
     with pytest.raises(ValueError, match="4 KV blocks wanted, 3 are free"):
-        blocks.take(np.array([0]), np.array([4], np.int32))
+        blocks.allocate(np.array([0]), np.array([4], np.int32))
 
 
 def test_a_digest_names_the_block_that_had_it_first() -> None:
     blocks = BlockTables(2, 3, BLOCK, 64)
-    blocks.take(np.array([0, 1]), np.array([1, 1], np.int32))
+    blocks.allocate(np.array([0, 1]), np.array([1, 1], np.int32))
     first, second = int(blocks.table[0, 0]), int(blocks.table[1, 0])
-    blocks.keep(first, b"x")
-    blocks.keep(second, b"x")
-    blocks.keep(first, b"y")
-    assert (blocks.find(b"x"), blocks.find(b"y")) == (first, None)
+    blocks.cache_block(first, b"x")
+    blocks.cache_block(second, b"x")
+    blocks.cache_block(first, b"y")
+    assert (blocks.find_cached(b"x"), blocks.find_cached(b"y")) == (first, None)
     blocks.release(0)
     blocks.release(1)
     assert blocks.idle_count() == 1

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from penstock.metrics import families
-from penstock.metrics.families import Family
+from penstock.metrics.families import MetricFamily
 from penstock.metrics.snapshot import Distribution, Labels, Value, decode_snapshot, totals, view_of
-from penstock.wire.control import Beat, Report, Stop
-from penstock.wire.frames import Finish
-from penstock.wire.messages import Abort, Bye, Goodbye
+from penstock.wire.control import ChildReport, Heartbeat, Stop
+from penstock.wire.frames import FinishReason
+from penstock.wire.messages import Abort, Disconnect, GoAway
 from tests.engine.loops import ENDLESS, Host
 from tests.engine.peers import DEADLINE_S, ApiServer
 from tests.engine.support import submit
@@ -32,7 +32,7 @@ def test_every_token_in_order_and_one_end(
     assert {stream: len(tokens) for stream, tokens in received.tokens.items()} == {
         stream: 5 + stream for stream in range(40)
     }
-    assert set(received.finish.values()) == {Finish.LENGTH}
+    assert set(received.finish.values()) == {FinishReason.LENGTH}
     peer.send(submit(3, 8))
     received.tokens.pop(3)
     received.finish.pop(3)
@@ -63,7 +63,7 @@ def test_abort(host: Callable[..., Host], connect: Callable[..., ApiServer]) -> 
     peer.read(lambda: len(peer.received.tokens.get(1, [])) >= 3)
     peer.send(Abort([1, 7]))
     received = peer.read_ends(1, 2)
-    assert received.finish == {1: Finish.ABORT, 2: Finish.LENGTH}
+    assert received.finish == {1: FinishReason.ABORT, 2: FinishReason.LENGTH}
     assert len(received.tokens[1]) < ENDLESS
     peer.until_metric("requests_running", 0)
 
@@ -103,7 +103,7 @@ def test_calls(host: Callable[..., Host], connect: Callable[..., ApiServer]) -> 
 # -- metrics
 
 
-def counted(peer: ApiServer, family: Family) -> dict[Labels, Value]:
+def counted(peer: ApiServer, family: MetricFamily) -> dict[Labels, Value]:
     """What the engine's latest snapshot says."""
     snapshots = [decode_snapshot(message.snapshot) for message in peer.received.metrics]
     return totals(view_of(*snapshots)).get(family.name, {})
@@ -172,7 +172,7 @@ def test_invalid_bytes(host: Callable[..., Host], connect: Callable[..., ApiServ
     bad.link.send([b"\xc1\xff", b""])
     bad.read(lambda: bool(bad.received.others))
     (goodbye,) = bad.received.others
-    assert isinstance(goodbye, Goodbye)
+    assert isinstance(goodbye, GoAway)
     assert len(good.read_ends(1).tokens[1]) == 100
     good.until_metric("requests_running", 0)
     assert served.error is None
@@ -197,7 +197,7 @@ def test_bye(host: Callable[..., Host], connect: Callable[..., ApiServer]) -> No
     leaving, left = connect(0), connect(1)
     leaving.send(submit(1, ENDLESS))
     leaving.read(lambda: bool(leaving.received.tokens))
-    leaving.send(Bye())
+    leaving.send(Disconnect())
     left.until_metric("requests_running", 0)
 
 
@@ -242,11 +242,11 @@ def test_the_supervisor_hears_that_the_loop_turns(
     if busy:
         peer.send(submit(1, ENDLESS))
         peer.read(lambda: bool(peer.received.tokens))
-    reports: list[Report] = []
+    reports: list[ChildReport] = []
     while len(reports) < 2:
         assert select.select([served.supervisor], [], [], DEADLINE_S)[0]
         reports += served.supervisor.receive()
-    assert set(reports) == {Beat()}
+    assert set(reports) == {Heartbeat()}
 
 
 def test_an_idle_engine_waits(host: Callable[..., Host], connect: Callable[..., ApiServer]) -> None:

@@ -18,7 +18,7 @@ from penstock.engine.process import ready_info, run
 from penstock.engine.synthetic import EXIT_CODE_OF_FAULT, InjectedFault
 from penstock.wire.channel import ChildChannel, ControlChannel, SupervisorGone
 from penstock.wire.control import Drain, Progress, Ready, Stop
-from penstock.wire.messages import Abort, EngineInfo, Goodbye, Leaving
+from penstock.wire.messages import Abort, Draining, EngineInfo, GoAway
 from tests.engine.loops import ENDLESS, Host
 from tests.engine.peers import DEADLINE_S, ApiServer, engine_launch, reports_until
 from tests.engine.support import submit
@@ -34,7 +34,7 @@ def test_a_broken_engine_gives_out_what_it_has(
     received = peer.received
     assert [len(received.tokens.get(stream, [])) for stream in (1, 2, 3)] == [25, 25, 0]
     assert received.failed == {}
-    assert received.others == [Goodbye("InjectedFault: injected by --synthetic-fault error@25")]
+    assert received.others == [GoAway("InjectedFault: injected by --synthetic-fault error@25")]
     served.join()
     assert isinstance(served.error, InjectedFault)
 
@@ -47,7 +47,7 @@ def test_stop(host: Callable[..., Host], connect: Callable[..., ApiServer]) -> N
     served.supervisor.send(Stop())
     received = peer.read(lambda: bool(peer.received.others))
     assert received.failed == {}
-    assert received.others == [Goodbye("engine is shutting down")]
+    assert received.others == [GoAway("engine is shutting down")]
     assert idle.read(lambda: bool(idle.received.others)).others == received.others
     served.join()
     assert served.error is None
@@ -61,15 +61,15 @@ def test_an_engine_that_is_to_leave_finishes_what_it_runs(
     peer.send(submit(1, ENDLESS), submit(2, 500))
     peer.read(lambda: len(peer.received.tokens) == 2)
     served.supervisor.send(Drain())
-    peer.read(lambda: peer.received.others == [Leaving()])
+    peer.read(lambda: peer.received.others == [Draining()])
     late = connect(1)
-    late.read(lambda: late.received.others == [Leaving()])
+    late.read(lambda: late.received.others == [Draining()])
     late.send(submit(7, 20))
     late.read_ends(7)
     peer.read_ends(2)
     peer.send(Abort([1]))
     peer.read_ends(1)
-    peer.read(lambda: peer.received.others[-1] == Goodbye("engine is shutting down"))
+    peer.read(lambda: peer.received.others[-1] == GoAway("engine is shutting down"))
     served.join()
     assert served.error is None
 
@@ -84,7 +84,7 @@ def test_stop_of_an_idle_engine(host: Callable[..., Host]) -> None:
 def test_stop_does_not_wait_for_a_stuck_reader(
     host: Callable[..., Host], connect: Callable[..., ApiServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.engine.process.FAREWELL_S", 0.05)
+    monkeypatch.setattr("penstock.engine.process.SHUTDOWN_FLUSH_TIMEOUT_S", 0.05)
     served = host(synthetic_step_ms=0)
     stuck, other = connect(0), connect(1)
     stuck.send(*(submit(stream, ENDLESS) for stream in range(200)))
@@ -193,7 +193,7 @@ def test_a_process_serves_and_stops(
     peer.read(lambda: bool(peer.received.tokens.get(99)))
     child.channel.send(Stop())
     peer.read(lambda: bool(peer.received.others))
-    assert peer.received.others == [Goodbye("engine is shutting down")]
+    assert peer.received.others == [GoAway("engine is shutting down")]
     assert child.end() == (0, "")
 
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from penstock.config.options import ServeConfig
 from penstock.engine.base import Load, StepRows, StreamFailure
-from penstock.engine.publisher import SEGMENT_TOKENS_PER_ROW, Publisher, Segments
-from penstock.engine.rows import joined
+from penstock.engine.publisher import SEGMENT_TOKENS_PER_ROW, FrameBacklog, Publisher
+from penstock.engine.rows import concat_rows
 from penstock.engine.synthetic import SyntheticEngine
 from penstock.wire.arrays import I8, I32
-from penstock.wire.frames import Finish, TokenFrame, decode_frame
+from penstock.wire.frames import FinishReason, TokenFrame, decode_frame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import CallReply, EngineMetrics, FrameHeader, Goodbye, decode_from_engine
+from penstock.wire.messages import EngineMetrics, FrameHeader, GoAway, RpcReply, decode_from_engine
 from penstock.wire.sockets import PeerGone
 from tests.engine.support import Received, submit
 
@@ -106,7 +106,7 @@ def test_an_offer_reaches_those_that_keep_up(publisher: Publisher, outbox: Room)
     assert outbox.received(b"zero").metrics == [EngineMetrics(b"2")]
     outbox.room[b"zero"] = GONE
     publisher.offer_to_all(EngineMetrics(b"3"))
-    assert publisher.take_gone() == [0]
+    assert publisher.take_disconnected() == [0]
 
 
 # -- one frame per API server
@@ -127,7 +127,7 @@ def test_rows_of_several_servers_are_split(publisher: Publisher, outbox: Room) -
         position=i32(0, 5, 0, 2),
         tokens=i32(10, 11, 12, 13, 14, 15),
         count=i32(1, 2, 1, 2),
-        finish=np.array([0, 0, Finish.EOS, 0], np.int8),
+        finish=np.array([0, 0, FinishReason.EOS, 0], np.int8),
         cached=i32(16, 0, 0, 0),
         logprobs=Logprobs(i32(4, 0), i32(14, 10)[:, None], np.array([[-1.0], [-2.0]], np.float32), i32(1, 2)),
         kv_transfer_params={0: {1: b"{}"}},
@@ -136,7 +136,7 @@ def test_rows_of_several_servers_are_split(publisher: Publisher, outbox: Room) -
     (zero,), (one,) = outbox.frames(b"zero"), outbox.frames(b"one")
     assert (zero.stream.tolist(), zero.position.tolist(), zero.tokens.tolist()) == ([3, 1], [0, 0], [10, 13])
     assert zero.finish is not None
-    assert zero.finish.tolist() == [0, Finish.EOS]
+    assert zero.finish.tolist() == [0, FinishReason.EOS]
     assert zero.cached is not None
     assert zero.cached.tolist() == [16, 0]
     assert zero.logprobs is not None
@@ -169,7 +169,11 @@ def test_prompt_logprobs_go_with_their_rows(publisher: Publisher, outbox: Room) 
     )
     (zero,), (one,) = outbox.frames(b"zero"), outbox.frames(b"one")
     assert zero.prompt is not None
-    assert (zero.stream.tolist(), zero.prompt.row.tolist(), zero.prompt.place.tolist()) == ([8, 9], [0], [6])
+    assert (zero.stream.tolist(), zero.prompt.row.tolist(), zero.prompt.position.tolist()) == (
+        [8, 9],
+        [0],
+        [6],
+    )
     assert one.prompt is not None
     assert (one.prompt.row.tolist(), one.prompt.ids.tolist()) == ([0, 0], [[1], [2]])
 
@@ -179,7 +183,7 @@ def test_prompt_logprobs_that_wait_are_merged_in_order_a_bounded_number_of_times
 ) -> None:
     outbox.room[b"zero"] = 0
     for step in range(300):
-        rows = joined(
+        rows = concat_rows(
             [
                 StepRows(i32(0), i32(4), i32(0), i32(), i32(0), prompt=scored([0], [step + 1])),
                 step_rows([0], [5], [step], [9]),
@@ -191,7 +195,9 @@ def test_prompt_logprobs_that_wait_are_merged_in_order_a_bounded_number_of_times
     publisher.flush()
     frames = outbox.frames(b"zero")
     own = [
-        frame.prompt.place[frame.stream[frame.prompt.row] == 4].tolist() for frame in frames if frame.prompt
+        frame.prompt.position[frame.stream[frame.prompt.row] == 4].tolist()
+        for frame in frames
+        if frame.prompt
     ]
     assert [place for places in own for place in places] == list(range(1, 301))
 
@@ -204,7 +210,7 @@ def test_a_step_without_rows_sends_nothing(publisher: Publisher, outbox: Room) -
 def test_rows_of_an_unknown_server_go_nowhere(publisher: Publisher, outbox: Room) -> None:
     publisher.publish(step_rows([2, 0], [1, 1], [0, 0], [5, 6]), Load())
     assert list(outbox.sent) == [b"zero"]
-    publisher.send(2, Goodbye("x"))
+    publisher.send(2, GoAway("x"))
     publisher.publish(no_rows(StreamFailure(2, 1, 0, "c", "m")), Load())
     assert list(outbox.sent) == [b"zero"]
 
@@ -225,10 +231,10 @@ def test_rows_wait_and_are_merged(publisher: Publisher, outbox: Room) -> None:
     for step in range(100):
         publisher.publish(step_rows([0, 1, 0], [4, 4, 5], [step] * 3, [step, 1, 2]), Load(0, step))
     assert len(outbox.frames(b"one")) == 100
-    assert publisher.behind
+    assert publisher.has_backlog
     outbox.room[b"zero"] = 1 << 30
     publisher.flush()
-    assert not publisher.behind
+    assert not publisher.has_backlog
     received = outbox.received(b"zero")
     assert received.tokens == {4: list(range(100)), 5: [2] * 100}
     assert received.frames < 12
@@ -238,7 +244,7 @@ def test_rows_wait_and_are_merged(publisher: Publisher, outbox: Room) -> None:
 def test_a_peer_catches_up_in_steps_without_rows_of_its_own(publisher: Publisher, outbox: Room) -> None:
     outbox.room[b"zero"] = 0
     publisher.publish(step_rows([0], [4], [0], [7]), Load())
-    publisher.publish(step_rows([0], [4], [1], [8], finish=[Finish.EOS]), Load())
+    publisher.publish(step_rows([0], [4], [1], [8], finish=[FinishReason.EOS]), Load())
     outbox.room[b"zero"] = 9
     publisher.publish(step_rows([1], [4], [0], [9]), Load())
     assert outbox.received(b"zero").tokens == {4: [7, 8]}
@@ -264,30 +270,30 @@ def test_messages_do_not_overtake_rows(publisher: Publisher, outbox: Room) -> No
     failure = StreamFailure(0, 5, 2, "engine_error", "broke")
     publisher.publish(step_rows([0, 0], [4, 5], [1, 1], [7, 8], failed=[failure]), Load())
     publisher.publish(step_rows([0], [4], [2], [7]), Load())
-    publisher.send_to_all(Goodbye("over"))
+    publisher.send_to_all(GoAway("over"))
     for _ in range(10):
         outbox.room[b"zero"] = 1
         publisher.flush()
-    assert not publisher.behind
+    assert not publisher.has_backlog
     received = outbox.received(b"zero")
     assert received.tokens == {4: [7, 7, 7], 5: [8, 8]}
     assert received.failed[5].position == 2
-    assert received.others == [Goodbye("over")]
-    assert decode_from_engine(outbox.sent[b"zero"][-1][0]) == Goodbye("over")
-    assert outbox.received(b"one").others == [Goodbye("over")]
+    assert received.others == [GoAway("over")]
+    assert decode_from_engine(outbox.sent[b"zero"][-1][0]) == GoAway("over")
+    assert outbox.received(b"one").others == [GoAway("over")]
 
 
 def test_a_message_is_encoded_when_it_is_given(publisher: Publisher, outbox: Room) -> None:
     outbox.room[b"zero"] = 0
     result = {"running": 1.0}
-    publisher.send(0, CallReply(1, None, result))
-    publisher.send(0, CallReply(2, None, result))
+    publisher.send(0, RpcReply(1, None, result))
+    publisher.send(0, RpcReply(2, None, result))
     result["running"] = 2.0
     outbox.room[b"zero"] = 9
     publisher.flush()
     assert outbox.received(b"zero").others == [
-        CallReply(1, None, {"running": 1.0}),
-        CallReply(2, None, {"running": 1.0}),
+        RpcReply(1, None, {"running": 1.0}),
+        RpcReply(2, None, {"running": 1.0}),
     ]
 
 
@@ -298,8 +304,8 @@ def test_a_peer_that_is_gone_is_named_once(publisher: Publisher, outbox: Room) -
     outbox.room[b"zero"] = GONE
     publisher.publish(step_rows([0, 1], [1, 1], [0, 0], [5, 6]), Load())
     publisher.publish(step_rows([0, 1], [1, 1], [1, 1], [5, 6]), Load())
-    assert publisher.take_gone() == [0]
-    assert publisher.take_gone() == []
+    assert publisher.take_disconnected() == [0]
+    assert publisher.take_disconnected() == []
     assert outbox.received(b"one").tokens == {1: [6, 6]}
 
 
@@ -309,8 +315,8 @@ def test_a_peer_that_is_gone_while_rows_wait(publisher: Publisher, outbox: Room)
         publisher.publish(step_rows([0], [1], [step], [5]), Load())
     outbox.room[b"zero"] = GONE
     publisher.flush()
-    assert publisher.take_gone() == [0]
-    assert not publisher.behind
+    assert publisher.take_disconnected() == [0]
+    assert not publisher.has_backlog
 
 
 def test_a_successor_does_not_get_what_waited_for_its_predecessor(publisher: Publisher, outbox: Room) -> None:
@@ -323,20 +329,20 @@ def test_a_successor_does_not_get_what_waited_for_its_predecessor(publisher: Pub
 
 def test_a_successor_is_not_gone(publisher: Publisher, outbox: Room) -> None:
     outbox.room[b"zero"] = GONE
-    publisher.send(0, Goodbye("x"))
+    publisher.send(0, GoAway("x"))
     publisher.attach(0, b"zero again")
-    assert publisher.take_gone() == []
+    assert publisher.take_disconnected() == []
 
 
 def test_dismiss(publisher: Publisher, outbox: Room) -> None:
     outbox.room[b"left"] = GONE
-    publisher.dismiss(b"left", "why")
+    publisher.reject_peer(b"left", "why")
     outbox.room[b"full"] = 0
-    publisher.dismiss(b"full", "why")
-    publisher.dismiss(b"stranger", "why")
-    assert outbox.received(b"stranger").others == [Goodbye("why")]
-    assert not publisher.behind
-    assert publisher.take_gone() == []
+    publisher.reject_peer(b"full", "why")
+    publisher.reject_peer(b"stranger", "why")
+    assert outbox.received(b"stranger").others == [GoAway("why")]
+    assert not publisher.has_backlog
+    assert publisher.take_disconnected() == []
 
 
 # -- any order of things
@@ -360,7 +366,7 @@ def test_every_token_arrives_once_and_in_order(seed: int) -> None:
     for _ in range(rng.randint(1, 80)):
         keys = [key for key in running if rng.random() < 0.8]
         new = {key: [rng.randrange(1000) for _ in range(rng.choice([1, 1, 3]))] for key in keys}
-        finish = [rng.choice([0] * 30 + [Finish.EOS]) for _ in keys]
+        finish = [rng.choice([0] * 30 + [FinishReason.EOS]) for _ in keys]
         failed = []
         for key, end in zip(keys, finish, strict=True):
             if end or rng.random() < 0.03:
@@ -407,7 +413,7 @@ def frame_of(step: int, rows: int) -> TokenFrame:
 
 
 def test_segments_take_about_one_int_per_token() -> None:
-    segments, steps, rows = Segments(), 5000, 64
+    segments, steps, rows = FrameBacklog(), 5000, 64
     for step in range(steps):
         segments.append(frame_of(step, rows))
     size = count = 0
@@ -423,14 +429,14 @@ def test_segments_merge_a_token_a_bounded_number_of_times(monkeypatch: pytest.Mo
     from penstock.engine import publisher as module
 
     merged = []
-    merge = module.merge
+    merge = module.merge_frames
 
     def counting(frames: list[TokenFrame]) -> TokenFrame:
         merged.append(sum(len(frame.tokens) for frame in frames))
         return merge(frames)
 
-    monkeypatch.setattr(module, "merge", counting)
-    segments, steps, rows = Segments(), 5000, 8
+    monkeypatch.setattr(module, "merge_frames", counting)
+    segments, steps, rows = FrameBacklog(), 5000, 8
     for step in range(steps):
         segments.append(frame_of(step, rows))
     assert sum(merged) < 10 * steps * rows
@@ -477,7 +483,10 @@ def test_streams_refused_for_load_are_told_when_there_is_room(outbox: Room) -> N
     publisher = Publisher(outbox, lambda: now)
     publisher.attach(0, b"zero")
     for stream in (10, 20, 30, 40):
-        streams, ends = [stream, stream + 1, stream + 2], [Finish.NONE, Finish.EOS, Finish.LENGTH]
+        streams, ends = (
+            [stream, stream + 1, stream + 2],
+            [FinishReason.NONE, FinishReason.EOS, FinishReason.LENGTH],
+        )
         publisher.publish(step_rows([0] * 3, streams, [0] * 3, [9] * 3, ends), Load())
         now += 1
     publisher.publish(no_rows(StreamFailure(0, 4, 0, "overloaded", "m")), Load(waiting=19))

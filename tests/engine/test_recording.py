@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.recording import Recording
+from penstock.engine.recording import EngineProfiler
 from tests.engine.test_inbox import FakeEngine
 
 
@@ -21,13 +21,13 @@ class Recorded(FakeEngine):
 def test_files_do_not_collide(tmp_path: Path) -> None:
     directory = tmp_path / "not" / "there"
     for expected in ("engine-3-1-0.prof", "engine-3-1-1.prof"):
-        recording = Recording(Recorded(), str(directory), rank=3, epoch=1)
+        recording = EngineProfiler(Recorded(), str(directory), rank=3, epoch=1)
         recording.start()
         assert recording.stop() == {"path": str(directory / expected)}
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
-    recording = Recording(Recorded(), str(tmp_path), rank=0, epoch=0)
+    recording = EngineProfiler(Recorded(), str(tmp_path), rank=0, epoch=0)
     with pytest.raises(ValueError, match="no profile is being recorded"):
         recording.stop()
     recording.start()

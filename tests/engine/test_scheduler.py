@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from penstock.config.options import ServeConfig
 from penstock.engine.base import RequestRejected
 from penstock.engine.blocks import NULL_BLOCK, BlockTables
-from penstock.engine.sampling import SamplingColumns
+from penstock.engine.sampling import SamplingMetadata
 from penstock.engine.scheduler import Batch, Scheduler
 from penstock.engine.slots import SlotTable
-from penstock.wire.frames import Finish
-from penstock.wire.messages import Sampling, Submit
+from penstock.wire.frames import FinishReason
+from penstock.wire.messages import SamplingParams, Submit
 
 VOCAB, MODEL_LEN, BLOCK = 50, 64, 4
 
@@ -25,12 +25,12 @@ def make(slots: int = 4, blocks: int = 40, budget: int = 16, **options: Any) -> 
     table = SlotTable(slots, MODEL_LEN, [])
     tables = BlockTables(slots, blocks, BLOCK, MODEL_LEN)
     config = ServeConfig(max_num_batched_tokens=budget, **options)
-    return Scheduler(table, SamplingColumns(table, VOCAB), tables, config, lambda: 0.0)
+    return Scheduler(table, SamplingMetadata(table, VOCAB), tables, config, lambda: 0.0)
 
 
 def request(stream: int, prompt: int, output: int, priority: int = 0) -> Submit:
     tokens = np.full(prompt, 7, "<i4").tobytes()
-    return Submit(stream, tokens, Sampling(output, stream), priority=priority)
+    return Submit(stream, tokens, SamplingParams(output, stream), priority=priority)
 
 
 def check(scheduler: Scheduler, batch: Batch, budget: int) -> None:
@@ -41,18 +41,20 @@ def check(scheduler: Scheduler, batch: Batch, budget: int) -> None:
     assert (batch.count[: batch.singles] == 1).all()
     assert (np.diff(batch.start[: batch.singles]) >= 0).all()
     given_out = [
-        block for slot in range(table.size) for block in blocks.table[slot, : blocks.owned[slot]].tolist()
+        block
+        for slot in range(table.size)
+        for block in blocks.table[slot, : blocks.block_counts[slot]].tolist()
     ]
     assert NULL_BLOCK not in given_out
     assert len(set(given_out)) == blocks.blocks - blocks.free_count()
-    assert (blocks.owned[batch.slots] * BLOCK >= batch.start + batch.count).all()
+    assert (blocks.block_counts[batch.slots] * BLOCK >= batch.start + batch.count).all()
 
 
-def finish_step(scheduler: Scheduler, batch: Batch) -> dict[int, Finish]:
-    rows = scheduler.settle(batch, np.full(len(batch.samples), 9, np.int32), None)
+def finish_step(scheduler: Scheduler, batch: Batch) -> dict[int, FinishReason]:
+    rows = scheduler.update_from_output(batch, np.full(len(batch.samples), 9, np.int32), None)
     if rows.finish is None:
         return {}
-    return {int(rows.stream[row]): Finish(int(rows.finish[row])) for row in np.flatnonzero(rows.finish)}
+    return {int(rows.stream[row]): FinishReason(int(rows.finish[row])) for row in np.flatnonzero(rows.finish)}
 
 
 loads = st.lists(
@@ -65,7 +67,7 @@ def test_every_stream_ends_once_and_everything_is_freed(
     load: list[tuple[int, int, int]], slots: int, blocks: int, budget: int, aborted: set[int]
 ) -> None:
     scheduler = make(slots, blocks, budget)
-    ends: dict[int, Finish] = {}
+    ends: dict[int, FinishReason] = {}
     pending = list(enumerate(load))
     for step in range(3000):
         while pending and pending[0][1][2] <= step:
@@ -74,7 +76,7 @@ def test_every_stream_ends_once_and_everything_is_freed(
         if step == 4:
             scheduler.abort(0, sorted(aborted))
         gone = scheduler.take_aborted()
-        ends |= dict.fromkeys(gone.stream.tolist(), Finish.ABORT)
+        ends |= dict.fromkeys(gone.stream.tolist(), FinishReason.ABORT)
         batch = scheduler.schedule()
         check(scheduler, batch, budget)
         new = finish_step(scheduler, batch)
@@ -116,7 +118,7 @@ def test_the_stream_admitted_last_is_preempted_and_comes_back() -> None:
     scheduler = make(slots=2, blocks=10, budget=32)
     for stream in range(2):
         scheduler.submit(0, request(stream, 16, 20))
-    ends: dict[int, Finish] = {}
+    ends: dict[int, FinishReason] = {}
     order: list[int] = []
     for _ in range(200):
         batch = scheduler.schedule()
@@ -127,7 +129,7 @@ def test_the_stream_admitted_last_is_preempted_and_comes_back() -> None:
             break
     assert scheduler.preemptions > 0
     assert order == [0, 1]
-    assert ends == {0: Finish.LENGTH, 1: Finish.LENGTH}
+    assert ends == {0: FinishReason.LENGTH, 1: FinishReason.LENGTH}
 
 
 @pytest.mark.parametrize(
@@ -135,8 +137,8 @@ def test_the_stream_admitted_last_is_preempted_and_comes_back() -> None:
     [
         (request(0, MODEL_LEN, 1), "leave no room"),
         (request(0, 40, 20), "do not fit the KV cache"),
-        (Submit(0, np.array([VOCAB], "<i4").tobytes(), Sampling(1, 0)), "token id 50"),
-        (Submit(0, np.array([1, 2], "<i4").tobytes(), Sampling(1, 0), resumed=1), "more than 1"),
+        (Submit(0, np.array([VOCAB], "<i4").tobytes(), SamplingParams(1, 0)), "token id 50"),
+        (Submit(0, np.array([1, 2], "<i4").tobytes(), SamplingParams(1, 0), resumed=1), "more than 1"),
     ],
 )
 def test_what_could_never_run_is_refused(submitted: Submit, message: str) -> None:

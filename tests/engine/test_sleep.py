@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.sleep import Sleep
+from penstock.engine.sleep import SleepState
 from penstock.wire.messages import SLEEPING
 from tests.engine.test_inbox import FakeEngine
 
@@ -19,7 +19,7 @@ class Sleeper(FakeEngine):
         self.busy = True
         self.full = False
         self.told: list[Any] = []
-        self.state = Sleep(self, self.end_streams, lambda: not self.busy)
+        self.state = SleepState(self, self.end_streams, lambda: not self.busy)
 
     def has_work(self) -> bool:
         return self.busy

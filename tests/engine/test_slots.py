@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.engine.base import StepRows
 from penstock.engine.slots import STOP_IDS_PER_SLOT, SlotTable
-from penstock.wire.frames import Finish
-from penstock.wire.messages import Sampling, Submit
+from penstock.wire.frames import FinishReason
+from penstock.wire.messages import SamplingParams, Submit
 
 MAX_MODEL_LEN = 24
 EOS = (1, 2)
@@ -46,12 +46,12 @@ class PlainStream:
         self.output.append(token)
         generated = len(self.output)
         if generated >= sampling.max_tokens or self.prompt_only + generated >= MAX_MODEL_LEN:
-            self.finish = Finish.LENGTH
+            self.finish = FinishReason.LENGTH
         if generated > sampling.min_tokens:
             if token in sampling.stop_token_ids:
-                self.finish = Finish.STOP_TOKEN
+                self.finish = FinishReason.STOP_TOKEN
             if token in EOS and not sampling.ignore_eos:
-                self.finish = Finish.EOS
+                self.finish = FinishReason.EOS
 
     def due(self, now: float) -> bool:
         held = len(self.output) - self.sent
@@ -96,7 +96,7 @@ def draw_request(rng: random.Random, stream: int) -> Submit:
     stop_ids = rng.sample(
         range(VOCABULARY), rng.choice([0, 0, 1, 3, STOP_IDS_PER_SLOT, STOP_IDS_PER_SLOT + 4])
     )
-    sampling = Sampling(
+    sampling = SamplingParams(
         max_tokens=resumed + rng.randint(1, 20),
         seed=0,
         min_tokens=rng.choice([0, 0, rng.randint(0, 12)]),
@@ -137,13 +137,13 @@ class Race:
         stepping = [slot for slot in running if slot not in aborted]
         tokens = [self.rng.randrange(VOCABULARY) for _ in stepping]
         slots = np.array(stepping, np.intp)
-        finish = self.table.settle(slots, np.array(tokens, np.int32))
+        finish = self.table.append_and_check_stop(slots, np.array(tokens, np.int32))
         for slot, token in zip(stepping, tokens, strict=True):
             self.plain[slot].settle(token)
         for slot in aborted:
-            self.plain[slot].finish = Finish.ABORT
+            self.plain[slot].finish = FinishReason.ABORT
         slots = np.concatenate([slots, np.array(sorted(aborted), np.intp)])
-        finish = np.concatenate([finish, np.full(len(aborted), Finish.ABORT, np.int8)])
+        finish = np.concatenate([finish, np.full(len(aborted), FinishReason.ABORT, np.int8)])
         assert finish.dtype == np.int8
         assert finish.tolist() == [self.plain[int(slot)].finish for slot in slots]
         due = self.table.due(slots, finish)
@@ -182,7 +182,7 @@ def test_a_table_does_what_its_streams_would_do(seed: int, slots: int, steps: in
 
 def submit(stream: int, max_tokens: int = 10, stop_ids: tuple[int, ...] = (), interval: int = 1) -> Submit:
     prompt = np.array([5, 6, 7], "<i4").tobytes()
-    return Submit(stream, prompt, Sampling(max_tokens, 0, stop_token_ids=stop_ids), interval)
+    return Submit(stream, prompt, SamplingParams(max_tokens, 0, stop_token_ids=stop_ids), interval)
 
 
 def test_a_slot_forgets_the_stop_ids_of_its_last_stream() -> None:
@@ -191,14 +191,17 @@ def test_a_slot_forgets_the_stop_ids_of_its_last_stream() -> None:
         table.release(table.allocate(0, submit(1, stop_ids=stop_ids)))
         slot = np.array([table.allocate(0, submit(2, stop_ids=(29,)))], np.intp)
         for token in stop_ids:
-            assert table.settle(slot, np.array([token], np.int32)).tolist() in ([0], [Finish.LENGTH])
+            assert table.append_and_check_stop(slot, np.array([token], np.int32)).tolist() in (
+                [0],
+                [FinishReason.LENGTH],
+            )
         table.release(int(slot[0]))
 
 
 def test_plain_rows_leave_columns_out() -> None:
     table = SlotTable(4, 100, EOS)
     slots = np.array([table.allocate(0, submit(stream)) for stream in range(4)], np.intp)
-    rows = table.rows(slots, table.settle(slots, np.array([10, 11, 12, 13], np.int32)))
+    rows = table.rows(slots, table.append_and_check_stop(slots, np.array([10, 11, 12, 13], np.int32)))
     assert (rows.count, rows.finish, rows.cached, rows.logprobs) == (None, None, None, None)
     assert rows.tokens.tolist() == [10, 11, 12, 13]
 
@@ -207,19 +210,19 @@ def test_a_step_without_rows_that_are_due() -> None:
     table = SlotTable(1, 100, EOS)
     slots = np.array([table.allocate(0, submit(1, interval=3))], np.intp)
     for step, rows in enumerate([1, 0, 0, 1, 0]):
-        finish = table.settle(slots, np.array([10 + step], np.int32))
+        finish = table.append_and_check_stop(slots, np.array([10 + step], np.int32))
         assert len(table.rows(slots, finish).server) == rows
 
 
 def test_rows_are_so_far_apart_and_no_token_waits_longer() -> None:
     now = [0.0]
     table = SlotTable(2, 100, EOS, lambda: now[0])
-    timed = Submit(1, submit(1).prompt, Sampling(12, 0), interval_ms=25)
+    timed = Submit(1, submit(1).prompt, SamplingParams(12, 0), interval_ms=25)
     slots = np.array([table.allocate(0, timed), table.allocate(0, submit(2, 12))], np.intp)
     sent = []
     for _ in range(12):
         now[0] += 0.01
-        rows = table.rows(slots, table.settle(slots, np.array([10, 10], np.int32)))
+        rows = table.rows(slots, table.append_and_check_stop(slots, np.array([10, 10], np.int32)))
         count = np.ones(len(rows.stream), np.int32) if rows.count is None else rows.count
         sent.append({int(stream): int(tokens) for stream, tokens in zip(rows.stream, count, strict=True)})
     assert [step.get(1, 0) for step in sent] == [1, 0, 0, 3, 0, 0, 3, 0, 0, 3, 0, 2]
@@ -228,23 +231,23 @@ def test_rows_are_so_far_apart_and_no_token_waits_longer() -> None:
 
 def test_a_slot_forgets_the_pace_of_its_last_stream() -> None:
     table = SlotTable(1, 100, EOS, lambda: 1.0)
-    timed = Submit(1, submit(1).prompt, Sampling(5, 0), interval_ms=60_000)
+    timed = Submit(1, submit(1).prompt, SamplingParams(5, 0), interval_ms=60_000)
     table.release(table.allocate(0, timed))
     slots = np.array([table.allocate(0, submit(2))], np.intp)
     for _ in range(3):
-        finish = table.settle(slots, np.array([10], np.int32))
+        finish = table.append_and_check_stop(slots, np.array([10], np.int32))
         assert len(table.rows(slots, finish).server) == 1
 
 
 def test_what_a_hurried_slot_holds_is_due() -> None:
     table = SlotTable(1, 100, EOS, lambda: 1.0)
-    timed = Submit(1, submit(1).prompt, Sampling(9, 0), interval=5, interval_ms=60_000)
+    timed = Submit(1, submit(1).prompt, SamplingParams(9, 0), interval=5, interval_ms=60_000)
     slots = np.array([table.allocate(0, timed)], np.intp)
     for _ in range(2):
-        rows = table.rows(slots, table.settle(slots, np.array([10], np.int32)))
+        rows = table.rows(slots, table.append_and_check_stop(slots, np.array([10], np.int32)))
     assert len(rows.server) == 0
-    table.hurry(int(slots[0]))
-    rows = table.rows(slots, table.settle(slots, np.array([11], np.int32)))
+    table.flush_next(int(slots[0]))
+    rows = table.rows(slots, table.append_and_check_stop(slots, np.array([11], np.int32)))
     assert rows.tokens.tolist() == [10, 11]
 
 
@@ -271,6 +274,6 @@ def test_what_got_a_slot_is_told_once() -> None:
     prompt = np.array([3], "<i4").tobytes()
     assert list(table.take_admitted()) == []
     for server, stream in [(0, 7), (2, 7)]:
-        table.allocate(server, Submit(stream, prompt, Sampling(5, 0)))
+        table.allocate(server, Submit(stream, prompt, SamplingParams(5, 0)))
     assert list(table.take_admitted()) == [(0, 7), (2, 7)]
     assert list(table.take_admitted()) == []

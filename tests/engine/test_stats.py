@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from penstock.engine.base import StepRows, StreamFailure
-from penstock.engine.rows import joined
+from penstock.engine.rows import concat_rows
 from penstock.engine.stats import EngineStats
 from penstock.metrics import families as f
-from penstock.metrics.families import Family
+from penstock.metrics.families import MetricFamily
 from penstock.metrics.snapshot import Distribution, Labels, Snapshot, totals, view_of
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from tests.engine.support import PROMPT, submit
 
 
-def rows(*each: tuple[int, int, int, int, Finish]) -> StepRows:
+def rows(*each: tuple[int, int, int, int, FinishReason]) -> StepRows:
     """Of (API server, handle, position, tokens, finish)."""
     server, stream, position, count, finish = (
         np.array(column, np.int32) for column in zip(*each, strict=True)
@@ -33,23 +33,23 @@ def rows(*each: tuple[int, int, int, int, Finish]) -> StepRows:
     )
 
 
-def values(stats: EngineStats, family: Family, **engine: float) -> dict[Labels, Any]:
+def values(stats: EngineStats, family: MetricFamily, **engine: float) -> dict[Labels, Any]:
     found = totals(view_of(Snapshot("engine 0", 0, 1, list(stats.series(engine, "m", "0")))))
     return found[family.name]
 
 
-def value(stats: EngineStats, family: Family, **engine: float) -> Any:
+def value(stats: EngineStats, family: MetricFamily, **engine: float) -> Any:
     return values(stats, family, **engine)["m", "0"]
 
 
-def total(stats: EngineStats, family: Family) -> tuple[int, float]:
+def total(stats: EngineStats, family: MetricFamily) -> tuple[int, float]:
     """Observations and their sum."""
     distribution = value(stats, family)
     assert isinstance(distribution, Distribution)
     return sum(distribution.counts), distribution.total
 
 
-NONE, LENGTH, ABORT = Finish.NONE, Finish.LENGTH, Finish.ABORT
+NONE, LENGTH, ABORT = FinishReason.NONE, FinishReason.LENGTH, FinishReason.ABORT
 
 
 def test_the_life_of_a_stream() -> None:
@@ -93,8 +93,8 @@ def test_reasons() -> None:
     stats.on_rows(rows(*((0, stream, 0, 1, NONE) for stream in range(6))), 2.0)
     stats.stop(0, [3])
     ends = rows(
-        (0, 0, 1, 1, Finish.EOS),
-        (0, 1, 1, 1, Finish.STOP_TOKEN),
+        (0, 0, 1, 1, FinishReason.EOS),
+        (0, 1, 1, 1, FinishReason.STOP_TOKEN),
         (0, 2, 1, 1, LENGTH),
         (0, 3, 1, 0, ABORT),
         (0, 4, 1, 0, ABORT),
@@ -208,7 +208,7 @@ def test_against_streams_followed_one_by_one(seed: int) -> None:
                 del alive[handle]
                 handles.append(handle)
         if step:
-            stats.on_rows(joined([rows(*step)]), now)
+            stats.on_rows(concat_rows([rows(*step)]), now)
     assert total(stats, f.ITL) == (len(latencies), pytest.approx(sum(latencies)))
     assert total(stats, f.TTFT) == (len(first), pytest.approx(sum(first)))
     assert total(stats, f.E2E) == (len(spans), pytest.approx(sum(spans)))

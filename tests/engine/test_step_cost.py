@@ -123,7 +123,7 @@ def flood(**options: Any) -> tuple[list[float], list[float], int]:
         now[0] += taken
         if step >= 20:
             (alone if step < 100 else beside).append(taken)
-        scheduler.settle(batch, np.full(len(batch.samples), 9, np.int32), None)
+        scheduler.update_from_output(batch, np.full(len(batch.samples), 9, np.int32), None)
         if step > 100 and scheduler.running() == 8 and not scheduler.waiting():
             return alone, beside, step - 99
     raise AssertionError("the prompt was not computed in 900 steps")
@@ -145,7 +145,7 @@ def test_without_a_limit_a_long_prompt_is_quick_and_decodes_are_slow() -> None:
 
 def test_prompts_alone_are_not_limited() -> None:
     scheduler = make_scheduler(model_len=4000, blocks=1000, max_num_batched_tokens=2048)
-    scheduler.cost.observe(10.0, 1, 0)
-    scheduler.cost.observe(0.001, 0, 1)
+    scheduler.step_cost.observe(10.0, 1, 0)
+    scheduler.step_cost.observe(0.001, 0, 1)
     scheduler.submit(0, submit(0, prompt=[1] * 3000))
     assert scheduler.schedule().count.tolist() == [2048]

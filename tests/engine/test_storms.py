@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from tests.engine.paged import VOCAB, Driver, make_scheduler
 
 
@@ -39,7 +39,7 @@ def test_preemptions_change_no_output(requests: int, room_for: int, policy: str)
         for stream, prompt in enumerate(asked):
             driver.submit(stream, prompt, 60, priority=stream % 3)
         driver.finish()
-        assert set(driver.received.finish.values()) == {Finish.LENGTH}
+        assert set(driver.received.finish.values()) == {FinishReason.LENGTH}
         assert driver.scheduler.blocks.free_count() == blocks
         outputs.append(driver.received.tokens)
         preemptions = driver.scheduler.preemptions
@@ -72,14 +72,14 @@ def test_aborts_at_any_point_leave_nothing(requests: int) -> None:
         step += 1
     finish = list(driver.received.finish.values())
     assert len(finish) == requests
-    assert finish.count(Finish.ABORT) > requests // 2
+    assert finish.count(FinishReason.ABORT) > requests // 2
     assert scheduler.blocks.free_count() == scheduler.blocks.blocks
-    assert not scheduler.blocks.refs.any()
+    assert not scheduler.blocks.ref_counts.any()
     assert scheduler.table.free_count() == scheduler.table.size
     assert (scheduler.waiting(), scheduler.running()) == (0, 0)
     generated = sum(map(len, driver.received.tokens.values()))
     assert scheduler.generated_tokens == generated
-    scheduler.prefix.reset()
+    scheduler.prefix_cache.reset()
     assert scheduler.blocks.idle_count() == 0
     driver.submit(requests, asked[0], 3)
     driver.finish()

@@ -10,9 +10,9 @@ from llguidance import LLMatcher
 
 from penstock.engine.base import RequestRejected
 from penstock.engine.slots import SlotTable
-from penstock.engine.structured import GrammarCompiler, Grammars
-from penstock.wire.frames import Finish
-from penstock.wire.messages import Sampling, Submit
+from penstock.engine.structured import GrammarCompiler, GrammarMatchers
+from penstock.wire.frames import FinishReason
+from penstock.wire.messages import SamplingParams, Submit
 from tests.engine.support import byte_level_tokenizer
 
 VOCAB = 320
@@ -26,7 +26,7 @@ class Bench:
         self.tokenizer.save(str(directory / "tokenizer.json"))
         self.table = SlotTable(4, 64, [EOS])
         self.compiler = GrammarCompiler(VOCAB, [EOS], directory / "tokenizer.json")
-        self.grammars = Grammars(self.table, VOCAB, self.compiler)
+        self.grammars = GrammarMatchers(self.table, VOCAB, self.compiler)
 
     def compile(self, grammar: str) -> str:
         self.grammars.check(grammar)
@@ -38,7 +38,7 @@ class Bench:
         resumed = resumed or []
         prompt = np.array([5, 6, *resumed], "<i4").tobytes()
         slot = self.table.allocate(
-            0, Submit(self.table.running(), prompt, Sampling(40, 0), resumed=len(resumed))
+            0, Submit(self.table.running(), prompt, SamplingParams(40, 0), resumed=len(resumed))
         )
         self.grammars.set(slot, self.compile(grammar))
         return slot
@@ -48,11 +48,11 @@ class Bench:
         self.grammars.prepare(slots)
         return set(np.flatnonzero(np.unpackbits(self.grammars.masks(slots)[0], bitorder="little")).tolist())
 
-    def accept(self, slot: int, token: int) -> tuple[Finish, dict[int, str]]:
+    def accept(self, slot: int, token: int) -> tuple[FinishReason, dict[int, str]]:
         slots, tokens = np.array([slot]), np.array([token], np.int32)
-        finish = self.table.settle(slots, tokens)
+        finish = self.table.append_and_check_stop(slots, tokens)
         broken = self.grammars.accept(slots, tokens, finish)
-        return Finish(int(finish[0])), broken
+        return FinishReason(int(finish[0])), broken
 
     def ids(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -68,23 +68,23 @@ def test_only_tokens_that_lead_to_a_choice_are_admitted(bench: Bench) -> None:
     slot = bench.add(LLMatcher.grammar_from_lark('start: "yes" | "no"'))
     starts = {bench.tokenizer.token_to_id(text) for text in ("y", "ye", "yes", "n", "no")}
     assert bench.admitted(slot) == starts
-    assert bench.accept(slot, bench.tokenizer.token_to_id("ye")) == (Finish.NONE, {})
+    assert bench.accept(slot, bench.tokenizer.token_to_id("ye")) == (FinishReason.NONE, {})
     assert bench.admitted(slot) == set(bench.ids("s"))
-    assert bench.accept(slot, *bench.ids("s")) == (Finish.GRAMMAR, {})
+    assert bench.accept(slot, *bench.ids("s")) == (FinishReason.GRAMMAR, {})
 
 
 def test_the_end_is_admitted_only_where_the_grammar_may_end(bench: Bench) -> None:
     slot = bench.add(LLMatcher.grammar_from_regex("a+b?"))
     assert EOS not in bench.admitted(slot)
-    assert bench.accept(slot, *bench.ids("a")) == (Finish.NONE, {})
+    assert bench.accept(slot, *bench.ids("a")) == (FinishReason.NONE, {})
     assert EOS in bench.admitted(slot)
-    assert bench.accept(slot, EOS) == (Finish.EOS, {})
+    assert bench.accept(slot, EOS) == (FinishReason.EOS, {})
 
 
 def test_an_end_that_streams_ignore_ends_a_grammar_all_the_same(bench: Bench) -> None:
     slot = bench.add(LLMatcher.grammar_from_regex("a*"))
     bench.table.ignore_eos[slot] = True
-    assert bench.accept(slot, EOS) == (Finish.EOS, {})
+    assert bench.accept(slot, EOS) == (FinishReason.EOS, {})
 
 
 def test_a_resumed_stream_goes_on_within_its_grammar(bench: Bench) -> None:
@@ -102,7 +102,7 @@ def test_slots_of_one_grammar_do_not_share_their_state(bench: Bench) -> None:
 def test_what_the_grammar_does_not_admit_breaks_the_stream(bench: Bench) -> None:
     slot = bench.add(LLMatcher.grammar_from_regex("ab"))
     finish, broken = bench.accept(slot, *bench.ids("x"))
-    assert finish is Finish.NONE
+    assert finish is FinishReason.NONE
     assert list(broken) == [slot]
     assert broken[slot]
 
@@ -114,8 +114,8 @@ def test_grammars_that_cannot_be_used_say_why(bench: Bench) -> None:
 
 def test_without_a_tokenizer_every_grammar_is_refused(tmp_path: Path) -> None:
     compiler = GrammarCompiler(VOCAB, [EOS], tmp_path / "tokenizer.json")
-    while not compiler.done("start: /a/"):
+    while not compiler.compile_in_background("start: /a/"):
         compiler.wait(READY_S)
     assert "tokenizer.json" in (compiler.error("start: /a/") or "")
     with pytest.raises(RequestRejected, match="structured output"):
-        Grammars(SlotTable(1, 8, []), VOCAB, None).check("start: /a/")
+        GrammarMatchers(SlotTable(1, 8, []), VOCAB, None).check("start: /a/")

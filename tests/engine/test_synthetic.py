@@ -15,13 +15,13 @@ from penstock.config.options import ServeConfig
 from penstock.engine.base import RequestRejected, StepRows
 from penstock.engine.synthetic import (
     EXIT_CODE_OF_FAULT,
-    PREFILL_NAP_S,
+    MAX_PREFILL_STEP_S,
     InjectedFault,
     SyntheticEngine,
     stream_state,
     token_indexes,
 )
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from penstock.wire.messages import WireError
 from tests.engine.support import Clock, Received, byte_level_tokenizer, submit
 
@@ -120,7 +120,7 @@ def test_a_resumed_stream_goes_on_as_it_would_have(model_dir: Path) -> None:
     bench.engine.submit(0, submit(1, 30, prompt=(9, 8, *whole[:12]), resumed=12))
     received = bench.finish()
     assert received.tokens[1] == whole
-    assert received.finish[1] == Finish.LENGTH
+    assert received.finish[1] == FinishReason.LENGTH
 
 
 # -- how streams end
@@ -132,7 +132,7 @@ def test_max_tokens(model_dir: Path) -> None:
         bench.engine.submit(0, submit(stream, max_tokens))
     received = bench.finish()
     assert [len(received.tokens[stream]) for stream in range(3)] == [1, 2, 30]
-    assert set(received.finish.values()) == {Finish.LENGTH}
+    assert set(received.finish.values()) == {FinishReason.LENGTH}
 
 
 def test_max_model_len(model_dir: Path) -> None:
@@ -150,7 +150,7 @@ def test_stop_token_ids_and_min_tokens(model_dir: Path) -> None:
         bench.engine.submit(0, submit(1, 200, stop_token_ids=(stop,), min_tokens=min_tokens))
         received = bench.finish()
         assert received.tokens[1] == tokens[: last + 1]
-        assert received.finish[1] == Finish.STOP_TOKEN
+        assert received.finish[1] == FinishReason.STOP_TOKEN
 
 
 def test_interval(model_dir: Path) -> None:
@@ -172,7 +172,7 @@ def test_abort(model_dir: Path) -> None:
     bench.engine.abort(1, [1])
     bench.step()
     received = bench.received
-    assert received.finish == {0: Finish.ABORT, 3: Finish.ABORT}
+    assert received.finish == {0: FinishReason.ABORT, 3: FinishReason.ABORT}
     assert [len(received.tokens[stream]) for stream in (0, 1, 3)] == [4, 1, 0]
     received = bench.finish()
     assert [len(received.tokens[stream]) for stream in range(4)] == [4, 20, 20, 0]
@@ -182,7 +182,7 @@ def test_abort_before_the_first_step(model_dir: Path) -> None:
     bench = Bench(model_dir)
     bench.engine.submit(0, submit(1))
     bench.engine.abort(0, [1])
-    assert bench.finish().finish == {1: Finish.ABORT}
+    assert bench.finish().finish == {1: FinishReason.ABORT}
 
 
 def test_abort_during_prefill(model_dir: Path) -> None:
@@ -192,7 +192,7 @@ def test_abort_during_prefill(model_dir: Path) -> None:
     bench.step()
     bench.engine.abort(0, [1])
     received = bench.finish()
-    assert received.finish == {1: Finish.ABORT}
+    assert received.finish == {1: FinishReason.ABORT}
     assert received.tokens[1] == [5]
 
 
@@ -349,8 +349,8 @@ def test_a_long_prefill_alone_neither_spins_nor_blocks(model_dir: Path) -> None:
     start = bench.clock.now
     bench.finish()
     assert bench.clock.now - start == pytest.approx(1.0, abs=0.011)
-    assert max(bench.clock.naps) <= PREFILL_NAP_S
-    assert len(bench.clock.naps) <= 1.0 / PREFILL_NAP_S + 2
+    assert max(bench.clock.naps) <= MAX_PREFILL_STEP_S
+    assert len(bench.clock.naps) <= 1.0 / MAX_PREFILL_STEP_S + 2
 
 
 # -- logprobs
@@ -450,14 +450,14 @@ def test_stream_error(model_dir: Path) -> None:
     received = bench.finish()
     assert list(received.failed) == [4]
     assert received.failed[4].position == len(received.tokens[4]) == 4
-    assert received.finish == {2: Finish.LENGTH}
+    assert received.finish == {2: FinishReason.LENGTH}
 
 
 def test_stream_error_does_not_end_a_stream_twice(model_dir: Path) -> None:
     bench = Bench(model_dir, synthetic_fault="stream-error@0")
     bench.engine.submit(0, submit(4, 1))
     received = bench.finish()
-    assert received.finish == {4: Finish.LENGTH}
+    assert received.finish == {4: FinishReason.LENGTH}
     assert received.failed == {}
 
 

@@ -9,80 +9,80 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.engine.tandem import Tandem, TandemError
-from penstock.wire.tandem import Leave, TandemMessage, Vote, Wake
+from penstock.engine.tandem import WaveProtocol, WaveProtocolError
+from penstock.wire.tandem import LeaveGroup, StartWave, Vote, WaveMessage
 
 
 def test_a_rank_alone_wakes_and_sleeps() -> None:
-    rank = Tandem(0, 1, 2)
+    rank = WaveProtocol(0, 1, 2)
     assert rank.before_step(False) == ()
     assert not rank.may_step
-    assert rank.before_step(True) == (Wake(0),)
-    assert rank.stepped(True) == ()
-    assert rank.stepped(True) == (Vote(0, True),)
+    assert rank.before_step(True) == (StartWave(0),)
+    assert rank.on_step(True) == ()
+    assert rank.on_step(True) == (Vote(0, True),)
     assert rank.may_step
-    rank.stepped(False)
-    assert rank.stepped(False) == (Vote(1, False),)
+    rank.on_step(False)
+    assert rank.on_step(False) == (Vote(1, False),)
     assert not rank.running
-    assert rank.agreement == 2
+    assert rank.sync_round == 2
 
 
 def test_a_sleeping_peer_joins_and_goes_on_while_another_has_work() -> None:
-    rank = Tandem(0, 2, 1)
-    rank.receive(1, Wake(0))
+    rank = WaveProtocol(0, 2, 1)
+    rank.receive(1, StartWave(0))
     assert rank.may_step
-    assert rank.stepped(False) == (Vote(0, False),)
+    assert rank.on_step(False) == (Vote(0, False),)
     assert not rank.may_step, "the verdict is not known yet"
     rank.receive(1, Vote(0, True))
     assert rank.may_step
-    rank.stepped(False)
+    rank.on_step(False)
     rank.receive(1, Vote(1, False))
     assert not rank.running
 
 
 def test_work_between_vote_and_verdict_begins_the_next_wave() -> None:
-    rank = Tandem(0, 2, 1)
+    rank = WaveProtocol(0, 2, 1)
     rank.before_step(True)
-    rank.stepped(False)
+    rank.on_step(False)
     assert rank.before_step(True) == (), "the wave is still on"
     rank.receive(1, Vote(0, False))
-    assert rank.before_step(True) == (Wake(1),)
+    assert rank.before_step(True) == (StartWave(1),)
     assert rank.waves == 2
 
 
 def test_a_wake_that_overtakes_another_ranks_vote_is_remembered() -> None:
-    rank = Tandem(0, 3, 1)
-    rank.receive(1, Wake(0))
-    rank.stepped(False)
+    rank = WaveProtocol(0, 3, 1)
+    rank.receive(1, StartWave(0))
+    rank.on_step(False)
     rank.receive(1, Vote(0, False))
-    rank.receive(1, Wake(1))  # rank 1 has the vote of rank 2 already
+    rank.receive(1, StartWave(1))  # rank 1 has the vote of rank 2 already
     assert not rank.may_step
     rank.receive(2, Vote(0, False))
     assert rank.may_step
-    assert rank.agreement == 1
+    assert rank.sync_round == 1
 
 
 def test_late_wakes_change_nothing() -> None:
-    rank = Tandem(0, 2, 1)
+    rank = WaveProtocol(0, 2, 1)
     rank.before_step(True)
-    rank.receive(1, Wake(0))
-    rank.stepped(False)
+    rank.receive(1, StartWave(0))
+    rank.on_step(False)
     rank.receive(1, Vote(0, False))
-    rank.receive(1, Wake(0))
+    rank.receive(1, StartWave(0))
     assert not rank.running
 
 
-@pytest.mark.parametrize("message", [Wake(1), Wake(5), Vote(1, True), Vote(7, False)])
-def test_messages_from_a_future_that_cannot_be_break_the_group(message: TandemMessage) -> None:
-    with pytest.raises(TandemError, match="rank 1 sent"):
-        Tandem(0, 2, 1).receive(1, message)
+@pytest.mark.parametrize("message", [StartWave(1), StartWave(5), Vote(1, True), Vote(7, False)])
+def test_messages_from_a_future_that_cannot_be_break_the_group(message: WaveMessage) -> None:
+    with pytest.raises(WaveProtocolError, match="rank 1 sent"):
+        WaveProtocol(0, 2, 1).receive(1, message)
 
 
 def test_a_second_vote_breaks_the_group() -> None:
-    rank = Tandem(0, 3, 1)
-    rank.receive(1, Wake(0))
+    rank = WaveProtocol(0, 3, 1)
+    rank.receive(1, StartWave(0))
     rank.receive(1, Vote(0, True))
-    with pytest.raises(TandemError):
+    with pytest.raises(WaveProtocolError):
         rank.receive(1, Vote(0, True))
 
 
@@ -101,7 +101,7 @@ class World:
     entered s".
     """
 
-    ranks: list[Tandem]
+    ranks: list[WaveProtocol]
     plans: list[tuple[str, ...]]
     """What each API server has yet to send."""
     work: list[int]
@@ -120,7 +120,7 @@ class World:
     def key(self) -> object:
         ranks = tuple(
             (
-                rank.agreement,
+                rank.sync_round,
                 rank.running,
                 rank.steps,
                 rank._woken,
@@ -162,7 +162,7 @@ class World:
                 after = copy.deepcopy(self)
                 after.stop(rank)
                 yield after
-            if self.ranks[rank].may_end:
+            if self.ranks[rank].may_exit:
                 after = copy.deepcopy(self)
                 after.gone.add(rank)
                 yield after
@@ -177,7 +177,7 @@ class World:
     def deliver(self, kind: str, sender: int, rank: int) -> None:
         message = self.wires[kind, sender, rank].popleft()
         if rank in self.gone:
-            assert kind == "server" or isinstance(message, Leave), "a rank was needed that is gone"
+            assert kind == "server" or isinstance(message, LeaveGroup), "a rank was needed that is gone"
         elif kind == "peer":
             self.ranks[rank].receive(sender, message)  # type: ignore[arg-type]
         elif rank in self.stopped:
@@ -196,7 +196,7 @@ class World:
         if self.work[rank]:
             self.work[rank] -= 1
             self.done += 1
-        self.broadcast(rank, self.ranks[rank].stepped(self.work[rank] > 0))
+        self.broadcast(rank, self.ranks[rank].on_step(self.work[rank] > 0))
         self.settle(rank)
 
     def settle(self, rank: int) -> None:
@@ -206,8 +206,8 @@ class World:
     def check(self) -> None:
         assert max(self.entered) - min(self.entered) <= 1, "ranks are out of step"
         for rank, entered in zip(self.ranks, self.entered, strict=True):
-            assert entered == rank.agreement * rank.interval + rank.steps, "an agreement at another step"
-        assert max(rank.agreement for rank in self.ranks) - min(rank.agreement for rank in self.ranks) <= 1
+            assert entered == rank.sync_round * rank.interval + rank.steps, "an agreement at another step"
+        assert max(rank.sync_round for rank in self.ranks) - min(rank.sync_round for rank in self.ranks) <= 1
 
     def at_rest(self) -> bool:
         asleep = not any(rank.running for rank in self.ranks)
@@ -220,7 +220,7 @@ def explore(
     ranks: int, interval: int, plans: list[tuple[str, ...]], *, stops: bool = False
 ) -> tuple[int, int]:
     """Visit every reachable state. Returns how many there are, and how many of them are at rest."""
-    group = [Tandem(rank, ranks, interval) for rank in range(ranks)]
+    group = [WaveProtocol(rank, ranks, interval) for rank in range(ranks)]
     start = World(group, plans, [0] * ranks, [0] * ranks, stops)
     numbers = {start.key(): 0}
     came_from: list[list[int]] = [[]]
@@ -285,13 +285,13 @@ def test_three_ranks_with_aborts_never_lose_work_or_step() -> None:
 
 def test_the_model_finds_a_lost_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """A protocol that forgets the wake that comes before a verdict must not pass."""
-    receive = Tandem.receive
+    receive = WaveProtocol.receive
 
-    def forgetful(rank: Tandem, peer: int, message: TandemMessage) -> None:
+    def forgetful(rank: WaveProtocol, peer: int, message: WaveMessage) -> None:
         receive(rank, peer, message)
         rank._woken = False
 
-    monkeypatch.setattr(Tandem, "receive", forgetful)
+    monkeypatch.setattr(WaveProtocol, "receive", forgetful)
     with pytest.raises(AssertionError, match="stuck"):
         explore(3, 1, [(SUBMIT,), (SUBMIT,)])
 
@@ -299,6 +299,6 @@ def test_the_model_finds_a_lost_wake(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_model_finds_a_rank_that_leaves_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A protocol in which a sleeping rank just goes must not pass."""
     early = property(lambda rank: rank.rank in rank._left and not rank.running)
-    monkeypatch.setattr(Tandem, "may_end", early)
+    monkeypatch.setattr(WaveProtocol, "may_exit", early)
     with pytest.raises(AssertionError, match="gone"):
         explore(2, 2, [(SUBMIT,), (SUBMIT,)], stops=True)

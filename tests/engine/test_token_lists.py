@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.token_lists import LEAST_CAPACITY, TokenLists
+from penstock.engine.token_lists import MIN_CAPACITY, TokenLists
 
 SLOTS = 6
 ACTIONS = st.lists(
@@ -35,4 +35,4 @@ def test_room_of_cleared_lists_is_used_again() -> None:
     for _ in range(1000):
         lists.set(0, range(20))
         lists.clear(0)
-    assert len(lists._columns[0]) <= 2 * LEAST_CAPACITY
+    assert len(lists._columns[0]) <= 2 * MIN_CAPACITY

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from penstock.config.options import ServeConfig
 from penstock.engine.base import RequestRejected
-from penstock.engine.waiting import WaitingQueue, own_share
-from penstock.wire.frames import Finish
-from penstock.wire.messages import Sampling, Submit, WireError
+from penstock.engine.waiting import WaitingQueue, with_rank_limits
+from penstock.wire.frames import FinishReason
+from penstock.wire.messages import SamplingParams, Submit, WireError
 
 
 def make(**options: Any) -> WaitingQueue:
@@ -20,7 +20,7 @@ def make(**options: Any) -> WaitingQueue:
 
 
 def request(stream: int, tokens: int = 1, priority: int = 0, resumed: int = 0) -> Submit:
-    return Submit(stream, b"\0" * 4 * tokens, Sampling(10, 0), priority=priority, resumed=resumed)
+    return Submit(stream, b"\0" * 4 * tokens, SamplingParams(10, 0), priority=priority, resumed=resumed)
 
 
 def order(queue: WaitingQueue) -> list[int]:
@@ -28,7 +28,7 @@ def order(queue: WaitingQueue) -> list[int]:
 
 
 def displaced(queue: WaitingQueue) -> list[int]:
-    failures = queue.take_ended().failed
+    failures = queue.take_finished().failed
     assert all(failure.code == "overloaded" for failure in failures)
     return [failure.stream for failure in failures]
 
@@ -69,12 +69,12 @@ def test_abort_gives_each_stream_one_end() -> None:
         queue.push(1, request(stream, 4, resumed=stream), 0)
     assert [queue.abort(*key) for key in ((1, 2), (1, 0))] == [True, True]
     assert [queue.abort(*key) for key in ((1, 2), (0, 1))] == [False, False]
-    rows = queue.take_ended()
+    rows = queue.take_finished()
     assert rows.stream.tolist() == [2, 0]
     assert rows.position.tolist() == [2, 0]
     assert rows.finish is not None
-    assert rows.finish.tolist() == [Finish.ABORT] * 2
-    assert not queue.has_ended()
+    assert rows.finish.tolist() == [FinishReason.ABORT] * 2
+    assert not queue.has_finished()
     assert order(queue) == [1]
     assert queue.tokens == 4
 
@@ -87,7 +87,7 @@ def test_an_api_server_that_is_gone_is_forgotten() -> None:
     queue.push(1, request(4, priority=1), 0)
     queue.push(1, request(5), 0)  # displaces stream 4
     queue.drop_server(1)
-    rows = queue.take_ended()
+    rows = queue.take_finished()
     assert rows.stream.tolist() == [0]
     assert not rows.failed
     assert order(queue) == [2]
@@ -105,7 +105,7 @@ def test_failing_all_ends_those_as_well_that_were_given_up() -> None:
         (1, 3, "engine_error"),
         (2, 0, "engine_error"),
     }
-    assert (len(queue), queue.tokens, queue.has_ended()) == (0, 0, False)
+    assert (len(queue), queue.tokens, queue.has_finished()) == (0, 0, False)
 
 
 # -- limits
@@ -166,7 +166,7 @@ def test_several_are_displaced_only_when_that_is_enough() -> None:
         queue.push(0, request(stream, tokens, priority), 0)
     with pytest.raises(RequestRejected):
         queue.push(0, request(3, 5, 1), 0)
-    assert not queue.has_ended()
+    assert not queue.has_finished()
     queue.push(0, request(4, 4, 1), 0)
     assert displaced(queue) == [2, 1]
     assert order(queue) == [0, 4]
@@ -176,7 +176,7 @@ def test_several_are_displaced_only_when_that_is_enough() -> None:
 @pytest.mark.parametrize("limit", [None, 0, 1, 7, 8])
 def test_the_shares_of_all_engines_are_the_limit(limit: int | None) -> None:
     config = ServeConfig(data_parallel_size=4, max_num_queued_reqs=limit, max_num_queued_tokens=limit)
-    shares = [own_share(config, rank) for rank in range(4)]
+    shares = [with_rank_limits(config, rank) for rank in range(4)]
     for values in (
         [share.max_num_queued_reqs for share in shares],
         [share.max_num_queued_tokens for share in shares],
@@ -230,6 +230,6 @@ def test_it_is_a_sorted_list(taken: list[Action], limit: int | None) -> None:
             else:
                 queue.push(0, submit, 0)
             model.append(entry)
-        queue.take_ended()
+        queue.take_finished()
     assert order(queue) == [entry[3] for entry in sorted(model)]
     assert queue.tokens == 2 * len(model)

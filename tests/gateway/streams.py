@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.gateway.dialect import Usage
+from penstock.gateway.dialect import TokenUsage
 from penstock.gateway.outcome import Outcome
 
 
@@ -13,7 +13,7 @@ class Recording:
     name: str
     raw: bytes
     token_events: int
-    usage: Usage | None
+    usage: TokenUsage | None
     outcome: Outcome
     stripped: bytes | None = None
     """What remains without its usage event; None: all of it."""
@@ -65,7 +65,7 @@ ALL = [
         "chat with usage",
         _sse(ROLE, HELLO, HELLO, STOP, USAGE, "[DONE]"),
         2,
-        Usage(7, 3),
+        TokenUsage(7, 3),
         Outcome.OK,
         stripped=_sse(ROLE, HELLO, HELLO, STOP, "[DONE]"),
     ),
@@ -73,7 +73,7 @@ ALL = [
         "CRLF",
         _sse(ROLE, THINK, STOP, CACHED, "[DONE]", end="\r\n"),
         1,
-        Usage(7, 3, 4),
+        TokenUsage(7, 3, 4),
         Outcome.OK,
         stripped=_sse(ROLE, THINK, STOP, "[DONE]", end="\r\n"),
     ),
@@ -81,7 +81,7 @@ ALL = [
         "CR",
         _sse(HELLO, USAGE, "[DONE]", end="\r"),
         1,
-        Usage(7, 3),
+        TokenUsage(7, 3),
         Outcome.OK,
         stripped=_sse(HELLO, "[DONE]", end="\r"),
     ),
@@ -89,7 +89,7 @@ ALL = [
         "continuous usage",
         _sse(CONTINUOUS % 1, CONTINUOUS % 2, "[DONE]"),
         2,
-        Usage(7, 2),
+        TokenUsage(7, 2),
         Outcome.OK,
     ),
     Recording(
@@ -104,12 +104,12 @@ ALL = [
         "tools",
         _sse(ROLE, TOOL, STOP, USAGE, "[DONE]"),
         1,
-        Usage(7, 3),
+        TokenUsage(7, 3),
         Outcome.OK,
         _sse(ROLE, TOOL, STOP, "[DONE]"),
     ),
-    Recording("messages", ANTHROPIC, 2, Usage(9, 12), Outcome.OK),
-    Recording("responses", RESPONSES, 1, Usage(5, 2, 1), Outcome.OK),
+    Recording("messages", ANTHROPIC, 2, TokenUsage(9, 12), Outcome.OK),
+    Recording("responses", RESPONSES, 1, TokenUsage(5, 2, 1), Outcome.OK),
     Recording("error event", _sse(TEXT, ERROR), 1, None, Outcome.MODEL_SERVER_ERROR, error=True),
     Recording(
         "error event, then done", _sse(TEXT, ERROR, "[DONE]"), 1, None, Outcome.MODEL_SERVER_ERROR, error=True

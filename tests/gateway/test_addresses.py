@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.gateway.addresses import EndpointsFile, Target, read_endpoints, resolve
+from penstock.gateway.addresses import EndpointsFile, ResolvedEndpoint, read_endpoints, resolve
 from penstock.gateway.attempt import Timeouts
 from penstock.gateway.endpoint import Endpoint
-from penstock.gateway.pool import Pool
+from penstock.gateway.pool import EndpointPool
 from tests.gateway.behaviours import good
 from tests.gateway.processes import Upstream, eventually, gateway
 
@@ -90,8 +90,11 @@ def test_a_first_file_must_be_good(tmp_path: Path) -> None:
 
 
 def resolved(
-    monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]], *urls: str, known: Sequence[Target] = ()
-) -> list[Target]:
+    monkeypatch: pytest.MonkeyPatch,
+    names: dict[str, list[str]],
+    *urls: str,
+    known: Sequence[ResolvedEndpoint] = (),
+) -> list[ResolvedEndpoint]:
     """As if ``names`` had these addresses."""
 
     async def getaddrinfo(host: str, port: int, **more: Any) -> list[Any]:
@@ -103,7 +106,7 @@ def resolved(
             for kind in (socket.SOCK_STREAM, socket.SOCK_STREAM)
         ]
 
-    async def run() -> list[Target]:
+    async def run() -> list[ResolvedEndpoint]:
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
         return await resolve(urls, known)
 
@@ -134,10 +137,10 @@ def test_a_name_that_does_not_resolve_keeps_its_addresses(monkeypatch: pytest.Mo
 
 def test_endpoints_that_stay_keep_what_is_known_about_them() -> None:
     gone: list[Endpoint] = []
-    pool = Pool(Timeouts(), gone.append)
-    pool.set([Target("http://a"), Target("http://b")])
+    pool = EndpointPool(Timeouts(), gone.append)
+    pool.update([ResolvedEndpoint("http://a"), ResolvedEndpoint("http://b")])
     first, second = pool.endpoints
-    pool.set([Target("http://b"), Target("http://c")])
+    pool.update([ResolvedEndpoint("http://b"), ResolvedEndpoint("http://c")])
     assert [endpoint.url for endpoint in pool.endpoints] == ["http://b", "http://c"]
     assert pool.endpoints[0] is second
     assert gone == [first]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.gateway.client import Outbox
+from penstock.gateway.client import WriteBatch
 
 Log = list[tuple[str, bytes]]
 """What was written in which order, over all connections."""
@@ -18,10 +18,10 @@ class Connection:
         self._log.append((self._name, data))
 
 
-def two_pieces() -> tuple[Outbox, Connection, Connection, Log]:
+def two_pieces() -> tuple[WriteBatch, Connection, Connection, Log]:
     """An outbox with 1 for the first connection and 2 for the second."""
     log: Log = []
-    outbox, first, second = Outbox(), Connection(log, "first"), Connection(log, "second")
+    outbox, first, second = WriteBatch(), Connection(log, "first"), Connection(log, "second")
     outbox.write(first, b"1")
     outbox.write(second, b"2")
     return outbox, first, second, log
@@ -56,7 +56,7 @@ def test_who_has_left_is_not_written_to() -> None:
 def test_what_is_written_while_writing_comes_next() -> None:
     async def turn() -> None:
         log: Log = []
-        outbox = Outbox()
+        outbox = WriteBatch()
         echo = Connection(log, "echo")
 
         class Answering(Connection):

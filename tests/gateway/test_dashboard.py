@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import penstock
-from penstock.gateway.dialect import Usage
+from penstock.gateway.dialect import TokenUsage
 from penstock.gateway.endpoint import Endpoint
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.observer import Observation
 from penstock.gateway.outcome import Outcome
-from penstock.gateway.relay import Record
+from penstock.gateway.relay import RequestRecord
 
 BOARD = Path(penstock.__file__).parents[1] / "deploy" / "grafana" / "gateway.json"
 SELECTOR = re.compile(r"(penstock_gateway_\w+)(?:\{(\w+)=~)?")
@@ -23,9 +23,13 @@ LEGEND = re.compile(r"\{\{(\w+)\}\}")
 def exposed() -> dict[str, set[str]]:
     """Sample name to labels, of a gateway with an endpoint that has served and refused."""
     metrics = GatewayMetrics(lambda: [Endpoint("http://a:1")])
-    seen = Observation(token_events=2, first_token_at=1.0, last_token_at=2.0, usage=Usage(1, 2, 1))
-    metrics.count(Record("/v1/completions", model="m", outcome=Outcome.OK, attempts=2, seen=seen, pick_s=0.1))
-    metrics.count(Record("/v1/completions", model="m", outcome=Outcome.REJECTED, reason="saturated"))
+    seen = Observation(token_events=2, first_token_at=1.0, last_token_at=2.0, usage=TokenUsage(1, 2, 1))
+    metrics.request_ended(
+        RequestRecord("/v1/completions", model="m", outcome=Outcome.OK, attempts=2, seen=seen, pick_s=0.1)
+    )
+    metrics.request_ended(
+        RequestRecord("/v1/completions", model="m", outcome=Outcome.REJECTED, reason="saturated")
+    )
     found: dict[str, set[str]] = {}
     for name, labels in re.findall(r"^(\w+)(?:\{(.*)\})? ", metrics.exposition().decode(), re.MULTILINE):
         found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))

@@ -10,13 +10,13 @@ from typing import Any, Literal
 import pytest
 
 import penstock
-from penstock.gateway.dialect import Usage
-from penstock.gateway.ledger import Ledger
+from penstock.gateway.dialect import TokenUsage
+from penstock.gateway.ledger import RequestRecorder
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.observer import Observation
 from penstock.gateway.outcome import Outcome
-from penstock.gateway.relay import Failure, Record
-from penstock.gateway.trace import Trace
+from penstock.gateway.relay import FailedAttempt, RequestRecord
+from penstock.gateway.trace import TraceContext
 from tests.gateway.behaviours import good
 from tests.gateway.processes import Upstream, closed_port, eventually, gateway
 
@@ -28,14 +28,16 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 
 def test_all_facts(caplog: pytest.LogCaptureFixture) -> None:
-    record = Record("/v1/completions", "r", "POST", Trace(0xA, None), model="chat", target_model="small")
+    record = RequestRecord(
+        "/v1/completions", "r", "POST", TraceContext(0xA, None), model="chat", target_model="small"
+    )
     record.priority, record.streamed, record.endpoint, record.status = -1, True, "http://a:1", 200
     record.began_at, record.ended_at, record.attempts = 1.0, 3.5, 2
     record.outcome, record.reason = Outcome.NETWORK_ERROR, "reset"
     record.bytes_in, record.bytes_out = 10, 20
-    record.failures.append(Failure(1.5, "http://b:1", Outcome.MODEL_SERVER_ERROR, "status 503"))
-    record.seen = Observation(first_token_at=1.25, token_events=4, usage=Usage(7, 5, 3))
-    Ledger(GatewayMetrics(list), "all").close(record)
+    record.failures.append(FailedAttempt(1.5, "http://b:1", Outcome.MODEL_SERVER_ERROR, "status 503"))
+    record.seen = Observation(first_token_at=1.25, token_events=4, usage=TokenUsage(7, 5, 3))
+    RequestRecorder(GatewayMetrics(list), "all").finish(record)
     [line] = lines(caplog)
     assert datetime.fromisoformat(line.pop("time")).tzinfo is not None
     assert line == {
@@ -73,9 +75,9 @@ def test_all_facts(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_is_wanted(
     wanted: Literal["none", "errors", "all"], outcomes: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    ledger = Ledger(GatewayMetrics(list), wanted)
+    ledger = RequestRecorder(GatewayMetrics(list), wanted)
     for outcome in (Outcome.OK, Outcome.OK_WITHOUT_USAGE, Outcome.REJECTED):
-        ledger.close(Record("/v1/completions", outcome=outcome))
+        ledger.finish(RequestRecord("/v1/completions", outcome=outcome))
     assert [line["outcome"] for line in lines(caplog)] == outcomes
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.likeness import MOST_MISSES, Likeness
+from penstock.gateway.likeness import MOST_MISSES, EventTemplate
 from penstock.gateway.observer import Observation, StreamObserver
 
 
@@ -52,9 +52,9 @@ def dialect(request: pytest.FixtureRequest) -> Callable[[str], dict[str, object]
     "text", [" there", "x", "two\nlines", 'a "quote" \\ \t/', "größer", "漢字", '{"text": "']
 )
 def test_another_text(text: str, dialect: Callable[[str], dict[str, object]]) -> None:
-    likeness = Likeness()
+    likeness = EventTemplate()
     likeness.learn(event(dialect("Hello")))
-    assert likeness.fits(event(dialect(text), ascii_only=False))
+    assert likeness.matches(event(dialect(text), ascii_only=False))
 
 
 @pytest.mark.parametrize(
@@ -78,24 +78,24 @@ def test_another_text(text: str, dialect: Callable[[str], dict[str, object]]) ->
     ],
 )
 def test_anything_else_is_read(raw: bytes) -> None:
-    likeness = Likeness()
+    likeness = EventTemplate()
     likeness.learn(event(completion("Hello")))
-    assert not likeness.fits(raw)
+    assert not likeness.matches(raw)
 
 
 def test_nothing_fits_before_there_was_an_event() -> None:
-    assert not Likeness().fits(b"")
-    assert not Likeness().fits(event(completion("x")))
+    assert not EventTemplate().matches(b"")
+    assert not EventTemplate().matches(event(completion("x")))
 
 
 def test_a_stream_whose_events_differ_is_not_compared_for_ever() -> None:
-    likeness = Likeness()
+    likeness = EventTemplate()
     for number in range(MOST_MISSES):
         likeness.learn(event(completion("x", number=number)))
-    assert likeness.fits(event(completion("y", number=MOST_MISSES - 1)))  # which makes it worth while
+    assert likeness.matches(event(completion("y", number=MOST_MISSES - 1)))  # which makes it worth while
     for number in range(MOST_MISSES + 1):
         likeness.learn(event(completion("x", number=number)))
-    assert not likeness.fits(event(completion("y", number=MOST_MISSES)))
+    assert not likeness.matches(event(completion("y", number=MOST_MISSES)))
 
 
 def observed(chunks: list[bytes], *, strip_usage: bool) -> tuple[bytes, Observation]:
@@ -135,6 +135,6 @@ def test_it_changes_nothing_of_what_is_seen(stream: list[bytes], cuts: list[int]
     at = sorted({0, len(raw), *(cut for cut in cuts if cut < len(raw))})
     cut = [raw[begin:end] for begin, end in itertools.pairwise(at)]
     for chunks in (stream, cut):
-        with mock.patch.object(Likeness, "fits", return_value=False):
+        with mock.patch.object(EventTemplate, "fits", return_value=False):
             expected = observed(chunks, strip_usage=strip_usage)
         assert observed(chunks, strip_usage=strip_usage) == expected

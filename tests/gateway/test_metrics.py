@@ -12,20 +12,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import penstock
 from penstock.gateway import names
-from penstock.gateway.dialect import Usage
-from penstock.gateway.endpoint import Endpoint, Load
+from penstock.gateway.dialect import TokenUsage
+from penstock.gateway.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.metrics import OTHER, GatewayMetrics, MetricsOptions
 from penstock.gateway.observer import Observation, StreamObserver
 from penstock.gateway.outcome import Outcome
-from penstock.gateway.relay import Record
-from penstock.metrics.families import Kind
+from penstock.gateway.relay import RequestRecord
+from penstock.metrics.families import MetricKind
 
 PAGE = Path(penstock.__file__).parents[1] / "docs" / "gateway-metrics.md"
 OWN_ROW = re.compile(r"^\| `(penstock_gateway_\w+)` \| (\w+) \| ([^|]+) \| ([^|]*) \| (.+) \|$", re.MULTILINE)
 Compat = Literal["none", "llm-d", "gie"]
 
 
-def streamed(*times: float, usage: Usage | None = None) -> Observation:
+def streamed(*times: float, usage: TokenUsage | None = None) -> Observation:
     """A stream with an event with tokens at each of ``times``."""
     observer = StreamObserver()
     for time in times:
@@ -34,15 +34,15 @@ def streamed(*times: float, usage: Usage | None = None) -> Observation:
     return observer.seen
 
 
-def record(**fields: Any) -> Record:
+def record(**fields: Any) -> RequestRecord:
     values = {"model": "m", "target_model": "m", "outcome": Outcome.OK, "status": 200, "attempts": 1}
-    return Record("/v1/completions", **{**values, **fields})
+    return RequestRecord("/v1/completions", **{**values, **fields})
 
 
 def metrics(compat: Compat = "none", **options: Any) -> GatewayMetrics:
     """Of a gateway with an endpoint that waits, runs and is up, and one that is down."""
     up, down = Endpoint("http://a:1"), Endpoint("http://b:1", scrape_failures=2)
-    up.load = Load(waiting=3, running=5, kv_used=0.5)
+    up.load = EndpointLoad(waiting=3, running=5, kv_used=0.5)
     return GatewayMetrics(lambda: [up, down], MetricsOptions(compat, **options), spans={"exported": 1})
 
 
@@ -60,12 +60,12 @@ def samples(told: GatewayMetrics, name: str, /, **labels: str) -> dict[tuple[str
 def busy(compat: Compat = "none") -> GatewayMetrics:
     """Every family has a value."""
     told = metrics(compat)
-    told.began(record())
-    seen = streamed(1.0, 1.2, usage=Usage(7, 2, 4))
-    told.count(
+    told.request_started(record())
+    seen = streamed(1.0, 1.2, usage=TokenUsage(7, 2, 4))
+    told.request_ended(
         record(seen=seen, attempts=2, ended_at=2.0, bytes_in=100, bytes_out=200, priority=-7, pick_s=1e-4)
     )
-    told.count(record(outcome=Outcome.REJECTED, status=429, reason="saturated", attempts=0))
+    told.request_ended(record(outcome=Outcome.REJECTED, status=429, reason="saturated", attempts=0))
     return told
 
 
@@ -76,7 +76,7 @@ def test_the_page_has_our_names() -> None:
     rows = OWN_ROW.findall(PAGE.read_text())
     table = [
         (name.name, each.kind.value, each.unit, ", ".join(name.labels), each.help)
-        for each in names.MEASURES
+        for each in names.METRICS
         for name in (each.names["own"],)
     ]
     assert rows == table
@@ -93,7 +93,7 @@ def test_the_page_has_the_names_of_others() -> None:
             *([llm_d.name, ", ".join(llm_d.labels)] if llm_d else ["", ""]),
             *([gie.name, ", ".join(gie.labels)] if gie else ["", ""]),
         ]
-        for each in names.MEASURES
+        for each in names.METRICS
         for llm_d, gie in ((each.names.get("llm-d"), each.names.get("gie")),)
         if llm_d or gie
     ]
@@ -102,11 +102,11 @@ def test_the_page_has_the_names_of_others() -> None:
 
 @pytest.mark.parametrize("compat", ["none", "llm-d", "gie"])
 def test_what_is_told_is_what_the_table_says(compat: Compat) -> None:
-    dialects: list[names.Dialect] = ["own"] if compat == "none" else ["own", compat]
+    dialects: list[names.MetricsDialect] = ["own"] if compat == "none" else ["own", compat]
     expected = {
         name.name: (each.kind.value, set(name.labels))
         for dialect in dialects
-        for each in names.MEASURES
+        for each in names.METRICS
         if (name := each.names.get(dialect)) is not None
     }
     told = {
@@ -117,15 +117,15 @@ def test_what_is_told_is_what_the_table_says(compat: Compat) -> None:
 
 
 def test_names_are_unique() -> None:
-    counts = Counter(name.name for each in names.MEASURES for name in each.names.values())
+    counts = Counter(name.name for each in names.METRICS for name in each.names.values())
     assert set(counts.values()) == {1}
 
 
 def test_bounds_ascend_and_every_measure_has_our_name() -> None:
-    for measure in names.MEASURES:
+    for measure in names.METRICS:
         assert "own" in measure.names
         for name in measure.names.values():
-            assert bool(name.bounds) == (measure.kind is Kind.HISTOGRAM)
+            assert bool(name.bounds) == (measure.kind is MetricKind.HISTOGRAM)
             assert list(name.bounds) == sorted(set(name.bounds))
 
 
@@ -134,8 +134,8 @@ def test_bounds_ascend_and_every_measure_has_our_name() -> None:
 
 def test_latencies_and_sizes() -> None:
     told = metrics()
-    seen = streamed(11.0, 11.25, 12.0, usage=Usage(7, 5, 4))
-    told.count(record(seen=seen, began_at=10.0, ended_at=13.0, bytes_in=100, bytes_out=300))
+    seen = streamed(11.0, 11.25, 12.0, usage=TokenUsage(7, 5, 4))
+    told.request_ended(record(seen=seen, began_at=10.0, ended_at=13.0, bytes_in=100, bytes_out=300))
     for name, total, count in [
         ("request_duration_seconds", 3.0, 1),
         ("time_to_first_token_seconds", 1.0, 1),
@@ -159,8 +159,8 @@ def test_latencies_and_sizes() -> None:
 def test_picks_are_not_told_apart() -> None:
     told = metrics("gie")
     for seconds in (0.001, 0.003):
-        told.count(record(pick_s=seconds))
-    told.count(record(outcome=Outcome.CLIENT_DISCONNECT))  # before it was picked for
+        told.request_ended(record(pick_s=seconds))
+    told.request_ended(record(outcome=Outcome.CLIENT_DISCONNECT))  # before it was picked for
     assert samples(told, "penstock_gateway_pick_duration_seconds_count") == {(): 2}
     assert samples(told, "inference_extension_scheduler_e2e_duration_seconds_sum") == {(): 0.004}
 
@@ -168,8 +168,8 @@ def test_picks_are_not_told_apart() -> None:
 def test_failures_are_no_survivors_bias() -> None:
     """A request that broke has its latencies in the histograms as well."""
     told = metrics()
-    told.count(record())
-    told.count(record(outcome=Outcome.NETWORK_ERROR, seen=streamed(1.0, 2.0), ended_at=9.0))
+    told.request_ended(record())
+    told.request_ended(record(outcome=Outcome.NETWORK_ERROR, seen=streamed(1.0, 2.0), ended_at=9.0))
     assert samples(told, "penstock_gateway_request_duration_seconds_sum", outcome="network_error") == {
         ("m", "m"): 9.0
     }
@@ -180,15 +180,15 @@ def test_failures_are_no_survivors_bias() -> None:
 
 def test_tokens_without_usage_are_events() -> None:
     told = metrics()
-    told.count(record(outcome=Outcome.OK_WITHOUT_USAGE, seen=streamed(1.0, 2.0)))
+    told.request_ended(record(outcome=Outcome.OK_WITHOUT_USAGE, seen=streamed(1.0, 2.0)))
     assert samples(told, "penstock_gateway_tokens_total", kind="output") == {("m", "events", "m"): 2}
 
 
 def test_tokens_of_a_broken_stream_are_those_that_came() -> None:
     """It began with a usage of one token."""
     told = metrics()
-    seen = streamed(1.0, 2.0, 3.0, usage=Usage(7, 1))
-    told.count(record(outcome=Outcome.NETWORK_ERROR, seen=seen))
+    seen = streamed(1.0, 2.0, 3.0, usage=TokenUsage(7, 1))
+    told.request_ended(record(outcome=Outcome.NETWORK_ERROR, seen=seen))
     tokens = samples(told, "penstock_gateway_tokens_total", model=OTHER, target_model=OTHER)
     assert tokens == {("input", "usage"): 7, ("output", "events"): 3}
 
@@ -204,10 +204,10 @@ def test_models_that_nobody_serves_have_no_series() -> None:
     told = metrics(most_models=2)
     for number in range(4):
         made_up = record(model=f"x{number}", target_model=f"x{number}", outcome=Outcome.CLIENT_ERROR)
-        told.began(made_up)
-        told.count(made_up)
+        told.request_started(made_up)
+        told.request_ended(made_up)
     for number in range(4):
-        told.count(record(model=f"m{number}", target_model=f"m{number}"))
+        told.request_ended(record(model=f"m{number}", target_model=f"m{number}"))
     assert samples(told, "penstock_gateway_request_total", outcome="ok") == {
         ("m0", "m0"): 1,
         ("m1", "m1"): 1,
@@ -218,8 +218,8 @@ def test_models_that_nobody_serves_have_no_series() -> None:
 
 def test_models_that_the_operator_names_always_have_series() -> None:
     told = GatewayMetrics(list, MetricsOptions(most_models=0), [("chat", "small")])
-    told.count(record(model="chat", target_model="small", outcome=Outcome.NETWORK_ERROR))
-    told.count(record(model="chat", target_model="large"))
+    told.request_ended(record(model="chat", target_model="small", outcome=Outcome.NETWORK_ERROR))
+    told.request_ended(record(model="chat", target_model="large"))
     assert samples(told, "penstock_gateway_request_total") == {
         ("chat", "network_error", "small"): 1,
         (OTHER, "ok", OTHER): 1,
@@ -228,15 +228,15 @@ def test_models_that_the_operator_names_always_have_series() -> None:
 
 def test_running_requests_are_those_that_have_not_ended() -> None:
     told = metrics()
-    told.count(record())
+    told.request_ended(record())
     first, second, unknown = record(), record(), record(model="x", target_model="x")
     for each in (first, second, unknown):
-        told.began(each)
+        told.request_started(each)
     name = "penstock_gateway_requests_in_flight"
     assert samples(told, name) == {("m", "m"): 2, (OTHER, OTHER): 1}
-    told.left(first)
-    told.count(first)
-    told.count(second)
+    told.release(first)
+    told.request_ended(first)
+    told.request_ended(second)
     assert samples(told, name) == {("m", "m"): 0, (OTHER, OTHER): 1}
     assert told.running == 1
 
@@ -260,7 +260,7 @@ def test_their_buckets_hold_what_ours_do() -> None:
     """0.15 seconds to the first token: above 0.1 in both, below 0.2 in theirs, 0.25 in ours."""
     told = metrics("gie")
     for outcome in (Outcome.OK, Outcome.NETWORK_ERROR):
-        told.count(record(seen=streamed(0.15), outcome=outcome))
+        told.request_ended(record(seen=streamed(0.15), outcome=outcome))
     ours = samples(told, "penstock_gateway_time_to_first_token_seconds_bucket", outcome="ok")
     theirs = samples(told, "inference_objective_request_ttft_seconds_bucket", model_name="m")
     assert (ours["0.1", "m", "m"], ours["0.25", "m", "m"]) == (0, 1)
@@ -281,7 +281,7 @@ def test_their_buckets_hold_what_ours_do() -> None:
     ],
 )
 def test_the_ends_of_their_buckets(
-    dialect: names.Dialect, measure: names.Measure, bounds: list[float]
+    dialect: names.MetricsDialect, measure: names.Metric, bounds: list[float]
 ) -> None:
     """32778 is what the Inference Extension's code has."""
     told = measure.names[dialect].bounds
@@ -303,13 +303,13 @@ def test_the_ends_of_their_buckets(
 )
 def test_their_error_codes(outcome: Outcome, status: int, code: str) -> None:
     told = metrics("gie")
-    told.count(record(outcome=outcome, status=status))
+    told.request_ended(record(outcome=outcome, status=status))
     assert samples(told, "inference_objective_request_error_total") == {(code, OTHER, OTHER): 1}
 
 
 def test_their_labels() -> None:
     told = GatewayMetrics(list, MetricsOptions("llm-d"), [("chat", "small")])
-    told.count(record(model="chat", target_model="small", priority=-9))
-    told.count(record(model="chat", target_model="small", priority=0))
+    told.request_ended(record(model="chat", target_model="small", priority=-9))
+    told.request_ended(record(model="chat", target_model="small", priority=0))
     labels = {"model_name": "chat", "target_model_name": "small", "fairness_id": "default-flow"}
     assert samples(told, "llm_d_epp_request_total", **labels) == {("-1",): 1, ("0",): 1}

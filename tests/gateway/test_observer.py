@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.observer import Observation, ReplyObserver, StreamObserver
-from penstock.gateway.outcome import GOOD, Ending, Outcome, judge
+from penstock.gateway.outcome import SUCCESSFUL, Outcome, TransportResult, classify_outcome
 from penstock.gateway.sse import SSEError, SSEParser
 from tests.gateway.streams import ALL, ROLE, TEXT, USAGE, Recording, _sse
 from tests.golden_replies import load_cases
@@ -38,7 +38,7 @@ def check(recording: Recording, chunks: list[bytes]) -> None:
         assert observation.token_events == recording.token_events
         assert observation.usage == recording.usage
         assert (observation.error is not None) == recording.error
-        assert judge(Ending.COMPLETE, 200, observation, PATH) == recording.outcome
+        assert classify_outcome(TransportResult.COMPLETE, 200, observation, PATH) == recording.outcome
 
 
 @by_name
@@ -58,7 +58,7 @@ def test_recorded_streams_of_vllm(name: str) -> None:
     """However they are cut, all says what it says in one piece."""
     raw = STREAMS[name]
     _, whole = watch([raw])
-    assert judge(Ending.COMPLETE, 200, whole, PATH) in GOOD
+    assert classify_outcome(TransportResult.COMPLETE, 200, whole, PATH) in SUCCESSFUL
     assert whole.token_events > 1
     assert (whole.usage is not None) == (b'"usage":{' in raw)
     cuts = [[raw[:at], raw[at:]] for at in range(len(raw) + 1)]
@@ -68,7 +68,7 @@ def test_recorded_streams_of_vllm(name: str) -> None:
         assert out == raw
         assert (seen.token_events, seen.usage, seen.ended) == (whole.token_events, whole.usage, True)
         assert seen.error is None
-        assert seen.malformed is None
+        assert seen.content_problem is None
 
 
 @given(
@@ -103,7 +103,7 @@ def test_times_are_those_of_token_events() -> None:
 def test_bytes_after_nonsense_are_relayed() -> None:
     out, seen = watch([b"data: {\n\n", b"whatever", b" comes"], strip_usage=True)
     assert out == b"data: {\n\nwhatever comes"
-    assert seen.malformed
+    assert seen.content_problem
 
 
 @pytest.mark.parametrize(
@@ -118,41 +118,41 @@ def test_whole_replies(body: object, outcome: Outcome) -> None:
     observer = ReplyObserver()
     raw = msgspec.json.encode(body)
     assert observer.feed(raw[:5], 0.0) + observer.feed(raw[5:], 0.0) + observer.finish(0.0) == raw
-    assert judge(Ending.COMPLETE, 200, observer.seen, PATH) == outcome
+    assert classify_outcome(TransportResult.COMPLETE, 200, observer.seen, PATH) == outcome
 
 
 def test_what_has_no_usage_to_tell_is_not_blamed_for_telling_none() -> None:
     observer = ReplyObserver()
     observer.feed(b'{"object":"list","data":[]}', 0.0)
     observer.finish(0.0)
-    assert judge(Ending.COMPLETE, 200, observer.seen, "/v1/models") == Outcome.OK
+    assert classify_outcome(TransportResult.COMPLETE, 200, observer.seen, "/v1/models") == Outcome.OK
 
 
 def test_a_reply_that_is_not_json() -> None:
     observer = ReplyObserver()
     observer.feed(b"<html>", 0.0)
     observer.finish(0.0)
-    assert judge(Ending.COMPLETE, 200, observer.seen, PATH) == Outcome.CONTENT_ERROR
+    assert classify_outcome(TransportResult.COMPLETE, 200, observer.seen, PATH) == Outcome.CONTENT_ERROR
 
 
-@pytest.mark.parametrize("ending", list(Ending))
-def test_a_stream_whose_terminator_was_relayed_is_whole(ending: Ending) -> None:
+@pytest.mark.parametrize("ending", list(TransportResult))
+def test_a_stream_whose_terminator_was_relayed_is_whole(ending: TransportResult) -> None:
     _, seen = watch([_sse(TEXT, USAGE, "[DONE]")])
-    assert judge(ending, 200, seen, PATH) == Outcome.OK
+    assert classify_outcome(ending, 200, seen, PATH) == Outcome.OK
 
 
 @pytest.mark.parametrize(
     ("ending", "status", "outcome"),
     [
-        (Ending.BROKEN, None, Outcome.NETWORK_ERROR),
-        (Ending.BROKEN, 200, Outcome.NETWORK_ERROR),
-        (Ending.TIMEOUT, 200, Outcome.NETWORK_ERROR),
-        (Ending.CLIENT_GONE, None, Outcome.CLIENT_DISCONNECT),
-        (Ending.CLIENT_GONE, 200, Outcome.CLIENT_DISCONNECT),
-        (Ending.COMPLETE, 500, Outcome.MODEL_SERVER_ERROR),
-        (Ending.COMPLETE, 404, Outcome.CLIENT_ERROR),
-        (Ending.COMPLETE, 200, Outcome.NETWORK_ERROR),
+        (TransportResult.BROKEN, None, Outcome.NETWORK_ERROR),
+        (TransportResult.BROKEN, 200, Outcome.NETWORK_ERROR),
+        (TransportResult.TIMEOUT, 200, Outcome.NETWORK_ERROR),
+        (TransportResult.CLIENT_GONE, None, Outcome.CLIENT_DISCONNECT),
+        (TransportResult.CLIENT_GONE, 200, Outcome.CLIENT_DISCONNECT),
+        (TransportResult.COMPLETE, 500, Outcome.MODEL_SERVER_ERROR),
+        (TransportResult.COMPLETE, 404, Outcome.CLIENT_ERROR),
+        (TransportResult.COMPLETE, 200, Outcome.NETWORK_ERROR),
     ],
 )
-def test_replies_without_content(ending: Ending, status: int | None, outcome: Outcome) -> None:
-    assert judge(ending, status, Observation(), PATH) == outcome
+def test_replies_without_content(ending: TransportResult, status: int | None, outcome: Outcome) -> None:
+    assert classify_outcome(ending, status, Observation(), PATH) == outcome

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
-from penstock.gateway.process import EndpointNames, read_weights
-from penstock.gateway.request import Rewrites
+from penstock.gateway.process import EndpointSource, read_weights
+from penstock.gateway.request import ModelRewrites
 from tests.gateway.processes import WAIT_S
 
 
@@ -47,13 +47,13 @@ def test_weights_that_are_none(scorers: str, slo: float | None, problem: str) ->
 )
 def test_rewrites_that_are_none(texts: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        Rewrites(texts)
+        ModelRewrites(texts)
 
 
 @pytest.mark.parametrize("url", ["http://a:99999", "http://a:x"])
 def test_ports_that_are_none(url: str) -> None:
     with pytest.raises(ConfigError, match=f"--endpoints {url}: Port"):
-        EndpointNames(GatewayConfig(endpoints=[url]))
+        EndpointSource(GatewayConfig(endpoints=[url]))
 
 
 @pytest.mark.parametrize("option", ["--port", "--ext-proc-port"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.request import BodyError, Rewrites, read_request
+from penstock.gateway.request import BodyError, ModelRewrites, read_request
 
 
 def body(**fields: Any) -> bytes:
@@ -36,7 +36,7 @@ def test_usage_is_asked_for_without_touching_the_rest() -> None:
 
 
 def test_rewriting_follows_the_weights() -> None:
-    rewrites = Rewrites(["chat=small:9,large:1", "code=coder"], random.Random(0))
+    rewrites = ModelRewrites(["chat=small:9,large:1", "code=coder"], random.Random(0))
     request = read_request(body(temperature=0.5))
     drawn = Counter(rewrites.apply(request).model for _ in range(1000))
     assert drawn.keys() == {"small", "large"}
@@ -48,7 +48,7 @@ def test_rewriting_follows_the_weights() -> None:
 
 
 def test_a_weight_of_nothing_is_never_drawn_and_equal_weights_are_drawn_alike() -> None:
-    rewrites = Rewrites(["chat=a,b,off:0"], random.Random(0))
+    rewrites = ModelRewrites(["chat=a,b,off:0"], random.Random(0))
     drawn = Counter(rewrites.apply(read_request(body())).model for _ in range(1000))
     assert drawn.keys() == {"a", "b"}
     assert 400 < drawn["a"] < 600
@@ -56,4 +56,4 @@ def test_a_weight_of_nothing_is_never_drawn_and_equal_weights_are_drawn_alike() 
 
 def test_other_models_stay() -> None:
     request = read_request(body(model="other"))
-    assert Rewrites(["chat=small"]).apply(request) is request
+    assert ModelRewrites(["chat=small"]).apply(request) is request

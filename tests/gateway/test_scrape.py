@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.endpoint import Load
+from penstock.gateway.endpoint import EndpointLoad
 from penstock.gateway.scrape import NoLoadError, read_load
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -29,14 +29,14 @@ LLAMA_CPP = (
 @pytest.mark.parametrize(
     ("text", "load"),
     [
-        (VLLM, Load(1, 7, 0.5, frozenset("abc"), 4)),
-        (OLD_VLLM, Load(2, 5, 0.125)),
-        (SGLANG, Load(6, 7, 0.75)),
-        (LLAMA_CPP, Load(2, 1, 0.5)),
-        (b"vllm:num_requests_waiting NaN\nvllm:num_requests_running -1\n", Load()),
+        (VLLM, EndpointLoad(1, 7, 0.5, frozenset("abc"), 4)),
+        (OLD_VLLM, EndpointLoad(2, 5, 0.125)),
+        (SGLANG, EndpointLoad(6, 7, 0.75)),
+        (LLAMA_CPP, EndpointLoad(2, 1, 0.5)),
+        (b"vllm:num_requests_waiting NaN\nvllm:num_requests_running -1\n", EndpointLoad()),
     ],
 )
-def test_loads(text: bytes, load: Load) -> None:
+def test_loads(text: bytes, load: EndpointLoad) -> None:
     assert read_load(text) == load
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.dialect import Usage
+from penstock.gateway.dialect import TokenUsage
 from penstock.gateway.observer import Observation
 from penstock.gateway.outcome import Outcome
-from penstock.gateway.relay import Failure, Record
-from penstock.gateway.spans import Spans, tell
-from penstock.gateway.trace import Trace
+from penstock.gateway.relay import FailedAttempt, RequestRecord
+from penstock.gateway.spans import BatchSpanExporter, span_data
+from penstock.gateway.trace import TraceContext
 from tests.gateway.behaviours import good
 from tests.gateway.collector import Collector, attributes_of, otel
 from tests.gateway.processes import WAIT_S, Upstream, closed_port, eventually, gateway
@@ -25,14 +25,16 @@ from tests.gateway.processes import WAIT_S, Upstream, closed_port, eventually, g
 CLIENT = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "v=1", "baggage": "user=a"}
 
 
-def record(**fields: Any) -> Record:
+def record(**fields: Any) -> RequestRecord:
     values = {"request_id": "r", "method": "POST", "model": "m", "target_model": "t", "ended_at": 3.0}
-    return Record("/v1/chat/completions", **{"outcome": Outcome.OK, "status": 200, **values, **fields})
+    return RequestRecord("/v1/chat/completions", **{"outcome": Outcome.OK, "status": 200, **values, **fields})
 
 
 def test_what_a_span_says() -> None:
-    seen = Observation(first_token_at=1.5, last_token_at=2.0, usage=Usage(7, 3, 4))
-    told = tell(record(seen=seen, began_at=1.0, streamed=True, endpoint="http://10.0.0.1:8000", attempts=2))
+    seen = Observation(first_token_at=1.5, last_token_at=2.0, usage=TokenUsage(7, 3, 4))
+    told = span_data(
+        record(seen=seen, began_at=1.0, streamed=True, endpoint="http://10.0.0.1:8000", attempts=2)
+    )
     assert told.name == "chat m"
     assert told.error is None
     assert told.events == [("first_token", 1.5, {})]
@@ -58,8 +60,8 @@ def test_what_a_span_says() -> None:
 
 
 def test_what_the_span_of_a_failure_says() -> None:
-    failures = [Failure(1.0, "http://a", Outcome.NETWORK_ERROR, "refused")]
-    told = tell(record(outcome=Outcome.REJECTED, status=503, reason="none_ready", failures=failures))
+    failures = [FailedAttempt(1.0, "http://a", Outcome.NETWORK_ERROR, "refused")]
+    told = span_data(record(outcome=Outcome.REJECTED, status=503, reason="none_ready", failures=failures))
     assert told.error == "none_ready"
     assert told.attributes["error.type"] == "rejected"
     retry = {"endpoint": "http://a", "error.type": "network_error", "reason": "refused"}
@@ -67,7 +69,7 @@ def test_what_the_span_of_a_failure_says() -> None:
 
 
 def test_the_span_of_another_request() -> None:
-    told = tell(Record("/v1/models", method="GET", outcome=Outcome.OK))
+    told = span_data(RequestRecord("/v1/models", method="GET", outcome=Outcome.OK))
     assert told.name == "GET"
     assert not any(key.startswith("gen_ai") for key in told.attributes)
 
@@ -77,7 +79,7 @@ def test_the_span_of_another_request() -> None:
     [("/v1/completions", "text_completion", "openai"), ("/v1/messages", "chat", "anthropic")],
 )
 def test_operations(path: str, operation: str, provider: str) -> None:
-    attributes = tell(Record(path)).attributes
+    attributes = span_data(RequestRecord(path)).attributes
     assert (attributes["gen_ai.operation.name"], attributes["gen_ai.provider.name"]) == (operation, provider)
 
 
@@ -103,14 +105,14 @@ class Stuck:
     def shutdown(self) -> None: ...
 
 
-def sampled(*, keep: bool = True) -> Record:
-    return record(trace=Trace(1, None, 2, keep))
+def sampled(*, keep: bool = True) -> RequestRecord:
+    return record(trace=TraceContext(1, None, 2, keep))
 
 
 @otel
 def test_what_there_is_no_room_for_is_dropped_and_counted() -> None:
     exporter = Stuck()
-    spans = Spans(exporter, list, most_waiting=40)  # type: ignore[arg-type]
+    spans = BatchSpanExporter(exporter, list, most_waiting=40)  # type: ignore[arg-type]
     for _ in range(32):
         spans.add(sampled())
     assert exporter.called.wait(WAIT_S)  # with those 32; nobody waits for it
@@ -130,7 +132,7 @@ def test_an_exporter_that_raises_does_not_end_the_thread() -> None:
     exporter = Stuck()
     exporter.problem = RuntimeError("no")
     exporter.going_on.set()
-    spans = Spans(exporter, list)  # type: ignore[arg-type]
+    spans = BatchSpanExporter(exporter, list)  # type: ignore[arg-type]
     for number in (1, 2):
         spans.add(sampled())
         eventually(lambda number=number: spans.counts["failed"] == number)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.gateway.breaker import LEAST, LONGEST_PAUSE_S
+from penstock.gateway.breaker import MAX_OPEN_S, MIN_REQUESTS
 from penstock.gateway.endpoint import Endpoint
 from penstock.gateway.outcome import Outcome
-from penstock.gateway.picker import Picker, PickRequest, Refusal
+from penstock.gateway.picker import NoEndpointError, Picker, PickRequest
 from penstock.gateway.prefix import prefix_blocks
 
 PER_S = 100.0
@@ -52,12 +52,12 @@ class Fleet:
     def _send(self, request: PickRequest, now: float) -> None:
         try:
             endpoint = self._picker.pick(request, self.endpoints, now)
-        except Refusal as refusal:
+        except NoEndpointError as refusal:
             self.seen.append((now, refusal.reason))
             return
         number = self.endpoints.index(endpoint)
         self.sent.append((now, number))
-        endpoint.began(request.tokens, now)
+        endpoint.request_sent(request.tokens, now)
         request.tried.add(endpoint)
         takes, outcome = self._answer(number, now)
         answer = (now + takes, next(self._order), now, request, endpoint, outcome)
@@ -66,8 +66,8 @@ class Fleet:
     def _settle(self, now: float) -> None:
         while self._answers and self._answers[0][0] <= now:
             at, _, sent_at, request, endpoint, outcome = heapq.heappop(self._answers)
-            endpoint.ended(request.tokens)
-            endpoint.breaker.judged(outcome, at, sent_at)
+            endpoint.request_ended(request.tokens)
+            endpoint.breaker.record_outcome(outcome, at, sent_at)
             if outcome is Outcome.NETWORK_ERROR and len(request.tried) < 3:
                 self._send(request, at)
             else:
@@ -110,7 +110,7 @@ def test_a_failing_endpoint_shows_in_a_few_replies() -> None:
     there are probes after 1, 3 and 7 seconds."""
     fleet = Fleet(FAILING)
     fleet.run(10.0)
-    assert sum(told == "model_server_error" for _, told in fleet.seen) <= LEAST + 3
+    assert sum(told == "model_server_error" for _, told in fleet.seen) <= MIN_REQUESTS + 3
 
 
 def test_long_replies_from_before_do_not_hide_failures() -> None:
@@ -143,7 +143,7 @@ def test_all_bad_is_said_and_ends() -> None:
         return (0.001, Outcome.NETWORK_ERROR) if 2.0 <= now < 4.0 else (0.05, Outcome.OK)
 
     fleet = Fleet(answer)
-    fleet.run(4.0 + LONGEST_PAUSE_S)
+    fleet.run(4.0 + MAX_OPEN_S)
     during = [told for at, told in fleet.seen if 2.1 <= at < 4.0]
     assert during.count("none_ready") > 0.9 * len(during)
     assert {told for at, told in fleet.seen if at >= 4.0 + 4.0} == {"ok"}, (

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies import TextTables
 from penstock.streaming.stream import StreamError
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from tests.generation.planning import tiny_tokenizer
 from tests.generation.replying import Desk, tables_of
 
@@ -24,7 +24,7 @@ def _tables() -> TextTables:
 def streamed_events(
     plan: RequestPlan,
     rows: Sequence[Sequence[int]],
-    finish: Finish | None = Finish.LENGTH,
+    finish: FinishReason | None = FinishReason.LENGTH,
     error: StreamError | None = None,
     *,
     chat: bool = False,
@@ -34,7 +34,7 @@ def streamed_events(
     async def run() -> list[Any]:
         desk = Desk(_tables())
         _, sink = desk.streamed(plan, chat=chat)
-        desk.deliver(desk.rows(0, rows, finish or Finish.NONE))
+        desk.deliver(desk.rows(0, rows, finish or FinishReason.NONE))
         if error is not None:
             desk.streams.fail(0, 0, error)
         data = [line.removeprefix("data: ") for line in sink.lines()]
@@ -44,7 +44,11 @@ def streamed_events(
 
 
 def collected_reply(
-    plan: RequestPlan, tokens: Sequence[int], finish: Finish = Finish.LENGTH, *, chat: bool = False
+    plan: RequestPlan,
+    tokens: Sequence[int],
+    finish: FinishReason = FinishReason.LENGTH,
+    *,
+    chat: bool = False,
 ) -> Any:
     """Body of a reply that is not streamed, with one stream of these tokens."""
 

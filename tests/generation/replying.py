@@ -23,10 +23,10 @@ from penstock.http.sink import Listener
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.stream import Stream, StreamError
-from penstock.streaming.table import StreamTable
-from penstock.wire.frames import Finish, TokenFrame
+from penstock.streaming.table import OutputProcessor
+from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs
-from penstock.wire.regroup import merge
+from penstock.wire.regroup import merge_frames
 
 VOCABULARY = 16384
 PROMPT = Prompt(b"\1\0\0\0\2\0\0\0", 2)
@@ -116,7 +116,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         histograms = [Histogram(bounds) for bounds in (TTFT_BOUNDS, ITL_BOUNDS, EVENT_BOUNDS)]
-        self.streams = StreamTable(self.tables.plain, *histograms)
+        self.streams = OutputProcessor(self.tables.plain, *histograms)
         self.context = RequestContext(
             cast(EngineClient, self.engine_client),
             self.streams,
@@ -156,14 +156,14 @@ class Desk:
         self,
         handle: int,
         parts: Sequence[Sequence[int]],
-        finish: Finish = Finish.NONE,
+        finish: FinishReason = FinishReason.NONE,
         *,
         logprobs: bool = False,
     ) -> list[TokenFrame]:
         """A frame for each part of the stream's further tokens; the last one has the ``finish``."""
         frames = []
         for number, tokens in enumerate(parts, 1):
-            end = finish if number == len(parts) else Finish.NONE
+            end = finish if number == len(parts) else FinishReason.NONE
             frames.append(
                 TokenFrame(
                     number,
@@ -182,7 +182,7 @@ class Desk:
     def deliver(self, frames: Sequence[TokenFrame], *, merged: int = 1) -> None:
         """Frames in order, so many at a time merged, as for a server that is behind."""
         for start in range(0, len(frames), merged):
-            self.streams.deliver(0, merge(frames[start : start + merged]), float(start))
+            self.streams.process_frame(0, merge_frames(frames[start : start + merged]), float(start))
 
 
 def made_up_logprobs(tokens: Sequence[int]) -> Logprobs:

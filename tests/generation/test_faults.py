@@ -16,7 +16,7 @@ from penstock.generation.replies import TextTables
 from penstock.streaming.stream import StreamError
 from penstock.supervisor.model import DEMO_DIR
 from penstock.wire.frames import decode_frame
-from penstock.wire.messages import Failed, FrameHeader, Sampling, Submit, decode_from_engine
+from penstock.wire.messages import FrameHeader, SamplingParams, StreamFailed, Submit, decode_from_engine
 from tests.generation.planning import body, planners
 from tests.generation.replying import PROMPT, Desk, MemorySink, in_loop, read_stream, tables_of
 
@@ -44,9 +44,9 @@ class ToDesk:
     def send(self, identity: bytes, parts: list[bytes]) -> bool:
         message = decode_from_engine(parts[0])
         if isinstance(message, FrameHeader):
-            self.desk.streams.deliver(0, decode_frame(message, parts[1]), 0.0)
+            self.desk.streams.process_frame(0, decode_frame(message, parts[1]), 0.0)
         else:
-            assert isinstance(message, Failed)
+            assert isinstance(message, StreamFailed)
             error = StreamError(500, message.code, message.message)
             self.desk.streams.fail(0, message.stream, error)
         return True
@@ -61,7 +61,7 @@ def run_stream(fault: str | None, **fields: Any) -> tuple[MemorySink, StreamErro
     engine = SyntheticEngine(config, str(DEMO_DIR), sleep=lambda seconds: None)
     publisher = Publisher(ToDesk(desk))
     publisher.attach(0, b"peer")
-    engine.submit(0, Submit(0, PROMPT.ids, Sampling(TOKENS, 7), INTERVAL))
+    engine.submit(0, Submit(0, PROMPT.ids, SamplingParams(TOKENS, 7), INTERVAL))
     while engine.has_work():
         publisher.publish(step(engine), engine.load())
     assert len(desk.streams) == 0

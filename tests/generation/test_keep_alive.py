@@ -9,7 +9,7 @@ from functools import cache
 from penstock.generation.keep_alive import KeepAlive
 from penstock.generation.replies import TextTables
 from penstock.streaming.stream import StreamError
-from penstock.wire.frames import Finish, TokenFrame
+from penstock.wire.frames import FinishReason, TokenFrame
 from tests.generation.planning import body, planners, tiny_tokenizer
 from tests.generation.replying import Desk, MemorySink, in_loop, tables_of
 
@@ -49,7 +49,7 @@ class Clocked:
 
     def deliver(self, frames: list[TokenFrame], now: float) -> None:
         for frame in frames:
-            self.desk.streams.deliver(0, frame, now)
+            self.desk.streams.process_frame(0, frame, now)
 
 
 def with_clock(test: Callable[[Clocked], None]) -> Callable[[], None]:
@@ -73,7 +73,7 @@ def test_a_stream_is_silent_for_eight_seconds_at_most(clocked: Clocked) -> None:
     assert sink.lines().count(COMMENT) == 1
     clocked.tick(14)
     assert sink.lines().count(COMMENT) == 2
-    clocked.deliver(desk.rows(0, [token], Finish.LENGTH), 15.0)
+    clocked.deliver(desk.rows(0, [token], FinishReason.LENGTH), 15.0)
     assert len(sink.events()) == 2
     clocked.tick(30)
     assert sink.lines().count(COMMENT) == 2

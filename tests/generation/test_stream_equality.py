@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies import TextTables
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from tests.generation.planning import body, chat_body, planners
 from tests.generation.replying import Desk, Reading, in_loop, read_body, read_stream, tables_of
 from tests.stop_reference import until_stop
@@ -19,7 +19,7 @@ from tests.tokenizer_kinds import SPECIAL, TRAINED, Case, make_case, token_lists
 
 PLANNER = planners()
 EOS = SPECIAL.index("</s>")
-ENDS = [Finish.LENGTH, Finish.EOS, Finish.STOP_TOKEN]
+ENDS = [FinishReason.LENGTH, FinishReason.EOS, FinishReason.STOP_TOKEN]
 
 
 @cache
@@ -29,11 +29,11 @@ def case(name: str) -> tuple[Case, TextTables]:
 
 
 @st.composite
-def streams(draw: st.DrawFn, name: str) -> tuple[list[int], Finish]:
+def streams(draw: st.DrawFn, name: str) -> tuple[list[int], FinishReason]:
     """Tokens of a stream, and how it ends."""
     tokens = draw(token_lists(case(name)[0])) or [draw(st.sampled_from(case(name)[0].ids))]
     finish = draw(st.sampled_from(ENDS))
-    return (tokens if finish is Finish.LENGTH else [*tokens, EOS]), finish
+    return (tokens if finish is FinishReason.LENGTH else [*tokens, EOS]), finish
 
 
 @st.composite
@@ -66,7 +66,7 @@ def plan_of(chat: bool, fields: dict[str, Any]) -> RequestPlan:
 
 def check(
     name: str,
-    stream: tuple[list[int], Finish],
+    stream: tuple[list[int], FinishReason],
     rows: list[list[int]],
     merged: int,
     chat: bool,
@@ -95,7 +95,7 @@ def check(
     assert sink.over.result() is None
 
     skip, include = fields.get("skip_special_tokens", True), fields.get("include_stop_str_in_output", False)
-    shown = tokens[:-1] if finish is not Finish.LENGTH and not include else tokens
+    shown = tokens[:-1] if finish is not FinishReason.LENGTH and not include else tokens
     text = made.decode(shown, skip=skip)
     assert (got.text, stop_of(got)) == until_stop(text, fields.get("stop", []), include)
     counted = got.usage["completion_tokens"]

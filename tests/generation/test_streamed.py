@@ -12,7 +12,7 @@ import pytest
 from penstock.generation.replies import TextTables
 from penstock.generation.streamed import StreamedReply
 from penstock.streaming.stream import StreamError
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from tests.generation.planning import body, chat_body, planners, tiny_tokenizer
 from tests.generation.replying import PROMPT, Desk, MemorySink, in_loop, read_stream, tables_of
 
@@ -64,7 +64,7 @@ def test_no_token_overtakes_a_character_that_is_not_whole(place: int) -> None:
         tokens[place], tokens[min(place + 1 + place % 2, 4)] = first, second
         desk = Desk(tables())
         _, sink, handle = open_stream(desk)
-        desk.deliver(desk.rows(handle, [[token] for token in tokens], Finish.LENGTH))
+        desk.deliver(desk.rows(handle, [[token] for token in tokens], FinishReason.LENGTH))
         assert "".join(texts(sink)) == decoded(tokens)
 
     in_loop(run)
@@ -74,7 +74,7 @@ def test_no_token_overtakes_a_character_that_is_not_whole(place: int) -> None:
 def test_headers_come_before_the_first_text_when_the_first_token_has_none() -> None:
     desk = Desk(tables())
     reply, sink, handle = open_stream(desk, ignore_eos=True)
-    desk.deliver(desk.rows(handle, [[1], *([token] for token in ids("some text"))], Finish.LENGTH))
+    desk.deliver(desk.rows(handle, [[1], *([token] for token in ids("some text"))], FinishReason.LENGTH))
     assert reply.plan.base.ignore_eos
     assert sink.starts == 1  # the sink refuses bytes before the headers
     assert "".join(texts(sink)) == "some text"
@@ -106,7 +106,7 @@ def test_a_stop_string_ends_the_stream_at_once_and_the_surplus_is_not_billed() -
     reading = read_stream(sink)
     assert (reading.text, reading.finish_reason, reading.stop_reason) == ("one two ", "stop", "stop")
     assert reading.usage["completion_tokens"] == place < len(tokens)
-    desk.deliver(desk.rows(handle, [tokens, []], Finish.ABORT))  # on its way when the engine was told
+    desk.deliver(desk.rows(handle, [tokens, []], FinishReason.ABORT))  # on its way when the engine was told
     assert len(desk.streams) == 0
     assert desk.outcomes == ["stop"]
     assert sink.over.result() is None
@@ -127,7 +127,7 @@ def test_what_a_client_does_not_read_becomes_one_event() -> None:
     assert len(sink.events()) == events
     reply.on_resume()
     assert len(sink.events()) == events + 1
-    desk.deliver(desk.rows(handle, [tokens[-1:]], Finish.LENGTH))
+    desk.deliver(desk.rows(handle, [tokens[-1:]], FinishReason.LENGTH))
     assert "".join(texts(sink)) == decoded(tokens)
     assert desk.outcomes == ["length"]
 
@@ -141,7 +141,7 @@ def test_ids_and_logprobs_of_a_slow_client_are_complete() -> None:
     desk.deliver(desk.rows(handle, [[token] for token in tokens[:-1]], logprobs=True))
     assert sink.starts == 0
     reply.on_resume()
-    desk.deliver(desk.rows(handle, [tokens[-1:]], Finish.LENGTH, logprobs=True))
+    desk.deliver(desk.rows(handle, [tokens[-1:]], FinishReason.LENGTH, logprobs=True))
     reading = read_stream(sink)
     assert (reading.text, reading.tokens) == (decoded(tokens), tokens)
     assert len(reading.logprobs["tokens"]) == len(tokens)
@@ -184,7 +184,7 @@ def test_the_end_is_written_to_a_client_that_does_not_read() -> None:
     tokens = ids("a text of a few tokens")
     desk.deliver(desk.rows(handle, [tokens[:1]]))
     reply.on_pause()
-    desk.deliver(desk.rows(handle, [[token] for token in tokens[1:]], Finish.LENGTH))
+    desk.deliver(desk.rows(handle, [[token] for token in tokens[1:]], FinishReason.LENGTH))
     assert "".join(texts(sink)) == decoded(tokens)
     assert (sink.ended, sink.lines()[-1]) == ("finish", "data: [DONE]")
 
@@ -302,7 +302,7 @@ def test_one_failed_choice_ends_all_with_one_error() -> None:
     _, sink = desk.streamed(PLANNER.completion(body(stream=True, n=3, temperature=1.0, stop="ab!")))
     for handle in range(3):
         desk.deliver(desk.rows(handle, [ids("x"), ids("ab")]))
-    desk.deliver(desk.rows(1, [ids("c")], Finish.LENGTH))
+    desk.deliver(desk.rows(1, [ids("c")], FinishReason.LENGTH))
     desk.streams.fail(0, 2, ERROR)
     *events, error = sink.events()
     text = ["", "", ""]
@@ -320,7 +320,7 @@ def test_one_failed_choice_ends_all_with_one_error() -> None:
 def test_an_aborted_stream_is_an_error_never_a_success() -> None:
     desk = Desk(tables())
     _, sink, handle = open_stream(desk)
-    desk.deliver(desk.rows(handle, [ids("a"), []], Finish.ABORT))
+    desk.deliver(desk.rows(handle, [ids("a"), []], FinishReason.ABORT))
     assert sink.events()[-1]["error"]["code"] == "engine_error"
     assert desk.outcomes == ["error"]
 
@@ -332,7 +332,7 @@ def test_a_client_that_left_is_an_abort_and_gets_nothing_more() -> None:
     desk.deliver(desk.rows(handle, [ids("a")]))
     sent = len(sink.data)
     reply.on_disconnect()
-    desk.deliver(desk.rows(handle, [ids("b"), []], Finish.ABORT))
+    desk.deliver(desk.rows(handle, [ids("b"), []], FinishReason.ABORT))
     assert len(sink.data) == sent
     assert (desk.outcomes, len(desk.streams)) == (["abort"], 0)
     assert sink.over.result() is None
@@ -345,7 +345,7 @@ def test_a_client_that_left_is_an_abort_and_gets_nothing_more() -> None:
 def test_prompt_ids_come_once_with_the_first_event() -> None:
     desk = Desk(tables())
     _, sink, handle = open_stream(desk, return_token_ids=True)
-    desk.deliver(desk.rows(handle, [[ids("é")[0]], [ids("é")[1]], ids("a")], Finish.LENGTH))
+    desk.deliver(desk.rows(handle, [[ids("é")[0]], [ids("é")[1]], ids("a")], FinishReason.LENGTH))
     assert [event["choices"][0].get("prompt_token_ids") for event in sink.events()] == [[1, 2], None]
 
 
@@ -356,7 +356,7 @@ def test_what_a_connector_says_comes_with_the_finish_reason(chat: bool) -> None:
         desk = Desk(tables())
         plan = (PLANNER.chat(chat_body(stream=True))) if chat else PLANNER.completion(body(stream=True))
         _, sink = desk.streamed(plan, chat=chat)
-        frames = desk.rows(0, [ids("a"), ids("b")], Finish.LENGTH)
+        frames = desk.rows(0, [ids("a"), ids("b")], FinishReason.LENGTH)
         frames[-1].kv_transfer_params = {0: b'{"remote_block_ids":[7]}'}
         desk.deliver(frames)
         *others, last = sink.events()
@@ -371,7 +371,7 @@ def test_what_a_connector_says_comes_with_the_finish_reason(chat: bool) -> None:
 def test_a_whole_reply_has_what_a_connector_says() -> None:
     desk = Desk(tables())
     reply = desk.collected(PLANNER.completion(body()))
-    frames = desk.rows(0, [ids("a")], Finish.LENGTH)
+    frames = desk.rows(0, [ids("a")], FinishReason.LENGTH)
     frames[-1].kv_transfer_params = {0: b'{"remote_block_ids":[7]}'}
     desk.deliver(frames)
     assert json.loads(reply.format.whole(reply))["kv_transfer_params"] == {"remote_block_ids": [7]}
@@ -383,5 +383,5 @@ def test_echo_comes_first() -> None:
     prompt = type(PROMPT)(PROMPT.ids, PROMPT.length, 'the "prompt"')
     plan = PLANNER.completion(body(stream=True, echo=True))
     _, sink = desk.streamed(plan, prompt)
-    desk.deliver(desk.rows(0, [ids("a"), ids("b")], Finish.LENGTH))
+    desk.deliver(desk.rows(0, [ids("a"), ids("b")], FinishReason.LENGTH))
     assert texts(sink) == ['the "prompt"a', "b"]

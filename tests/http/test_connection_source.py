@@ -13,7 +13,7 @@ from typing import Any
 import uvloop
 
 from penstock.http.connection_source import HandedOverConnections
-from penstock.wire.handover import Giver, Report, Taker
+from penstock.wire.handover import HandoverReceiver, HandoverReport, HandoverSender
 from tests.certificates import Certificates
 
 PATIENCE_S = 60.0
@@ -43,11 +43,11 @@ class Side:
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
-        self.giver = Giver()
+        self.giver = HandoverSender()
         stack.callback(self.giver.close)
-        self.entrance = HandedOverConnections(Taker(os.dup(self.giver.server_end)))
+        self.entrance = HandedOverConnections(HandoverReceiver(os.dup(self.giver.server_end)))
         self.connections: set[Echo] = set()
-        self.latest: Report | None = None
+        self.latest: HandoverReport | None = None
 
     async def open(self, tls: ssl.SSLContext | None = None) -> None:
         await self.entrance.open(lambda: Echo(self.connections, self.entrance), tls, PATIENCE_S)
@@ -58,10 +58,10 @@ class Side:
         self._stack.enter_context(client)
         client.setblocking(False)
         with connection:
-            assert self.giver.give(connection)
+            assert self.giver.send(connection)
         return client
 
-    async def reports(self, expected: Report) -> None:
+    async def reports(self, expected: HandoverReport) -> None:
         """Until it is the latest."""
         async with asyncio.timeout(PATIENCE_S):
             while self.latest != expected:
@@ -89,16 +89,16 @@ def test_connections_are_served_and_reported() -> None:
         loop = asyncio.get_running_loop()
         async with a_side() as side:
             await side.open()
-            await side.reports(Report(0, 0, True))
+            await side.reports(HandoverReport(0, 0, True))
             clients = [side.give(), side.give()]
             for client in clients:
                 await loop.sock_sendall(client, b"hello")
                 assert await loop.sock_recv(client, 10) == b"hello"
-            await side.reports(Report(2, 2, True))
+            await side.reports(HandoverReport(2, 2, True))
             clients[0].close()
-            await side.reports(Report(2, 1, True))
+            await side.reports(HandoverReport(2, 1, True))
             side.entrance.close()
-            await side.reports(Report(2, 1, False))
+            await side.reports(HandoverReport(2, 1, False))
             assert len(side.connections) == 1
 
     run(test)
@@ -111,9 +111,9 @@ def test_what_comes_after_the_close_is_not_taken() -> None:
             side.entrance.close()
             side.entrance.close()
             side.give()
-            await side.reports(Report(0, 0, False))
+            await side.reports(HandoverReport(0, 0, False))
             await asyncio.sleep(0)
-            count, connections = side.giver.take_back()
+            count, connections = side.giver.reclaim()
             assert count == len(connections) == 1
             connections[0].close()
 
@@ -129,11 +129,11 @@ def test_a_connection_that_does_not_agree_on_tls_is_not_open(certificates: Certi
         async with a_side() as side:
             await side.open(tls)
             client = side.give()
-            await side.reports(Report(1, 1, True))
+            await side.reports(HandoverReport(1, 1, True))
             await loop.sock_sendall(client, b"GET / HTTP/1.1\r\n\r\n")
-            await side.reports(Report(1, 0, True))
+            await side.reports(HandoverReport(1, 0, True))
             side.give().close()
-            await side.reports(Report(2, 0, True))
+            await side.reports(HandoverReport(2, 0, True))
 
     run(test)
 
@@ -142,7 +142,7 @@ def test_a_report_that_finds_no_room_comes_later() -> None:
     async def test() -> None:
         async with a_side() as side:
             await side.open()
-            full = Taker(os.dup(side.giver.server_end))
+            full = HandoverReceiver(os.dup(side.giver.server_end))
             number = 100
             while full.report(number, accepts=True):
                 number += 1
@@ -151,6 +151,6 @@ def test_a_report_that_finds_no_room_comes_later() -> None:
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(client, b"x")
             assert await loop.sock_recv(client, 1) == b"x"
-            await side.reports(Report(1, 1, True))
+            await side.reports(HandoverReport(1, 1, True))
 
     run(test)

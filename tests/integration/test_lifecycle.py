@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from penstock.supervisor.phases import SAME_SIGNAL_S
+from penstock.supervisor.phases import SIGNAL_DEBOUNCE_S
 from tests.integration.clients import Streams, texts_of
 from tests.integration.server import SYNTHETIC, Server, wait_until
 
@@ -61,7 +61,7 @@ def test_a_second_signal_ends_streams_truthfully(server: Server, tmp_path: Path)
             streams.until_each_has(1)
             alone.process.send_signal(signal.SIGTERM)
             wait_until(lambda: "SIGTERM: shutting down" in alone.log, 30, "noticing the signal")
-            threading.Event().wait(3 * SAME_SIGNAL_S)  # what comes sooner is taken for the same signal
+            threading.Event().wait(3 * SIGNAL_DEBOUNCE_S)  # what comes sooner is taken for the same signal
             alone.process.send_signal(signal.SIGTERM)
             streams.until_all_ended()
         assert [code for code, _ in streams.failures] == ["server_stopped"] * 4

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.metrics.bounds import E2E_BOUNDS
-from penstock.metrics.families import FAMILIES, Kind
+from penstock.metrics.families import METRIC_FAMILIES, MetricKind
 from tests.integration.server import SYNTHETIC, Server, all_up, wait_until
 from tests.integration.test_lifecycle import Pool
 
@@ -28,7 +28,7 @@ def test_the_page_has_every_family_of_a_running_server(server: Server) -> None:
     assert list(documented) == list(served)
     for name, (kind, unit, labels, meaning) in documented.items():
         assert (kind, meaning) == (served[name].type, served[name].documentation)
-        assert unit == FAMILIES[name].unit
+        assert unit == METRIC_FAMILIES[name].unit
         found = {label for sample in served[name].samples for label in sample.labels} - {"le"}
         assert found <= set(labels.split(", "))
         assert not served[name].samples or found == set(labels.split(", "))
@@ -50,9 +50,9 @@ def test_any_api_server_knows_what_all_engines_did(fleet: Server) -> None:
     requests, tokens = 20, 100
     before = {
         name: fleet.metric(name)
-        for family in FAMILIES.values()
-        if "engine" in family.labels and family.kind is not Kind.GAUGE
-        for name in [f"{family.name}_{'count' if family.kind is Kind.HISTOGRAM else 'total'}"]
+        for family in METRIC_FAMILIES.values()
+        if "engine" in family.labels and family.kind is not MetricKind.GAUGE
+        for name in [f"{family.name}_{'count' if family.kind is MetricKind.HISTOGRAM else 'total'}"]
     }
     with ThreadPoolExecutor(requests) as pool:
         list(pool.map(lambda _: fleet.complete(max_tokens=tokens, ignore_eos=True), range(requests)))
@@ -66,7 +66,7 @@ def test_any_api_server_knows_what_all_engines_did(fleet: Server) -> None:
     wait_until(told, 30, "counting the tokens")
     assert fleet.metric("vllm:generation_tokens_total", engine="0") > 0
     assert fleet.metric("vllm:generation_tokens_total", engine="1") > 0
-    for family in FAMILIES.values():
+    for family in METRIC_FAMILIES.values():
         if family.name.startswith("vllm:") and family.bounds == E2E_BOUNDS:
             assert more(f"{family.name}_count") == requests
     assert more("vllm:request_success_total") == requests

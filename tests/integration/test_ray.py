@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from penstock.supervisor.cluster import write_key
+from penstock.supervisor.cluster import write_cluster_key
 from penstock.supervisor.exits import EXIT_USAGE
 from tests.integration.clients import Streams
 from tests.integration.server import SYNTHETIC, Server, wait_until
@@ -61,7 +61,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 def options(address: str, directory: Path, engines: int = ENGINES) -> list[str]:
     key = directory / "fleet.key"
     if not key.exists():
-        write_key(key)
+        write_cluster_key(key)
     return [
         *SYNTHETIC,
         *("--synthetic-step-ms", "10"),

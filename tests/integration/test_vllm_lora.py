@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.gateway.endpoint import Load
+from penstock.gateway.endpoint import EndpointLoad
 from penstock.gateway.scrape import read_load
 from tests.integration.server import VLLM_START_S, Server, in_vllm, total, wait_until
 
@@ -95,7 +95,7 @@ def test_it_is_listed_with_its_parent(server: Server, adapter: Path) -> None:
 
 
 def test_gateways_see_which_adapter_runs(server: Server) -> None:
-    def load() -> Load:
+    def load() -> EndpointLoad:
         return read_load(server.get("/metrics").content)
 
     assert load().max_adapters == 1

@@ -6,14 +6,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.metrics import families as f
 from penstock.metrics.exposition import exposition
-from penstock.metrics.families import FAMILIES, LORA_REQUESTS, Kind
+from penstock.metrics.families import LORA_REQUESTS, METRIC_FAMILIES, MetricKind
 from penstock.metrics.snapshot import Distribution
 
 
 def test_every_family_is_there_even_without_a_value() -> None:
     found = {family.name: family for family in text_string_to_metric_families(exposition({}).decode())}
-    assert set(found) == set(FAMILIES)
-    for name, family in FAMILIES.items():
+    assert set(found) == set(METRIC_FAMILIES)
+    for name, family in METRIC_FAMILIES.items():
         assert (found[name].type, found[name].documentation) == (family.kind.value, family.help)
 
 
@@ -40,10 +40,10 @@ def test_values_and_labels() -> None:
 
 
 def test_the_table_of_families_is_sound() -> None:
-    for family in FAMILIES.values():
+    for family in METRIC_FAMILIES.values():
         assert family.name.startswith(("vllm:", "penstock:"))
-        assert not (family.kind is Kind.COUNTER and family.name.endswith("_total"))
-        assert bool(family.bounds) == (family.kind is Kind.HISTOGRAM)
+        assert not (family.kind is MetricKind.COUNTER and family.name.endswith("_total"))
+        assert bool(family.bounds) == (family.kind is MetricKind.HISTOGRAM)
         assert list(family.bounds) == sorted(set(family.bounds))
         assert family.help.endswith(".")
         if family.name.startswith("vllm:") and family is not LORA_REQUESTS:  # which vLLM says for all engines

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from penstock.metrics import garbage
-from penstock.metrics.garbage import Collector, Pauses, Policy
+from penstock.metrics.garbage import GarbageCollector, GcPauses, Policy
 
 
 class Knot:
@@ -19,15 +19,15 @@ class Knot:
         self.itself = self
 
 
-Start = Callable[..., Collector]
+Start = Callable[..., GarbageCollector]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    started: list[Collector] = []
+    started: list[GarbageCollector] = []
 
-    def start(policy: Policy = "idle", pause_budget_s: float = 1.0) -> Collector:
-        collector = Collector(policy, pause_budget_s)
+    def start(policy: Policy = "idle", pause_budget_s: float = 1.0) -> GarbageCollector:
+        collector = GarbageCollector(policy, pause_budget_s)
         collector.start()
         started.append(collector)
         return collector
@@ -158,7 +158,7 @@ def test_pauses_are_timed_whoever_collects() -> None:
         now[0] += 0.002
         return now[0]
 
-    pauses = Pauses(clock)
+    pauses = GcPauses(clock)
     gc.collect()
     pauses.watch()
     try:

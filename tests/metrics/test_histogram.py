@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.metrics import families as f
 from penstock.metrics.histogram import Histogram
-from penstock.metrics.snapshot import Distribution, observed
+from penstock.metrics.snapshot import Distribution, histogram_series
 
 BOUNDS = (1.0, 2.0, 5.0)
 
@@ -45,6 +45,6 @@ def test_values_count_as_often_as_said(pairs: list[tuple[float, int]]) -> None:
 def test_a_series() -> None:
     histogram = Histogram(f.ITL.bounds)
     histogram.observe([0.02, 1000.0])
-    made = observed(f.ITL, ("m", "0"), histogram)
+    made = histogram_series(f.ITL, ("m", "0"), histogram)
     assert (made.family, made.labels) == ("vllm:inter_token_latency_seconds", ("m", "0"))
     assert made.value == Distribution((0, 1, *[0] * (len(f.ITL.bounds) - 2), 1), 1000.02)

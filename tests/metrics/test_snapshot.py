@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.metrics import families as f
 from penstock.metrics.snapshot import (
     Distribution,
-    Key,
+    ProcessKey,
     Series,
     Snapshot,
     decode_snapshot,
@@ -49,26 +49,28 @@ views = st.lists(snapshots, max_size=8).map(lambda some: view_of(*some))
 
 
 @given(views, views)
-def test_merging_is_commutative(a: dict[Key, Snapshot], b: dict[Key, Snapshot]) -> None:
+def test_merging_is_commutative(a: dict[ProcessKey, Snapshot], b: dict[ProcessKey, Snapshot]) -> None:
     assert merge_views(a, b) == merge_views(b, a)
 
 
 @given(views, views, views)
 def test_merging_is_associative(
-    a: dict[Key, Snapshot],
-    b: dict[Key, Snapshot],
-    c: dict[Key, Snapshot],
+    a: dict[ProcessKey, Snapshot],
+    b: dict[ProcessKey, Snapshot],
+    c: dict[ProcessKey, Snapshot],
 ) -> None:
     assert merge_views(merge_views(a, b), c) == merge_views(a, merge_views(b, c)) == merge_views(a, b, c)
 
 
 @given(views)
-def test_merging_twice_changes_nothing(a: dict[Key, Snapshot]) -> None:
+def test_merging_twice_changes_nothing(a: dict[ProcessKey, Snapshot]) -> None:
     assert merge_views(a, a) == merge_views(a) == a
 
 
 @given(views, views)
-def test_totals_never_go_backwards(known: dict[Key, Snapshot], news: dict[Key, Snapshot]) -> None:
+def test_totals_never_go_backwards(
+    known: dict[ProcessKey, Snapshot], news: dict[ProcessKey, Snapshot]
+) -> None:
     before, after = totals(known), totals(merge_views(known, news))
     for name, values in before.items():
         for labels, value in values.items():

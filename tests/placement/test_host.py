@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from penstock.config.options import ServeConfig
-from penstock.placement.host import ProcessHost
+from penstock.placement.host import ProcessActor
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL
 from penstock.supervisor.model import DEMO_DIR, resolve_model
 from penstock.wire.control import (
-    Failed,
+    ChildReport,
     Launch,
     LineBuffer,
+    ProcessFailed,
     Ready,
-    Report,
     Stop,
     decode_for_supervisor,
     encode,
@@ -64,20 +64,20 @@ def api_server(port: int, epoch: int = 0) -> Launch:
     return launch("api-server", "/of/another/machine", epoch=epoch, config=config)
 
 
-def started(message: Launch, end: str = "") -> ProcessHost:
-    host = ProcessHost()
+def started(message: Launch, end: str = "") -> ProcessActor:
+    host = ProcessActor()
     host.start(encode(message), [sys.executable, "-c", CHILD % end])
     return host
 
 
-def reports_until_the_end(host: ProcessHost) -> tuple[list[Report], int]:
+def reports_until_the_end(host: ProcessActor) -> tuple[list[ChildReport], int]:
     lines, buffer = [], LineBuffer()
     while (said := host.read()).returncode is None:
         lines += buffer.feed(said.data)
     return [decode_for_supervisor(line) for line in lines], said.returncode
 
 
-def first_report(host: ProcessHost) -> Report:
+def first_report(host: ProcessActor) -> ChildReport:
     (line,) = LineBuffer().feed(host.read().data)
     return decode_for_supervisor(line)
 
@@ -102,17 +102,17 @@ def test_a_machine_without_the_model_says_so() -> None:
     reports, returncode = reports_until_the_end(host)
     assert returncode == 3
     (failed,) = reports
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, ProcessFailed)
     assert failed.fatal
     assert "/no/such/model" in failed.message
 
 
 def test_a_child_that_cannot_be_started() -> None:
-    host = ProcessHost()
+    host = ProcessActor()
     command: Sequence[str] = ["/no/such/interpreter"]
     host.start(encode(engine()), command)
     reports, _ = reports_until_the_end(host)
-    assert isinstance(reports[0], Failed)
+    assert isinstance(reports[0], ProcessFailed)
     assert "/no/such/interpreter" in reports[0].message
 
 
@@ -127,8 +127,8 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
         return int(free.getsockname()[1])
 
 
-def serving(port: int) -> ProcessHost:
-    host = ProcessHost()
+def serving(port: int) -> ProcessActor:
+    host = ProcessActor()
     host.start(encode(api_server(port)), [sys.executable, "-c", SERVER], listen_on="127.0.0.1")
     ready = first_report(host)
     assert ready == Ready(info={"port": port, "address": "127.0.0.1"})
@@ -155,12 +155,12 @@ def test_api_servers_share_a_port_and_what_one_closes_gets_nothing_more(port: in
 def test_a_port_of_somebody_else(port: int, epoch: int, returncode: int) -> None:
     """It may be free again, if it was ours."""
     with socket.create_server(("127.0.0.1", port)):
-        host = ProcessHost()
+        host = ProcessActor()
         host.start(encode(api_server(port, epoch)), listen_on="127.0.0.1")
         reports, ended = reports_until_the_end(host)
     assert ended == returncode
     (failed,) = reports
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, ProcessFailed)
     assert failed.fatal == (epoch == 0)
     assert f"cannot listen on 127.0.0.1:{port}" in failed.message
 

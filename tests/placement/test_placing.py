@@ -11,7 +11,7 @@ import pytest
 
 from penstock.config.options import ServeConfig
 from penstock.placement import placing
-from penstock.placement.placing import NotPlaced, Placed, place
+from penstock.placement.placing import PlacedActor, PlacementError, place
 from penstock.wire.control import Launch
 from tests.launches import launch
 
@@ -67,7 +67,7 @@ def strategies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
     monkeypatch.setitem(sys.modules, "ray.util", types.ModuleType("ray.util"))
     monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", module)
-    monkeypatch.setattr(placing, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(placing, "NODE_POLL_INTERVAL_S", 0.0)
 
 
 def said_nothing(text: str) -> None:
@@ -77,7 +77,7 @@ def said_nothing(text: str) -> None:
 @pytest.mark.parametrize("name", ["id2", "name2", "10.0.0.2", "host2"])
 def test_a_machine_by_any_of_its_names(name: str) -> None:
     ray = Cluster([node(1), node(2), node(3)])
-    assert place(ray, api_server(name), said_nothing) == Placed("the actor", "10.0.0.2")
+    assert place(ray, api_server(name), said_nothing) == PlacedActor("the actor", "10.0.0.2")
     assert ray.options_of_actor["scheduling_strategy"] == ("id2", False)
     assert ray.options_of_actor["num_cpus"] == 0
 
@@ -91,7 +91,7 @@ def test_api_servers_are_dealt_out_and_replacements_stay() -> None:
 
 def test_a_machine_that_never_was_there_is_an_error() -> None:
     nodes = [node(1), node(2, alive=False), node(3) | {"NodeName": "10.0.0.3"}]
-    with pytest.raises(NotPlaced, match=r"no such machine; it has 10\.0\.0\.3, name1 \(10\.0\.0\.1\)$"):
+    with pytest.raises(PlacementError, match=r"no such machine; it has 10\.0\.0\.3, name1 \(10\.0\.0\.1\)$"):
         place(Cluster(nodes), api_server("name2"), said_nothing)
 
 

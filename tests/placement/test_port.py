@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.placement.port import claimed
-from penstock.supervisor.exits import StartError
+from penstock.placement.port import claim_port
+from penstock.supervisor.exits import StartupError
 
 A, B = 0x123, 0x456
 WHERE = "10.0.0.1", 8000
@@ -21,21 +21,21 @@ def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_port_belongs_to_one_fleet_until_the_last_of_its_servers_has_left() -> None:
-    with claimed(*WHERE, A):
-        with claimed(*WHERE, A):
+    with claim_port(*WHERE, A):
+        with claim_port(*WHERE, A):
             refusal = r"10\.0\.0\.1, port 8000: API servers of another fleet"
-            with pytest.raises(StartError, match=refusal), claimed(*WHERE, B):
+            with pytest.raises(StartupError, match=refusal), claim_port(*WHERE, B):
                 pass
-            with claimed("10.0.0.1", 8001, B), claimed("::1", 8000, B):
+            with claim_port("10.0.0.1", 8001, B), claim_port("::1", 8000, B):
                 pass
-        with pytest.raises(StartError), claimed(*WHERE, B):
+        with pytest.raises(StartupError), claim_port(*WHERE, B):
             pass
-    with claimed(*WHERE, B), pytest.raises(StartError), claimed(*WHERE, A):
+    with claim_port(*WHERE, B), pytest.raises(StartupError), claim_port(*WHERE, A):
         pass
 
 
 def hold_until_killed(told: multiprocessing.connection.Connection) -> None:
-    with claimed(*WHERE, A):
+    with claim_port(*WHERE, A):
         told.send("claimed")
         told.recv()
 
@@ -46,9 +46,9 @@ def test_a_claim_ends_with_its_process() -> None:
     holder = context.Process(target=hold_until_killed, args=(theirs,))
     holder.start()
     assert ours.recv() == "claimed"
-    with pytest.raises(StartError), claimed(*WHERE, B):
+    with pytest.raises(StartupError), claim_port(*WHERE, B):
         pass
     holder.kill()
     holder.join()
-    with claimed(*WHERE, B):
+    with claim_port(*WHERE, B):
         pass

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from penstock.streaming.assembler import Assembler, Piece
+from penstock.streaming.assembler import Assembler, TextDelta
 from penstock.streaming.token_table import TokenTable
 
 
@@ -25,14 +25,14 @@ def ids(text: str) -> list[int]:
     return [alphabet.index(character) for character in text]
 
 
-def assembled(table: TokenTable, rows: Sequence[str], **options: int) -> list[Piece]:
+def assembled(table: TokenTable, rows: Sequence[str], **options: int) -> list[TextDelta]:
     assembler = Assembler(table, ("ab",), **options)
     return [assembler.push(ids(row)) for row in rows] + [assembler.finish()]
 
 
 def test_a_stop_string_ends_the_text_wherever_rows_are_cut(table: TokenTable) -> None:
-    assert assembled(table, ["xab"])[0] == Piece("x", 3, "ab")
-    assert assembled(table, ["xa", "by"])[:2] == [Piece("x", 2, None), Piece("", 1, "ab")]
+    assert assembled(table, ["xab"])[0] == TextDelta("x", 3, "ab")
+    assert assembled(table, ["xa", "by"])[:2] == [TextDelta("x", 2, None), TextDelta("", 1, "ab")]
 
 
 @pytest.mark.parametrize("rows", [["abxaby"], list("abxaby"), ["abxa", "by"]])
@@ -40,7 +40,7 @@ def test_stop_strings_are_looked_for_behind_the_exempt_tokens(table: TokenTable,
     pieces = assembled(table, rows, exempt=2)
     stopped = next(place for place, piece in enumerate(pieces) if piece.stop)
     assert "".join(piece.text for piece in pieces[: stopped + 1]) == "abx"
-    assert sum(piece.used for piece in pieces[: stopped + 1]) == 5
+    assert sum(piece.tokens_used for piece in pieces[: stopped + 1]) == 5
 
 
 def test_a_stop_string_that_begins_in_exempt_tokens_is_none(table: TokenTable) -> None:

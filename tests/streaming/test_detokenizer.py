@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models
 
-from penstock.streaming.decoder_plan import Mode
+from penstock.streaming.decoder_plan import DecoderMode
 from penstock.streaming.detokenizer import Detokenizer
 from penstock.streaming.token_table import TokenTable, escape_json
 from tests.tokenizer_kinds import SPECIAL, TRAINED, Case, make_case, token_lists, trained_byte_fallback
@@ -174,7 +174,7 @@ def test_text_is_held_only_while_it_is_uncertain(name: str, data: st.DataObject)
     for place, token in enumerate(tokens):
         sent += stream.push((token,))
         held = case_.decode(tokens[: place + 1], skip=True)[len(sent) :]
-        if table.plan.mode is Mode.BYTES:
+        if table.plan.mode is DecoderMode.BYTES:
             # All that may be missing is one unfinished character, or the two bytes that start a surrogate.
             assert held in ("", "\ufffd", "\ufffd\ufffd")
         elif held:

@@ -10,12 +10,12 @@ import pytest
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.stream import Stream, StreamError
-from penstock.streaming.table import StreamTable
+from penstock.streaming.table import OutputProcessor
 from penstock.streaming.token_log import TokenLog
-from penstock.wire.burst import Burst, write_each
-from penstock.wire.frames import Finish, TokenFrame
+from penstock.wire.burst import BurstWriter, write_each
+from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import Sampling, Submit, WireError
+from penstock.wire.messages import SamplingParams, Submit, WireError
 
 TEXTS: list[bytes | None] = [b"a", b"bc", None, b"d"]
 CAREFUL = 2
@@ -23,17 +23,22 @@ CAREFUL = 2
 
 class RecordingReply:
     def __init__(self) -> None:
-        self.rows: list[tuple[list[int], Finish, int]] = []
+        self.rows: list[tuple[list[int], FinishReason, int]] = []
         self.errors: list[str] = []
         self.prompts: list[list[int]] = []
 
     def on_row(
-        self, stream: Stream, tokens: Sequence[int], finish: Finish, cached: int, logprobs: Logprobs | None
+        self,
+        stream: Stream,
+        tokens: Sequence[int],
+        finish: FinishReason,
+        cached: int,
+        logprobs: Logprobs | None,
     ) -> None:
         self.rows.append((list(tokens), finish, cached))
 
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
-        self.prompts.append(logprobs.place.tolist())
+        self.prompts.append(logprobs.position.tolist())
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         self.errors.append(error.code)
@@ -44,18 +49,18 @@ class BrokenReply(RecordingReply):
         raise RuntimeError("a fault in one stream's handling")
 
 
-def make_table(burst: Burst = write_each) -> StreamTable:
+def make_table(burst: BurstWriter = write_each) -> OutputProcessor:
     histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
-    return StreamTable(TEXTS, *histograms, TokenLog(), burst, capacity=2)
+    return OutputProcessor(TEXTS, *histograms, TokenLog(), burst, capacity=2)
 
 
 def make_stream(reply: RecordingReply, written: list[bytes], rank: int = 0) -> Stream:
     stream = Stream(reply, 0, rank, written.append, b"<", b">\r\n")
-    stream.plain = True
+    stream.fast_path = True
     return stream
 
 
-def frame(*rows: tuple[int, int, list[int]], finish: Sequence[Finish] | None = None) -> TokenFrame:
+def frame(*rows: tuple[int, int, list[int]], finish: Sequence[FinishReason] | None = None) -> TokenFrame:
     counts = [len(tokens) for _, _, tokens in rows]
     return TokenFrame(
         1,
@@ -70,8 +75,8 @@ def frame(*rows: tuple[int, int, list[int]], finish: Sequence[Finish] | None = N
 def test_a_plain_row_is_one_chunk() -> None:
     table, written = make_table(), list[bytes]()
     handle = table.open(make_stream(RecordingReply(), written), 0.0)
-    table.deliver(0, frame((handle, 0, [0])), 1.0)
-    table.deliver(0, frame((handle, 1, [1, 3])), 2.0)
+    table.process_frame(0, frame((handle, 0, [0])), 1.0)
+    table.process_frame(0, frame((handle, 1, [1, 3])), 2.0)
     assert written == [b"3\r\n<a>\r\n", b"5\r\n<bcd>\r\n"]
 
 
@@ -89,7 +94,7 @@ def test_streams_with_a_descriptor_are_written_together_past_their_connections()
         stream.descriptor = descriptor
         table.open(stream, 0.0)
     for position, tokens in enumerate(([0], [1], [3, 3])):
-        table.deliver(0, frame(*((stream.handle, position, tokens) for stream in streams)), 1.0)
+        table.process_frame(0, frame(*((stream.handle, position, tokens) for stream in streams)), 1.0)
     one, two, three = b"3\r\n<a>\r\n", b"4\r\n<bc>\r\n", b"4\r\n<dd>\r\n"
     assert bursts == [([5, 6], [one, one]), ([5], [two]), ([5], [three])]
     assert connections == [[], [one[4:], two, three], [one, two, three]]
@@ -99,23 +104,23 @@ def test_a_row_too_large_for_a_prepared_chunk_size_goes_to_the_reply() -> None:
     table, written, reply = make_table(), list[bytes](), RecordingReply()
     handle = table.open(make_stream(reply, written), 0.0)
     few, many = [1] * 8190, [1] * 8191
-    table.deliver(0, frame((handle, 0, few)), 1.0)
-    table.deliver(0, frame((handle, len(few), many)), 2.0)
+    table.process_frame(0, frame((handle, 0, few)), 1.0)
+    table.process_frame(0, frame((handle, len(few), many)), 2.0)
     assert written == [b"3ffe\r\n<" + b"bc" * 8190 + b">\r\n"]
-    assert reply.rows == [(many, Finish.NONE, 0)]
+    assert reply.rows == [(many, FinishReason.NONE, 0)]
 
 
 def test_rows_that_need_care_go_to_the_reply() -> None:
     table, written, reply = make_table(), list[bytes](), RecordingReply()
     handle = table.open(make_stream(reply, written), 0.0)
-    table.deliver(0, frame((handle, 0, [CAREFUL])), 1.0)
-    table.deliver(0, frame((handle, 1, [0, CAREFUL, 0])), 2.0)
-    table.deliver(0, frame((handle, 4, [0]), finish=[Finish.LENGTH]), 3.0)
+    table.process_frame(0, frame((handle, 0, [CAREFUL])), 1.0)
+    table.process_frame(0, frame((handle, 1, [0, CAREFUL, 0])), 2.0)
+    table.process_frame(0, frame((handle, 4, [0]), finish=[FinishReason.LENGTH]), 3.0)
     assert written == []
     assert reply.rows == [
-        ([CAREFUL], Finish.NONE, 0),
-        ([0, CAREFUL, 0], Finish.NONE, 0),
-        ([0], Finish.LENGTH, 0),
+        ([CAREFUL], FinishReason.NONE, 0),
+        ([0, CAREFUL, 0], FinishReason.NONE, 0),
+        ([0], FinishReason.LENGTH, 0),
     ]
     assert len(table) == 0
 
@@ -124,9 +129,9 @@ def test_rows_that_need_care_go_to_the_reply() -> None:
 def test_lost_or_repeated_tokens_end_the_stream(position: int) -> None:
     table, written, reply = make_table(), list[bytes](), RecordingReply()
     handle = table.open(make_stream(reply, written), 0.0)
-    table.deliver(0, frame((handle, 0, [0])), 1.0)
+    table.process_frame(0, frame((handle, 0, [0])), 1.0)
     with pytest.raises(WireError, match="out of order"):
-        table.deliver(0, frame((handle, position, [1])), 2.0)
+        table.process_frame(0, frame((handle, position, [1])), 2.0)
     assert len(written) == 1
     assert reply.errors == ["engine_error"]
 
@@ -135,11 +140,11 @@ def test_rows_of_another_engine_or_of_no_stream_are_refused() -> None:
     table, reply = make_table(), RecordingReply()
     handle = table.open(make_stream(reply, []), 0.0)
     with pytest.raises(WireError, match="out of order"):
-        table.deliver(1, frame((handle, 0, [0])), 1.0)
+        table.process_frame(1, frame((handle, 0, [0])), 1.0)
     with pytest.raises(WireError, match="never was"):
-        table.deliver(0, frame((9999, 0, [0])), 1.0)
+        table.process_frame(0, frame((9999, 0, [0])), 1.0)
     with pytest.raises(WireError, match="token id 4"):
-        table.deliver(0, frame((handle, 0, [len(TEXTS)])), 1.0)
+        table.process_frame(0, frame((handle, 0, [len(TEXTS)])), 1.0)
     assert reply.errors == []
 
 
@@ -150,7 +155,7 @@ def test_a_handle_is_reused_only_after_its_end() -> None:
     table.discard(stream)
     others = [table.open(make_stream(RecordingReply(), []), 0.0) for _ in range(5)]
     assert handle not in others
-    table.deliver(0, frame((handle, 0, [1]), finish=[Finish.ABORT]), 1.0)
+    table.process_frame(0, frame((handle, 0, [1]), finish=[FinishReason.ABORT]), 1.0)
     assert reply.rows == []
     assert table.open(make_stream(RecordingReply(), []), 0.0) == handle
 
@@ -160,9 +165,9 @@ def test_tokens_that_nobody_wants_are_told_apart() -> None:
     wanted = table.open(make_stream(RecordingReply(), []), 0.0)
     left = make_stream(RecordingReply(), [])
     table.open(left, 0.0)
-    table.deliver(0, frame((wanted, 0, [0]), (left.handle, 0, [1])), 1.0)
+    table.process_frame(0, frame((wanted, 0, [0]), (left.handle, 0, [1])), 1.0)
     table.discard(left)
-    table.deliver(0, frame((wanted, 1, [0, 3]), (left.handle, 1, [0, 1, 3])), 2.0)
+    table.process_frame(0, frame((wanted, 1, [0, 3]), (left.handle, 1, [0, 1, 3])), 2.0)
     assert (table.generated_tokens, table.discarded_tokens) == (7, 3)
 
 
@@ -171,10 +176,10 @@ def test_adapters_run_or_wait() -> None:
     for adapter in ("sql", "chat", "sql", None):
         stream = make_stream(RecordingReply(), [])
         table.open(stream, 0.0)
-        stream.request = Submit(stream.handle, b"", Sampling(1, 0), 1, adapter=adapter)
-    assert table.adapters() == {("sql", "waiting"): 2, ("chat", "waiting"): 1}
-    table.deliver(0, frame((0, 0, [1]), (1, 0, [1]), (3, 0, [1])), 1.0)
-    assert table.adapters() == {("sql", "running"): 1, ("chat", "running"): 1, ("sql", "waiting"): 1}
+        stream.request = Submit(stream.handle, b"", SamplingParams(1, 0), 1, adapter=adapter)
+    assert table.adapter_counts() == {("sql", "waiting"): 2, ("chat", "waiting"): 1}
+    table.process_frame(0, frame((0, 0, [1]), (1, 0, [1]), (3, 0, [1])), 1.0)
+    assert table.adapter_counts() == {("sql", "running"): 1, ("chat", "running"): 1, ("sql", "waiting"): 1}
 
 
 def test_a_fault_in_one_stream_spares_the_others() -> None:
@@ -182,7 +187,7 @@ def test_a_fault_in_one_stream_spares_the_others() -> None:
     broken = BrokenReply()
     first = table.open(make_stream(broken, []), 0.0)
     second = table.open(make_stream(RecordingReply(), written), 0.0)
-    table.deliver(0, frame((first, 0, [CAREFUL]), (second, 0, [0])), 1.0)
+    table.process_frame(0, frame((first, 0, [CAREFUL]), (second, 0, [0])), 1.0)
     assert broken.errors == ["internal_error"]
     assert written == [b"3\r\n<a>\r\n"]
 
@@ -196,20 +201,20 @@ def test_streams_of_a_dead_engine_go_on_where_they_were() -> None:
     gone = make_stream(RecordingReply(), [])
     table.open(gone, 0.0)
     table.discard(gone)
-    table.deliver(0, frame((handle, 0, [0, 3])), 1.0)
-    assert table.orphan(0) == [stream]
-    assert table.waits(stream)
-    assert not table.waits(other)
+    table.process_frame(0, frame((handle, 0, [0, 3])), 1.0)
+    assert table.detach_engine(0) == [stream]
+    assert table.is_unassigned(stream)
+    assert not table.is_unassigned(other)
     assert len(table) == 2  # nobody waits for the end of the discarded one
-    assert [tokens.tolist() for tokens in table.delivered([stream])] == [[0, 3]]
+    assert [tokens.tolist() for tokens in table.delivered_tokens([stream])] == [[0, 3]]
     with pytest.raises(WireError, match="out of order"):
-        table.deliver(0, frame((handle, 2, [1])), 2.0)
-    table.adopt(stream, 1)
+        table.process_frame(0, frame((handle, 2, [1])), 2.0)
+    table.assign(stream, 1)
     with pytest.raises(WireError, match="out of order"):
-        table.deliver(0, frame((handle, 2, [1])), 2.0)
-    table.deliver(1, frame((handle, 2, [1])), 2.0)
+        table.process_frame(0, frame((handle, 2, [1])), 2.0)
+    table.process_frame(1, frame((handle, 2, [1])), 2.0)
     assert b"".join(written) == b"4\r\n<ad>\r\n4\r\n<bc>\r\n"
-    assert [tokens.tolist() for tokens in table.delivered([stream])] == [[0, 3, 1]]
+    assert [tokens.tolist() for tokens in table.delivered_tokens([stream])] == [[0, 3, 1]]
     assert reply.errors == []
 
 
@@ -221,7 +226,7 @@ def test_only_the_cached_tokens_of_a_first_row_count() -> None:
             self,
             stream: Stream,
             tokens: Sequence[int],
-            finish: Finish,
+            finish: FinishReason,
             cached_now: int,
             logprobs: Logprobs | None,
         ) -> None:
@@ -231,7 +236,7 @@ def test_only_the_cached_tokens_of_a_first_row_count() -> None:
     for position in (0, 1):
         row = frame((handle, position, [CAREFUL]))
         row.cached = np.array([7], np.int32)
-        table.deliver(0, row, 1.0)
+        table.process_frame(0, row, 1.0)
     assert cached == [7, 0]
 
 
@@ -253,16 +258,16 @@ def test_prompt_logprobs_come_before_tokens_and_are_no_row() -> None:
     two = table.open(make_stream(second, written), 0.0)
     only_prompts = frame((two, 0, []))
     only_prompts.prompt = scored([0, 0], [1, 2])
-    table.deliver(0, only_prompts, 1.0)
+    table.process_frame(0, only_prompts, 1.0)
     assert second.prompts == [[1, 2]]
     assert (second.rows, written) == ([], [])
     mixed = frame((one, 0, []), (two, 0, [0]), (one, 0, [CAREFUL]))
     mixed.prompt = scored([0, 1], [1, 3])
-    table.deliver(0, mixed, 2.0)
+    table.process_frame(0, mixed, 2.0)
     assert (first.prompts, second.prompts) == ([[1]], [[1, 2], [3]])
     assert written == [b"3\r\n<a>\r\n"]
-    assert first.rows == [([CAREFUL], Finish.NONE, 0)]
-    assert [table.generated(stream) for stream in table.streams if stream is not None] == [1, 1]
+    assert first.rows == [([CAREFUL], FinishReason.NONE, 0)]
+    assert [table.num_delivered(stream) for stream in table.streams if stream is not None] == [1, 1]
 
 
 def test_a_fault_with_prompt_logprobs_ends_that_stream_alone() -> None:
@@ -275,26 +280,26 @@ def test_a_fault_with_prompt_logprobs_ends_that_stream_alone() -> None:
     handles = [table.open(make_stream(reply, written), 0.0) for reply in (broken, sound)]
     row = frame(*((handle, 0, [0]) for handle in handles))
     row.prompt = scored([0, 1], [1, 1])
-    table.deliver(0, row, 1.0)
+    table.process_frame(0, row, 1.0)
     assert broken.errors == ["internal_error"]
     assert sound.prompts == [[1]]
 
 
 def test_latency_is_recorded_per_row() -> None:
     ttft, itl = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
-    table = StreamTable(TEXTS, ttft, itl, Histogram(EVENT_BOUNDS))
+    table = OutputProcessor(TEXTS, ttft, itl, Histogram(EVENT_BOUNDS))
     handle = table.open(make_stream(RecordingReply(), []), 10.0)
-    table.deliver(0, frame((handle, 0, [0])), 11.5)
-    table.deliver(0, frame((handle, 1, [0])), 12.0)
+    table.process_frame(0, frame((handle, 0, [0])), 11.5)
+    table.process_frame(0, frame((handle, 1, [0])), 12.0)
     assert (ttft.counts.tolist(), ttft.total) == ([0, 1, 0], 1.5)
     assert (itl.counts.tolist(), itl.total) == ([1, 0, 0], 0.5)
 
 
 def test_tokens_per_event_are_recorded_for_streams_that_write_events() -> None:
     sizes = Histogram((1.0, 4.0))
-    table = StreamTable(TEXTS, Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), sizes)
+    table = OutputProcessor(TEXTS, Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), sizes)
     streamed = table.open(make_stream(RecordingReply(), []), 0.0)
     collected = table.open(Stream(RecordingReply(), 0, 0, [].append), 0.0)
-    table.deliver(0, frame((streamed, 0, [0]), (collected, 0, [0])), 1.0)
-    table.deliver(0, frame((streamed, 1, [0, 1, 3]), (collected, 1, [0, 1, 3])), 2.0)
+    table.process_frame(0, frame((streamed, 0, [0]), (collected, 0, [0])), 1.0)
+    table.process_frame(0, frame((streamed, 1, [0, 1, 3]), (collected, 1, [0, 1, 3])), 2.0)
     assert (sizes.counts.tolist(), sizes.total) == ([1, 1, 0], 4.0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from penstock.streaming import token_table
-from penstock.streaming.decoder_plan import Mode
+from penstock.streaming.decoder_plan import DecoderMode
 from penstock.streaming.detokenizer import Detokenizer
 from penstock.streaming.token_table import TokenTable, escape_json
 
@@ -86,7 +86,7 @@ def test_a_table_that_tokenizers_contradicts_is_not_used(
     monkeypatch.setattr(token_table, "_BYTE_ALPHABET", dict.fromkeys(range(512), 42))
     with caplog.at_level(logging.WARNING):
         table = TokenTable.from_tokenizer(tokenizer)
-    assert table.plan.mode is Mode.WHOLE
+    assert table.plan.mode is DecoderMode.WHOLE
     assert table.text == [b"", None, None]
     assert "does not decode as its decoder" in caplog.text
     stream = Detokenizer(table)

@@ -20,7 +20,7 @@ from penstock.config.errors import ConfigError
 from penstock.supervisor.child import main
 from penstock.wire.channel import ControlChannel
 from penstock.wire.control import Drain, Launch, Role, Stop
-from penstock.wire.handover import Taker
+from penstock.wire.handover import HandoverReceiver
 
 log = logging.getLogger("penstock.fake")
 
@@ -34,7 +34,7 @@ def serve(control: ControlChannel, launch: Launch, *, deaf: bool = False) -> int
         listener = socket.socket(fileno=launch.listen_fd)
         selector.register(listener, selectors.EVENT_READ)
     if launch.handover_fd is not None:
-        taker = Taker(launch.handover_fd)
+        taker = HandoverReceiver(launch.handover_fd)
         selector.register(taker, selectors.EVENT_READ)
         taker.report(0, accepts=True)
     control.ready({"device": "fake", "pid": os.getpid()} if launch.role == "engine" else {})
@@ -45,7 +45,7 @@ def serve(control: ControlChannel, launch: Launch, *, deaf: bool = False) -> int
                     answer(listener.accept()[0], launch)
                 continue
             if taker is not None and key.fileobj is taker:
-                for connection in taker.take():
+                for connection in taker.receive():
                     answer(connection, launch)
                 taker.report(0, accepts=True)
                 continue

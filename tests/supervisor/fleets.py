@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from penstock.supervisor.actions import Action, Name, Say, Send
-from penstock.supervisor.fleet import Fleet
+from penstock.supervisor.actions import Action, ProcessName, Send, WriteLog
+from penstock.supervisor.fleet import ProcessManager
 from penstock.supervisor.phases import Phase
-from penstock.wire.control import Ready, Speak
+from penstock.wire.control import EnableThroughputLog, Ready
 
-ENGINE = Name("engine", 0)
-SERVER = Name("api-server", 0)
-OTHER = Name("api-server", 1)
+ENGINE = ProcessName("engine", 0)
+SERVER = ProcessName("api-server", 0)
+OTHER = ProcessName("api-server", 1)
 STARTUP_S = 100.0
 DRAIN_S = 7.0
 HANG_S = 20.0
@@ -26,9 +26,9 @@ def make(
     coordinator: bool = False,
     first_rank: int = 0,
     all_engines: int | None = None,
-) -> Fleet:
+) -> ProcessManager:
     """With ``engines``, or a ``group`` of so many in lock-step."""
-    return Fleet(
+    return ProcessManager(
         engines=group or engines,
         api_servers=api_servers,
         startup_timeout=STARTUP_S,
@@ -41,20 +41,20 @@ def make(
     )
 
 
-def ready(fleet: Fleet) -> Fleet:
+def ready(fleet: ProcessManager) -> ProcessManager:
     """Started at time 0, and all are ready at time 1."""
-    fleet.begin(0.0)
+    fleet.start(0.0)
     for name in fleet.names():
         fleet.report(name, Ready(), 1.0)
     assert fleet.phase is Phase.SERVING
     return fleet
 
 
-def serving(api_servers: int = 1, hang_timeout: float = 0, group: int = 0) -> Fleet:
+def serving(api_servers: int = 1, hang_timeout: float = 0, group: int = 0) -> ProcessManager:
     return ready(make(api_servers, hang_timeout, group))
 
 
-def watched(fleet: Fleet, since: float, until: float) -> list[Action]:
+def watched(fleet: ProcessManager, since: float, until: float) -> list[Action]:
     """What a supervisor that looks as often as it should does after ``since`` and before ``until``, then."""
     actions: list[Action] = []
     now = since
@@ -65,25 +65,29 @@ def watched(fleet: Fleet, since: float, until: float) -> list[Action]:
 
 
 def said(actions: list[Action]) -> list[str]:
-    return [action.text for action in actions if isinstance(action, Say)]
+    return [action.text for action in actions if isinstance(action, WriteLog)]
 
 
 def errors(actions: list[Action]) -> list[str]:
-    return [a.text for a in actions if isinstance(a, Say) and a.level >= logging.WARNING]
+    return [a.text for a in actions if isinstance(a, WriteLog) and a.level >= logging.WARNING]
 
 
 def done(actions: list[Action]) -> list[Action]:
     """What has nothing to do with the log."""
-    return [a for a in actions if not isinstance(a, Say) and not (isinstance(a, Send) and a.order == Speak())]
+    return [
+        a
+        for a in actions
+        if not isinstance(a, WriteLog) and not (isinstance(a, Send) and a.order == EnableThroughputLog())
+    ]
 
 
-def fail_for_good(fleet: Fleet, name: Name, now: float) -> tuple[list[Action], float]:
+def fail_for_good(fleet: ProcessManager, name: ProcessName, now: float) -> tuple[list[Action], float]:
     """Dies, and fails to start until that is given up; returns what the last failure led to, and when."""
-    fleet.died(name, 1, now)
+    fleet.exited(name, 1, now)
     for _ in range(2):
         now += 40.0
         assert done(fleet.tick(now)) != []
-        fleet.died(name, 1, now)
+        fleet.exited(name, 1, now)
     now += 40.0
     fleet.tick(now)
-    return fleet.died(name, 1, now), now
+    return fleet.exited(name, 1, now), now

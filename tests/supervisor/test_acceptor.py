@@ -16,7 +16,7 @@ from penstock.supervisor import acceptor as module
 from penstock.supervisor import spread
 from penstock.supervisor.acceptor import Acceptor
 from penstock.supervisor.listener import listen
-from penstock.wire.handover import Taker
+from penstock.wire.handover import HandoverReceiver
 
 PATIENCE_S = 60.0
 
@@ -35,14 +35,14 @@ class Server:
     """What an API server does with its end, step by step."""
 
     def __init__(self, acceptor: Acceptor) -> None:
-        self.seat = acceptor.seat("it")
-        self.taker = Taker(os.dup(self.seat.giver.server_end))
+        self.seat = acceptor.add_target("it")
+        self.taker = HandoverReceiver(os.dup(self.seat.giver.server_end))
         self.connections: list[socket.socket] = []
         self.dead = False
 
     def die(self) -> None:
         self.dead = True
-        self.seat.leave()
+        self.seat.remove()
 
     def report(self, *, accepts: bool = True) -> None:
         """Until the acceptor has read it: what connects later is spread by it."""
@@ -57,7 +57,7 @@ class Server:
         wanted = len(self.connections) + count
         while len(self.connections) < wanted:
             self.wait()
-            self.connections += self.taker.take()
+            self.connections += self.taker.receive()
             self.report()
         assert len(self.connections) == wanted
 
@@ -149,7 +149,7 @@ def test_one_whose_connections_were_closed_gets_the_next(site: Site) -> None:
 def test_connections_wait_while_nobody_takes_any(site: Site) -> None:
     late = site.server(accepts=False)
     clients = site.connect(5)
-    assert late.taker.take() == []
+    assert late.taker.receive() == []
     late.report()
     late.take(5)
     late.answer(b"x")
@@ -174,7 +174,7 @@ def test_what_a_server_that_leaves_off_has_not_taken_goes_to_another(site: Site)
     other.take(5)
     site.connect(3)
     other.take(3)
-    assert retiring.taker.take() == []
+    assert retiring.taker.receive() == []
 
 
 def test_a_server_that_hangs_loses_what_waits_for_it_until_it_is_back(
@@ -193,7 +193,7 @@ def test_a_server_that_hangs_loses_what_waits_for_it_until_it_is_back(
     site.connect(2)
     other.take(2)
     hanging.wait()
-    assert hanging.taker.take() == []  # it was asked for a report
+    assert hanging.taker.receive() == []  # it was asked for a report
     hanging.report()
     site.connect_until_there_is_one_for(hanging)
 

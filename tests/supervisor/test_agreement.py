@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from penstock.supervisor.actions import Name
-from penstock.supervisor.agreement import Register
+from penstock.supervisor.actions import ProcessName
+from penstock.supervisor.agreement import AgreedStateStore
 from penstock.wire.control import AgreedState, ProposeState
 
-ZERO, ONE = Name("api-server", 0), Name("api-server", 1)
+ZERO, ONE = ProcessName("api-server", 0), ProcessName("api-server", 1)
 
 
 def proposal(key: str, base: int, level: int = 1, name: str = "sleep") -> ProposeState:
@@ -12,7 +12,7 @@ def proposal(key: str, base: int, level: int = 1, name: str = "sleep") -> Propos
 
 
 def test_the_first_of_two_that_began_alike_is_decided() -> None:
-    register = Register()
+    register = AgreedStateStore()
     assert register.propose(proposal("a", 0))
     assert not register.propose(proposal("b", 0, 2))
     assert register.agreed.states == [AgreedState(name="sleep", key="a", version=1, arguments={"level": 1})]
@@ -21,7 +21,7 @@ def test_the_first_of_two_that_began_alike_is_decided() -> None:
 
 
 def test_states_have_versions_of_their_own() -> None:
-    register = Register()
+    register = AgreedStateStore()
     register.propose(proposal("a", 0))
     assert register.propose(proposal("b", 0, name="adapters"))
     assert register.propose(proposal("c", 1))
@@ -30,22 +30,22 @@ def test_states_have_versions_of_their_own() -> None:
 
 
 def test_adopted_by_all_that_serve() -> None:
-    register = Register()
+    register = AgreedStateStore()
     register.propose(proposal("a", 0))
     register.confirm(ZERO, 1)
-    assert not register.adopt([ZERO, ONE])
+    assert not register.advance_adopted([ZERO, ONE])
     register.confirm(ONE, 1)
-    assert register.adopt([ZERO, ONE])
+    assert register.advance_adopted([ZERO, ONE])
     assert register.agreed.adopted == 1
-    assert not register.adopt([ZERO, ONE])
+    assert not register.advance_adopted([ZERO, ONE])
 
 
 def test_one_that_comes_back_confirms_again() -> None:
-    register = Register()
+    register = AgreedStateStore()
     register.confirm(ONE, 1)
     register.forget(ONE)
     register.propose(proposal("a", 0))
     register.confirm(ZERO, 1)
-    assert not register.adopt([ZERO, ONE])
-    assert register.adopt([ZERO])
-    assert not register.adopt([])
+    assert not register.advance_adopted([ZERO, ONE])
+    assert register.advance_adopted([ZERO])
+    assert not register.advance_adopted([])

@@ -4,15 +4,22 @@ import pytest
 
 from penstock import __version__
 from penstock.config.options import ServeConfig
-from penstock.supervisor.actions import Name
+from penstock.supervisor.actions import ProcessName
 from penstock.supervisor.banner import banner, base_url
 from penstock.supervisor.listener import Address
 from penstock.wire.control import Info
 
-PIDS = {Name("engine", 0): 13, Name("engine", 1): 14, Name("api-server", 0): 11, Name("api-server", 1): 12}
+PIDS = {
+    ProcessName("engine", 0): 13,
+    ProcessName("engine", 1): 14,
+    ProcessName("api-server", 0): 11,
+    ProcessName("api-server", 1): 12,
+}
 
 
-def text(config: ServeConfig, infos: dict[Name, Info], address: Address | None = ("127.0.0.1", 8123)) -> str:
+def text(
+    config: ServeConfig, infos: dict[ProcessName, Info], address: Address | None = ("127.0.0.1", 8123)
+) -> str:
     return banner(
         config,
         address=address,
@@ -25,8 +32,8 @@ def text(config: ServeConfig, infos: dict[Name, Info], address: Address | None =
 
 
 def test_says_everything_once() -> None:
-    engines: dict[Name, Info] = {
-        Name("engine", rank): {"device": "cpu", "kv blocks": 1200, "graphs": False} for rank in (0, 1)
+    engines: dict[ProcessName, Info] = {
+        ProcessName("engine", rank): {"device": "cpu", "kv blocks": 1200, "graphs": False} for rank in (0, 1)
     }
     assert text(ServeConfig(api_key=["topsecret"]), engines).splitlines() == [
         f"penstock {__version__}",
@@ -41,9 +48,9 @@ def test_says_everything_once() -> None:
 
 
 def test_engines_that_differ_are_told_apart() -> None:
-    infos: dict[Name, Info] = {
-        Name("engine", 0): {"device": "cuda:0"},
-        Name("engine", 1): {"device": "cuda:1"},
+    infos: dict[ProcessName, Info] = {
+        ProcessName("engine", 0): {"device": "cuda:0"},
+        ProcessName("engine", 1): {"device": "cuda:1"},
     }
     assert "engine     torch; engine 0: device cuda:0; engine 1: device cuda:1" in text(ServeConfig(), infos)
 
@@ -84,7 +91,9 @@ def test_url_for_clients_on_the_same_machine(address: Address, url: str) -> None
 
 @pytest.mark.parametrize("here", [True, False])
 def test_api_servers_on_other_hosts_have_urls_of_their_own(here: bool) -> None:
-    infos: dict[Name, Info] = {Name("api-server", n): {"URL": f"http://10.0.0.{n}:8123"} for n in (2, 3)}
+    infos: dict[ProcessName, Info] = {
+        ProcessName("api-server", n): {"URL": f"http://10.0.0.{n}:8123"} for n in (2, 3)
+    }
     lines = text(ServeConfig(), infos, ("127.0.0.1", 8123) if here else None).splitlines()
     others = "http://10.0.0.2:8123/v1, http://10.0.0.3:8123/v1"
     assert f"  URL        {'http://127.0.0.1:8123/v1, ' if here else ''}{others}" in lines

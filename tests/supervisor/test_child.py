@@ -14,7 +14,7 @@ import pytest
 
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_ORPHANED
 from penstock.wire.channel import ChildChannel, ChildGone
-from penstock.wire.control import Failed, Ready, Report, Stop
+from penstock.wire.control import ChildReport, ProcessFailed, Ready, Stop
 from tests.launches import launch
 from tests.supervisor.harness import PATIENCE_S
 
@@ -36,7 +36,7 @@ class Child:
                 text=True,
             )
 
-    def report(self) -> Report:
+    def report(self) -> ChildReport:
         """The next one; it comes alone."""
         while True:
             with socket.socket(fileno=os.dup(self.channel.fileno())) as waiting:
@@ -96,7 +96,7 @@ def test_an_exception_is_reported_with_its_traceback_in_the_log(
 ) -> None:
     child = make_child("raise")
     child.channel.send(msgspec.structs.replace(LAUNCH, epoch=epoch))
-    assert child.report() == Failed(message="ValueError: the weights are cursed", fatal=fatal)
+    assert child.report() == ProcessFailed(message="ValueError: the weights are cursed", fatal=fatal)
     found, stderr = child.end()
     assert found == code
     assert "ERROR   engine 3     Traceback" in stderr
@@ -105,7 +105,7 @@ def test_an_exception_is_reported_with_its_traceback_in_the_log(
 def test_options_that_it_refuses_are_a_line_of_the_supervisor_alone(make_child: type[Child]) -> None:
     child = make_child("refuse")
     child.channel.send(LAUNCH)
-    assert child.report() == Failed(message="ConfigError: --threads 9: too many", fatal=True)
+    assert child.report() == ProcessFailed(message="ConfigError: --threads 9: too many", fatal=True)
     code, stderr = child.end()
     assert code == EXIT_FATAL
     assert "ERROR" not in stderr
@@ -117,7 +117,7 @@ def test_what_failed_after_it_was_ready_may_work_again(make_child: type[Child]) 
     assert isinstance(child.report(), Ready)
     child.channel.send(Stop())
     report = child.report()
-    assert isinstance(report, Failed)
+    assert isinstance(report, ProcessFailed)
     assert not report.fatal
     assert child.end()[0] == EXIT_FAILED
 
@@ -154,7 +154,8 @@ def test_the_kernel_ends_it_with_its_parent_though_the_channel_stays_open() -> N
     ours, theirs = socket.socketpair()
     child_code = (
         "import os, signal, sys; from penstock.supervisor import orphans; "
-        "orphans.die_with(os.getppid(), int(sys.argv[1])); print(os.getpid(), flush=True); signal.pause()"
+        "orphans.exit_with_supervisor(os.getppid(), int(sys.argv[1])); "
+        "print(os.getpid(), flush=True); signal.pause()"
     )
     parent_code = (
         "import signal, subprocess, sys; "

@@ -9,27 +9,27 @@ import pytest
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import ServeConfig
-from penstock.supervisor.cluster import PREFIX, read_key, traits_of, write_key
-from penstock.supervisor.model import Model
+from penstock.supervisor.cluster import KEY_FILE_PREFIX, read_cluster_key, traits_of, write_cluster_key
+from penstock.supervisor.model import ResolvedModel
 from penstock.wire.curve import ClusterKey
 
 
 def test_a_key_file_is_read_by_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "fleet.key"
-    write_key(path)
+    write_cluster_key(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    secret = read_key(str(path))
+    secret = read_cluster_key(str(path))
     assert ClusterKey(secret).secret == secret
-    assert path.read_text() == f"{PREFIX}{secret}\n"
+    assert path.read_text() == f"{KEY_FILE_PREFIX}{secret}\n"
 
 
 def test_keys_differ_and_none_is_overwritten(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        write_key(tmp_path / name)
+        write_cluster_key(tmp_path / name)
     before = (tmp_path / "a").read_text()
     assert before != (tmp_path / "b").read_text()
     with pytest.raises(FileExistsError):
-        write_key(tmp_path / "a")
+        write_cluster_key(tmp_path / "a")
     assert (tmp_path / "a").read_text() == before
 
 
@@ -39,7 +39,7 @@ def test_keys_differ_and_none_is_overwritten(tmp_path: Path) -> None:
         (None, "No such file"),
         (b"", "no key file"),
         (b"-----BEGIN PRIVATE KEY-----", "no key file"),
-        (PREFIX.encode() + b"x" * 39, "not a secret key"),
+        (KEY_FILE_PREFIX.encode() + b"x" * 39, "not a secret key"),
         (b"\xff\xfe", "can't decode"),
     ],
 )
@@ -48,16 +48,16 @@ def test_what_is_no_key_file(tmp_path: Path, content: bytes | None, reason: str)
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=f"^--cluster-key-file {path}: .*{reason}"):
-        read_key(str(path))
+        read_cluster_key(str(path))
 
 
 def test_a_key_that_everybody_can_read_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "fleet.key"
-    write_key(path)
-    read_key(str(path))
+    write_cluster_key(path)
+    read_cluster_key(str(path))
     assert caplog.text == ""
     path.chmod(0o644)
-    read_key(str(path))
+    read_cluster_key(str(path))
     assert "chmod o-r" in caplog.text
 
 
@@ -65,14 +65,14 @@ def test_a_key_that_everybody_can_read_is_told(tmp_path: Path, caplog: pytest.Lo
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Model:
+def model(tmp_path: Path) -> ResolvedModel:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(bytes(1 << 20))
-    return Model(str(tmp_path), str(tmp_path), ["m"])
+    return ResolvedModel(str(tmp_path), str(tmp_path), ["m"])
 
 
-def differing(model: Model, before: dict[str, str], config: ServeConfig) -> list[str]:
+def differing(model: ResolvedModel, before: dict[str, str], config: ServeConfig) -> list[str]:
     after = traits_of(config, model)
     assert after.keys() == before.keys()
     return [name for name, value in after.items() if value != before[name]]
@@ -86,22 +86,24 @@ def differing(model: Model, before: dict[str, str], config: ServeConfig) -> list
         ({"seed": 1}, "--seed"),
     ],
 )
-def test_options_that_shape_replies_are_traits(model: Model, changed: dict[str, int], name: str) -> None:
+def test_options_that_shape_replies_are_traits(
+    model: ResolvedModel, changed: dict[str, int], name: str
+) -> None:
     before = traits_of(ServeConfig(), model)
     assert differing(model, before, ServeConfig(**changed)) == [name]  # type: ignore[arg-type]
 
 
-def test_where_a_model_lies_is_none(model: Model, tmp_path: Path) -> None:
+def test_where_a_model_lies_is_none(model: ResolvedModel, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for path in tmp_path.glob("*.*"):
         (elsewhere / path.name).write_bytes(path.read_bytes())
-    copy = Model(str(elsewhere), str(elsewhere), ["m"])
+    copy = ResolvedModel(str(elsewhere), str(elsewhere), ["m"])
     assert traits_of(ServeConfig(), copy) == traits_of(ServeConfig(), model)
 
 
 @pytest.mark.parametrize("place", [0, (1 << 20) - 1])
-def test_other_weights_are_another_model(model: Model, place: int) -> None:
+def test_other_weights_are_another_model(model: ResolvedModel, place: int) -> None:
     before = traits_of(ServeConfig(), model)
     with (Path(model.model_dir) / "model.safetensors").open("r+b") as file:
         file.seek(place)
@@ -113,7 +115,7 @@ def test_other_weights_are_another_model(model: Model, place: int) -> None:
     ]
 
 
-def test_another_tokenizer_is_told(model: Model) -> None:
+def test_another_tokenizer_is_told(model: ResolvedModel) -> None:
     before = traits_of(ServeConfig(), model)
     (Path(model.tokenizer_dir) / "tokenizer.json").write_text("[]")
     assert differing(model, before, ServeConfig()) == ["tokenizer (digest)"]

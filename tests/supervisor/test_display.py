@@ -6,7 +6,7 @@ import logging
 import pytest
 from rich.console import Console
 
-from penstock.supervisor.display import LogLines, TerminalLines, display
+from penstock.supervisor.display import LogProgressDisplay, TerminalProgressDisplay, make_progress_display
 from penstock.wire.control import Progress
 
 
@@ -21,7 +21,7 @@ class Clock:
 def test_log_lines_tell_what_is_new_and_repeat_seldom(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()
-    lines = LogLines(clock)
+    lines = LogProgressDisplay(clock)
     lines.progress("engine 0", Progress(text="loading weights", fraction=0.1))
     clock.now = 1.0
     lines.progress("engine 0", Progress(text="loading weights", fraction=0.2))
@@ -42,7 +42,7 @@ def test_log_lines_tell_what_is_new_and_repeat_seldom(caplog: pytest.LogCaptureF
 def test_terminal_lines_redraw_one_line_per_child_and_go_away(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     screen = io.StringIO()
-    lines = TerminalLines(Console(file=screen, force_terminal=True, width=100))
+    lines = TerminalProgressDisplay(Console(file=screen, force_terminal=True, width=100))
     lines.progress("engine 0", Progress(text="loading [bold]weights", fraction=0.5))
     lines.progress("engine 1", Progress(text="reading"))
     lines.refresh()
@@ -61,4 +61,4 @@ def test_terminal_lines_redraw_one_line_per_child_and_go_away(caplog: pytest.Log
 
 
 def test_what_is_no_terminal_gets_log_lines() -> None:
-    assert isinstance(display(), LogLines)
+    assert isinstance(make_progress_display(), LogProgressDisplay)

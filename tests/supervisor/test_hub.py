@@ -9,8 +9,8 @@ import pytest
 from huggingface_hub import errors
 
 from penstock.config.errors import ConfigError
-from penstock.supervisor.exits import StartError
-from penstock.supervisor.hub import download
+from penstock.supervisor.exits import StartupError
+from penstock.supervisor.hub import download_model
 
 REPOSITORY = [
     ".gitattributes",
@@ -72,10 +72,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 
 
 def test_fetches_only_what_is_needed(hub: FakeHub) -> None:
-    assert download("acme/tiny", "v1", weights=False) == Path("/cache/acme/tiny")
+    assert download_model("acme/tiny", "v1", weights=False) == Path("/cache/acme/tiny")
     assert hub.files == TOKENIZER
     assert hub.revision == "v1"
-    download("acme/tiny", None, weights=True)
+    download_model("acme/tiny", None, weights=True)
     assert sorted(set(hub.files) - set(TOKENIZER)) == [
         "model-00001-of-00002.safetensors",
         "model.safetensors.index.json",
@@ -94,7 +94,7 @@ def _http_error(kind: Any) -> Exception:
     [
         (
             _http_error(errors.GatedRepoError),
-            StartError,
+            StartupError,
             r"must grant you access .*https://huggingface\.co/a/b",
         ),
         (_http_error(errors.RevisionNotFoundError), ConfigError, "--revision v9: a/b has no such branch"),
@@ -106,12 +106,12 @@ def _http_error(kind: Any) -> Exception:
         (errors.HFValidationError("bad"), ConfigError, "model a/b: no such directory, and no such"),
         (
             errors.LocalEntryNotFoundError("offline\nmore"),
-            StartError,
+            StartupError,
             r"a/b at revision v9 is not in .*\(offline\)",
         ),
-        (_http_error(errors.HfHubHTTPError), StartError, r"cannot be reached \(server said no\)"),
-        (errors.HTTPError("read timeout"), StartError, r"cannot be reached \(read timeout\)"),
-        (OSError(28, "No space left on device"), StartError, "cannot be downloaded: .*No space left"),
+        (_http_error(errors.HfHubHTTPError), StartupError, r"cannot be reached \(server said no\)"),
+        (errors.HTTPError("read timeout"), StartupError, r"cannot be reached \(read timeout\)"),
+        (OSError(28, "No space left on device"), StartupError, "cannot be downloaded: .*No space left"),
     ],
 )
 def test_every_failure_is_said_clearly(
@@ -119,7 +119,7 @@ def test_every_failure_is_said_clearly(
 ) -> None:
     hub.error = error
     with pytest.raises(expected, match=message):
-        download("a/b", "v9", weights=True)
+        download_model("a/b", "v9", weights=True)
 
 
 def test_a_model_in_the_local_cache_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +134,8 @@ def test_a_model_in_the_local_cache_needs_no_network(tmp_path: Path, monkeypatch
         (repository / "refs" / name).write_text(commit)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert download("acme/tiny", None, weights=True) == snapshot
-    assert download("acme/tiny", "v1", weights=False) == snapshot
-    assert download("acme/tiny", commit, weights=True) == snapshot
-    with pytest.raises(StartError, match="acme/tiny at revision v2 is not in the Hugging Face cache"):
-        download("acme/tiny", "v2", weights=True)
+    assert download_model("acme/tiny", None, weights=True) == snapshot
+    assert download_model("acme/tiny", "v1", weights=False) == snapshot
+    assert download_model("acme/tiny", commit, weights=True) == snapshot
+    with pytest.raises(StartupError, match="acme/tiny at revision v2 is not in the Hugging Face cache"):
+        download_model("acme/tiny", "v2", weights=True)

@@ -12,8 +12,8 @@ from penstock.config.errors import ConfigError
 from penstock.config.options import ServeConfig
 from penstock.config.origins import Origin
 from penstock.supervisor import listener
-from penstock.supervisor.exits import StartError
-from penstock.supervisor.listener import listen, listening
+from penstock.supervisor.exits import StartupError
+from penstock.supervisor.listener import listen, open_listener
 from tests.supervisor.harness import PATIENCE_S
 
 
@@ -73,7 +73,7 @@ def test_a_port_that_was_just_used_can_be_taken_again() -> None:
 
 def test_a_port_in_use_names_address_process_and_command() -> None:
     sock, (_, port) = listen("127.0.0.1", 0)
-    with sock, pytest.raises(StartError) as caught:
+    with sock, pytest.raises(StartupError) as caught:
         listen("127.0.0.1", port)
     message = str(caught.value)
     assert f"cannot listen on 127.0.0.1:{port}" in message
@@ -88,7 +88,7 @@ def test_a_holder_that_may_not_be_seen_is_said_to_be_another_process(monkeypatch
 
     monkeypatch.setattr(psutil, "net_connections", refuse)
     sock, (_, port) = listen("127.0.0.1", 0)
-    with sock, pytest.raises(StartError, match="in use by another process, which is not yours to see"):
+    with sock, pytest.raises(StartupError, match="in use by another process, which is not yours to see"):
         listen("127.0.0.1", port)
 
 
@@ -103,7 +103,7 @@ def test_of_several_holders_the_listener_is_named(monkeypatch: pytest.MonkeyPatc
         connection(psutil.CONN_LISTEN, 999_999_903, port=8),
     ]
     monkeypatch.setattr(psutil, "net_connections", lambda kind: found)
-    assert listener._holder("127.0.0.1", 7) == "process 999999902"
+    assert listener._port_owner("127.0.0.1", 7) == "process 999999902"
 
 
 def test_a_port_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_a_port_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(socket.socket, "bind", refuse)
-    with pytest.raises(StartError, match=r"127\.0\.0\.1:80: no permission; ports below 1024"):
+    with pytest.raises(StartupError, match=r"127\.0\.0\.1:80: no permission; ports below 1024"):
         listen("127.0.0.1", 80)
 
 
@@ -132,12 +132,12 @@ def test_an_address_of_another_machine() -> None:
 
 
 def test_listens_where_the_options_say_until_the_end_of_the_block(tmp_path: Path) -> None:
-    with listening(ServeConfig(port=0), {}) as (sock, address):
+    with open_listener(ServeConfig(port=0), {}) as (sock, address):
         assert isinstance(address, tuple)
         socket.create_connection(address, timeout=PATIENCE_S).close()
     assert sock.fileno() == -1
     path = str(tmp_path / "s")
-    with listening(ServeConfig(uds=path), {}) as (sock, address), socket.socket(socket.AF_UNIX) as client:
+    with open_listener(ServeConfig(uds=path), {}) as (sock, address), socket.socket(socket.AF_UNIX) as client:
         assert address == path
         assert not sock.getblocking()
         client.connect(path)
@@ -150,5 +150,5 @@ def test_a_unix_socket_excludes_host_and_port(tmp_path: Path, field: str) -> Non
     path = str(tmp_path / "s")
     origins = {field: Origin("environment", f"PENSTOCK_{field.upper()}")}
     with pytest.raises(ConfigError, match=f"--uds and PENSTOCK_{field.upper()} exclude each other"):
-        listening(ServeConfig(uds=path), origins).__enter__()
+        open_listener(ServeConfig(uds=path), origins).__enter__()
     assert not os.path.exists(path)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.metrics.garbage import Collector
-from penstock.supervisor.actions import Name
-from penstock.supervisor.display import LogLines
+from penstock.metrics.garbage import GarbageCollector
+from penstock.supervisor.actions import ProcessName
+from penstock.supervisor.display import LogProgressDisplay
 from penstock.supervisor.exits import EXIT_FAILED
-from penstock.supervisor.fleet import Fleet
+from penstock.supervisor.fleet import ProcessManager
 from penstock.supervisor.loop import Supervisor
-from penstock.supervisor.processes import Process
+from penstock.supervisor.processes import ChildProcess
 from penstock.supervisor.restart import MAX_FAILED_STARTS
 
 
@@ -19,11 +19,11 @@ def test_a_fleet_that_cannot_be_started_is_given_up(lockstep: bool) -> None:
     """Also engines in lock-step, which are ended together with the first one that is not started."""
     tried = []
 
-    def start(name: Name, epoch: int, listener: int) -> Process:
+    def start(name: ProcessName, epoch: int, listener: int) -> ChildProcess:
         tried.append(name)
         raise OSError("no more processes")
 
-    fleet = Fleet(
+    fleet = ProcessManager(
         engines=2,
         api_servers=1,
         startup_timeout=60,
@@ -31,6 +31,8 @@ def test_a_fleet_that_cannot_be_started_is_given_up(lockstep: bool) -> None:
         engine_hang_timeout=60,
         lockstep=lockstep,
     )
-    supervisor = Supervisor(fleet, start, LogLines(), lambda pids, infos: None, Collector("off", 0.005))
+    supervisor = Supervisor(
+        fleet, start, LogProgressDisplay(), lambda pids, infos: None, GarbageCollector("off", 0.005)
+    )
     assert supervisor.run() == EXIT_FAILED
-    assert tried.count(Name("engine", 1)) <= MAX_FAILED_STARTS
+    assert tried.count(ProcessName("engine", 1)) <= MAX_FAILED_STARTS

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from penstock.supervisor.exits import EXIT_FAILED, EXIT_OK
-from penstock.supervisor.phases import SAME_SIGNAL_S
+from penstock.supervisor.phases import SIGNAL_DEBOUNCE_S
 from tests.supervisor.harness import PATIENCE_S, Running, Serve
 
 
@@ -195,7 +195,7 @@ def test_a_second_signal_ends_at_once(serve: Serve) -> None:
     running.until_ready()
     running.process.send_signal(signal.SIGINT)
     running.until("got Drain")
-    threading.Event().wait(3 * SAME_SIGNAL_S)  # what comes sooner is taken for the same signal
+    threading.Event().wait(3 * SIGNAL_DEBOUNCE_S)  # what comes sooner is taken for the same signal
     running.process.send_signal(signal.SIGINT)
     assert running.exit_code() == 128 + signal.SIGINT
     assert gone(running.pids)

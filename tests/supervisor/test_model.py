@@ -149,7 +149,7 @@ def test_a_hub_id_is_downloaded_with_weights_when_they_are_used(
         asked.append((hub_id, revision, weights))
         return directory
 
-    monkeypatch.setattr(model, "download", download)
+    monkeypatch.setattr(model, "download_model", download)
     config = ServeConfig(model="acme/tiny-1.5", revision="v2", **options)
     found = resolve_model(config, "/run")
     assert asked == [("acme/tiny-1.5", "v2", weights)]

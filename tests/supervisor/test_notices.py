@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import signal
 
-from penstock.supervisor.actions import Action, Name, Send
+from penstock.supervisor.actions import Action, ProcessName, Send
 from penstock.supervisor.restart import FIRST_DELAY_S
 from penstock.wire.control import (
     AgreedState,
     AgreedStates,
     DrainEngine,
+    EnableThroughputLog,
     EnginesDraining,
     ProposeState,
     Ready,
-    Speak,
     StatesAdopted,
 )
 from tests.supervisor.fleets import ENGINE, OTHER, SERVER, done, errors, make, ready, said, serving
@@ -24,8 +24,8 @@ def test_every_api_server_learns_which_engines_are_drained() -> None:
     assert done(actions) == [Send(SERVER, drained), Send(OTHER, drained)]
     assert said(actions) == ["engine 0 gets new streams no longer"]
     # One that starts is told when it is ready; the engine's own restart changes nothing.
-    fleet.died(OTHER, 1, 6.0)
-    fleet.died(ENGINE, 1, 6.0)
+    fleet.exited(OTHER, 1, 6.0)
+    fleet.exited(ENGINE, 1, 6.0)
     fleet.tick(7.0)
     assert done(fleet.report(ENGINE, Ready(), 8.0)) == []
     assert done(fleet.report(OTHER, Ready(), 8.0)) == [Send(OTHER, drained)]
@@ -77,7 +77,7 @@ def test_one_that_dies_is_not_waited_for_and_told_when_it_is_back() -> None:
     fleet = serving(2)
     fleet.report(OTHER, SLEEP, 2.0)
     fleet.report(OTHER, StatesAdopted(revision=1), 2.0)
-    assert done(fleet.died(SERVER, -signal.SIGKILL, 3.0)) == [Send(OTHER, agreed(1))]
+    assert done(fleet.exited(SERVER, -signal.SIGKILL, 3.0)) == [Send(OTHER, agreed(1))]
     fleet.tick(3.0 + FIRST_DELAY_S)
     assert done(fleet.report(SERVER, Ready(), 5.0)) == [Send(SERVER, agreed(1))]
 
@@ -85,20 +85,24 @@ def test_one_that_dies_is_not_waited_for_and_told_when_it_is_back() -> None:
 # -- the log
 
 
-def told_to_speak(actions: list[Action]) -> list[Name]:
-    return [action.name for action in actions if isinstance(action, Send) and action.order == Speak()]
+def told_to_speak(actions: list[Action]) -> list[ProcessName]:
+    return [
+        action.name
+        for action in actions
+        if isinstance(action, Send) and action.order == EnableThroughputLog()
+    ]
 
 
 def test_one_api_server_that_serves_speaks_for_all() -> None:
     fleet = make(2)
-    fleet.begin(0.0)
+    fleet.start(0.0)
     fleet.report(ENGINE, Ready(), 1.0)
     assert told_to_speak(fleet.report(OTHER, Ready(), 1.0)) == [OTHER]
     assert told_to_speak(fleet.report(SERVER, Ready(), 2.0)) == []
-    assert told_to_speak(fleet.died(OTHER, 1, 3.0)) == [SERVER]
-    assert told_to_speak(fleet.died(SERVER, 1, 3.0)) == []  # there is none
+    assert told_to_speak(fleet.exited(OTHER, 1, 3.0)) == [SERVER]
+    assert told_to_speak(fleet.exited(SERVER, 1, 3.0)) == []  # there is none
     fleet.tick(3.0 + FIRST_DELAY_S)
     assert told_to_speak(fleet.report(SERVER, Ready(), 4.0)) == [SERVER]  # another process
     fleet.report(OTHER, Ready(), 4.0)
-    fleet.replace(10.0)
-    assert told_to_speak(fleet.report(Name("api-server", 2), Ready(), 11.0)) == [OTHER]
+    fleet.start_rolling_restart(10.0)
+    assert told_to_speak(fleet.report(ProcessName("api-server", 2), Ready(), 11.0)) == [OTHER]

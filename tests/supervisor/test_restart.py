@@ -14,7 +14,7 @@ from penstock.supervisor.restart import (
 
 def test_gives_up_after_three_failed_starts_in_a_row() -> None:
     policy = RestartPolicy()
-    assert [policy.died(0.0), policy.died(1.0), policy.died(1000.0)] == [
+    assert [policy.next_delay(0.0), policy.next_delay(1.0), policy.next_delay(1000.0)] == [
         FIRST_DELAY_S,
         2 * FIRST_DELAY_S,
         None,
@@ -23,13 +23,13 @@ def test_gives_up_after_three_failed_starts_in_a_row() -> None:
 
 def test_a_start_that_works_forgives_those_that_did_not() -> None:
     policy = RestartPolicy()
-    policy.died(0.0)
-    policy.died(1.0)
+    policy.next_delay(0.0)
+    policy.next_delay(1.0)
     policy.ready(2.0)
-    assert policy.died(3.0) is not None
-    assert policy.died(4.0) is not None
-    assert policy.died(5.0) is not None
-    assert policy.died(6.0) is None
+    assert policy.next_delay(3.0) is not None
+    assert policy.next_delay(4.0) is not None
+    assert policy.next_delay(5.0) is not None
+    assert policy.next_delay(6.0) is None
 
 
 def test_the_delay_grows_to_its_limit_while_deaths_come_soon() -> None:
@@ -37,7 +37,7 @@ def test_the_delay_grows_to_its_limit_while_deaths_come_soon() -> None:
     delays = []
     for now in range(12):
         policy.ready(float(now))
-        delays.append(policy.died(float(now)))
+        delays.append(policy.next_delay(float(now)))
     assert delays[:4] == [FIRST_DELAY_S * 2**power for power in range(4)]
     assert delays[-1] == MAX_DELAY_S
 
@@ -46,9 +46,9 @@ def test_a_child_that_was_stable_starts_over() -> None:
     policy = RestartPolicy()
     for now in (0.0, 1.0, 2.0):
         policy.ready(now)
-        policy.died(now)
+        policy.next_delay(now)
     policy.ready(10.0)
-    assert policy.died(10.0 + STABLE_AFTER_S) == FIRST_DELAY_S
+    assert policy.next_delay(10.0 + STABLE_AFTER_S) == FIRST_DELAY_S
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 1000)), max_size=40))
@@ -60,7 +60,7 @@ def test_never_waits_longer_than_the_limit_nor_gives_up_early(events: list[tuple
             policy.ready(now)
             now += lasted
         failed = 0 if works else failed + 1
-        delay = policy.died(now)
+        delay = policy.next_delay(now)
         if failed >= MAX_FAILED_STARTS:
             assert delay is None
             return

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.supervisor.exits import StartError
+from penstock.supervisor.exits import StartupError
 from penstock.supervisor.run_directory import MAX_PATH_BYTES, PID_FILE, RunDirectory
-from penstock.wire.sockets import place_of
+from penstock.wire.sockets import process_group_spec
 
 
 def _leave_socket(path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_given_one_is_made_private_and_stays_without_sockets(short_dir: Path) 
         assert run.path == str(path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
         _leave_socket(path / "engine-0")
-        Path(place_of(run.path, rank=0, size=2, epoch=0, incarnation=1).rendezvous).touch()
+        Path(process_group_spec(run.path, rank=0, size=2, epoch=0, incarnation=1).rendezvous).touch()
     assert [entry.name for entry in path.iterdir()] == [PID_FILE]
     with RunDirectory(str(path)):
         pass
@@ -91,7 +91,7 @@ def test_one_of_a_living_instance_is_refused_and_left_alone(short_dir: Path) -> 
     with RunDirectory(str(short_dir)):
         _leave_socket(short_dir / "engine-0")
         with (
-            pytest.raises(StartError, match=rf"in use by another penstock \(process {os.getpid()}\)"),
+            pytest.raises(StartupError, match=rf"in use by another penstock \(process {os.getpid()}\)"),
             RunDirectory(str(short_dir)),
         ):
             pass

@@ -6,23 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.supervisor.spread import STALL_S, Spread
-from penstock.wire.handover import Report
+from penstock.supervisor.spread import STALL_S, LeastConnectionsBalancer
+from penstock.wire.handover import HandoverReport
 
 
-def spread_of(*servers: str) -> Spread[str]:
+def spread_of(*servers: str) -> LeastConnectionsBalancer[str]:
     """Servers that accept, without connections."""
-    spread: Spread[str] = Spread()
+    spread: LeastConnectionsBalancer[str] = LeastConnectionsBalancer()
     for server in servers:
-        spread.join(server)
-        spread.reported(server, Report(0, 0, True), 0.0)
+        spread.add(server)
+        spread.on_report(server, HandoverReport(0, 0, True), 0.0)
     return spread
 
 
-def give(spread: Spread[str], now: float = 0.0) -> str | None:
+def give(spread: LeastConnectionsBalancer[str], now: float = 0.0) -> str | None:
     server = spread.choose()
     if server is not None:
-        spread.gave(server, now)
+        spread.connection_sent(server, now)
     return server
 
 
@@ -35,8 +35,8 @@ def test_the_one_with_the_fewest_open_connections_gets_the_next() -> None:
     spread = spread_of("a", "b")
     for _ in range(8):
         give(spread)
-    spread.reported("a", Report(taken=4, open=4, accepts=True), 0.0)
-    spread.reported("b", Report(taken=4, open=1, accepts=True), 0.0)
+    spread.on_report("a", HandoverReport(taken=4, open=4, accepts=True), 0.0)
+    spread.on_report("b", HandoverReport(taken=4, open=1, accepts=True), 0.0)
     assert [give(spread) for _ in range(4)] == ["b", "b", "b", "a"]
 
 
@@ -44,42 +44,42 @@ def test_connections_on_their_way_count() -> None:
     spread = spread_of("a", "b")
     for _ in range(8):
         give(spread)
-    spread.reported("a", Report(taken=2, open=0, accepts=True), 0.0)  # two more are on their way
-    spread.reported("b", Report(taken=4, open=1, accepts=True), 0.0)
+    spread.on_report("a", HandoverReport(taken=2, open=0, accepts=True), 0.0)  # two more are on their way
+    spread.on_report("b", HandoverReport(taken=4, open=1, accepts=True), 0.0)
     assert [give(spread), give(spread)] == ["b", "a"]
 
 
 def test_nobody_gets_one_before_it_accepts_or_after() -> None:
-    spread: Spread[str] = Spread()
-    spread.join("a")
+    spread: LeastConnectionsBalancer[str] = LeastConnectionsBalancer()
+    spread.add("a")
     assert spread.choose() is None
-    spread.reported("a", Report(0, 0, True), 0.0)
+    spread.on_report("a", HandoverReport(0, 0, True), 0.0)
     assert spread.choose() == "a"
-    spread.reported("a", Report(0, 0, False), 0.0)
+    spread.on_report("a", HandoverReport(0, 0, False), 0.0)
     assert spread.choose() is None
 
 
 def test_one_that_left_gets_none() -> None:
     spread = spread_of("a", "b")
-    spread.leave("a")
+    spread.remove("a")
     assert [give(spread), give(spread)] == ["b", "b"]
 
 
 def test_one_without_room_is_passed_over_until_it_reports() -> None:
     spread = spread_of("a", "b")
-    spread.full("a", 0.0)
+    spread.connection_refused("a", 0.0)
     assert [give(spread), give(spread)] == ["b", "b"]
-    spread.full("b", 0.0)
+    spread.connection_refused("b", 0.0)
     assert spread.choose() is None
-    spread.reported("a", Report(0, 0, True), 0.0)
+    spread.on_report("a", HandoverReport(0, 0, True), 0.0)
     assert spread.choose() == "a"
 
 
 def test_one_without_room_is_asked_after_a_while_though_nothing_waits_for_it() -> None:
     spread = spread_of("a")
-    spread.full("a", 10.0)
+    spread.connection_refused("a", 10.0)
     assert list(spread.stalled(10.0 + STALL_S)) == ["a"]
-    spread.reported("a", Report(0, 0, True), 20.0)
+    spread.on_report("a", HandoverReport(0, 0, True), 20.0)
     assert (spread.choose(), spread.next_stall()) == ("a", None)
 
 
@@ -87,13 +87,13 @@ def test_one_that_takes_nothing_in_time_hangs_and_is_passed_over_until_it_report
     spread = spread_of("a", "b")
     give(spread, 10.0)
     give(spread, 10.5)
-    spread.reported("b", Report(taken=1, open=1, accepts=True), 10.6)
+    spread.on_report("b", HandoverReport(taken=1, open=1, accepts=True), 10.6)
     assert spread.next_stall() == 10.0 + STALL_S
     assert list(spread.stalled(10.0 + STALL_S)) == ["a"]
-    spread.took_back("a", 1)
+    spread.connections_taken_back("a", 1)
     assert (spread.next_stall(), list(spread.stalled(99.0))) == (None, [])
     assert [give(spread, 12.0), give(spread, 12.0)] == ["b", "b"]
-    spread.reported("a", Report(0, 0, True), 12.0)
+    spread.on_report("a", HandoverReport(0, 0, True), 12.0)
     assert give(spread, 12.0) == "a"
 
 
@@ -102,7 +102,7 @@ def test_each_one_that_is_taken_renews_the_time(taken: int, stalls_at: float) ->
     spread = spread_of("a")
     give(spread, 10.0)
     give(spread, 10.5)
-    spread.reported("a", Report(taken=taken, open=taken, accepts=True), 10.8)
+    spread.on_report("a", HandoverReport(taken=taken, open=taken, accepts=True), 10.8)
     assert spread.next_stall() == stalls_at + STALL_S
 
 
@@ -115,7 +115,7 @@ def test_connections_differ_by_one_at_most_however_they_open(data: st.DataObject
         if data.draw(st.booleans()):
             server = data.draw(st.sampled_from("abc"))
             taken = data.draw(st.integers(0, counts[server]))
-            spread.reported(server, Report(taken, taken, True), 0.0)
+            spread.on_report(server, HandoverReport(taken, taken, True), 0.0)
         else:
             server = give(spread)
             assert server is not None

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.config.errors import ConfigError
 from penstock.supervisor import tokenizer
-from penstock.supervisor.exits import StartError
+from penstock.supervisor.exits import StartupError
 from penstock.supervisor.tokenizer import ensure_tokenizer_json
 
 WRITES_ONE = (
@@ -76,7 +76,7 @@ def test_a_conversion_that_fails_says_why(
 ) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"")
     _convert_with(monkeypatch, code)
-    with pytest.raises(StartError, match=message):
+    with pytest.raises(StartupError, match=message):
         ensure_tokenizer_json(tmp_path, str(tmp_path))
 
 
@@ -85,7 +85,7 @@ def test_a_conversion_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "tokenizer.model").write_bytes(b"")
     _convert_with(monkeypatch, "import signal; signal.pause()")
     monkeypatch.setattr(tokenizer, "_TIMEOUT_S", 0.2)
-    with pytest.raises(StartError, match=r"converting tokenizer\.model took more than 0\.2 s"):
+    with pytest.raises(StartupError, match=r"converting tokenizer\.model took more than 0\.2 s"):
         ensure_tokenizer_json(tmp_path, str(tmp_path))
 
 

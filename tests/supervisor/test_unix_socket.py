@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.supervisor.exits import StartError
+from penstock.supervisor.exits import StartupError
 from penstock.supervisor.unix_socket import LONGEST_PATH, unix_socket
 
 
@@ -35,11 +35,11 @@ def test_a_living_server_keeps_its_socket_also_when_it_is_busy(tmp_path: Path) -
     path = str(tmp_path / "s")
     with unix_socket(path, 0o600) as first, socket.socket(socket.AF_UNIX) as client:
         first.listen(0)
-        with pytest.raises(StartError, match=r"another server does; .*--uds"):
+        with pytest.raises(StartupError, match=r"another server does; .*--uds"):
             unix_socket(path, 0o600).__enter__()
         client.setblocking(False)
         client.connect_ex(path)  # its backlog is full
-        with pytest.raises(StartError, match="another server does"):
+        with pytest.raises(StartupError, match="another server does"):
             unix_socket(path, 0o600).__enter__()
         assert os.path.exists(path)
 
@@ -61,7 +61,7 @@ def test_a_name_that_another_server_has_taken_stays(tmp_path: Path) -> None:
 
 
 def test_a_path_that_cannot_be_had(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"cannot listen on .*absent/s: No such file"):
+    with pytest.raises(StartupError, match=r"cannot listen on .*absent/s: No such file"):
         unix_socket(str(tmp_path / "absent" / "s"), 0o600).__enter__()
     with pytest.raises(ConfigError, match=f"longer than the {LONGEST_PATH} bytes"):
         unix_socket("/" + "x" * LONGEST_PATH, 0o600).__enter__()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from penstock.wire.frames import Finish, TokenFrame, decode_frame
+from penstock.wire.frames import FinishReason, TokenFrame, decode_frame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import FrameHeader, decode_from_engine
 
@@ -72,7 +72,7 @@ def prompt_of(frame: TokenFrame, row: int) -> list[Any]:
     if frame.prompt is None:
         return []
     return [
-        (int(frame.prompt.place[at]), entry_of(frame.prompt, at))
+        (int(frame.prompt.position[at]), entry_of(frame.prompt, at))
         for at in range(len(frame.prompt.row))
         if frame.prompt.row[at] == row
     ]
@@ -161,7 +161,7 @@ def consecutive_frames(draw: st.DrawFn, min_size: int = 1) -> list[TokenFrame]:
         for stream in draw(st.permutations(sorted(position))):
             if stream in ended or draw(st.booleans()):
                 continue
-            finish = draw(st.sampled_from([0, 0, 0, *(reason.value for reason in Finish)]))
+            finish = draw(st.sampled_from([0, 0, 0, *(reason.value for reason in FinishReason)]))
             prompt = draw(st.lists(ENTRIES, max_size=3)) if position[stream] == 0 else []
             least = 0 if finish or prompt else 1
             tokens = draw(st.lists(st.integers(0, I32_MAX), min_size=least, max_size=3))

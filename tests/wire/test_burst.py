@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.burst import Burst, SubmittedBurst, best_burst, write_each
+from penstock.wire.burst import BurstWriter, IoSubmitWriter, make_burst_writer, write_each
 
 MORE_THAN_A_BATCH = 300
 
 
 @pytest.fixture(params=["one by one", "submitted"], scope="module")
-def burst(request: pytest.FixtureRequest) -> Burst:
+def burst(request: pytest.FixtureRequest) -> BurstWriter:
     if request.param == "one by one":
         return write_each
     try:
-        return SubmittedBurst()
+        return IoSubmitWriter()
     except OSError as error:
         pytest.skip(str(error))
 
@@ -57,7 +57,7 @@ def fill(server: socket.socket) -> int:
 
 
 @pytest.mark.parametrize("count", [0, 1, 17, MORE_THAN_A_BATCH])
-def test_every_socket_gets_its_chunk(burst: Burst, count: int) -> None:
+def test_every_socket_gets_its_chunk(burst: BurstWriter, count: int) -> None:
     with pairs(count) as connections:
         chunks = [b"%d." % index * (index % 7 + 1) for index in range(count)]
         for _ in range(2):
@@ -67,7 +67,7 @@ def test_every_socket_gets_its_chunk(burst: Burst, count: int) -> None:
             assert received(client) == chunk * 2
 
 
-def test_what_a_full_socket_does_not_take_is_told(burst: Burst) -> None:
+def test_what_a_full_socket_does_not_take_is_told(burst: BurstWriter) -> None:
     with pairs(40) as connections:
         full, partly = 3, 20
         before = fill(connections[full][0])
@@ -87,7 +87,7 @@ def test_what_a_full_socket_does_not_take_is_told(burst: Burst) -> None:
                 assert received(client) == chunks[index][: sent.get(index, len(chunks[index]))]
 
 
-def test_a_broken_socket_harms_no_other(burst: Burst) -> None:
+def test_a_broken_socket_harms_no_other(burst: BurstWriter) -> None:
     with pairs(40) as connections:
         descriptors = [server.fileno() for server, _ in connections]
         connections[0][1].close()  # its client has gone
@@ -107,7 +107,7 @@ def test_a_broken_socket_harms_no_other(burst: Burst) -> None:
         max_size=8,
     )
 )
-def test_nothing_is_lost_or_said_twice(burst: Burst, steps: list[tuple[list[bytes], set[int]]]) -> None:
+def test_nothing_is_lost_or_said_twice(burst: BurstWriter, steps: list[tuple[list[bytes], set[int]]]) -> None:
     """Clients that read now and then, and sockets that hold little: what is told and what arrives are all."""
     with pairs(20) as connections:
         for server, client in connections:
@@ -133,11 +133,11 @@ def test_nothing_is_lost_or_said_twice(burst: Burst, steps: list[tuple[list[byte
 def test_a_machine_without_the_system_call_writes_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "vax")
     with pytest.raises(OSError, match="io_submit"):
-        SubmittedBurst()
-    assert best_burst() is write_each
+        IoSubmitWriter()
+    assert make_burst_writer() is write_each
 
 
 def test_the_kernels_refusal_is_an_error_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.wire.burst._NUMBERS", {platform.machine(): (10**6, 10**6, 10**6)})
     with pytest.raises(OSError, match=r"io_setup\(2\): Function not implemented"):
-        SubmittedBurst()
+        IoSubmitWriter()

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.wire.channel import ChildChannel, ChildGone, ControlChannel, SupervisorGone
-from penstock.wire.control import Beat, ControlError, Drain, Failed, Launch, Progress, Ready, Stop, encode
+from penstock.wire.control import (
+    ControlError,
+    Drain,
+    Heartbeat,
+    Launch,
+    ProcessFailed,
+    Progress,
+    Ready,
+    Stop,
+    encode,
+)
 from tests.launches import launch
 
 LAUNCH = launch("api-server")
@@ -75,7 +85,7 @@ def test_reports_arrive_in_order(ends: tuple[ChildChannel, ControlChannel]) -> N
     assert supervisor.receive() == [
         Progress(text="weights", fraction=0.25),
         Ready(info={"device": "cpu"}),
-        Failed(message="gone wrong", fatal=False),
+        ProcessFailed(message="gone wrong", fatal=False),
     ]
 
 
@@ -114,7 +124,7 @@ def test_reports_before_the_end_of_a_child_are_read(ends: tuple[ChildChannel, Co
     supervisor.send(LAUNCH)  # never read: the kernel tells that as a reset connection
     child.failed("why", fatal=True)
     child.close()
-    assert supervisor.receive() == [Failed(message="why", fatal=True)]
+    assert supervisor.receive() == [ProcessFailed(message="why", fatal=True)]
     with pytest.raises(ChildGone):
         supervisor.receive()
     with pytest.raises(ChildGone):
@@ -124,10 +134,10 @@ def test_reports_before_the_end_of_a_child_are_read(ends: tuple[ChildChannel, Co
 def test_beats_never_wait_for_the_supervisor(ends: tuple[ChildChannel, ControlChannel]) -> None:
     supervisor, child = ends
     for _ in range(20_000):  # far more than a socket's buffer holds
-        child.beat()
+        child.heartbeat()
     reports = supervisor.receive()
     assert 0 < len(reports) < 20_000
-    assert set(reports) == {Beat()}
+    assert set(reports) == {Heartbeat()}
     child.ready()
     assert supervisor.receive() == [Ready()]
 
@@ -153,7 +163,7 @@ def test_reports_of_several_threads_do_not_mix(ends: tuple[ChildChannel, Control
     threads = [threading.Thread(target=send, args=(text,)) for text in texts]
     for thread in threads:
         thread.start()
-    received: list[Progress | Ready | Failed] = []
+    received: list[Progress | Ready | ProcessFailed] = []
     with socket.socket(fileno=socket.dup(supervisor.fileno())) as waiting:
         waiting.settimeout(60)
         while len(received) < 80:

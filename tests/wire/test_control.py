@@ -10,21 +10,21 @@ from penstock.wire.control import (
     MAX_LINE_BYTES,
     AgreedState,
     AgreedStates,
-    Beat,
+    ChildReport,
     ControlError,
     Drain,
     DrainEngine,
     EnginesDraining,
-    Failed,
+    Heartbeat,
     Launch,
     LineBuffer,
-    Order,
+    ProcessFailed,
     Progress,
     ProposeState,
     Ready,
-    Report,
     StatesAdopted,
     Stop,
+    SupervisorCommand,
     SupervisorMetrics,
     decode_for_child,
     decode_for_supervisor,
@@ -49,7 +49,7 @@ LAUNCH = launch(
     [
         (Drain(), b'{"type":"drain","replaced":false}\n'),
         (Drain(replaced=True), b'{"type":"drain","replaced":true}\n'),
-        (Beat(), b'{"type":"beat"}\n'),
+        (Heartbeat(), b'{"type":"beat"}\n'),
         (DrainEngine(rank=1, draining=True), b'{"type":"drain-engine","rank":1,"draining":true}\n'),
         (SupervisorMetrics(snapshot=b"abc"), b'{"type":"supervisor-metrics","snapshot":"YWJj"}\n'),
         (EnginesDraining(ranks=[0, 2]), b'{"type":"engines-draining","ranks":[0,2]}\n'),
@@ -72,12 +72,12 @@ LAUNCH = launch(
             Ready(info={"device": "cpu", "blocks": 8, "gib": 1.5, "graphs": True}),
             b'{"type":"ready","info":{"device":"cpu","blocks":8,"gib":1.5,"graphs":true}}\n',
         ),
-        (Failed(message="no", fatal=True), b'{"type":"failed","message":"no","fatal":true}\n'),
+        (ProcessFailed(message="no", fatal=True), b'{"type":"failed","message":"no","fatal":true}\n'),
     ],
 )
-def test_bytes_of_each_message(message: Order | Report, line: bytes) -> None:
+def test_bytes_of_each_message(message: SupervisorCommand | ChildReport, line: bytes) -> None:
     assert encode(message) == line
-    decode = decode_for_child if isinstance(message, Order) else decode_for_supervisor
+    decode = decode_for_child if isinstance(message, SupervisorCommand) else decode_for_supervisor
     assert decode(line[:-1]) == message
 
 
@@ -127,7 +127,7 @@ def test_any_bytes_are_a_message_or_a_control_error(line: bytes) -> None:
             message = decode(line)
         except ControlError:
             continue
-        assert isinstance(message, Launch | Drain | Stop | Progress | Ready | Failed)
+        assert isinstance(message, Launch | Drain | Stop | Progress | Ready | ProcessFailed)
 
 
 @given(st.text(max_size=200), st.one_of(st.none(), st.floats(0, 1)))
@@ -144,7 +144,7 @@ def _encodable(text: str) -> bool:
 
 def test_a_message_that_is_too_long_is_not_sent() -> None:
     with pytest.raises(ControlError, match="at most"):
-        encode(Failed(message="x" * MAX_LINE_BYTES, fatal=False))
+        encode(ProcessFailed(message="x" * MAX_LINE_BYTES, fatal=False))
 
 
 def test_messages_are_immutable() -> None:

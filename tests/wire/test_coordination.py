@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from penstock.wire.coordination import (
+    EngineAddress,
     EngineJoin,
     EngineLoad,
-    EnginePlace,
     EngineReport,
     FleetLoad,
-    Joined,
-    Leave,
+    JoinAccepted,
+    JoinRejected,
+    MemberLeave,
     ProcessMetrics,
-    Refused,
     Rejoin,
     ServerJoin,
     decode_from_coordinator,
@@ -25,15 +25,15 @@ FROM_MEMBERS = [
     (EngineJoin(1, 2, 3, 4, "a", {"b": "c"}), "970101020304a16181a162a163"),
     (ServerJoin(1, 2, 3, 4), "950201020304"),
     (EngineReport(300, 1, 2, 500, [0, 7]), "9603cd012c0102cd01f4920007"),
-    (Leave(), "9104"),
+    (MemberLeave(), "9104"),
     (ProcessMetrics("engine 0", 1, 2, b"x", 3), "9605a8656e67696e6520300102c4017803"),
 ]
 FROM_COORDINATOR = [
     (FleetLoad([EngineLoad(0, 1, 2, 3, 4, 5, 6, 7)]), "921091980001020304050607"),
     (Rejoin(), "9111"),
-    (Refused("no"), "9212a26e6f"),
-    (Joined(), "9113"),
-    (EnginePlace(1, 2, 3, "a"), "9514010203a161"),
+    (JoinRejected("no"), "9212a26e6f"),
+    (JoinAccepted(), "9113"),
+    (EngineAddress(1, 2, 3, "a"), "9514010203a161"),
     (ProcessMetrics("engine 0", 1, 2, b"x", 3), "9605a8656e67696e6520300102c4017803"),
 ]
 
@@ -50,7 +50,9 @@ def test_coordinators_messages(message: object, golden: str) -> None:
     assert decode_from_coordinator(bytes.fromhex(golden)) == message
 
 
-@pytest.mark.parametrize("part", [b"", b"\xff", encode(Refused("no")), encode(EngineReport(0, 0, 0, 0, [1]))])
+@pytest.mark.parametrize(
+    "part", [b"", b"\xff", encode(JoinRejected("no")), encode(EngineReport(0, 0, 0, 0, [1]))]
+)
 def test_a_coordinator_refuses_what_is_no_message(part: bytes) -> None:
     with pytest.raises(WireError):
         decode_from_member(part)
@@ -58,4 +60,4 @@ def test_a_coordinator_refuses_what_is_no_message(part: bytes) -> None:
 
 def test_a_member_refuses_what_is_no_message() -> None:
     with pytest.raises(WireError, match="not a message of a coordinator"):
-        decode_from_coordinator(encode(Leave()))
+        decode_from_coordinator(encode(MemberLeave()))

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from penstock.wire.curve import HANDSHAKE_FAILURES, ClusterKey
-from penstock.wire.sockets import EngineLink, MemberLink, RouterSocket, host_and_port, server_identity
+from penstock.wire.sockets import CoordinatorLink, EngineLink, RouterSocket, host_and_port, server_identity
 
 WAIT_S = 30.0
 KEY, OTHER = ClusterKey.generate(), ClusterKey.generate()
@@ -129,7 +129,7 @@ def test_strangers_break_nothing_and_are_logged_once(
 
 
 def test_a_member_knows_that_it_was_refused(engine: RouterSocket, stack: ExitStack) -> None:
-    stranger, member = MemberLink(engine.address, ME, OTHER), MemberLink(engine.address, ME, KEY)
+    stranger, member = CoordinatorLink(engine.address, ME, OTHER), CoordinatorLink(engine.address, ME, KEY)
     stack.callback(stranger.close)
     stack.callback(member.close)
     until(stranger.refused)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.frames import Finish, TokenFrame, decode_frame, encode_frame
+from penstock.wire.frames import FinishReason, TokenFrame, decode_frame, encode_frame
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import FrameHeader, WireError, decode_from_engine, encode
-from penstock.wire.regroup import merge
+from penstock.wire.regroup import merge_frames
 from tests.wire.frames_support import consecutive_frames, decode, load_of, rows_of, tolerant_rows
 
 
@@ -26,7 +26,7 @@ FULL = TokenFrame(
     position=i32(0, 5),
     tokens=i32(10, 11, 12),
     count=i32(2, 1),
-    finish=np.array([0, Finish.LENGTH], np.int8),
+    finish=np.array([0, FinishReason.LENGTH], np.int8),
     cached=i32(16, 0),
     logprobs=Logprobs(i32(1), i32(11, -1)[None], np.array([[-0.5, -np.inf]], np.float32), i32(1)),
     waiting=1,
@@ -167,4 +167,4 @@ def check_frame_or_error(header: FrameHeader, body: bytes) -> None:
         return
     again = decode([encode(header), body])
     assert tolerant_rows(again) == tolerant_rows(frame)
-    assert tolerant_rows(merge([frame, again])) is not None
+    assert tolerant_rows(merge_frames([frame, again])) is not None

@@ -8,28 +8,28 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.wire.handover import TAKEN_AT_ONCE, Giver, Report, Taker
+from penstock.wire.handover import MAX_RECEIVED_AT_ONCE, HandoverReceiver, HandoverReport, HandoverSender
 
 
 @pytest.fixture
-def giver() -> Iterator[Giver]:
-    made = Giver()
+def giver() -> Iterator[HandoverSender]:
+    made = HandoverSender()
     yield made
     made.close()
 
 
 @pytest.fixture
-def taker(giver: Giver) -> Iterator[Taker]:
-    made = Taker(os.dup(giver.server_end))
+def taker(giver: HandoverSender) -> Iterator[HandoverReceiver]:
+    made = HandoverReceiver(os.dup(giver.server_end))
     yield made
     made.close()
 
 
-def give(giver: Giver) -> socket.socket:
+def give(giver: HandoverSender) -> socket.socket:
     """Hands one end of a pair over; returns the other one, the client."""
     client, connection = socket.socketpair()
     with connection:
-        assert giver.give(connection)
+        assert giver.send(connection)
     client.settimeout(60)
     return client
 
@@ -45,78 +45,80 @@ def close(sockets: list[socket.socket]) -> None:
         each.close()
 
 
-def test_a_connection_is_taken_once_with_its_client(giver: Giver, taker: Taker) -> None:
+def test_a_connection_is_taken_once_with_its_client(giver: HandoverSender, taker: HandoverReceiver) -> None:
     clients = [give(giver), give(giver)]
-    taken = taker.take()
+    taken = taker.receive()
     assert [belongs_to(*pair) for pair in zip(clients, taken, strict=True)] == [True, True]
-    assert taker.take() == []
-    assert giver.take_back() == (0, [])
+    assert taker.receive() == []
+    assert giver.reclaim() == (0, [])
 
 
-def test_what_is_not_taken_is_taken_back_and_lives(giver: Giver, taker: Taker) -> None:
+def test_what_is_not_taken_is_taken_back_and_lives(giver: HandoverSender, taker: HandoverReceiver) -> None:
     client = give(giver)
-    giver.ask()
-    count, [connection] = giver.take_back()
+    giver.request_report()
+    count, [connection] = giver.reclaim()
     assert count == 1
-    assert taker.take() == []
+    assert taker.receive() == []
     assert belongs_to(client, connection)
 
 
-def test_no_more_than_so_many_are_taken_at_once(giver: Giver, taker: Taker) -> None:
-    clients = [give(giver) for _ in range(TAKEN_AT_ONCE + 1)]
-    first, second = taker.take(), taker.take()
-    assert (len(first), len(second)) == (TAKEN_AT_ONCE, 1)
+def test_no_more_than_so_many_are_taken_at_once(giver: HandoverSender, taker: HandoverReceiver) -> None:
+    clients = [give(giver) for _ in range(MAX_RECEIVED_AT_ONCE + 1)]
+    first, second = taker.receive(), taker.receive()
+    assert (len(first), len(second)) == (MAX_RECEIVED_AT_ONCE, 1)
     close(clients + first + second)
 
 
-def test_the_latest_report_holds(giver: Giver, taker: Taker) -> None:
+def test_the_latest_report_holds(giver: HandoverSender, taker: HandoverReceiver) -> None:
     assert giver.report() is None
     assert taker.report(0, accepts=True)
     client = give(giver)
-    close([client, *taker.take()])
+    close([client, *taker.receive()])
     assert taker.report(1, accepts=True)
     assert taker.report(0, accepts=False)
-    assert giver.report() == Report(taken=1, open=0, accepts=False)
+    assert giver.report() == HandoverReport(taken=1, open=0, accepts=False)
     assert giver.report() is None
 
 
-def test_a_report_is_said_again_only_when_asked_for(giver: Giver, taker: Taker) -> None:
+def test_a_report_is_said_again_only_when_asked_for(giver: HandoverSender, taker: HandoverReceiver) -> None:
     for _ in range(2):
         assert taker.report(3, accepts=True)
     assert giver.report() is not None
     assert taker.report(3, accepts=True)
     assert giver.report() is None
-    giver.ask()
-    assert taker.take() == []
+    giver.request_report()
+    assert taker.receive() == []
     assert taker.report(3, accepts=True)
-    assert giver.report() == Report(taken=0, open=3, accepts=True)
+    assert giver.report() == HandoverReport(taken=0, open=3, accepts=True)
 
 
-def test_a_full_socket_refuses_and_has_room_again_when_one_is_taken(giver: Giver, taker: Taker) -> None:
+def test_a_full_socket_refuses_and_has_room_again_when_one_is_taken(
+    giver: HandoverSender, taker: HandoverReceiver
+) -> None:
     client, connection = socket.socketpair()
     given = 0
-    while giver.give(connection):
+    while giver.send(connection):
         given += 1
-    giver.ask()  # no room for it either
+    giver.request_report()  # no room for it either
     connections = []
-    while more := taker.take():
+    while more := taker.receive():
         connections += more
-    assert len(connections) == given > TAKEN_AT_ONCE
-    assert giver.give(connection)
-    close([*connections, *taker.take(), client, connection])
+    assert len(connections) == given > MAX_RECEIVED_AT_ONCE
+    assert giver.send(connection)
+    close([*connections, *taker.receive(), client, connection])
 
 
-def test_a_report_without_room_is_still_to_be_said(giver: Giver, taker: Taker) -> None:
+def test_a_report_without_room_is_still_to_be_said(giver: HandoverSender, taker: HandoverReceiver) -> None:
     number = 0
     while taker.report(number, accepts=True):
         number += 1
-    assert giver.report() == Report(0, number - 1, True)
+    assert giver.report() == HandoverReport(0, number - 1, True)
     assert taker.report(number, accepts=True)
-    assert giver.report() == Report(0, number, True)
+    assert giver.report() == HandoverReport(0, number, True)
 
 
 def test_a_connection_without_room_for_its_descriptor_counts_as_taken(
-    giver: Giver, taker: Taker, monkeypatch: pytest.MonkeyPatch
+    giver: HandoverSender, taker: HandoverReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = give(giver)
     received = socket.socket.recvmsg
@@ -128,8 +130,8 @@ def test_a_connection_without_room_for_its_descriptor_counts_as_taken(
         return data, [], flags | socket.MSG_CTRUNC, address
 
     monkeypatch.setattr(socket.socket, "recvmsg", without_room)
-    assert taker.take() == []
+    assert taker.receive() == []
     taker.report(0, accepts=True)
-    assert giver.report() == Report(taken=1, open=0, accepts=True)
+    assert giver.report() == HandoverReport(taken=1, open=0, accepts=True)
     with client:
         assert client.recv(1) == b""

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from penstock.wire.messages import (
     Abort,
     Adapter,
-    Bye,
-    Call,
-    CallPhase,
-    CallReply,
+    Disconnect,
+    Draining,
     EngineInfo,
     EngineMetrics,
-    Failed,
     FrameHeader,
     FromEngine,
     FromServer,
-    Goodbye,
+    GoAway,
     Hello,
-    Leaving,
-    Sampling,
+    RpcCall,
+    RpcPhase,
+    RpcReply,
+    SamplingParams,
+    StreamFailed,
     Submit,
     Welcome,
     WireError,
@@ -35,8 +35,8 @@ from penstock.wire.messages import (
 )
 
 PROMPT = b"\x01\x00\x00\x00\xff\x7f\x00\x00"
-GREEDY = Sampling(16, 7)
-EVERYTHING = Sampling(
+GREEDY = SamplingParams(16, 7)
+EVERYTHING = SamplingParams(
     max_tokens=16,
     seed=(1 << 63) - 1,
     temperature=0.5,
@@ -75,14 +75,17 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
     ),
     (Abort([1, 70000]), "93039201ce00011170c2"),
     (Abort([1], stopped=True), "93039101c3"),
-    (Bye(), "9104"),
-    (Call(9, "profile", {"on": True}), "970509a770726f66696c6581a26f6ec3a00000"),
-    (Call(9, "sleep", {"level": 1}, "k", CallPhase.COMMIT, 3), "970509a5736c65657081a56c6576656c01a16b0203"),
+    (Disconnect(), "9104"),
+    (RpcCall(9, "profile", {"on": True}), "970509a770726f66696c6581a26f6ec3a00000"),
+    (
+        RpcCall(9, "sleep", {"level": 1}, "k", RpcPhase.COMMIT, 3),
+        "970509a5736c65657081a56c6576656c01a16b0203",
+    ),
 ]
 ADAPTERS = (Adapter("a", "/a", "m"),)
 INFO = EngineInfo("torch", 4096, 32000, 256, (1, 2), "cuda:0", "bfloat16", 65536, ADAPTERS, True, 7)
 FROM_ENGINE: list[tuple[FromEngine, str]] = [
-    (Leaving(), "9116"),
+    (Draining(), "9116"),
     (
         Welcome(1, 2, 3, INFO, 4),
         "96100102039ba5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000"
@@ -94,12 +97,12 @@ FROM_ENGINE: list[tuple[FromEngine, str]] = [
         "98110c960001010103010405cd0258468103c4027b7d",
     ),
     (
-        Failed(5, 17, "engine_error", "it broke"),
+        StreamFailed(5, 17, "engine_error", "it broke"),
         "96120511ac656e67696e655f6572726f72a869742062726f6b6500",
     ),
-    (CallReply(9, None, {"a": 1.0}), "971309c081a161cb3ff000000000000000c2a0"),
-    (CallReply(9, "no", None, 300, True, "conflict"), "971309a26e6fc0cd012cc3a8636f6e666c696374"),
-    (Goodbye("stopping"), "9214a873746f7070696e67"),
+    (RpcReply(9, None, {"a": 1.0}), "971309c081a161cb3ff000000000000000c2a0"),
+    (RpcReply(9, "no", None, 300, True, "conflict"), "971309a26e6fc0cd012cc3a8636f6e666c696374"),
+    (GoAway("stopping"), "9214a873746f7070696e67"),
     (EngineMetrics(b"\x01\x02", 4, 5, 600), "9515c40201020405cd0258"),
 ]
 
@@ -132,9 +135,9 @@ def _required(message: Any) -> int:
     ("message", "defaults"),
     [
         (Submit(5, PROMPT, GREEDY, 10, -1, "s", 2, 250, "a", b"{}"), Submit(5, PROMPT, GREEDY)),
-        (Call(9, "profile", {"on": True}, "k", CallPhase.PREPARE, 1), Call(9, "profile")),
+        (RpcCall(9, "profile", {"on": True}, "k", RpcPhase.PREPARE, 1), RpcCall(9, "profile")),
         (FrameHeader(12, [], 4, 5, 600, 7, {3: b"{}"}), FrameHeader(12, [])),
-        (CallReply(9, "error", 1, 2, True, "code"), CallReply(9)),
+        (RpcReply(9, "error", 1, 2, True, "code"), RpcReply(9)),
         (Abort([1], stopped=True), Abort([1])),
         (EngineMetrics(b"\x01", 4, 5, 600), EngineMetrics(b"\x01")),
     ],
@@ -151,7 +154,7 @@ def test_a_peer_that_knows_fewer_sampling_fields_is_understood() -> None:
     array[3] = array[3][:3]
     submit = decode_from_server(msgspec.msgpack.encode(array))
     assert isinstance(submit, Submit)
-    assert submit.sampling == Sampling(16, (1 << 63) - 1, 0.5)
+    assert submit.sampling == SamplingParams(16, (1 << 63) - 1, 0.5)
 
 
 def test_a_peer_that_knows_more_fields_is_understood() -> None:
@@ -182,12 +185,12 @@ def test_a_required_field_left_out_is_refused(message: Any, golden: str) -> None
         Submit(0, PROMPT[:7], GREEDY),
         Submit(0, PROMPT, GREEDY, 0),
         Submit(0, PROMPT, GREEDY, 1 << 15),
-        Submit(0, PROMPT, Sampling(1, -1)),
-        Submit(0, PROMPT, Sampling(1, 1 << 63)),
-        Submit(0, PROMPT, Sampling(1, 0, logprobs=1025)),
-        Submit(0, PROMPT, Sampling(1, 0, stop_token_ids=(-1,))),
+        Submit(0, PROMPT, SamplingParams(1, -1)),
+        Submit(0, PROMPT, SamplingParams(1, 1 << 63)),
+        Submit(0, PROMPT, SamplingParams(1, 0, logprobs=1025)),
+        Submit(0, PROMPT, SamplingParams(1, 0, stop_token_ids=(-1,))),
         Abort([-1]),
-        Goodbye("not from an API server"),
+        GoAway("not from an API server"),
         5,
         [],
         [99],
@@ -202,7 +205,7 @@ def test_refused_from_a_server(message: Any) -> None:
 
 
 def nested(depth: int) -> bytes:
-    """Call(0, "m", {"a": [[[…]]]})"""
+    """RpcCall(0, "m", {"a": [[[…]]]})"""
     return bytes.fromhex("940500a16d81a161") + b"\x91" * depth + b"\xc0"
 
 
@@ -225,7 +228,7 @@ def test_refused_bytes(part: bytes) -> None:
 
 
 def test_nesting_that_is_taken() -> None:
-    assert isinstance(decode_from_server(nested(20)), Call)
+    assert isinstance(decode_from_server(nested(20)), RpcCall)
 
 
 ANY_GOLDEN = st.sampled_from([bytes.fromhex(golden) for _, golden in FROM_SERVER + FROM_ENGINE])

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire.frames import TokenFrame, encode_frame
-from penstock.wire.regroup import merge, take_rows
+from penstock.wire.regroup import merge_frames, take_rows
 from tests.wire.frames_support import by_stream, consecutive_frames, decode, load_of, rows_of
 
 
 @given(consecutive_frames())
 def test_merge_is_the_streams_joined(frames: list[TokenFrame]) -> None:
     expected = by_stream(frames)
-    merged = merge(frames)
+    merged = merge_frames(frames)
     rows = rows_of(merged)
     assert dict(rows) == expected
     assert len(rows) == len(expected)
@@ -26,12 +26,14 @@ def test_merge_is_the_streams_joined(frames: list[TokenFrame]) -> None:
 @given(consecutive_frames(min_size=2))
 def test_merging_in_two_parts_is_merging_once(frames: list[TokenFrame]) -> None:
     half = len(frames) // 2
-    assert rows_of(merge([merge(frames[:half]), merge(frames[half:])])) == rows_of(merge(frames))
+    assert rows_of(merge_frames([merge_frames(frames[:half]), merge_frames(frames[half:])])) == rows_of(
+        merge_frames(frames)
+    )
 
 
 @given(consecutive_frames())
 def test_a_merged_frame_can_be_sent(frames: list[TokenFrame]) -> None:
-    merged = merge(frames)
+    merged = merge_frames(frames)
     assert rows_of(decode(encode_frame(merged))) == rows_of(merged)
 
 

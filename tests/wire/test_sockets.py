@@ -22,7 +22,7 @@ from penstock.wire.sockets import (
     engine_identity,
     host_and_port,
     new_incarnation,
-    resolved,
+    resolve_address,
     server_identity,
     tcp_address,
 )
@@ -103,11 +103,11 @@ def test_addresses_between_hosts() -> None:
     assert host_and_port("tcp://10.0.0.1:5000") == ("10.0.0.1", 5000)
     assert host_and_port("tcp://[fe80::1%eth0]:5000") == ("fe80::1%eth0", 5000)
     assert host_and_port("ipc:///run/engine-0") is None
-    assert resolved("tcp://127.0.0.1:5000") == "tcp://127.0.0.1:5000"
-    assert resolved("tcp://localhost:5000") in ("tcp://127.0.0.1:5000", "tcp://[::1]:5000")
-    assert resolved("tcp://*:5000") == "tcp://*:5000"
+    assert resolve_address("tcp://127.0.0.1:5000") == "tcp://127.0.0.1:5000"
+    assert resolve_address("tcp://localhost:5000") in ("tcp://127.0.0.1:5000", "tcp://[::1]:5000")
+    assert resolve_address("tcp://*:5000") == "tcp://*:5000"
     with pytest.raises(socket.gaierror):
-        resolved("tcp://no-such-host.invalid:5000")
+        resolve_address("tcp://no-such-host.invalid:5000")
     assert tcp_address("::1", 5) == "tcp://[::1]:5"
     assert tcp_address("head", "*") == "tcp://head:*"
 

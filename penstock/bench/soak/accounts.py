@@ -8,11 +8,11 @@ import httpx
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.bench.soak.ledger import End, Tally
+from penstock.bench.soak.ledger import ClientCounts, RequestEnd
 from penstock.metrics import families as f
 
 
-class Figures(msgspec.Struct, frozen=True):
+class ServerCounts(msgspec.Struct, frozen=True):
     """What ``/metrics`` says of the fleet, sums over its processes."""
 
     # -- gauges
@@ -58,7 +58,7 @@ class Figures(msgspec.Struct, frozen=True):
         return self.delivered + self.discarded
 
     @classmethod
-    def of(cls, text: str) -> Figures:
+    def from_exposition(cls, text: str) -> ServerCounts:
         """From the text of ``/metrics``."""
         sums: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
@@ -67,8 +67,8 @@ class Figures(msgspec.Struct, frozen=True):
                 for name in (sample.name, f"{sample.name} {outcome}"):
                     sums[name] = sums.get(name, 0.0) + sample.value
 
-        def of(family: f.Family, *outcomes: str) -> float:
-            name = family.name + ("_total" if family.kind is f.Kind.COUNTER else "")
+        def of(family: f.MetricFamily, *outcomes: str) -> float:
+            name = family.name + ("_total" if family.kind is f.MetricKind.COUNTER else "")
             names = [f"{name} {outcome}" for outcome in outcomes] or [name]
             return sum(sums.get(each, 0.0) for each in names)
 
@@ -90,13 +90,13 @@ class Figures(msgspec.Struct, frozen=True):
         )
 
 
-async def figures(http: httpx.AsyncClient) -> Figures:
+async def read_server_counts(http: httpx.AsyncClient) -> ServerCounts:
     """Of any API server. Raises httpx.HTTPError."""
     reply = await http.get("/metrics", headers={"connection": "close"})
-    return Figures.of(reply.raise_for_status().text)
+    return ServerCounts.from_exposition(reply.raise_for_status().text)
 
 
-class Balance(msgspec.Struct, frozen=True, kw_only=True):
+class TokenBalance(msgspec.Struct, frozen=True, kw_only=True):
     """One period between two times at which the fleet was idle.
 
     ``unaccounted``: tokens that engines counted and API servers did not (or, below 0, the other way round).
@@ -115,9 +115,9 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     clients_partial_most: int
 
 
-def balance(
-    before: Figures, after: Figures, clients: Tally, *, deaths: int, uncertain: float
-) -> tuple[Balance, list[str]]:
+def reconcile(
+    before: ServerCounts, after: ServerCounts, clients: ClientCounts, *, deaths: int, uncertain: float
+) -> tuple[TokenBalance, list[str]]:
     """The tokens and requests of a period, and what does not add up.
 
     ``clients``: what they saw in it. ``deaths``: processes that were killed, of which each explains so many
@@ -125,7 +125,7 @@ def balance(
     """
     generated = after.generated - before.generated
     arrived = after.arrived - before.arrived
-    found = Balance(
+    found = TokenBalance(
         deaths=deaths,
         generated=generated,
         delivered=after.delivered - before.delivered,
@@ -139,7 +139,9 @@ def balance(
     return found, list(_errors(found, before, after, clients))
 
 
-def _errors(found: Balance, before: Figures, after: Figures, clients: Tally) -> Iterator[str]:
+def _errors(
+    found: TokenBalance, before: ServerCounts, after: ServerCounts, clients: ClientCounts
+) -> Iterator[str]:
     if abs(found.unaccounted) > found.uncertain:
         yield (
             f"engines generated {found.generated:,.0f} tokens, API servers got "
@@ -157,15 +159,16 @@ def _errors(found: Balance, before: Figures, after: Figures, clients: Tally) -> 
         yield f"counters went backwards: {before.counters} to {after.counters}"
     if found.deaths:
         return
-    complete = clients.of(End.COMPLETE)
-    others = clients.of(End.LEFT, End.CUT) + clients.retried
+    complete = clients.ended_with(RequestEnd.COMPLETE)
+    others = clients.ended_with(RequestEnd.LEFT, RequestEnd.CUT) + clients.retried
     completed = after.completed - before.completed
     if not complete <= completed <= complete + others:
         yield f"API servers completed {completed:,.0f} requests, clients {complete:,}, and left {others:,}"
     ended = completed + after.aborted - before.aborted + after.cut - before.cut
     if ended > complete + others:
         yield f"API servers ended {ended:,.0f} requests, clients only {complete + others:,}"
-    if after.cut - before.cut < clients.of(End.CUT):
-        yield f"{clients.of(End.CUT):,} connections were cut, API servers cut {after.cut - before.cut:,.0f}"
+    if after.cut - before.cut < clients.ended_with(RequestEnd.CUT):
+        ended_cut, counted_cut = clients.ended_with(RequestEnd.CUT), after.cut - before.cut
+        yield f"{ended_cut:,} connections were cut, API servers cut {counted_cut:,.0f}"
     if after.failed > before.failed:
         yield f"{after.failed - before.failed:,.0f} requests failed by the API servers' count"

@@ -12,22 +12,22 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock.bench.soak.recipes import Manner, Recipe
-from penstock.bench.soak.reply import Seen
+from penstock.bench.soak.recipes import ClientBehaviour, RequestSpec
+from penstock.bench.soak.reply import ReceivedReply
 
 SMALL_WINDOW = 4096
 """Receive buffer of a client that reads slowly, in bytes."""
-SIP_INTERVAL_S = 0.3
+SLOW_READ_INTERVAL_S = 0.3
 """Time between its reads."""
 REUSE = 0.7
 """Share of requests that go over a connection that is open already, where there is one."""
 
 
-class Attempt:
+class SentRequest:
     """A request on a connection: what was seen, and how it ended."""
 
     def __init__(self, port: int, opened_at: float, *, reused: bool) -> None:
-        self.seen = Seen()
+        self.seen = ReceivedReply()
         self.port = port
         """The client's own, by which it is known who served it, at a time: ports are used again."""
         self.opened_at = opened_at
@@ -56,7 +56,7 @@ class _Connection(asyncio.Protocol):
         self.used = False
         self.open = False
         self._transport: asyncio.Transport
-        self._attempt: Attempt | None = None
+        self._attempt: SentRequest | None = None
         self._change = asyncio.Event()
         self._sip: asyncio.TimerHandle | None = None
         self._slow = False
@@ -75,7 +75,7 @@ class _Connection(asyncio.Protocol):
         if self._slow and not self._transport.is_closing():
             self._transport.pause_reading()
             loop = asyncio.get_running_loop()
-            self._sip = loop.call_later(SIP_INTERVAL_S, self._transport.resume_reading)
+            self._sip = loop.call_later(SLOW_READ_INTERVAL_S, self._transport.resume_reading)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.open = False
@@ -85,11 +85,11 @@ class _Connection(asyncio.Protocol):
 
     # -- a request
 
-    async def run(self, request: bytes, recipe: Recipe, seconds: float) -> Attempt:
+    async def run(self, request: bytes, recipe: RequestSpec, seconds: float) -> SentRequest:
         """Send it and behave as the recipe says, until it, or the connection, or time is at its end."""
-        attempt = self._attempt = Attempt(self.port, self.opened_at, reused=self.used)
+        attempt = self._attempt = SentRequest(self.port, self.opened_at, reused=self.used)
         self.used = True
-        self._slow = recipe.manner is Manner.SLOW
+        self._slow = recipe.manner is ClientBehaviour.SLOW
         self._transport.write(request)
         try:
             async with asyncio.timeout(seconds):
@@ -103,16 +103,16 @@ class _Connection(asyncio.Protocol):
         attempt.left = self.open and not attempt.seen.whole and not attempt.stuck
         return attempt
 
-    async def _behave(self, recipe: Recipe, seen: Seen) -> None:
+    async def _behave(self, recipe: RequestSpec, seen: ReceivedReply) -> None:
         match recipe.manner:
-            case Manner.LEAVE_EARLY:
+            case ClientBehaviour.LEAVE_EARLY:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(recipe.wait_s):
                         await self._until_whole(seen)
-            case Manner.LEAVE_LATE:
+            case ClientBehaviour.LEAVE_LATE:
                 while self.open and not seen.whole and seen.events < recipe.events:
                     await self._wait()
-            case Manner.STALL:
+            case ClientBehaviour.STALL:
                 self._transport.pause_reading()
                 await asyncio.sleep(recipe.wait_s)
                 self._transport.resume_reading()
@@ -120,7 +120,7 @@ class _Connection(asyncio.Protocol):
             case _:
                 await self._until_whole(seen)
 
-    async def _until_whole(self, seen: Seen) -> None:
+    async def _until_whole(self, seen: ReceivedReply) -> None:
         while self.open and not seen.whole:
             await self._wait()
 
@@ -132,7 +132,7 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
 
 
-class Clients:
+class ClientPool:
     """Sends requests to one server over connections that it keeps."""
 
     def __init__(self, url: str, rng: random.Random) -> None:
@@ -141,10 +141,10 @@ class Clients:
         self._random = rng
         self._idle: list[_Connection] = []
 
-    async def send(self, recipe: Recipe, seconds: float) -> Attempt:
+    async def send(self, recipe: RequestSpec, seconds: float) -> SentRequest:
         """Until the request has ended, however, or time is over. Raises OSError when no connection can be
         opened, TimeoutError when none is within that time."""
-        narrow = recipe.manner in (Manner.SLOW, Manner.STALL)
+        narrow = recipe.manner in (ClientBehaviour.SLOW, ClientBehaviour.STALL)
         connection = None if narrow else self._kept()
         if connection is None:
             async with asyncio.timeout(seconds):
@@ -184,7 +184,7 @@ class Clients:
         connection.opened_at = opened_at
         return connection
 
-    def _request(self, recipe: Recipe) -> bytes:
+    def _request(self, recipe: RequestSpec) -> bytes:
         content = recipe.content
         body = content if isinstance(content, bytes) else msgspec.json.encode(content)
         head = (

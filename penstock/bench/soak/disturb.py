@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 
 import psutil
 
-from penstock.bench.soak.client import Attempt
-from penstock.bench.soak.fleet import Incarnation, Processes, client_ports, is_alive, process_of
+from penstock.bench.soak.client import SentRequest
+from penstock.bench.soak.fleet import ProcessInstance, ProcessTree, client_ports, is_alive, process_of
 
 PAUSES_S = (0.2, 2.0)
 """Shortest and longest time a process is stopped and goes on."""
@@ -26,10 +26,10 @@ REMEMBERED_S = 300.0
 """How long after a kill a client may notice it: longer than any request takes."""
 POLL_S = 0.05
 
-Disturbance = Callable[[], Awaitable[bool]]
+Fault = Callable[[], Awaitable[bool]]
 
 
-class Disturber:
+class FaultInjector:
     """Acts on the processes of a server that listens on ``port``.
 
     ``engines_up`` says how many engines take requests: one always stays undisturbed, so nothing has to be
@@ -38,7 +38,7 @@ class Disturber:
 
     def __init__(
         self,
-        processes: Processes,
+        processes: ProcessTree,
         port: int,
         rng: random.Random,
         hang_timeout_s: float,
@@ -46,8 +46,8 @@ class Disturber:
         find: Callable[[str, str], None],
     ) -> None:
         self.done: Counter[str] = Counter()
-        self.killed: set[Incarnation] = set()
-        self.retired: set[Incarnation] = set()
+        self.killed: set[ProcessInstance] = set()
+        self.retired: set[ProcessInstance] = set()
         """Ended in order, as others took their place."""
         self.spared: frozenset[str] = frozenset()
         """Titles of processes that are left alone; API servers are not replaced then."""
@@ -59,7 +59,7 @@ class Disturber:
         self._find = find
         self._cut: dict[int, float] = {}
         """Clients' ports of connections that ended with their API server, and when."""
-        self._kinds: dict[str, tuple[Disturbance, int]] = {
+        self._kinds: dict[str, tuple[Fault, int]] = {
             "kill engine": (self._kill_engine, 4),
             "hang engine": (self._hang_engine, 1),
             "pause engine": (self._pause_engine, 2),
@@ -69,7 +69,7 @@ class Disturber:
             "replace API servers": (self._replace, 1),
         }
 
-    def was_killed(self, attempt: Attempt) -> bool:
+    def was_killed(self, attempt: SentRequest) -> bool:
         """Whether the API server of a request's connection was killed before it ended."""
         killed_at = self._cut.get(attempt.port)
         return killed_at is not None and attempt.opened_at <= killed_at <= attempt.ended_at
@@ -116,7 +116,7 @@ class Disturber:
     async def _pause_server(self) -> bool:
         return await self._pause(self._victim("api-server"))
 
-    async def _pause(self, victim: tuple[Incarnation, psutil.Process] | None) -> bool:
+    async def _pause(self, victim: tuple[ProcessInstance, psutil.Process] | None) -> bool:
         if victim is None:
             return False
         process = victim[1]
@@ -151,7 +151,7 @@ class Disturber:
 
     async def _replace(self) -> bool:
         """All API servers by new ones."""
-        old = self._processes.of("api-server")
+        old = self._processes.with_role("api-server")
         if self.spared or not all(map(_settled, old)):
             return False
         self.retired |= set(old)
@@ -160,28 +160,28 @@ class Disturber:
 
     # -- victims
 
-    async def _engine(self) -> tuple[Incarnation, psutil.Process] | None:
+    async def _engine(self) -> tuple[ProcessInstance, psutil.Process] | None:
         """One of several that are up."""
         if await self._engines_up() < 2:
             return None
         return self._victim("engine")
 
-    def _victim(self, role: str) -> tuple[Incarnation, psutil.Process] | None:
+    def _victim(self, role: str) -> tuple[ProcessInstance, psutil.Process] | None:
         """A process of this role, unless one is just being replaced."""
-        candidates = [each for each in self._processes.of(role) if each.title not in self.spared]
+        candidates = [each for each in self._processes.with_role(role) if each.title not in self.spared]
         if not candidates or any(map(is_alive, self.retired)) or not all(map(_settled, candidates)):
             return None
         incarnation = self._random.choice(candidates)
         process = process_of(incarnation)
         return None if process is None else (incarnation, process)
 
-    def _kill(self, incarnation: Incarnation, process: psutil.Process) -> None:
+    def _kill(self, incarnation: ProcessInstance, process: psutil.Process) -> None:
         self.killed.add(incarnation)
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
-def _settled(incarnation: Incarnation) -> bool:
+def _settled(incarnation: ProcessInstance) -> bool:
     return time.time() - incarnation.created >= SETTLED_S
 
 

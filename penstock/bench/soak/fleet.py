@@ -11,7 +11,7 @@ import psutil
 TITLE = "penstock: "
 
 
-class Incarnation(NamedTuple):
+class ProcessInstance(NamedTuple):
     """One process: a restarted one is another."""
 
     title: str
@@ -24,18 +24,18 @@ class Incarnation(NamedTuple):
         return self.title.partition(" ")[0]
 
 
-class Processes:
+class ProcessTree:
     """The supervisor ``pid`` and its children."""
 
     def __init__(self, pid: int) -> None:
         self._supervisor = psutil.Process(pid)
-        self.seen: set[Incarnation] = set()
+        self.seen: set[ProcessInstance] = set()
 
     @property
     def supervisor(self) -> psutil.Process:
         return self._supervisor
 
-    def alive(self) -> list[Incarnation]:
+    def alive(self) -> list[ProcessInstance]:
         """All that run and have told by their title what they are."""
         found = []
         for process in [self._supervisor, *self._supervisor.children()]:
@@ -43,20 +43,20 @@ class Processes:
                 title = " ".join(process.cmdline()).strip()
                 if title.startswith(TITLE):
                     found.append(
-                        Incarnation(title.removeprefix(TITLE).strip(), process.pid, process.create_time())
+                        ProcessInstance(title.removeprefix(TITLE).strip(), process.pid, process.create_time())
                     )
         self.seen |= set(found)
         return sorted(found)
 
-    def of(self, role: str) -> list[Incarnation]:
+    def with_role(self, role: str) -> list[ProcessInstance]:
         return [each for each in self.alive() if each.role == role]
 
-    def left_over(self) -> list[Incarnation]:
+    def left_over(self) -> list[ProcessInstance]:
         """Those ever seen that still run."""
         return [each for each in sorted(self.seen) if is_alive(each)]
 
 
-def process_of(incarnation: Incarnation) -> psutil.Process | None:
+def process_of(incarnation: ProcessInstance) -> psutil.Process | None:
     """None when it is gone."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(incarnation.pid)
@@ -65,7 +65,7 @@ def process_of(incarnation: Incarnation) -> psutil.Process | None:
     return None
 
 
-def is_alive(incarnation: Incarnation) -> bool:
+def is_alive(incarnation: ProcessInstance) -> bool:
     return process_of(incarnation) is not None
 
 

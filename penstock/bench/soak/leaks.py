@@ -20,7 +20,7 @@ MOST_DESCRIPTORS = 8
 """More of them at the end than at the beginning are a leak."""
 
 
-class Sample(msgspec.Struct, frozen=True):
+class MemorySample(msgspec.Struct, frozen=True):
     """One process, idle. ``requests``: of all clients until then. ``objects``: those that Python's garbage
     collector tracks; None where the process does not tell."""
 
@@ -50,7 +50,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """Whether there was enough to judge it by."""
 
 
-def growth(process: str, pid: int, samples: Sequence[Sample]) -> Growth:
+def growth(process: str, pid: int, samples: Sequence[MemorySample]) -> Growth:
     """Of at least two samples."""
     first, last = samples[0], samples[-1]
     by_time = slope([(each.at_s, each.resident_bytes) for each in samples])

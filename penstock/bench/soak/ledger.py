@@ -9,16 +9,16 @@ from typing import Any
 
 import msgspec
 
-from penstock.bench.soak.client import Attempt
+from penstock.bench.soak.client import SentRequest
 from penstock.bench.soak.expected import Oracle, Output
-from penstock.bench.soak.recipes import Manner, Recipe
-from penstock.bench.soak.reply import Seen
+from penstock.bench.soak.recipes import ClientBehaviour, RequestSpec
+from penstock.bench.soak.reply import ReceivedReply
 
 MOST_SAMPLES = 20
 """Findings of one kind that are kept word for word."""
 
 
-class End(enum.StrEnum):
+class RequestEnd(enum.StrEnum):
     """How a request ended."""
 
     COMPLETE = "complete"
@@ -33,13 +33,13 @@ class End(enum.StrEnum):
     STUCK = "no end in time"
 
 
-DEFECTS = frozenset({End.WRONG, End.FAILED, End.BROKEN, End.STUCK})
+DEFECTS = frozenset({RequestEnd.WRONG, RequestEnd.FAILED, RequestEnd.BROKEN, RequestEnd.STUCK})
 
 
-class Tally(msgspec.Struct):
+class ClientCounts(msgspec.Struct):
     """What clients have seen, in requests and tokens."""
 
-    ends: Counter[End] = msgspec.field(default_factory=Counter)
+    ends: Counter[RequestEnd] = msgspec.field(default_factory=Counter)
     streams: int = 0
     """Choices of complete requests."""
     complete_tokens: int = 0
@@ -55,13 +55,13 @@ class Tally(msgspec.Struct):
     def requests(self) -> int:
         return self.ends.total()
 
-    def of(self, *ends: End) -> int:
+    def ended_with(self, *ends: RequestEnd) -> int:
         """Requests with these ends."""
         return sum(self.ends[end] for end in ends)
 
-    def since(self, before: Tally) -> Tally:
+    def since(self, before: ClientCounts) -> ClientCounts:
         """What came after ``before``, a copy of this."""
-        return Tally(
+        return ClientCounts(
             self.ends - before.ends,
             self.streams - before.streams,
             self.complete_tokens - before.complete_tokens,
@@ -70,15 +70,15 @@ class Tally(msgspec.Struct):
             self.retried - before.retried,
         )
 
-    def copy(self) -> Tally:
-        return self.since(Tally())
+    def copy(self) -> ClientCounts:
+        return self.since(ClientCounts())
 
 
-class Ledger:
+class RequestVerifier:
     """Judges each request once. ``killed`` says whether its server was killed."""
 
-    def __init__(self, oracle: Oracle, killed: Callable[[Attempt], bool]) -> None:
-        self.tally = Tally()
+    def __init__(self, oracle: Oracle, killed: Callable[[SentRequest], bool]) -> None:
+        self.counts = ClientCounts()
         self.findings: dict[str, list[str]] = {}
         """What must not have happened, by kind; the first MOST_SAMPLES of each."""
         self._counts: Counter[str] = Counter()
@@ -90,64 +90,66 @@ class Ledger:
         """How often what must not happen did, by kind."""
         return self._counts
 
-    def find(self, kind: str, text: str) -> None:
+    def record_defect(self, kind: str, text: str) -> None:
         """Something that must not happen did."""
         self._counts[kind] += 1
         samples = self.findings.setdefault(kind, [])
         if len(samples) < MOST_SAMPLES:
             samples.append(text)
 
-    def enter(self, recipe: Recipe, attempt: Attempt) -> End:
+    def verify(self, recipe: RequestSpec, attempt: SentRequest) -> RequestEnd:
         """The request has ended."""
         end, reason = self._judge(recipe, attempt)
-        self.tally.ends[end] += 1
+        self.counts.ends[end] += 1
         seen = attempt.seen
-        if end is End.COMPLETE:
-            self.tally.streams += len(recipe.outputs)
-            self.tally.complete_tokens += sum(len(output.tokens) for output in recipe.outputs)
+        if end is RequestEnd.COMPLETE:
+            self.counts.streams += len(recipe.outputs)
+            self.counts.complete_tokens += sum(len(output.tokens) for output in recipe.outputs)
         elif recipe.status == 200:
-            self.tally.partial_asked += recipe.asked_tokens
-            self.tally.partial_tokens += sum(
+            self.counts.partial_asked += recipe.asked_tokens
+            self.counts.partial_tokens += sum(
                 self._oracle.tokens_in(output.tokens, len(seen.texts[index]))
                 for index, output in enumerate(recipe.outputs)
                 if index in seen.texts
             )
         if end in DEFECTS:
-            self.find(end, f"{reason}; {_shown(recipe)}")
+            self.record_defect(end, f"{reason}; {_shown(recipe)}")
         return end
 
-    def enter_unsent(self, error: Exception) -> None:
+    def record_unsent(self, error: Exception) -> None:
         """There was no connection to send the request on: the listening socket is never closed."""
-        self.tally.ends[End.BROKEN] += 1
-        self.find(End.BROKEN, f"cannot connect: {error!r}")
+        self.counts.ends[RequestEnd.BROKEN] += 1
+        self.record_defect(RequestEnd.BROKEN, f"cannot connect: {error!r}")
 
-    def _judge(self, recipe: Recipe, attempt: Attempt) -> tuple[End, str]:
+    def _judge(self, recipe: RequestSpec, attempt: SentRequest) -> tuple[RequestEnd, str]:
         seen = attempt.seen
         killed = self._killed(attempt)
         if attempt.stuck:
-            return End.STUCK, f"status {seen.status}, {seen.events} events"
+            return RequestEnd.STUCK, f"status {seen.status}, {seen.events} events"
         if seen.whole and seen.status != 200:
             fits = seen.status == recipe.status and bool(seen.error)
-            return (End.REFUSED if fits else End.FAILED), f"HTTP {seen.status}: {seen.error}"
+            return (RequestEnd.REFUSED if fits else RequestEnd.FAILED), f"HTTP {seen.status}: {seen.error}"
         if seen.error:
-            return End.FAILED, seen.error
+            return RequestEnd.FAILED, seen.error
         if recipe.status != 200:
-            return (End.SERVER_KILLED if killed else End.FAILED), f"not refused with {recipe.status}"
+            return (
+                RequestEnd.SERVER_KILLED if killed else RequestEnd.FAILED
+            ), f"not refused with {recipe.status}"
         wrong = _difference(recipe, seen)
         if wrong:
-            return End.WRONG, wrong
+            return RequestEnd.WRONG, wrong
         if seen.whole:
-            return End.COMPLETE, ""
+            return RequestEnd.COMPLETE, ""
         if attempt.left:
-            return End.LEFT, ""
+            return RequestEnd.LEFT, ""
         if killed:
-            return End.SERVER_KILLED, ""
-        if recipe.manner is Manner.STALL:
-            return End.CUT, ""
-        return End.BROKEN, f"after {seen.events} events"
+            return RequestEnd.SERVER_KILLED, ""
+        if recipe.manner is ClientBehaviour.STALL:
+            return RequestEnd.CUT, ""
+        return RequestEnd.BROKEN, f"after {seen.events} events"
 
 
-def _difference(recipe: Recipe, seen: Seen) -> str:
+def _difference(recipe: RequestSpec, seen: ReceivedReply) -> str:
     """In what a reply, or its beginning, is not what was to come."""
     for index, output in enumerate(recipe.outputs):
         wrong = _output_difference(output, recipe, seen, index)
@@ -168,7 +170,7 @@ def _difference(recipe: Recipe, seen: Seen) -> str:
     return ""
 
 
-def _output_difference(output: Output, recipe: Recipe, seen: Seen, index: int) -> str:
+def _output_difference(output: Output, recipe: RequestSpec, seen: ReceivedReply, index: int) -> str:
     """The same for one choice."""
     text = seen.texts.get(index, "")
     if not output.text.startswith(text):
@@ -196,7 +198,7 @@ def _first_difference(expected: Any, found: Any) -> str:
     return f"at {at}: {found[at : at + 20]!r} instead of {expected[at : at + 20]!r}"
 
 
-def _shown(recipe: Recipe) -> str:
+def _shown(recipe: RequestSpec) -> str:
     content = recipe.content
     shown = content if isinstance(content, bytes) else msgspec.json.encode(content)
     return f"{recipe.manner.value}, {recipe.path} {shown[:400]!r}"

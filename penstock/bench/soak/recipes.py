@@ -26,7 +26,7 @@ _TEXT = (
 _WORDS = _TEXT.split()
 
 
-class Manner(enum.Enum):
+class ClientBehaviour(enum.Enum):
     """What a client does."""
 
     READ = "reads"
@@ -37,13 +37,13 @@ class Manner(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class RequestSpec:
     """One request."""
 
     path: str
     content: bytes | dict[str, Any]
     """Its body: bytes as they are, anything else as JSON."""
-    manner: Manner = Manner.READ
+    manner: ClientBehaviour = ClientBehaviour.READ
     status: int = 200
     """What it is to be answered with."""
     outputs: list[Output] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Recipe:
         return int(self.content["max_tokens"]) * len(self.outputs)
 
 
-class Mix:
+class RequestMix:
     """Draws requests; the same ones for the same seed."""
 
     def __init__(self, oracle: Oracle, rng: random.Random) -> None:
@@ -77,7 +77,7 @@ class Mix:
         self._random = rng
         self._vocabulary = oracle.vocabulary
 
-    def draw(self) -> Recipe:
+    def draw(self) -> RequestSpec:
         """The next request."""
         kind = self._random.random()
         if kind < 0.06:
@@ -88,15 +88,21 @@ class Mix:
 
     # -- kinds
 
-    def _good(self) -> Recipe:
+    def _good(self) -> RequestSpec:
         rng = self._random
         manner = rng.choices(
-            (Manner.READ, Manner.SLOW, Manner.LEAVE_EARLY, Manner.LEAVE_LATE), weights=(80, 4, 6, 10)
+            (
+                ClientBehaviour.READ,
+                ClientBehaviour.SLOW,
+                ClientBehaviour.LEAVE_EARLY,
+                ClientBehaviour.LEAVE_LATE,
+            ),
+            weights=(80, 4, 6, 10),
         )[0]
         tokens = round(MOST_TOKENS ** rng.random())
-        if manner is Manner.SLOW:
+        if manner is ClientBehaviour.SLOW:
             tokens = SLOW_TOKENS
-        elif manner is Manner.LEAVE_LATE:
+        elif manner is ClientBehaviour.LEAVE_LATE:
             tokens = MOST_TOKENS
         choices = rng.randint(2, MOST_CHOICES) if rng.random() < 0.15 else 1
         path = rng.choice((COMPLETIONS, CHAT))
@@ -105,8 +111,8 @@ class Mix:
         if choices > 1:
             body["n"] = choices
         prompts = self._set_prompt(path, body)
-        self._set_streaming(body, always=manner in (Manner.SLOW, Manner.LEAVE_LATE))
-        self._set_extras(path, body, plain=manner is Manner.SLOW)
+        self._set_streaming(body, always=manner in (ClientBehaviour.SLOW, ClientBehaviour.LEAVE_LATE))
+        self._set_extras(path, body, plain=manner is ClientBehaviour.SLOW)
         stop = self._set_stop(body, tokens)
         include = bool(body.get("include_stop_str_in_output"))
         outputs = [
@@ -114,7 +120,7 @@ class Mix:
             for _ in range(prompts)
             for index in range(choices)
         ]
-        return Recipe(
+        return RequestSpec(
             path,
             body,
             manner,
@@ -123,26 +129,26 @@ class Mix:
             wait_s=rng.uniform(0.0, 0.2),
         )
 
-    def _stalled(self) -> Recipe:
+    def _stalled(self) -> RequestSpec:
         """Logprobs make much to hold of every token."""
         seed = self._random.getrandbits(31)
         body = {"prompt": self._text(), "seed": seed, "max_tokens": STALLED_TOKENS, "logprobs": 1}
         body |= {"stream": True, "stream_interval": 1, "ignore_eos": True}
         outputs = [self._oracle.output(seed, STALLED_TOKENS, None)]
-        return Recipe(COMPLETIONS, body, Manner.STALL, outputs=outputs, wait_s=STALL_S)
+        return RequestSpec(COMPLETIONS, body, ClientBehaviour.STALL, outputs=outputs, wait_s=STALL_S)
 
-    def _bad(self) -> Recipe:
+    def _bad(self) -> RequestSpec:
         outside = 1 << 30
         return self._random.choice(
             (
-                Recipe(COMPLETIONS, b'{"prompt": "half a', status=400),
-                Recipe(COMPLETIONS, {"prompt": "x", "max_tokens": -1}, status=400),
-                Recipe(COMPLETIONS, {"prompt": "x", "temperature": "hot"}, status=400),
-                Recipe(COMPLETIONS, {"prompt": [outside], "max_tokens": 1}, status=400),
-                Recipe(COMPLETIONS, {"prompt": "x", "model": "no-such-model"}, status=404),
-                Recipe(CHAT, {"messages": [], "max_tokens": 1}, status=400),
-                Recipe(CHAT, {"messages": [{"role": "user"}], "stream": True, "n": 0}, status=400),
-                Recipe("/v1/no-such-route", {"prompt": "x"}, status=404),
+                RequestSpec(COMPLETIONS, b'{"prompt": "half a', status=400),
+                RequestSpec(COMPLETIONS, {"prompt": "x", "max_tokens": -1}, status=400),
+                RequestSpec(COMPLETIONS, {"prompt": "x", "temperature": "hot"}, status=400),
+                RequestSpec(COMPLETIONS, {"prompt": [outside], "max_tokens": 1}, status=400),
+                RequestSpec(COMPLETIONS, {"prompt": "x", "model": "no-such-model"}, status=404),
+                RequestSpec(CHAT, {"messages": [], "max_tokens": 1}, status=400),
+                RequestSpec(CHAT, {"messages": [{"role": "user"}], "stream": True, "n": 0}, status=400),
+                RequestSpec("/v1/no-such-route", {"prompt": "x"}, status=404),
             )
         )
 

@@ -48,7 +48,7 @@ class _Reply(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Reply).decode
 
 
-class Seen:
+class ReceivedReply:
     """Fed with what a connection receives during one request; holds what that says."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.bench.report import Machine
-from penstock.bench.soak.accounts import Balance
+from penstock.bench.soak.accounts import TokenBalance
 from penstock.bench.soak.leaks import Growth
 
 WIDTH = 118
@@ -36,9 +36,9 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
     deaths: int
     resumed: int
     """Streams that went on on another engine."""
-    tokens: Balance
+    tokens: TokenBalance
     """Of the whole run."""
-    calm: list[Balance]
+    calm: list[TokenBalance]
     """Periods without a death, in which all counts are exact."""
     growth: list[Growth]
     """Of the processes that lived through the second half of the run."""

@@ -19,14 +19,14 @@ import uvloop
 from penstock.bench import report as machine
 from penstock.bench.errors import BenchError
 from penstock.bench.server import ServerProcess, soak_arguments
-from penstock.bench.soak.accounts import Balance, Figures, balance, figures
-from penstock.bench.soak.client import Clients
-from penstock.bench.soak.disturb import Disturber
+from penstock.bench.soak.accounts import ServerCounts, TokenBalance, read_server_counts, reconcile
+from penstock.bench.soak.client import ClientPool
+from penstock.bench.soak.disturb import FaultInjector
 from penstock.bench.soak.expected import Oracle
-from penstock.bench.soak.fleet import Incarnation, Processes, files_below, is_alive, process_of
-from penstock.bench.soak.leaks import MOST_FILES, Growth, Sample, growth, leaks
-from penstock.bench.soak.ledger import End, Ledger, Tally
-from penstock.bench.soak.recipes import Mix, Recipe
+from penstock.bench.soak.fleet import ProcessInstance, ProcessTree, files_below, is_alive, process_of
+from penstock.bench.soak.leaks import MOST_FILES, Growth, MemorySample, growth, leaks
+from penstock.bench.soak.ledger import ClientCounts, RequestEnd, RequestVerifier
+from penstock.bench.soak.recipes import RequestMix, RequestSpec
 from penstock.bench.soak.report import SoakReport
 from penstock.config.bench import BenchSoakConfig
 from penstock.supervisor.model import DEMO_DIR
@@ -46,10 +46,10 @@ LOST_S = 3.0
 """Seconds of tokens that the counts of a killed process may lack: it tells them once a second, and what was
 on its way to or from it is lost."""
 
-Say = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
-def measure(config: BenchSoakConfig, say: Say) -> SoakReport:
+def measure(config: BenchSoakConfig, say: ProgressCallback) -> SoakReport:
     """Runs the soak; ``say`` gets a line after every round. Leaves no process behind.
 
     Raises BenchError when it cannot be made. What must not happen is no reason for that, it is reported.
@@ -66,37 +66,39 @@ def measure(config: BenchSoakConfig, say: Say) -> SoakReport:
 class _Soak:
     """One run."""
 
-    def __init__(self, config: BenchSoakConfig, server: ServerProcess, directory: Path, say: Say) -> None:
+    def __init__(
+        self, config: BenchSoakConfig, server: ServerProcess, directory: Path, say: ProgressCallback
+    ) -> None:
         rng = random.Random(config.seed)
         oracle = Oracle(DEMO_DIR)
         self._config = config
         self._server = server
         self._directory = directory
         self._say = say
-        self._processes = Processes(server.pid)
+        self._processes = ProcessTree(server.pid)
         self._http = httpx.AsyncClient(base_url=server.url, timeout=30.0, trust_env=False)
-        self._disturber = Disturber(
+        self._faults = FaultInjector(
             self._processes,
             urlsplit(server.url).port or 80,
             random.Random(rng.random()),
             config.hang_timeout,
             self._engines_up,
-            lambda kind, text: self._ledger.find(kind, text),
+            lambda kind, text: self._verifier.record_defect(kind, text),
         )
-        self._ledger = Ledger(oracle, self._disturber.was_killed)
-        self._mix = Mix(oracle, random.Random(rng.random()))
-        self._clients = Clients(server.url, random.Random(rng.random()))
-        self._samples: dict[Incarnation, list[Sample]] = defaultdict(list)
-        self._balances: list[Balance] = []
+        self._verifier = RequestVerifier(oracle, self._faults.was_killed)
+        self._mix = RequestMix(oracle, random.Random(rng.random()))
+        self._clients = ClientPool(server.url, random.Random(rng.random()))
+        self._samples: dict[ProcessInstance, list[MemorySample]] = defaultdict(list)
+        self._balances: list[TokenBalance] = []
         self._files: list[int] = []
         self._began = 0.0
         """time.monotonic() at the start of the first round."""
         self._halved = False
-        self._dead: set[Incarnation] = set()
-        self._told: set[str] = set()
+        self._dead: set[ProcessInstance] = set()
+        self._reported: set[str] = set()
         """Kinds of findings of which one was shown."""
-        self._first: Figures
-        self._last: tuple[Figures, Tally]
+        self._first: ServerCounts
+        self._last: tuple[ServerCounts, ClientCounts]
 
     # -- the run
 
@@ -107,7 +109,7 @@ class _Soak:
             if started is None:
                 raise BenchError(f"the server is not whole and idle:\n{self._server.output}")
             self._first = started
-            self._last = started, self._ledger.tally.copy()
+            self._last = started, self._verifier.counts.copy()
             self._files.append(files_below(self._directory))
             self._began = time.monotonic()
             number = 0
@@ -122,7 +124,9 @@ class _Soak:
         await self._round(min(config.round_s, left), None if calm else config.disturb_every)
         found = await self._rest()
         if found is None:
-            self._ledger.find("no rest", f"round {number + 1}: not whole and idle in {SETTLE_S:g} s")
+            self._verifier.record_defect(
+                "no rest", f"round {number + 1}: not whole and idle in {SETTLE_S:g} s"
+            )
             return False
         await self._settle(number, found)
         return True
@@ -130,7 +134,7 @@ class _Soak:
     def _left_s(self) -> float:
         """Seconds of load that are left."""
         most = self._config.requests
-        if most is not None and self._ledger.tally.requests >= most:
+        if most is not None and self._verifier.counts.requests >= most:
             return 0.0
         return self._config.minutes * 60 - (time.monotonic() - self._began)
 
@@ -141,7 +145,7 @@ class _Soak:
         self._halved = True
         youngest_first = sorted(self._processes.alive(), key=lambda each: -each.created)
         oldest = {each.role: each.title for each in youngest_first}
-        self._disturber.spared = frozenset(oldest.values())
+        self._faults.spared = frozenset(oldest.values())
         self._samples.clear()
 
     async def _round(self, seconds: float, disturb_every: float | None) -> None:
@@ -149,7 +153,7 @@ class _Soak:
         async with asyncio.TaskGroup() as group:
             disturbing = None
             if disturb_every is not None:
-                disturbing = group.create_task(self._disturber.run(disturb_every))
+                disturbing = group.create_task(self._faults.run(disturb_every))
             clients = [group.create_task(self._client(end)) for _ in range(self._config.concurrency)]
             await asyncio.sleep(seconds)
             if disturbing is not None:
@@ -161,42 +165,42 @@ class _Soak:
         while asyncio.get_running_loop().time() < end and self._left_s() > 0:
             await self._request(self._mix.draw())
 
-    async def _request(self, recipe: Recipe) -> None:
+    async def _request(self, recipe: RequestSpec) -> None:
         try:
             attempt = await self._clients.send(recipe, REQUEST_S)
-            while attempt.stale and not self._disturber.was_killed(attempt):
+            while attempt.stale and not self._faults.was_killed(attempt):
                 self._retry()
                 attempt = await self._clients.send(recipe, REQUEST_S)
         except (OSError, TimeoutError) as error:
-            self._ledger.enter_unsent(error)
+            self._verifier.record_unsent(error)
         else:
-            self._ledger.enter(recipe, attempt)
+            self._verifier.verify(recipe, attempt)
 
     def _retry(self) -> None:
         """A client does so whose server has closed a connection that it kept; one that is replaced may."""
-        self._ledger.tally.retried += 1
-        if not self._disturber.retired:
-            self._ledger.find("kept connection closed", "no API server was replaced")
+        self._verifier.counts.retried += 1
+        if not self._faults.retired:
+            self._verifier.record_defect("kept connection closed", "no API server was replaced")
 
     # -- at rest
 
     async def _engines_up(self) -> int:
         """As far as is known: 0 where the API server that was asked has just died."""
         try:
-            return int((await figures(self._http)).engines_up)
+            return int((await read_server_counts(self._http)).engines_up)
         except httpx.HTTPError:
             return 0
 
-    async def _rest(self) -> Figures | None:
+    async def _rest(self) -> ServerCounts | None:
         """Waits until the fleet is whole and idle and has told all it has counted; None: it does not."""
         self._clients.close()
         end = time.monotonic() + SETTLE_S
-        steady: Figures | None = None
+        steady: ServerCounts | None = None
         since = 0.0
         while time.monotonic() < end:
             await asyncio.sleep(POLL_S)
             try:
-                found = await figures(self._http)
+                found = await read_server_counts(self._http)
             except httpx.HTTPError:
                 continue  # its API server may have been killed as well
             if not self._is_whole(found):
@@ -207,7 +211,7 @@ class _Soak:
                 return found
         return None
 
-    def _is_whole(self, found: Figures) -> bool:
+    def _is_whole(self, found: ServerCounts) -> bool:
         config = self._config
         several = config.api_server_count > 1 or config.engines > 1
         processes = config.api_server_count + config.engines + 1 + several
@@ -215,24 +219,24 @@ class _Soak:
         up = found.engines_up == config.engines
         return up and alone and found.idle and len(self._processes.alive()) == processes
 
-    async def _settle(self, number: int, found: Figures) -> None:
+    async def _settle(self, number: int, found: ServerCounts) -> None:
         """After a round: the books are balanced, and every process is looked at."""
         before, clients = self._last
-        tally = self._ledger.tally.copy()
+        tally = self._verifier.counts.copy()
         deaths = self._deaths()
         rate = max(0.0, found.generated - before.generated) / self._config.round_s
-        balanced, errors = balance(
+        balanced, errors = reconcile(
             before, found, tally.since(clients), deaths=deaths, uncertain=rate * LOST_S
         )
         self._balances.append(balanced)
         for error in errors:
-            self._ledger.find("books", f"round {number + 1}: {error}")
+            self._verifier.record_defect("books", f"round {number + 1}: {error}")
         self._last = found, tally
         await self._sample()
-        requests, defects = tally.requests, sum(self._ledger.defects.values())
-        for kind in self._ledger.defects.keys() - self._told:
-            self._told.add(kind)
-            self._say(f"{kind}: {self._ledger.findings[kind][0]}")
+        requests, defects = tally.requests, sum(self._verifier.defects.values())
+        for kind in self._verifier.defects.keys() - self._reported:
+            self._reported.add(kind)
+            self._say(f"{kind}: {self._verifier.findings[kind][0]}")
         self._say(
             f"round {number + 1}: {time.monotonic() - self._began:,.0f} s, {requests:,} requests, "
             f"{balanced.generated:,.0f} tokens, {balanced.unaccounted:+,.0f} unaccounted for, "
@@ -243,20 +247,20 @@ class _Soak:
         """Processes with counts that died since the last time. One that nobody killed is a defect."""
         dead = {each for each in self._processes.seen if not is_alive(each)} - self._dead
         self._dead |= dead
-        dead -= self._disturber.retired - self._disturber.killed
-        for each in dead - self._disturber.killed:
-            self._ledger.find("death", f"{each.title} (process {each.pid}) died by itself")
+        dead -= self._faults.retired - self._faults.killed
+        for each in dead - self._faults.killed:
+            self._verifier.record_defect("death", f"{each.title} (process {each.pid}) died by itself")
         return sum(each.role != "coordinator" for each in dead)
 
     async def _sample(self) -> None:
         objects = await self._tracked_objects()
-        requests = self._ledger.tally.requests
+        requests = self._verifier.counts.requests
         now = time.monotonic() - self._began
         for each in self._processes.alive():
             process = process_of(each)
             if process is not None:
                 resident, descriptors = process.memory_info().rss, process.num_fds()
-                sample = Sample(now, requests, resident, descriptors, objects.get(each.title))
+                sample = MemorySample(now, requests, resident, descriptors, objects.get(each.title))
                 self._samples[each].append(sample)
         self._files.append(files_below(self._directory))
 
@@ -274,31 +278,33 @@ class _Soak:
 
     def report(self, exit_code: int | None) -> SoakReport:
         """Once the server has ended, with ``exit_code``."""
-        ledger, disturber = self._ledger, self._disturber
+        ledger, disturber = self._verifier, self._faults
         if exit_code != 0:
-            ledger.find("end", f"the server ended with {exit_code}: {self._server.output}")
+            ledger.record_defect("end", f"the server ended with {exit_code}: {self._server.output}")
         for each in self._processes.left_over():
-            ledger.find("end", f"{each.title} (process {each.pid}) outlived the server")
+            ledger.record_defect("end", f"{each.title} (process {each.pid}) outlived the server")
         grown = self._growth()
         for leak in leaks(grown, self._config.most_mib_per_hour, self._config.most_objects):
-            ledger.find("leak", leak)
+            ledger.record_defect("leak", leak)
         if self._files[-1] > self._files[0] + MOST_FILES:
-            ledger.find("leak", f"{self._files[0]} files in the run directory have become {self._files[-1]}")
+            ledger.record_defect(
+                "leak", f"{self._files[0]} files in the run directory have become {self._files[-1]}"
+            )
         found, tally = self._last
         most = sum(each.uncertain for each in self._balances)
         deaths = sum(each.deaths for each in self._balances)
-        whole, errors = balance(self._first, found, tally, deaths=deaths, uncertain=most / max(1, deaths))
+        whole, errors = reconcile(self._first, found, tally, deaths=deaths, uncertain=most / max(1, deaths))
         for error in errors:
-            ledger.find("books", f"whole run: {error}")
+            ledger.record_defect("books", f"whole run: {error}")
         return SoakReport(
             passed=not ledger.defects,
             defects=dict(ledger.defects),
             findings=ledger.findings,
             wall_s=time.monotonic() - self._began,
-            requests=ledger.tally.requests,
-            ends={str(end): ledger.tally.ends[end] for end in End if ledger.tally.ends[end]},
-            retried=ledger.tally.retried,
-            streams=ledger.tally.streams,
+            requests=ledger.counts.requests,
+            ends={str(end): ledger.counts.ends[end] for end in RequestEnd if ledger.counts.ends[end]},
+            retried=ledger.counts.retried,
+            streams=ledger.counts.streams,
             disturbances=dict(disturber.done),
             deaths=deaths,
             resumed=round(found.resumed - self._first.resumed),

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.engine.torch.bloom import alibi_slopes
-from penstock.engine.torch.layout import Decodes, Geometry, Part, StepLayout
+from penstock.engine.torch.layout import AttentionMetadata, AttentionPart, CacheGeometry, DecodeMetadata
 from penstock.engine.torch.load import ModelShape
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Decodes, int | None, float | None, Tensor | None], Tensor]
+Kernel = Callable[[Tensor, Tensor, Tensor, DecodeMetadata, int | None, float | None, Tensor | None], Tensor]
 
 CPU_GATHERED = 1 << 20
 """Elements of keys gathered at once: 4 MB in float32, which stay in a core's share of the cache."""
@@ -47,9 +47,9 @@ class PagedAttention:
         self.values = [_zeros(size, dtype, device) for _ in range(shape.layers)]
         gathered = CPU_GATHERED if device.type == "cpu" else DEVICE_GATHERED
         self._kernel = kernel
-        self.geometry = Geometry(shape.kv_heads, shape.head_size, gathered, in_place=kernel is not None)
+        self.geometry = CacheGeometry(shape.kv_heads, shape.head_size, gathered, in_place=kernel is not None)
         self._slopes = _slopes(shape, device) if shape.alibi else None
-        self.layout: StepLayout | None = None
+        self.layout: AttentionMetadata | None = None
         """Set before each forward pass."""
 
     def __call__(
@@ -118,7 +118,7 @@ def _attend(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    part: Part,
+    part: AttentionPart,
     window: int | None,
     softcap: float | None,
     slopes: Tensor | None,
@@ -158,7 +158,7 @@ def _alibi(slopes: Tensor, distance: Tensor) -> Tensor:
     return biases.flatten(0, 1)
 
 
-def _gather(cache: Tensor, part: Part) -> Tensor:
+def _gather(cache: Tensor, part: AttentionPart) -> Tensor:
     """The part's pages, one after the other: all positions of a stream's head, then of its next head."""
     return cache.view(-1, cache.shape[2] * cache.shape[3]).index_select(0, part.pages)
 

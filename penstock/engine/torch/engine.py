@@ -14,23 +14,23 @@ from penstock.config.errors import ConfigError
 from penstock.config.options import ServeConfig
 from penstock.engine.base import Load, StepRows
 from penstock.engine.blocks import BlockTables
-from penstock.engine.rows import joined
-from penstock.engine.sampling import SamplingColumns
+from penstock.engine.rows import concat_rows
+from penstock.engine.sampling import SamplingMetadata
 from penstock.engine.scheduler import Batch, Scheduler
 from penstock.engine.slots import SlotTable
 from penstock.engine.structured import GrammarCompiler
-from penstock.engine.torch.experts import SplitExperts
+from penstock.engine.torch.experts import ExpertParallel
 from penstock.engine.torch.load import ModelShape, pick_device, pick_dtype, read_shape
-from penstock.engine.torch.memory import cache_blocks, keep_freed_memory
+from penstock.engine.torch.memory import keep_freed_memory, num_cache_blocks
 from penstock.engine.torch.model import PagedModel
-from penstock.engine.torch.profile import Trace
-from penstock.engine.torch.ranks import RankGroup
-from penstock.engine.torch.runner import Launched, Runner
+from penstock.engine.torch.profile import TorchProfiler
+from penstock.engine.torch.ranks import ProcessGroup
+from penstock.engine.torch.runner import ModelRunner, PendingOutput
 from penstock.engine.vocabulary import read_eos_token_ids
 from penstock.wire.messages import EngineInfo, Submit
-from penstock.wire.sockets import Place
+from penstock.wire.sockets import ProcessGroupSpec
 
-GRAMMAR_NAP_S = 0.002
+GRAMMAR_WAIT_S = 0.002
 """How long a step without anything else to do waits for a grammar."""
 
 
@@ -48,7 +48,7 @@ class TorchEngine:
         progress: Callable[[str, float | None], None],
         *,
         tokenizer_dir: str | None = None,
-        place: Place | None = None,
+        place: ProcessGroupSpec | None = None,
     ) -> None:
         """Loads the model. ``tokenizer_dir`` has tokenizer.json when ``model_dir`` has not. ``place`` is this
         rank's among those over which experts are split, and which all load at the same time.
@@ -65,25 +65,25 @@ class TorchEngine:
         self._group = None
         if place is not None:
             progress("meeting the other ranks", 0.1)
-            self._group = RankGroup(place, device)
-        experts = None if self._group is None else SplitExperts(self._group)
+            self._group = ProcessGroup(place, device)
+        experts = None if self._group is None else ExpertParallel(self._group)
         progress("loading weights", 0.2)
         model = PagedModel(model_dir, config, shape, dtype, device, experts)
-        blocks = cache_blocks(config, shape, max_model_len, dtype, device)
+        blocks = num_cache_blocks(config, shape, max_model_len, dtype, device)
         model.make_cache(blocks + 1, config.block_size)
         self._model = model
-        self._trace = Trace(device.type)
+        self._trace = TorchProfiler(device.type)
         eos = read_eos_token_ids(Path(model_dir))
         self._table = SlotTable(config.max_num_seqs, max_model_len, eos)
-        self._sampling = SamplingColumns(
+        self._sampling = SamplingMetadata(
             self._table,
             shape.vocab_size,
             GrammarCompiler(shape.vocab_size, eos, Path(tokenizer_dir or model_dir) / "tokenizer.json"),
         )
         self._blocks = BlockTables(config.max_num_seqs, blocks, config.block_size, max_model_len)
         self._scheduler = Scheduler(self._table, self._sampling, self._blocks, config)
-        self._runner = Runner(model, self._blocks, self._sampling, device)
-        self._in_flight: deque[tuple[Batch, Launched]] = deque()
+        self._runner = ModelRunner(model, self._blocks, self._sampling, device)
+        self._in_flight: deque[tuple[Batch, PendingOutput]] = deque()
         self._steps_ahead = _steps_ahead(config, device)
         self._info = EngineInfo(
             engine="torch",
@@ -96,7 +96,7 @@ class TorchEngine:
             kv_cache_tokens=blocks * config.block_size,
         )
         if self._group is not None:
-            self._group.wait_for_all(progress)
+            self._group.barrier(progress)
 
     @property
     def info(self) -> EngineInfo:
@@ -134,39 +134,39 @@ class TorchEngine:
         """Schedule a batch, launch it, settle the batch before it; on a CPU, where nothing is gained by
         running ahead, this batch itself."""
         parts = [self._scheduler.take_aborted()]
-        if self._in_flight and self._scheduler.must_read():
-            parts += self._settle(0)
+        if self._in_flight and self._scheduler.requires_sync():
+            parts += self._process_outputs(0)
         batch = self._scheduler.schedule()
         if len(batch):
             self._in_flight.append((batch, self._runner.launch(batch)))
-            self._scheduler.launched(batch)
+            self._scheduler.mark_launched(batch)
         elif self._group is not None:
-            self._runner.idle()
+            self._runner.dummy_run()
         elif not self._in_flight:
-            self._sampling.grammars.wait(GRAMMAR_NAP_S)
+            self._sampling.grammars.wait(GRAMMAR_WAIT_S)
         all_read = not len(batch) or self._in_flight[-1][1].scored is not None
-        parts += self._settle(0 if all_read else self._steps_ahead)
-        return joined(parts)
+        parts += self._process_outputs(0 if all_read else self._steps_ahead)
+        return concat_rows(parts)
 
-    def idle_step(self) -> None:
+    def dummy_step(self) -> None:
         """The other ranks' tokens pass through this one's experts."""
-        self._runner.idle()
+        self._runner.dummy_run()
 
-    def _settle(self, left: int) -> list[StepRows]:
+    def _process_outputs(self, left: int) -> list[StepRows]:
         """Read and settle all but the last ``left`` of the batches in flight."""
         rows = []
         while len(self._in_flight) > left:
             batch, launched = self._in_flight.popleft()
             tokens, logprobs = launched.read()
             if launched.scored is not None:
-                rows.append(launched.scored.read(self._sampling.prompts))
-            rows.append(self._scheduler.settle(batch, tokens, logprobs))
+                rows.append(launched.scored.read(self._sampling.prompt_logprobs))
+            rows.append(self._scheduler.update_from_output(batch, tokens, logprobs))
         return rows
 
     # -- what it reports
 
     def load(self) -> Load:
-        return Load(self._scheduler.waiting(), self._scheduler.running(), self._blocks.used_share())
+        return Load(self._scheduler.waiting(), self._scheduler.running(), self._blocks.usage())
 
     def metrics(self) -> dict[str, float]:
         scheduler = self._scheduler
@@ -175,19 +175,19 @@ class TorchEngine:
             "prompt_tokens_total": scheduler.prompt_tokens,
             "generation_tokens_total": scheduler.generated_tokens,
             "preemptions_total": scheduler.preemptions,
-            "prefix_cache_queries_total": scheduler.prefix.queries,
-            "prefix_cache_hits_total": scheduler.prefix.hits,
+            "prefix_cache_queries_total": scheduler.prefix_cache.queries,
+            "prefix_cache_hits_total": scheduler.prefix_cache.hits,
             "requests_waiting": scheduler.waiting(),
             "requests_running": scheduler.running(),
-            "kv_cache_usage": self._blocks.used_share(),
+            "kv_cache_usage": self._blocks.usage(),
         }
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         match method:
             case "reset_prefix_cache":
-                self._scheduler.prefix.reset()
+                self._scheduler.prefix_cache.reset()
             case "sleep":
-                self._scheduler.prefix.reset()
+                self._scheduler.prefix_cache.reset()
                 self._model.sleep(drop_weights=arguments["level"] > 1)
             case "wake_up":
                 self._model.wake_up()

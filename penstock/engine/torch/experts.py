@@ -14,19 +14,19 @@ from torch.nn import Parameter
 from torch.nn.functional import pad
 
 from penstock.config.errors import ConfigError
-from penstock.engine.torch.ranks import RankGroup
+from penstock.engine.torch.ranks import ProcessGroup
 
 IMPLEMENTATION = "penstock_split"
-"""Name of the experts' implementation for transformers, see :class:`SplitExperts`."""
+"""Name of the experts' implementation for transformers, see :class:`ExpertParallel`."""
 
 
-class SplitExperts:
+class ExpertParallel:
     """A rank's share of a model's experts, and the implementation of experts that all its layers call.
 
-    Ranks must make the same number of forward passes, and call :meth:`begin` before each.
+    Ranks must make the same number of forward passes, and call :meth:`begin_forward` before each.
     """
 
-    def __init__(self, group: RankGroup) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         from transformers.integrations.moe import ExpertsInterface
 
         self._group = group
@@ -41,7 +41,7 @@ class SplitExperts:
 
     # -- loading
 
-    def sharing(self, model_class: Any) -> Any:
+    def sharded_class(self, model_class: Any) -> Any:
         """A model class whose experts are this rank's alone, so that a checkpoint's others are not read.
 
         transformers reads of a parameter that is a sharded DTensor its local part only.
@@ -60,9 +60,9 @@ class SplitExperts:
         # transformers finds out what a class can do by its name and by the source of its module
         return type(model_class.__name__, (model_class,), {"__init__": construct} | _identity(model_class))
 
-    def keep_own(self, model: Any) -> None:
-        """Leave this rank's experts in a model, as plain tensors: a model of :meth:`sharing`, or one that has
-        them all. Raises ConfigError when they cannot be split evenly."""
+    def keep_local_experts(self, model: Any) -> None:
+        """Leave this rank's experts in a model, as plain tensors: a model of :meth:`sharded_class`, or one
+        that has them all. Raises ConfigError when they cannot be split evenly."""
         for experts, name, parameter in self._parameters(model):
             if isinstance(parameter, torch.distributed.tensor.DTensor):
                 own = parameter.to_local()
@@ -90,9 +90,9 @@ class SplitExperts:
 
     # -- a forward pass
 
-    def begin(self, tokens: int, device: torch.device) -> None:
+    def begin_forward(self, tokens: int, device: torch.device) -> None:
         """Tell the other ranks how many tokens this one brings, at least 1, and hear what they bring."""
-        counts = self._group.gather(torch.tensor(tokens))
+        counts = self._group.all_gather(torch.tensor(tokens))
         self._most = int(counts.max())
         end = int(counts[: self._group.rank + 1].sum())
         self._own = slice(end - tokens, end)
@@ -102,9 +102,9 @@ class SplitExperts:
     def _forward(self, experts: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """hidden [T, H] of this rank's tokens, each with K of all experts, int64[T, K], and their weights
         [T, K] → [T, H]"""
-        everyone = self._of_all(hidden)
+        everyone = self._gather_tokens(hidden)
         # one exchange for both: float32 holds the number of any expert
-        routes = self._of_all(torch.cat((weights.float(), index.float()), -1))
+        routes = self._gather_tokens(torch.cat((weights.float(), index.float()), -1))
         shares, chosen = routes.chunk(2, -1)
         local = chosen.long() - self._group.rank * experts.num_experts
         foreign = (local < 0) | (local >= experts.num_experts)
@@ -114,12 +114,12 @@ class SplitExperts:
             local.masked_fill(foreign, experts.num_experts),
             shares.masked_fill(foreign, 0).to(weights.dtype),
         )
-        self._group.add_up(part)
+        self._group.all_reduce(part)
         return part[self._own]
 
-    def _of_all(self, own: Tensor) -> Tensor:
+    def _gather_tokens(self, own: Tensor) -> Tensor:
         """[T, W] of this rank's tokens → those of all ranks' tokens, rank by rank."""
-        every = self._group.gather(pad(own, (0, 0, 0, self._most - len(own)))).flatten(0, 1)
+        every = self._group.all_gather(pad(own, (0, 0, 0, self._most - len(own)))).flatten(0, 1)
         return every if self._real is None else every.index_select(0, self._real)
 
 

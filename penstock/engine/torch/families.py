@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.config.errors import ConfigError
 
-FAMILIES: dict[str, str] = {
+SUPPORTED_MODELS: dict[str, str] = {
     "bloom": "BLOOM",
     "cohere": "Command R",
     "cohere2": "Command R7B, Command A",
@@ -54,9 +54,9 @@ WITH_EXPERTS = frozenset({"granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe
 """Those with layers of experts, which can be split over ranks."""
 
 
-def check_family(model_dir: Path, *, with_experts: bool = False) -> None:
-    """Raises ConfigError when config.json cannot be read, or its model_type is not in FAMILIES, or not in
-    WITH_EXPERTS when these are needed."""
+def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
+    """Raises ConfigError when config.json cannot be read, or its model_type is not in SUPPORTED_MODELS, or
+    not in WITH_EXPERTS when these are needed."""
     path = model_dir / "config.json"
     try:
         described: Any = json.loads(path.read_text())
@@ -65,10 +65,10 @@ def check_family(model_dir: Path, *, with_experts: bool = False) -> None:
     if not isinstance(described, dict) or "model_type" not in described:
         raise ConfigError(f"{path}: states no model_type")
     kind = described["model_type"]
-    if kind not in FAMILIES:
+    if kind not in SUPPORTED_MODELS:
         raise ConfigError(
             f"{path}: model_type {kind!r} is not supported by the torch engine; it runs "
-            + ", ".join(FAMILIES)
+            + ", ".join(SUPPORTED_MODELS)
         )
     if with_experts and kind not in WITH_EXPERTS:
         raise ConfigError(

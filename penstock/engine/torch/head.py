@@ -17,7 +17,7 @@ DEVICE_LOGITS = 1 << 28
 """Logits made at a time elsewhere: 1 GiB in float32."""
 
 
-class Head:
+class LMHead:
     """Projects up to ``rows`` rows at a time."""
 
     def __init__(

@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.engine.torch.layout import Decodes
+from penstock.engine.torch.layout import DecodeMetadata
 
 TILE = 64
 """Positions per turn of a program's loop."""
-LEAST_DOT = 16
+MIN_DOT_ROWS = 16
 """Rows that a tensor core's product has at least; fewer query heads are padded."""
 
 
@@ -87,7 +87,7 @@ def paged_decode(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    decodes: Decodes,
+    decodes: DecodeMetadata,
     window: int | None,
     softcap: float | None,
     slopes: Tensor | None,
@@ -112,9 +112,9 @@ def paged_decode(
         decodes.table.stride(0),
         KV_HEADS=kv_heads,
         GROUP=group,
-        GROUP_PADDED=max(LEAST_DOT, triton.next_power_of_2(group)),
+        GROUP_PADDED=max(MIN_DOT_ROWS, triton.next_power_of_2(group)),
         SIZE=size,
-        SIZE_PADDED=max(LEAST_DOT, triton.next_power_of_2(size)),
+        SIZE_PADDED=max(MIN_DOT_ROWS, triton.next_power_of_2(size)),
         BLOCK_SIZE=block_size,
         WINDOW=window or 0,
         SOFTCAP=softcap or 0.0,

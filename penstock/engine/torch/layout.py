@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True, frozen=True)
-class Geometry:
+class CacheGeometry:
     """Shape of a layer's cache, and how it is read."""
 
     kv_heads: int
@@ -43,7 +43,7 @@ class Geometry:
 
 
 @dataclass(slots=True, frozen=True)
-class Part:
+class AttentionPart:
     """n streams with C tokens each, padded to C; decodes have C = 1."""
 
     tokens: slice | Tensor
@@ -59,16 +59,16 @@ class Part:
 
 
 @dataclass(slots=True, frozen=True)
-class StepLayout:
+class AttentionMetadata:
     writes: Tensor
     """int64[T * KV heads]: row of each token's key and value, head by head, in a cache of rows."""
-    parts: list[Part]
-    decodes: Decodes | None = None
+    parts: list[AttentionPart]
+    decodes: DecodeMetadata | None = None
     """The first tokens of the batch, when they are in no part."""
 
 
 @dataclass(slots=True, frozen=True)
-class Decodes:
+class DecodeMetadata:
     """N single tokens for a kernel that reads the cache in place."""
 
     table: Tensor
@@ -77,7 +77,9 @@ class Decodes:
     """int64[N]: of each history, the single token included."""
 
 
-def lay_out(batch: Batch, blocks: BlockTables, geometry: Geometry, device: torch.device) -> StepLayout:
+def build_attention_metadata(
+    batch: Batch, blocks: BlockTables, geometry: CacheGeometry, device: torch.device
+) -> AttentionMetadata:
     """The layout of a batch whose parts own blocks for all their tokens."""
     rows = blocks.cache_rows(np.repeat(batch.slots, batch.count), token_positions(batch))
     block, offset = np.divmod(rows, blocks.block_size)
@@ -86,22 +88,24 @@ def lay_out(batch: Batch, blocks: BlockTables, geometry: Geometry, device: torch
     maker = _PartMaker(batch, blocks, geometry, device)
     written = _to(writes.reshape(-1), device)
     if geometry.in_place and batch.singles:
-        return StepLayout(written, [*maker.prefills()], _decodes(batch, blocks, device))
-    return StepLayout(written, [*maker.decodes(), *maker.prefills()])
+        return AttentionMetadata(written, [*maker.prefills()], _decodes(batch, blocks, device))
+    return AttentionMetadata(written, [*maker.decodes(), *maker.prefills()])
 
 
-def idle_layout(block_size: int, geometry: Geometry, device: torch.device) -> StepLayout:
+def dummy_attention_metadata(
+    block_size: int, geometry: CacheGeometry, device: torch.device
+) -> AttentionMetadata:
     """One token that belongs to no stream, alone in the null block, whose contents nobody heeds."""
     first = NULL_BLOCK * geometry.kv_heads + np.arange(geometry.kv_heads)
     own = np.zeros((1, 1), np.int64)
-    part = Part(slice(0, 1), None, _to(first, device), _to(own, device), block_size)
-    return StepLayout(_to(first * block_size, device), [part])
+    part = AttentionPart(slice(0, 1), None, _to(first, device), _to(own, device), block_size)
+    return AttentionMetadata(_to(first * block_size, device), [part])
 
 
-def _decodes(batch: Batch, blocks: BlockTables, device: torch.device) -> Decodes:
+def _decodes(batch: Batch, blocks: BlockTables, device: torch.device) -> DecodeMetadata:
     length = batch.start[: batch.singles] + 1
     table = blocks.table[batch.slots[: batch.singles], : blocks.blocks_for(int(length[-1]))]
-    return Decodes(_to(table, device), _to(length, device))
+    return DecodeMetadata(_to(table, device), _to(length, device))
 
 
 def token_positions(batch: Batch) -> Ints:
@@ -113,18 +117,20 @@ def token_positions(batch: Batch) -> Ints:
 
 
 class _PartMaker:
-    def __init__(self, batch: Batch, blocks: BlockTables, geometry: Geometry, device: torch.device) -> None:
+    def __init__(
+        self, batch: Batch, blocks: BlockTables, geometry: CacheGeometry, device: torch.device
+    ) -> None:
         self._batch = batch
         self._blocks = blocks
         self._geometry = geometry
         self._device = device
 
-    def decodes(self) -> Iterator[Part]:
+    def decodes(self) -> Iterator[AttentionPart]:
         """Of the singles, which stand in order of length."""
         batch = self._batch
         start = batch.start[: batch.singles].astype(np.int64)
         for first, last in self._ranges(start + 1, np.ones_like(start)):
-            yield Part(
+            yield AttentionPart(
                 tokens=slice(first, last),
                 real=None,
                 pages=self._pages(batch.slots[first:last], int(start[last - 1]) + 1),
@@ -132,7 +138,7 @@ class _PartMaker:
                 length=self._padded(int(start[last - 1]) + 1),
             )
 
-    def prefills(self) -> Iterator[Part]:
+    def prefills(self) -> Iterator[AttentionPart]:
         """Of the chunks, cut into tiles. Those of similar width and length are padded to one another."""
         slots, row, start, count = self._tiles()
         for first, last in self._ranges(start + count, count):
@@ -141,7 +147,7 @@ class _PartMaker:
             real = within < count[first:last, None]
             # a padded query repeats its tile's first token; what it computes is dropped
             tokens = row[first:last, None] + np.where(real, within, 0)
-            yield Part(
+            yield AttentionPart(
                 tokens=_to(tokens.reshape(-1), self._device),
                 real=None if real.all() else _to(np.flatnonzero(real), self._device),
                 pages=self._pages(slots[first:last], int((start + count)[first:last].max())),

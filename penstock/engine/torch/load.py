@@ -10,8 +10,8 @@ import torch
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import ServeConfig
-from penstock.engine.torch.experts import IMPLEMENTATION, SplitExperts
-from penstock.engine.torch.families import check_family
+from penstock.engine.torch.experts import IMPLEMENTATION, ExpertParallel
+from penstock.engine.torch.families import check_supported
 
 NAMES_SHOWN = 3
 """Tensors that an error names, of those that are wrong."""
@@ -58,7 +58,7 @@ def pick_dtype(config: ServeConfig, model_dtype: torch.dtype | None, device: tor
 
 def read_shape(model_dir: str) -> ModelShape:
     """The model's shape from its config.json. Raises ConfigError for an unsupported architecture."""
-    check_family(Path(model_dir))
+    check_supported(Path(model_dir))
     config = _read_config(model_dir)
     described: dict[str, Any] = config.to_dict()
     heads = int(config.num_attention_heads)
@@ -103,7 +103,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     attention: str,
-    experts: SplitExperts | None = None,
+    experts: ExpertParallel | None = None,
 ) -> Any:
     """A transformers causal LM on ``device``, with ``attention`` as the name of its attention function, and
     with this rank's ``experts``, None: all.
@@ -122,7 +122,7 @@ def load_model(
     else:
         model = _read_model(model_dir, config.load_format == "safetensors", options, experts)
     if experts is not None:
-        experts.keep_own(model)
+        experts.keep_local_experts(model)
     return model.to(device).eval()
 
 
@@ -135,14 +135,14 @@ def _random_model(model_dir: str, seed: int, device: torch.device, options: dict
 
 
 def _read_model(
-    model_dir: str, only_safetensors: bool, options: dict[str, Any], experts: SplitExperts | None
+    model_dir: str, only_safetensors: bool, options: dict[str, Any], experts: ExpertParallel | None
 ) -> Any:
     from safetensors import SafetensorError
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
     model_class: Any = AutoModelForCausalLM
     if experts is not None:
-        model_class = experts.sharing(MODEL_FOR_CAUSAL_LM_MAPPING[type(_read_config(model_dir))])
+        model_class = experts.sharded_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(_read_config(model_dir))])
     try:
         model, report = model_class.from_pretrained(
             model_dir,

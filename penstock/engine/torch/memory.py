@@ -48,7 +48,7 @@ def release_memory(device: torch.device) -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def cache_blocks(
+def num_cache_blocks(
     config: ServeConfig, shape: ModelShape, max_model_len: int, dtype: torch.dtype, device: torch.device
 ) -> int:
     """How many blocks the KV cache can give out; it holds one more, the null block.

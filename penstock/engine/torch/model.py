@@ -11,9 +11,9 @@ from torch import Tensor
 from penstock.config.options import ServeConfig
 from penstock.engine.torch.attention import PagedAttention, find_kernel
 from penstock.engine.torch.bloom import replace_attention
-from penstock.engine.torch.experts import SplitExperts
-from penstock.engine.torch.head import Head
-from penstock.engine.torch.layout import StepLayout, idle_layout
+from penstock.engine.torch.experts import ExpertParallel
+from penstock.engine.torch.head import LMHead
+from penstock.engine.torch.layout import AttentionMetadata, dummy_attention_metadata
 from penstock.engine.torch.load import ModelShape, load_model
 from penstock.engine.torch.memory import release_memory
 
@@ -30,7 +30,7 @@ class PagedModel:
         shape: ModelShape,
         dtype: torch.dtype,
         device: torch.device,
-        experts: SplitExperts | None = None,
+        experts: ExpertParallel | None = None,
     ) -> None:
         """Loads the weights, of experts that are split this rank's. Raises ConfigError when they cannot be
         read."""
@@ -48,10 +48,10 @@ class PagedModel:
         self._cache_size = 0, 0
         self._attention: PagedAttention | None = None
         self._model: Any = None
-        self._head: Head | None = None
-        self._bring_weights()
+        self._head: LMHead | None = None
+        self._load_weights()
 
-    def _bring_weights(self) -> None:
+    def _load_weights(self) -> None:
         """To the device, from files or from the host's memory."""
         if self._model is None:
             model = load_model(
@@ -63,7 +63,7 @@ class PagedModel:
         else:
             self._model.to(self._device)
         shape = self._shape
-        self._head = Head(
+        self._head = LMHead(
             self._model.get_output_embeddings(), shape.logits_scale, shape.logits_softcap, self._device
         )
 
@@ -91,7 +91,7 @@ class PagedModel:
         and ConfigError when the weights cannot be read."""
         dropped = self._model is None
         try:
-            self._bring_weights()
+            self._load_weights()
             self.make_cache(*self._cache_size)
         except BaseException:
             self.sleep(drop_weights=dropped)
@@ -100,7 +100,7 @@ class PagedModel:
     # -- the forward pass
 
     @property
-    def head(self) -> Head:
+    def head(self) -> LMHead:
         assert self._head is not None, "it sleeps"
         return self._head
 
@@ -112,22 +112,22 @@ class PagedModel:
     def _attend(self, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
         return self.attention(*arguments, **options)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: AttentionMetadata, rows: Tensor) -> Tensor:
         """[S, H]: what ``head`` makes logits of, after the tokens at ``rows`` of a flat batch.
 
         tokens, positions: int64[T]; rows: int64[S]. Writes the keys and values of all T tokens.
         """
         if self._experts is not None:
-            self._experts.begin(len(tokens), self._device)
+            self._experts.begin_forward(len(tokens), self._device)
         self.attention.layout = layout
         output = self._model.base_model(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
         hidden: Tensor = output.last_hidden_state[0].index_select(0, rows)
         return hidden
 
-    def idle(self) -> None:
+    def dummy_run(self) -> None:
         """A pass for other ranks' tokens alone; brings one that nobody heeds."""
         attention = self.attention
-        layout = idle_layout(attention.keys[0].shape[2], attention.geometry, self._device)
+        layout = dummy_attention_metadata(attention.keys[0].shape[2], attention.geometry, self._device)
         zero = torch.zeros(1, dtype=torch.int64, device=self._device)
         self.hidden(zero, zero, layout, zero)
 

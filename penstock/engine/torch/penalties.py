@@ -7,14 +7,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.engine.sampling import SamplingColumns
+from penstock.engine.sampling import SamplingMetadata
 
 Slots = NDArray[np.intp]
 
-LEAST_WIDTH = 64
+MIN_WIDTH = 64
 
 
-class Occurrences:
+class TokenCounts:
     """The distinct tokens of the slots that are penalised, on the model's device.
 
     ``tokens`` and ``counts`` are int32[slots, width]: the n-th distinct token of a slot, and how often its
@@ -23,14 +23,14 @@ class Occurrences:
     the first row is penalised, and doubles when the most varied one needs it.
     """
 
-    def __init__(self, columns: SamplingColumns) -> None:
+    def __init__(self, columns: SamplingMetadata) -> None:
         self._columns = columns
         self._known = np.zeros(columns.table.size, np.int32)
         """At most so many distinct tokens per slot."""
         self._tokens: Tensor | None = None
         self._counts: Tensor | None = None
 
-    def of(self, slots: Slots, device: torch.device) -> tuple[Tensor, Tensor]:
+    def counts_of(self, slots: Slots, device: torch.device) -> tuple[Tensor, Tensor]:
         """int64[n, W] tokens and int32[n, W] counts of the slots' histories as they are at present."""
         table, counted = self._columns.table, self._columns.counted
         fresh = table.length[slots] - counted[slots] != 1
@@ -72,7 +72,7 @@ class Occurrences:
     def _room(self, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
         tokens, counts = self._tokens, self._counts
         if tokens is None or counts is None or tokens.shape[1] < width:
-            slots, wide = self._columns.table.size, LEAST_WIDTH
+            slots, wide = self._columns.table.size, MIN_WIDTH
             while wide < width:
                 wide *= 2
             wider = torch.zeros((slots, wide), dtype=torch.int32, device=device)
@@ -89,9 +89,9 @@ def penalize(
 ) -> None:
     """Change float32[n, V] logits in place, as vLLM and OpenAI define the penalties.
 
-    ``tokens`` and ``counts`` as :meth:`Occurrences.of` gives them, the others float32[n, 1]. Repetition
-    divides positive logits and multiplies negative ones for tokens of prompt and output; presence and
-    frequency are subtracted for tokens of the output.
+    ``tokens`` and ``counts`` as :meth:`TokenCounts.counts_of` gives them, the others float32[n, 1].
+    Repetition divides positive logits and multiplies negative ones for tokens of prompt and output; presence
+    and frequency are subtracted for tokens of the output.
     """
     before = logits.gather(-1, tokens)
     after = torch.where(before > 0, before / repetition, before * repetition)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.profiler import ProfilerActivity, profile
 
 
-class Trace:
+class TorchProfiler:
     """Recorded from :meth:`start` to :meth:`stop`, in memory until then: for seconds rather than minutes."""
 
     def __init__(self, device_type: str) -> None:

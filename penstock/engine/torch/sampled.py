@@ -14,7 +14,7 @@ from penstock.wire.logprobs import Logprobs
 
 
 @dataclass(slots=True, frozen=True)
-class Candidates:
+class TopLogprobs:
     """Logprobs of L of the rows: W candidates each, the sampled token first."""
 
     row: NDArray[np.intp]
@@ -27,8 +27,8 @@ class Candidates:
     rank: Tensor
     """int64[L]: of the sampled token, from 1."""
 
-    def to_host(self) -> Candidates:
-        return Candidates(self.row, self.wanted, *map(to_host, (self.ids, self.values, self.rank)))
+    def to_host(self) -> TopLogprobs:
+        return TopLogprobs(self.row, self.wanted, *map(to_host, (self.ids, self.values, self.rank)))
 
     def read(self) -> Logprobs:
         ids, values = self.ids.numpy().astype(np.int32), self.values.numpy().copy()
@@ -39,16 +39,16 @@ class Candidates:
 
 
 @dataclass(slots=True, frozen=True)
-class Sampled:
+class SamplerOutput:
     """Tokens of S rows."""
 
     tokens: Tensor
     """int64[S]"""
-    candidates: Candidates | None = None
+    candidates: TopLogprobs | None = None
 
-    def to_host(self) -> Sampled:
+    def to_host(self) -> SamplerOutput:
         """The same on the host, to be read when the device is done."""
-        return Sampled(to_host(self.tokens), self.candidates and self.candidates.to_host())
+        return SamplerOutput(to_host(self.tokens), self.candidates and self.candidates.to_host())
 
     def read(self) -> tuple[I32, Logprobs | None]:
         """int32[S] and the logprobs that were asked for; needs everything to be on the host."""

@@ -9,15 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.engine.sampling import PENALTIES, Edits, Need, SamplingColumns
-from penstock.engine.torch.penalties import Occurrences, penalize
-from penstock.engine.torch.sampled import Candidates, Sampled
+from penstock.engine.sampling import PENALTIES, LogitEdits, SamplingFeature, SamplingMetadata
+from penstock.engine.torch.penalties import TokenCounts, penalize
+from penstock.engine.torch.sampled import SamplerOutput, TopLogprobs
 from penstock.wire.arrays import I32
 
 Slots = NDArray[np.intp]
 Needs = NDArray[np.uint16]
 
-FEW, SOME = 64, 1024
+FEW_CANDIDATES, SOME_CANDIDATES = 64, 1024
 """Tokens among which top-k and top-p look for their tail before they sort the whole vocabulary. Of 16,384
 tokens the 64 best are found in 1/29 of the time that sorting takes, the 1,024 best in 1/6."""
 BLOCK = 128
@@ -32,38 +32,38 @@ class Sampler:
     min-p, top-k, top-p. Logprobs are those of the unmodified logits.
     """
 
-    def __init__(self, columns: SamplingColumns) -> None:
+    def __init__(self, columns: SamplingMetadata) -> None:
         self._columns = columns
-        self._occurrences = Occurrences(columns)
+        self._occurrences = TokenCounts(columns)
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, slots: Slots) -> Sampled:
+    def sample(self, logits: Tensor, slots: Slots) -> SamplerOutput:
         """A token for each of float32[S, V] ``logits``, which are changed in place."""
         needs = self._columns.needs_of(slots)
-        every = Need(int(np.bitwise_or.reduce(needs)))
+        every = SamplingFeature(int(np.bitwise_or.reduce(needs)))
         raw = self._raw_logprobs(logits, needs, every)
         self._edit(logits, slots, needs, every)
         self._penalize(logits, slots, needs, every)
         tokens = self._choose(logits, slots, needs)
-        return Sampled(tokens, None if raw is None else self._candidates(raw, slots, needs, tokens))
+        return SamplerOutput(tokens, None if raw is None else self._candidates(raw, slots, needs, tokens))
 
     # -- changes to logits
 
-    def _edit(self, logits: Tensor, slots: Slots, needs: Needs, every: Need) -> None:
-        if every & Need.ALLOWED:
-            rows = np.flatnonzero(needs & Need.ALLOWED)
+    def _edit(self, logits: Tensor, slots: Slots, needs: Needs, every: SamplingFeature) -> None:
+        if every & SamplingFeature.ALLOWED:
+            rows = np.flatnonzero(needs & SamplingFeature.ALLOWED)
             _keep(logits, rows, self._columns.allowed(slots[rows]))
-        if every & Need.GRAMMAR:
-            rows = np.flatnonzero(needs & Need.GRAMMAR)
+        if every & SamplingFeature.GRAMMAR:
+            rows = np.flatnonzero(needs & SamplingFeature.GRAMMAR)
             _keep(logits, rows, self._columns.grammars.masks(slots[rows]))
-        if every & Need.BIAS:
-            rows = np.flatnonzero(needs & Need.BIAS)
-            _add(logits, rows, self._columns.biases(slots[rows]))
-        if every & (Need.BAD_WORDS | Need.MIN_TOKENS):
-            rows = np.flatnonzero(needs & (Need.BAD_WORDS | Need.MIN_TOKENS))
-            _add(logits, rows, self._columns.bans(slots[rows]))
+        if every & SamplingFeature.BIAS:
+            rows = np.flatnonzero(needs & SamplingFeature.BIAS)
+            _add(logits, rows, self._columns.logit_biases(slots[rows]))
+        if every & (SamplingFeature.BAD_WORDS | SamplingFeature.MIN_TOKENS):
+            rows = np.flatnonzero(needs & (SamplingFeature.BAD_WORDS | SamplingFeature.MIN_TOKENS))
+            _add(logits, rows, self._columns.banned_tokens(slots[rows]))
 
-    def _penalize(self, logits: Tensor, slots: Slots, needs: Needs, every: Need) -> None:
+    def _penalize(self, logits: Tensor, slots: Slots, needs: Needs, every: SamplingFeature) -> None:
         if not every & PENALTIES:
             return
         columns = self._columns
@@ -72,7 +72,7 @@ class Sampler:
         chosen = _rows(logits, rows)
         penalize(
             chosen,
-            *self._occurrences.of(punished, logits.device),
+            *self._occurrences.counts_of(punished, logits.device),
             _column(columns.repetition[punished], logits),
             _column(columns.presence[punished], logits),
             _column(columns.frequency[punished], logits),
@@ -83,13 +83,13 @@ class Sampler:
 
     def _choose(self, logits: Tensor, slots: Slots, needs: Needs) -> Tensor:
         """int64[S]: the likeliest token of greedy rows, a drawn one of the others."""
-        rows = np.flatnonzero(needs & Need.RANDOM)
+        rows = np.flatnonzero(needs & SamplingFeature.RANDOM)
         if not len(rows):
-            return best(logits)
+            return greedy_tokens(logits)
         drawn = self._draw(_rows(logits, rows), slots[rows], needs[rows])
         if len(rows) == len(slots):
             return drawn
-        tokens = best(logits)
+        tokens = greedy_tokens(logits)
         tokens[_indexes(rows, logits)] = drawn
         return tokens
 
@@ -99,17 +99,19 @@ class Sampler:
         ``logits`` become weights in place: 1 for the likeliest token, 0 for what the parameters cut off.
         """
         columns = self._columns
-        every = Need(int(np.bitwise_or.reduce(needs)))
+        every = SamplingFeature(int(np.bitwise_or.reduce(needs)))
         logits.sub_(logits.amax(-1, keepdim=True)).div_(_column(columns.temperature[slots], logits))
         weights = logits.exp_()
-        if every & Need.MIN_P:
-            share = np.where(needs & Need.MIN_P, columns.min_p[slots], 0)
+        if every & SamplingFeature.MIN_P:
+            share = np.where(needs & SamplingFeature.MIN_P, columns.min_p[slots], 0)
             weights.masked_fill_(weights < _column(share, logits), 0)
-        if every & (Need.TOP_K | Need.TOP_P):
-            rows = np.flatnonzero(needs & (Need.TOP_K | Need.TOP_P))
+        if every & (SamplingFeature.TOP_K | SamplingFeature.TOP_P):
+            rows = np.flatnonzero(needs & (SamplingFeature.TOP_K | SamplingFeature.TOP_P))
             chosen = _rows(weights, rows)
             _put(weights, rows, self._cut_tail(chosen, slots[rows], needs[rows]))
-        return pick(weights, torch.from_numpy(columns.uniforms(slots)).to(logits.device)[:, None])
+        return sample_from_weights(
+            weights, torch.from_numpy(columns.uniforms(slots)).to(logits.device)[:, None]
+        )
 
     def _cut_tail(self, weights: Tensor, slots: Slots, needs: Needs) -> Tensor:
         """Weights of the top_k best tokens, and of those the fewest that reach top_p; 0 for the others.
@@ -117,13 +119,18 @@ class Sampler:
         Most rows end among a few candidates; for the others more are looked at, at last all.
         """
         columns, vocab = self._columns, weights.shape[-1]
-        top_k = np.where(needs & Need.TOP_K, columns.top_k[slots], vocab).astype(np.int64)
-        top_p = np.where(needs & Need.TOP_P, columns.top_p[slots], 2.0)
-        few = max(FEW if (top_k > SOME).any() else 1, int(top_k[top_k <= SOME].max(initial=1)))
+        top_k = np.where(needs & SamplingFeature.TOP_K, columns.top_k[slots], vocab).astype(np.int64)
+        top_p = np.where(needs & SamplingFeature.TOP_P, columns.top_p[slots], 2.0)
+        few = max(
+            FEW_CANDIDATES if (top_k > SOME_CANDIDATES).any() else 1,
+            int(top_k[top_k <= SOME_CANDIDATES].max(initial=1)),
+        )
         least = torch.zeros_like(weights[:, :1])
         rest = np.arange(len(weights))
-        for width in (few, SOME, vocab):
-            value, found = least_kept(_rows(weights, rest), top_k[rest], top_p[rest], min(width, vocab))
+        for width in (few, SOME_CANDIDATES, vocab):
+            value, found = smallest_kept_weight(
+                _rows(weights, rest), top_k[rest], top_p[rest], min(width, vocab)
+            )
             least[_indexes(rest, weights)] = value
             rest = rest[~found.cpu().numpy()]
             if not len(rest):
@@ -132,28 +139,28 @@ class Sampler:
 
     # -- logprobs
 
-    def _raw_logprobs(self, logits: Tensor, needs: Needs, every: Need) -> Tensor | None:
-        if not every & Need.LOGPROBS:
+    def _raw_logprobs(self, logits: Tensor, needs: Needs, every: SamplingFeature) -> Tensor | None:
+        if not every & SamplingFeature.LOGPROBS:
             return None
-        return torch.log_softmax(_rows(logits, np.flatnonzero(needs & Need.LOGPROBS)), -1)
+        return torch.log_softmax(_rows(logits, np.flatnonzero(needs & SamplingFeature.LOGPROBS)), -1)
 
-    def _candidates(self, raw: Tensor, slots: Slots, needs: Needs, tokens: Tensor) -> Candidates:
-        rows = np.flatnonzero(needs & Need.LOGPROBS)
+    def _candidates(self, raw: Tensor, slots: Slots, needs: Needs, tokens: Tensor) -> TopLogprobs:
+        rows = np.flatnonzero(needs & SamplingFeature.LOGPROBS)
         wanted = self._columns.logprobs[slots[rows]]
         chosen = _rows(tokens, rows)
-        return candidates(rows, raw, chosen, wanted)
+        return top_logprobs(rows, raw, chosen, wanted)
 
 
-def candidates(row: NDArray[np.intp], raw: Tensor, chosen: Tensor, wanted: I32) -> Candidates:
+def top_logprobs(row: NDArray[np.intp], raw: Tensor, chosen: Tensor, wanted: I32) -> TopLogprobs:
     """Of logprobs float32[L, V] ``raw``: each row's ``chosen`` token int64[L], and ``wanted`` best ones."""
     most = int(wanted.max())
     own = raw.gather(-1, chosen[:, None])
     rank = (raw > own).sum(-1) + 1
     values, ids = raw.topk(most, -1) if most else (raw[:, :0], chosen[:, None][:, :0])
-    return Candidates(row, wanted, torch.cat((chosen[:, None], ids), -1), torch.cat((own, values), -1), rank)
+    return TopLogprobs(row, wanted, torch.cat((chosen[:, None], ids), -1), torch.cat((own, values), -1), rank)
 
 
-def least_kept(
+def smallest_kept_weight(
     weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64], width: int
 ) -> tuple[Tensor, Tensor]:
     """float32[n, 1]: the least weight among the ``top_k`` greatest, and of these the fewest with a share
@@ -174,7 +181,7 @@ def least_kept(
     return least, (limited | (reached[:, -1:] >= share * whole))[:, 0]
 
 
-def pick(weights: Tensor, uniforms: Tensor) -> Tensor:
+def sample_from_weights(weights: Tensor, uniforms: Tensor) -> Tensor:
     """int64[n]: for each row the token at which the cumulative sum of float32[n, V] ``weights`` passes
     ``uniforms`` float64[n, 1] of the whole; a token without weight never is, where another has some.
     """
@@ -191,7 +198,7 @@ def pick(weights: Tensor, uniforms: Tensor) -> Tensor:
     return (block * BLOCK + within).clamp(max=vocab - 1)[:, 0]
 
 
-def best(logits: Tensor) -> Tensor:
+def greedy_tokens(logits: Tensor) -> Tensor:
     """int64[S]: the first of the largest. NumPy's arg max is vectorised, PyTorch's on a CPU is not (0.7 ms
     against 10 for 1,024 x 16,384)."""
     if logits.device.type != "cpu":
@@ -219,7 +226,7 @@ def _column(values: NDArray[Any], like: Tensor) -> Tensor:
     return torch.from_numpy(values.astype(np.float32)).to(like.device)[:, None]
 
 
-def _add(logits: Tensor, rows: NDArray[np.intp], edits: Edits) -> None:
+def _add(logits: Tensor, rows: NDArray[np.intp], edits: LogitEdits) -> None:
     row = torch.from_numpy(rows[edits.row]).to(logits.device)
     token = torch.from_numpy(edits.token).to(logits.device)
     value = torch.from_numpy(edits.value).to(logits.device)

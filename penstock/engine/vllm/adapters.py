@@ -19,7 +19,9 @@ class _Module(msgspec.Struct, forbid_unknown_fields=True):
     base_model_name: str | None = None
 
 
-def take_adapters(arguments: Sequence[str], taken: Collection[str]) -> tuple[tuple[Adapter, ...], list[str]]:
+def parse_lora_modules(
+    arguments: Sequence[str], taken: Collection[str]
+) -> tuple[tuple[Adapter, ...], list[str]]:
     """The adapters that ``arguments`` name, and the other arguments. ``taken``: names of the model itself.
 
     An adapter is NAME=PATH or ``{"name": …, "path": …, "base_model_name": …}``. Raises ConfigError.

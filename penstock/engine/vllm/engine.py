@@ -12,27 +12,27 @@ from numpy.typing import NDArray
 
 from penstock.config.options import ServeConfig
 from penstock.engine.base import Load, RequestRejected, StepRows, StreamFailure
-from penstock.engine.logprobs import HeldLogprobs
-from penstock.engine.prompt_logprobs import PromptColumns
+from penstock.engine.logprobs import LogprobsBuffer
+from penstock.engine.prompt_logprobs import PromptLogprobsState
 from penstock.engine.requests import check_request
-from penstock.engine.rows import joined
+from penstock.engine.rows import concat_rows
 from penstock.engine.slots import SlotTable
-from penstock.engine.torch.profile import Trace
-from penstock.engine.vllm.adapters import take_adapters
+from penstock.engine.torch.profile import TorchProfiler
+from penstock.engine.vllm.adapters import parse_lora_modules
 from penstock.engine.vllm.arguments import arguments
-from penstock.engine.vllm.internals import Core
-from penstock.engine.vllm.produced import Produced, Scores
-from penstock.engine.vllm.start import shown_start
-from penstock.engine.waiting import Waiting, WaitingQueue
+from penstock.engine.vllm.internals import VllmCore
+from penstock.engine.vllm.produced import TokenLogprobs, VllmStepOutput
+from penstock.engine.vllm.start import startup_progress
+from penstock.engine.waiting import WaitingQueue, WaitingStream
 from penstock.wire.arrays import I8
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
-from penstock.wire.messages import EngineInfo, Submit, TransferParams, WireError
-from penstock.wire.sockets import Place
+from penstock.wire.messages import EngineInfo, KVTransferParams, Submit, WireError
+from penstock.wire.sockets import ProcessGroupSpec
 
 Slots = NDArray[np.intp]
 
-NAP_S = 0.001
+STALLED_WAIT_S = 0.001
 """How long a step that computed nothing waits for what its requests wait for (vLLM waits as long)."""
 
 
@@ -53,14 +53,14 @@ class VllmEngine:
         *,
         rank: int = 0,
         given: Sequence[str] = (),
-        place: Place | None = None,
+        place: ProcessGroupSpec | None = None,
     ) -> None:
         """Loads the model. ``given``: the fields of ``config`` that the operator set. ``place``: this rank's
         among those over which experts are split, and which all load at the same time. Raises ConfigError."""
         names = config.served_model_name or [config.model or ""]
-        adapters, own = take_adapters(arguments(config, model_dir, given), names)
-        with shown_start(progress):
-            self._core = core = Core(own, rank, place, adapters)
+        adapters, own = parse_lora_modules(arguments(config, model_dir, given), names)
+        with startup_progress(progress):
+            self._core = core = VllmCore(own, rank, place, adapters)
         self._info = EngineInfo(
             engine="vllm",
             max_model_len=core.max_model_len,
@@ -76,10 +76,10 @@ class VllmEngine:
         )
         self._table = table = SlotTable(core.max_num_seqs, core.max_model_len, ())
         self.can_sleep = core.can_sleep
-        self._trace = Trace(core.device_type)
+        self._trace = TorchProfiler(core.device_type)
         self._queue = WaitingQueue(config)
-        self._held = HeldLogprobs(table)
-        self._prompts = PromptColumns(table)
+        self._held = LogprobsBuffer(table)
+        self._prompts = PromptLogprobsState(table)
         self._alternatives = np.full(table.size, -1, np.int32)
         """Candidates per token that a slot's stream wants beside the token itself; -1: no logprobs."""
         self._slots: dict[str, int] = {}
@@ -141,12 +141,12 @@ class VllmEngine:
             try:
                 self._core.add(name, first.request)
             except RequestRejected as error:
-                self._queue.give_up(first, error.code, str(error))
+                self._queue.fail(first, error.code, str(error))
                 continue
             self._named += 1
             self._begin(first, name)
 
-    def _begin(self, first: Waiting, name: str) -> None:
+    def _begin(self, first: WaitingStream, name: str) -> None:
         self._queue.remove(first)
         slot = self._table.allocate(first.server, first.request)
         self._alternatives[slot] = first.request.sampling.logprobs
@@ -167,37 +167,37 @@ class VllmEngine:
 
     def has_work(self) -> bool:
         queue = self._queue
-        return bool(self._aborted or queue or queue.has_ended()) or self._core.has_work()
+        return bool(self._aborted or queue or queue.has_finished()) or self._core.has_work()
 
     def step(self) -> StepRows:
         """Admit, run, settle. Raises what vLLM raises."""
         parts = [self._take_aborted()] if self._aborted else []
         self._admit()
-        if self._queue.has_ended():
-            parts.append(self._queue.take_ended())
+        if self._queue.has_finished():
+            parts.append(self._queue.take_finished())
         try:
             produced = self._core.step()
         except Exception:
             self._broken = True
             raise
         if produced.ids:
-            parts += self._settle(produced)
+            parts += self._process_outputs(produced)
         elif self._core.stalled():
-            time.sleep(NAP_S)
-        return joined(parts)
+            time.sleep(STALLED_WAIT_S)
+        return concat_rows(parts)
 
-    def idle_step(self) -> None:
+    def dummy_step(self) -> None:
         self._core.dummy_step()
 
     def _take_aborted(self) -> StepRows:
         """The ends of streams that were aborted, with the tokens they still held."""
         slots = list(self._aborted)
         self._core.abort([self._names[slot] for slot in slots])
-        rows = self._table.rows(np.array(slots, np.intp), np.full(len(slots), Finish.ABORT, np.int8))
+        rows = self._table.rows(np.array(slots, np.intp), np.full(len(slots), FinishReason.ABORT, np.int8))
         self._release(slots)
         return rows
 
-    def _settle(self, produced: Produced) -> list[StepRows]:
+    def _process_outputs(self, produced: VllmStepOutput) -> list[StepRows]:
         """Into the slots with all that vLLM gave, and the rows of what is due."""
         slots = self._slots_of(produced.ids)
         finish = np.zeros(len(slots), np.int8)
@@ -211,7 +211,7 @@ class VllmEngine:
             self._table.cached[slots[entry]] = cached
         parts = [self._prompt_rows(int(slots[entry]), scores) for entry, scores in produced.prompts]
         for slot in failed:
-            self._table.hurry(slot)
+            self._table.flush_next(slot)
         parts.append(self._rows(slots, finish, produced))
         parts[-1].failed = [self._fail(slot) for slot in failed]
         if produced.transfers:
@@ -226,7 +226,7 @@ class VllmEngine:
             self._latest = names, np.array([named[name] for name in names], np.intp)
         return self._latest[1]
 
-    def _rows(self, slots: Slots, finish: I8, produced: Produced) -> StepRows:
+    def _rows(self, slots: Slots, finish: I8, produced: VllmStepOutput) -> StepRows:
         """Append the tokens and make the rows that are due."""
         table, tokens = self._table, produced.tokens
         each = list(chain.from_iterable(tokens))
@@ -240,13 +240,13 @@ class VllmEngine:
         if not produced.logprobs:
             return table.rows(slots, finish)
         due = table.due(slots, finish)
-        logprobs = self._held.give(slots, due, self._alternatives[slots] >= 0)
+        logprobs = self._held.take_due(slots, due, self._alternatives[slots] >= 0)
         rows = table.rows(slots, finish)
         rows.logprobs = logprobs
         return rows
 
     def _append(
-        self, slots: Slots, tokens: list[int], produced: Produced, place: int, some: Slots | None = None
+        self, slots: Slots, tokens: list[int], produced: VllmStepOutput, place: int, some: Slots | None = None
     ) -> None:
         """Append one token to each slot; it stands at ``place`` of what vLLM gave for it. ``some``: the
         slots' entries in ``produced``, where they are not all of them."""
@@ -263,18 +263,18 @@ class VllmEngine:
             rank = np.array([scores.rank[place] for _, scores in wanted], np.int32)
             absent = np.arange(ids.shape[1]) > self._alternatives[slots[row]][:, None]
             ids[absent], values[absent] = -1, -np.inf
-            self._held.keep(slots, Logprobs(row, ids, values, rank))
+            self._held.append(slots, Logprobs(row, ids, values, rank))
 
-    def _prompt_rows(self, slot: int, scores: Scores) -> StepRows:
+    def _prompt_rows(self, slot: int, scores: TokenLogprobs) -> StepRows:
         """The logprobs of a prompt's tokens but the first, in a row before the one of its first token."""
         places = np.arange(1, len(scores.rank) + 1)
         return self._prompts.rows(
             np.full(len(places), slot, np.intp), places, scores.ids, scores.values, scores.rank
         )
 
-    def _transfers(self, slots: Slots, produced: Produced) -> dict[int, dict[int, TransferParams]]:
+    def _transfers(self, slots: Slots, produced: VllmStepOutput) -> dict[int, dict[int, KVTransferParams]]:
         """By API server and stream."""
-        given: dict[int, dict[int, TransferParams]] = {}
+        given: dict[int, dict[int, KVTransferParams]] = {}
         for entry, params in produced.transfers:
             slot = slots[entry]
             given.setdefault(int(self._table.server[slot]), {})[int(self._table.stream[slot])] = params

@@ -23,10 +23,10 @@ import numpy as np
 
 from penstock.config.errors import ConfigError
 from penstock.engine.base import RequestRejected
-from penstock.engine.vllm.produced import Counts, Produced, Scores
-from penstock.wire.frames import Finish
+from penstock.engine.vllm.produced import TokenLogprobs, VllmCounters, VllmStepOutput
+from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Adapter, Submit
-from penstock.wire.sockets import Place
+from penstock.wire.sockets import ProcessGroupSpec
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read at import: the core runs in this process
 os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # its lines go where Penstock's go
@@ -45,7 +45,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 from vllm.v1.structured_output.backend_guidance import GuidanceBackend, GuidanceGrammar
 
-from penstock.engine.vllm.meeting import meet
+from penstock.engine.vllm.meeting import set_process_group_environment
 
 SEED_STEP = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio: seeds of resumed streams lie far apart."""
@@ -63,14 +63,14 @@ STOPPED, LENGTH, ABORTED = (
 )
 
 
-class Arguments(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is not installed where types are checked
+class VllmArgumentParser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is not installed where types are checked
     """vLLM's parser, whose errors are the operator's."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"vLLM: {message}")
 
 
-class Grammars(GuidanceBackend):  # type: ignore[misc]  # likewise
+class LlguidanceBackend(GuidanceBackend):  # type: ignore[misc]  # likewise
     """vLLM's backend for llguidance, for grammars that need no translation.
 
     API servers send llguidance's own texts, validated. vLLM's own backend would take them for Lark or GBNF
@@ -88,14 +88,14 @@ class Grammars(GuidanceBackend):  # type: ignore[misc]  # likewise
         return GuidanceGrammar(ll_matcher=matcher, ll_tokenizer=self.ll_tokenizer, vocab_size=self.vocab_size)
 
 
-class Core:
+class VllmCore:
     """One EngineCore: requests in, produced tokens out."""
 
     def __init__(
         self,
         arguments: Sequence[str],
         rank: int,
-        place: Place | None = None,
+        place: ProcessGroupSpec | None = None,
         adapters: Sequence[Adapter] = (),
     ) -> None:
         """Loads the model and what it may run with. ``rank``: this engine's number; on a machine with several
@@ -107,7 +107,7 @@ class Core:
                 "behind -- it splits experts over the workers of one engine"
             )
         if place is not None:
-            meet(place)
+            set_process_group_environment(place)
         config = _config(arguments, rank)
         self._config = config
         self._lockstep = place is not None
@@ -117,7 +117,7 @@ class Core:
         )
         self._generation_config = config.model_config.try_get_generation_config()
         self._eos = _eos_token_id(config.model_config)
-        self.counts = Counts()
+        self.counts = VllmCounters()
         self._adapters = {adapter.name: self._load(adapter, at + 1) for at, adapter in enumerate(adapters)}
 
     def _load(self, adapter: Adapter, number: int) -> LoRARequest:
@@ -259,7 +259,7 @@ class Core:
             manager = self._core.structured_output_manager
             if manager.backend is None:
                 size = config.model_config.get_vocab_size()
-                manager.backend = Grammars(config, tokenizer=manager.tokenizer, vocab_size=size)
+                manager.backend = LlguidanceBackend(config, tokenizer=manager.tokenizer, vocab_size=size)
             params.structured_outputs = asked = StructuredOutputsParams(grammar=sampling.grammar)
             asked._backend = BACKEND
         return params
@@ -273,7 +273,7 @@ class Core:
     def has_work(self) -> bool:
         return self._failed or self._core.scheduler.has_requests() or bool(self._core.batch_queue)
 
-    def step(self) -> Produced:
+    def step(self) -> VllmStepOutput:
         """One iteration of vLLM's. Raises what it raises."""
         if self._failed:
             raise RuntimeError("a worker process of vLLM's has ended")
@@ -283,7 +283,7 @@ class Core:
             self.dummy_step()
         self.counts.steps += executed
         if not outputs:
-            return Produced([], [])
+            return VllmStepOutput([], [])
         (given,) = outputs.values()  # one client: this engine
         if given.scheduler_stats is not None:
             self._count(given.scheduler_stats)
@@ -297,9 +297,9 @@ class Core:
         """A step without requests, for ranks that compute every layer together."""
         self._core.execute_dummy_batch()
 
-    def _produced(self, outputs: Sequence[Any]) -> Produced:
+    def _produced(self, outputs: Sequence[Any]) -> VllmStepOutput:
         """One pass; only what most outputs have is read from all of them."""
-        made = Produced([o.request_id for o in outputs], [o.new_token_ids for o in outputs])
+        made = VllmStepOutput([o.request_id for o in outputs], [o.new_token_ids for o in outputs])
         rare = [
             entry
             for entry, o in enumerate(outputs)
@@ -318,7 +318,7 @@ class Core:
                 made.logprobs.append((entry, _scores(*output.new_logprobs[:3])))
         return made
 
-    def _on_events(self, made: Produced, entry: int, output: Any) -> None:
+    def _on_events(self, made: VllmStepOutput, entry: int, output: Any) -> None:
         """A request was queued, scheduled or preempted since its last output, or this is its first one."""
         preempted = wire.EngineCoreEventType.PREEMPTED
         self.counts.preemptions += sum(event.type == preempted for event in output.events)
@@ -358,7 +358,7 @@ class Core:
 
 
 def _config(arguments: Sequence[str], rank: int) -> Any:
-    parser = EngineArgs.add_cli_args(Arguments(prog="vLLM", add_help=False))
+    parser = EngineArgs.add_cli_args(VllmArgumentParser(prog="vLLM", add_help=False))
     parsed = EngineArgs.from_cli_args(parser.parse_args(list(arguments)))
     if parsed.data_parallel_size != 1 or parsed.data_parallel_rank is not None:
         raise ConfigError("--data-parallel-size is Penstock's: set it before --")
@@ -388,16 +388,18 @@ def _eos_token_id(model_config: Any) -> int | None:
     return eos
 
 
-def _finish(reason: Any, stop_reason: int | str | None) -> Finish | None:
+def _finish(reason: Any, stop_reason: int | str | None) -> FinishReason | None:
     if reason == LENGTH:
-        return Finish.LENGTH
+        return FinishReason.LENGTH
     if reason == STOPPED:
-        return Finish.EOS if stop_reason is None else Finish.STOP_TOKEN
-    return Finish.ABORT if reason == ABORTED else None
+        return FinishReason.EOS if stop_reason is None else FinishReason.STOP_TOKEN
+    return FinishReason.ABORT if reason == ABORTED else None
 
 
-def _scores(ids: Any, values: Any, rank: Any) -> Scores:
-    return Scores(np.asarray(ids, np.int32), np.asarray(values, np.float32), np.asarray(rank, np.int32))
+def _scores(ids: Any, values: Any, rank: Any) -> TokenLogprobs:
+    return TokenLogprobs(
+        np.asarray(ids, np.int32), np.asarray(values, np.float32), np.asarray(rank, np.int32)
+    )
 
 
 def _advanced(compiled: Future[Any], request_id: str, delivered: list[int]) -> Any:

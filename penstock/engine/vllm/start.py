@@ -24,7 +24,7 @@ class _Shown(logging.Handler):
 
 
 @contextlib.contextmanager
-def shown_start(progress: Callable[[str, float | None], None]) -> Iterator[None]:
+def startup_progress(progress: Callable[[str, float | None], None]) -> Iterator[None]:
     """While the block runs, vLLM's lines are progress. Afterwards they are logged from warnings on, or all of
     them with ``--log-level debug``."""
     logger = logging.getLogger("vllm")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.gateway.extproc.messages import Entry
-from penstock.gateway.outcome import Ending
+from penstock.gateway.extproc.messages import AccessLogEntry
+from penstock.gateway.outcome import TransportResult
 
 _TIMEOUTS = frozenset(
     {
@@ -33,20 +33,20 @@ _CLIENT_GONE = (
 """Beginnings of ``response_code_details``; resets of one HTTP/2 stream raise no flag that is in the log."""
 
 
-def ending_of(entry: Entry) -> tuple[Ending, str]:
+def transport_result_of(entry: AccessLogEntry) -> tuple[TransportResult, str]:
     """How the exchange stopped, and why if it is not whole.
 
     A client that leaves makes Envoy reset the upstream as well, so the client's flag counts first.
     """
     if "downstream_connection_termination" in entry.flags or entry.details.startswith(_CLIENT_GONE):
-        return Ending.CLIENT_GONE, ""
+        return TransportResult.CLIENT_GONE, ""
     if entry.flags & _TIMEOUTS:
-        return Ending.TIMEOUT, entry.details
+        return TransportResult.TIMEOUT, entry.details
     if entry.flags & _BROKEN or entry.details.startswith("upstream_reset"):
-        return Ending.BROKEN, entry.details
-    return Ending.COMPLETE, ""
+        return TransportResult.BROKEN, entry.details
+    return TransportResult.COMPLETE, ""
 
 
-def is_envoys_own(entry: Entry) -> bool:
+def is_local_reply(entry: AccessLogEntry) -> bool:
     """Envoy answered by itself, without having asked a model server."""
     return not entry.attempts and not entry.upstream and not entry.flags & (_BROKEN | _TIMEOUTS)

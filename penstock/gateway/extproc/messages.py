@@ -11,7 +11,7 @@ Texts = dict[str, list[str]]
 """Strings of one metadata namespace; a string with commas is a list as well."""
 
 
-class Part(enum.StrEnum):
+class MessagePart(enum.StrEnum):
     """Of an HTTP exchange; the values are the fields' names in both messages."""
 
     REQUEST_HEADERS = "request_headers"
@@ -34,10 +34,10 @@ class BodyMode(enum.IntEnum):
 
 
 @dataclass(slots=True)
-class Told:
+class ProcessingRequest:
     """One ``ProcessingRequest``."""
 
-    part: Part
+    part: MessagePart
     headers: Headers = field(default_factory=list)
     body: bytes = b""
     end: bool = False
@@ -53,10 +53,10 @@ class Told:
 
 
 @dataclass(slots=True)
-class Reply:
+class CommonResponse:
     """A ``ProcessingResponse`` that lets the exchange go on."""
 
-    part: Part
+    part: MessagePart
     set_headers: Headers = field(default_factory=list)
     remove_headers: tuple[str, ...] = ()
     body: bytes | None = None
@@ -70,7 +70,7 @@ class Reply:
 
 
 @dataclass(slots=True)
-class Immediate:
+class ImmediateResponse:
     """A ``ProcessingResponse`` that answers the client."""
 
     status: int
@@ -80,11 +80,11 @@ class Immediate:
     """Shows up in Envoy's access log as ``response_code_details``."""
 
 
-Answer = Reply | Immediate
+ProcessingResponse = CommonResponse | ImmediateResponse
 
 
 @dataclass(slots=True)
-class Entry:
+class AccessLogEntry:
     """One ``HTTPAccessLogEntry``: how a request ended, in Envoy's words. Durations are in seconds."""
 
     request_id: str

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from penstock.config.gateway import GatewayConfig
-from penstock.gateway.attempt import Expected
+from penstock.gateway.attempt import ExpectedReply
 from penstock.gateway.endpoint import Endpoint
-from penstock.gateway.extproc.accesslog import ending_of, is_envoys_own
-from penstock.gateway.extproc.messages import Entry
-from penstock.gateway.ledger import Ledger
+from penstock.gateway.extproc.accesslog import is_local_reply, transport_result_of
+from penstock.gateway.extproc.messages import AccessLogEntry
+from penstock.gateway.ledger import RequestRecorder
 from penstock.gateway.observer import Observation, ReplyObserver, StreamObserver
-from penstock.gateway.outcome import BLAMED, Ending, Outcome, judge
-from penstock.gateway.picker import PickRequest, Refusal
-from penstock.gateway.relay import Record, Relay, reason_of
-from penstock.gateway.request import Rewrites
-from penstock.gateway.trace import Tracing
+from penstock.gateway.outcome import ENDPOINT_FAULTS, Outcome, TransportResult, classify_outcome
+from penstock.gateway.picker import NoEndpointError, PickRequest
+from penstock.gateway.relay import Relay, RequestRecord, failure_reason
+from penstock.gateway.request import ModelRewrites
+from penstock.gateway.trace import TracePropagator
 from penstock.http.access_keys import Keys
 
 log = logging.getLogger(__name__)
@@ -33,14 +33,14 @@ PROCESS_KEY = "penstock-gateway-process"
 
 
 @dataclass(slots=True, eq=False)
-class Pick:
+class RoutedRequest:
     """One request that Envoy was told where to send."""
 
-    record: Record
+    record: RequestRecord
     endpoints: list[Endpoint]
     """The first one was picked, the others are for retries."""
     tokens: int
-    expects: Expected
+    expects: ExpectedReply
     request_id: str
     picked_at: float
     served: str = ""
@@ -54,7 +54,7 @@ class Pick:
     seen_status: int = 0
     in_flight: bool = True
     """The endpoint still works for it, as far as is known."""
-    entry: Entry | None = None
+    entry: AccessLogEntry | None = None
     """What the access log says."""
 
     @property
@@ -63,30 +63,35 @@ class Pick:
 
 
 @dataclass(slots=True)
-class Picks:
+class RoutedRequests:
     """Of one gateway. ``relay`` lends its pool, picker, clock and limits."""
 
     relay: Relay
-    ledger: Ledger
-    rewrites: Rewrites
+    recorder: RequestRecorder
+    rewrites: ModelRewrites
     keys: Keys
-    tracing: Tracing
+    tracing: TracePropagator
     session_header: bytes
     max_request_bytes: int
     endpoint_api_key: str | None = None
-    exchanges: int = 0
+    open_streams: int = 0
     """Those that are open: of requests that are coming in, and of replies where Envoy sends them."""
-    logs: int = 0
+    open_log_streams: int = 0
     """Access log streams that are open."""
     process: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Value of :data:`PROCESS_KEY`."""
-    _pending: dict[str, list[Pick]] = field(default_factory=dict)
+    _pending: dict[str, list[RoutedRequest]] = field(default_factory=dict)
     """By request id, the oldest first; clients may send an id twice."""
 
     @classmethod
-    def of(
-        cls, config: GatewayConfig, relay: Relay, ledger: Ledger, rewrites: Rewrites, tracing: Tracing
-    ) -> Picks:
+    def from_config(
+        cls,
+        config: GatewayConfig,
+        relay: Relay,
+        ledger: RequestRecorder,
+        rewrites: ModelRewrites,
+        tracing: TracePropagator,
+    ) -> RoutedRequests:
         """With the options of ``config``."""
         return cls(
             relay,
@@ -110,7 +115,7 @@ class Picks:
     @property
     def is_busy(self) -> bool:
         """Whether there are exchanges that go on, or requests whose end the log may still tell."""
-        return self.exchanges > 0 or (bool(self._pending) and self.logs > 0)
+        return self.open_streams > 0 or (bool(self._pending) and self.open_log_streams > 0)
 
     # -- for exchanges
 
@@ -119,98 +124,102 @@ class Picks:
         request: PickRequest,
         request_id: str,
         subset: list[str] | None,
-        record: Record,
-        expects: Expected,
-    ) -> Pick:
+        record: RequestRecord,
+        expects: ExpectedReply,
+    ) -> RoutedRequest:
         """Where to send a request; ``subset`` are the addresses that Envoy allows. Raises Refusal."""
         began, now = perf_counter(), self.clock()
         endpoints = [endpoint for endpoint in self.relay.pool.endpoints if endpoint.destination]
         if subset is not None:
             request.subset = frozenset(each.url for each in endpoints if each.destination in subset)
         if not endpoints:
-            raise Refusal(503, "none_ready", "No model server has an address.")
-        ranked = self.relay.picker.ranked(request, endpoints, now, self.relay.most_attempts)
+            raise NoEndpointError(503, "none_ready", "No model server has an address.")
+        ranked = self.relay.picker.ranked(request, endpoints, now, self.relay.max_attempts)
         record.pick_s = perf_counter() - began
-        pick = Pick(record, ranked, request.tokens, expects, request_id, now)
-        ranked[0].began(request.tokens, now)
+        pick = RoutedRequest(record, ranked, request.tokens, expects, request_id, now)
+        ranked[0].request_sent(request.tokens, now)
         self._pending.setdefault(request_id, []).append(pick)
         return pick
 
-    def find(self, request_id: str) -> Pick | None:
+    def find_unobserved(self, request_id: str) -> RoutedRequest | None:
         """The oldest pending pick for the id whose reply nobody observes."""
         picks = self._pending.get(request_id, ())
         return next((pick for pick in picks if pick.observer is None), None)
 
-    def observed(self, pick: Pick) -> None:
+    def observation_ended(self, pick: RoutedRequest) -> None:
         """No more of its reply will come."""
         pick.observing, pick.observed_at = False, self.clock()
-        self._leave(pick)
+        self._release_endpoint(pick)
         if pick.entry is not None:
-            self._settle(pick)
+            self._finish_with_log(pick)
 
-    def close(self, record: Record) -> None:
+    def finish(self, record: RequestRecord) -> None:
         """The request has ended; count it."""
         record.ended_at = record.ended_at or self.clock()
-        self.ledger.close(record)
+        self.recorder.finish(record)
 
     # -- the access log
 
-    def logged(self, entry: Entry) -> None:
+    def on_log_entry(self, entry: AccessLogEntry) -> None:
         """Envoy's log says that a request has ended. One that another process picked for is counted as
         well; one that nobody picked for, or that has been counted without the log, is not."""
         picked_by = entry.metadata.get(NAMESPACE, {}).get(PROCESS_KEY)
         waiting = [pick for pick in self._pending.get(entry.request_id, ()) if pick.entry is None]
         if waiting:
             waiting[0].entry = entry
-            self._leave(waiting[0])
+            self._release_endpoint(waiting[0])
             if not waiting[0].observing:
-                self._settle(waiting[0])
+                self._finish_with_log(waiting[0])
         elif picked_by is not None and picked_by != [self.process]:
-            record = Record(entry.path, entry.request_id, began_at=self.clock() - entry.duration_s)
-            self._conclude(record, entry, Observation())
+            record = RequestRecord(entry.path, entry.request_id, began_at=self.clock() - entry.duration_s)
+            self._record_log_entry(record, entry, Observation())
 
-    def check(self) -> None:
+    def expire(self) -> None:
         """Give up on requests of which the log has not told; called now and then. Where the reply was seen,
         that is all there is to know."""
         now, longest = self.clock(), self.relay.timeouts.total
         for pick in [pick for picks in self._pending.values() for pick in picks if not pick.observing]:
             if pick.observed_at is not None and pick.observer is not None:
                 if now - pick.observed_at > LOG_DELAY_S:
-                    ending = Ending.COMPLETE if pick.observer.seen.ended else Ending.BROKEN
-                    self._end(pick, ending, "the reply is not whole")
+                    ending = TransportResult.COMPLETE if pick.observer.seen.ended else TransportResult.BROKEN
+                    self._finish_without_log(pick, ending, "the reply is not whole")
             elif now - pick.record.began_at > longest + LOG_DELAY_S:
-                self._end(pick, Ending.TIMEOUT, "Envoy's access log has not told of its end")
+                self._finish_without_log(
+                    pick, TransportResult.TIMEOUT, "Envoy's access log has not told of its end"
+                )
 
     # -- the end
 
-    def _settle(self, pick: Pick) -> None:
+    def _finish_with_log(self, pick: RoutedRequest) -> None:
         """The log has told of its end, and its reply has been seen as far as it came."""
         entry, record = pick.entry, pick.record
         assert entry is not None, "a request is settled by the log"
         seen = Observation()
         if pick.observer is not None:
             seen = pick.observer.seen
-        self._release(pick)
-        self._conclude(record, entry, seen, observed=pick.observer is not None)
-        self._tell_endpoints(pick, entry, record.outcome)
+        self._remove(pick)
+        self._record_log_entry(record, entry, seen, observed=pick.observer is not None)
+        self._update_breakers(pick, entry, record.outcome)
 
-    def _conclude(self, record: Record, entry: Entry, seen: Observation, *, observed: bool = False) -> None:
+    def _record_log_entry(
+        self, record: RequestRecord, entry: AccessLogEntry, seen: Observation, *, observed: bool = False
+    ) -> None:
         """Name the outcome and count the request."""
-        ending, record.reason = ending_of(entry)
+        ending, record.reason = transport_result_of(entry)
         if not observed:
-            seen.ended = ending is Ending.COMPLETE
+            seen.ended = ending is TransportResult.COMPLETE
         record.seen, record.status, record.attempts = seen, entry.status, max(1, entry.attempts)
         record.bytes_in, record.bytes_out = entry.bytes_in or record.bytes_in, entry.bytes_out
         record.endpoint = self._url(entry.upstream) or record.endpoint
-        if is_envoys_own(entry) and ending is Ending.COMPLETE:
+        if is_local_reply(entry) and ending is TransportResult.COMPLETE:
             record.outcome, record.reason = Outcome.REJECTED, "envoy"
         else:
-            record.outcome = judge(ending, entry.status or None, seen, record.path)
-            record.reason = record.reason or reason_of(record)
+            record.outcome = classify_outcome(ending, entry.status or None, seen, record.path)
+            record.reason = record.reason or failure_reason(record)
         record.ended_at = record.began_at + entry.duration_s
-        self.close(record)
+        self.finish(record)
 
-    def _tell_endpoints(self, pick: Pick, entry: Entry, outcome: Outcome) -> None:
+    def _update_breakers(self, pick: RoutedRequest, entry: AccessLogEntry, outcome: Outcome) -> None:
         """Those that were tried in vain have failed; the one that answered last is judged by the outcome.
 
         Where the reply is not seen, the time to its first byte stands in for that to its first token.
@@ -220,46 +229,46 @@ class Picks:
         served = next((row for row, each in enumerate(pick.endpoints) if each.destination == upstream), 0)
         tried = pick.endpoints[: served + 1] if entry.attempts > 1 else [pick.endpoints[served]]
         for endpoint in tried[:-1]:
-            endpoint.breaker.failed(now, pick.picked_at)
+            endpoint.breaker.record_failure(now, pick.picked_at)
         if outcome is Outcome.REJECTED:
-            tried[-1].breaker.released()
+            tried[-1].breaker.release_probe()
             return
-        tried[-1].breaker.judged(outcome, now, pick.picked_at)
+        tried[-1].breaker.record_outcome(outcome, now, pick.picked_at)
         first = pick.record.seen.first_token_at
         if first is not None:
-            tried[-1].answered(first - pick.record.began_at)
-        elif entry.first_byte_s is not None and outcome not in BLAMED:
-            tried[-1].answered(entry.first_byte_s)
+            tried[-1].add_ttft(first - pick.record.began_at)
+        elif entry.first_byte_s is not None and outcome not in ENDPOINT_FAULTS:
+            tried[-1].add_ttft(entry.first_byte_s)
 
-    def _end(self, pick: Pick, ending: Ending, reason: str) -> None:
+    def _finish_without_log(self, pick: RoutedRequest, ending: TransportResult, reason: str) -> None:
         """Without the log."""
         record = pick.record
-        self._release(pick)
+        self._remove(pick)
         if pick.observer is not None:
             record.seen, record.status = pick.observer.seen, pick.seen_status
         record.endpoint = self._url(pick.served) or pick.endpoints[0].url
         record.attempts = 1
-        record.outcome = judge(ending, record.status or None, record.seen, record.path)
-        record.reason = reason if ending is not Ending.COMPLETE else reason_of(record)
+        record.outcome = classify_outcome(ending, record.status or None, record.seen, record.path)
+        record.reason = reason if ending is not TransportResult.COMPLETE else failure_reason(record)
         if pick.observer is None:
-            pick.endpoints[0].breaker.released()
+            pick.endpoints[0].breaker.release_probe()
         else:
-            pick.endpoints[0].breaker.judged(record.outcome, self.clock(), pick.picked_at)
-        self.close(record)
+            pick.endpoints[0].breaker.record_outcome(record.outcome, self.clock(), pick.picked_at)
+        self.finish(record)
 
-    def _release(self, pick: Pick) -> None:
+    def _remove(self, pick: RoutedRequest) -> None:
         picks = self._pending[pick.request_id]
         picks.remove(pick)
         if not picks:
             del self._pending[pick.request_id]
-        self._leave(pick)
+        self._release_endpoint(pick)
 
-    def _leave(self, pick: Pick) -> None:
+    def _release_endpoint(self, pick: RoutedRequest) -> None:
         """The endpoint is done with it; the log may still have to say how."""
         if pick.in_flight:
             pick.in_flight = False
-            pick.endpoints[0].ended(pick.tokens)
-            self.ledger.metrics.left(pick.record)
+            pick.endpoints[0].request_ended(pick.tokens)
+            self.recorder.metrics.release(pick.record)
 
     def _url(self, destination: str) -> str:
         endpoints = self.relay.pool.endpoints

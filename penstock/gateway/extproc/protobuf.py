@@ -23,7 +23,15 @@ from google.protobuf import (
 )
 
 from penstock.gateway.addresses import host_and_port
-from penstock.gateway.extproc.messages import Answer, BodyMode, Entry, Immediate, Part, Texts, Told
+from penstock.gateway.extproc.messages import (
+    AccessLogEntry,
+    BodyMode,
+    ImmediateResponse,
+    MessagePart,
+    ProcessingRequest,
+    ProcessingResponse,
+    Texts,
+)
 from penstock.gateway.upstream import Headers
 
 # Enums are declared as int32, which has the same encoding. "*" repeats a field, "%" is a map from strings.
@@ -162,18 +170,18 @@ HealthResponse = message("grpc.health.v1.HealthCheckResponse")
 # -- external processing -------------------------------------------------------------------------------
 
 
-def read_request(data: bytes) -> Told | None:
+def read_request(data: bytes) -> ProcessingRequest | None:
     """Of a ``ProcessingRequest``; None: it holds nothing that is known here."""
     request = _ProcessingRequest.FromString(data)
-    part = next((each for each in Part if request.HasField(each)), None)
+    part = next((each for each in MessagePart if request.HasField(each)), None)
     if part is None:
         return None
-    told = Told(part, observing=request.observability_mode)
+    told = ProcessingRequest(part, observing=request.observability_mode)
     match part:
-        case Part.REQUEST_HEADERS | Part.RESPONSE_HEADERS:
+        case MessagePart.REQUEST_HEADERS | MessagePart.RESPONSE_HEADERS:
             headers = getattr(request, part)
             told.headers, told.end = _headers(headers.headers), headers.end_of_stream
-        case Part.REQUEST_BODY | Part.RESPONSE_BODY:
+        case MessagePart.REQUEST_BODY | MessagePart.RESPONSE_BODY:
             body = getattr(request, part)
             told.body, told.end = body.body, body.end_of_stream
         case _:
@@ -187,10 +195,10 @@ def read_request(data: bytes) -> Told | None:
     return told
 
 
-def write_response(answer: Answer) -> bytes:
+def write_response(answer: ProcessingResponse) -> bytes:
     """A ``ProcessingResponse``."""
     response = _ProcessingResponse()
-    if isinstance(answer, Immediate):
+    if isinstance(answer, ImmediateResponse):
         immediate = response.immediate_response
         immediate.status.code = answer.status
         _set_headers(immediate.headers, answer.headers)
@@ -198,7 +206,7 @@ def write_response(answer: Answer) -> bytes:
         return bytes(response.SerializeToString())
     part = getattr(response, answer.part)
     part.SetInParent()
-    if answer.part not in (Part.REQUEST_TRAILERS, Part.RESPONSE_TRAILERS):
+    if answer.part not in (MessagePart.REQUEST_TRAILERS, MessagePart.RESPONSE_TRAILERS):
         part = part.response
         if answer.body is not None:
             part.body_mutation.body = answer.body
@@ -248,19 +256,19 @@ def _split(values: Iterable[str]) -> list[str]:
 # -- access log ----------------------------------------------------------------------------------------
 
 
-def read_log(data: bytes) -> list[Entry]:
+def read_log(data: bytes) -> list[AccessLogEntry]:
     """Entries of requests that have ended, of a ``StreamAccessLogsMessage``."""
     logs = _LogsMessage.FromString(data).http_logs.log_entry
     return [_entry(log) for log in logs if not log.common_properties.intermediate_log_entry]
 
 
-def _entry(log: Any) -> Entry:
+def _entry(log: Any) -> AccessLogEntry:
     common, request, response = log.common_properties, log.request, log.response
     upstream = common.upstream_remote_address.socket_address
     first_byte = None
     if common.HasField("time_to_first_upstream_rx_byte"):
         first_byte = _seconds(common.time_to_first_upstream_rx_byte)
-    return Entry(
+    return AccessLogEntry(
         request.request_id,
         request.original_path or request.path,
         response.response_code.value,

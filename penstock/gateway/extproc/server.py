@@ -10,9 +10,9 @@ import grpc
 import grpc.aio
 
 from penstock.gateway.addresses import host_and_port
-from penstock.gateway.extproc.exchange import Exchange
-from penstock.gateway.extproc.messages import Answer, Entry, Told
-from penstock.gateway.extproc.picks import Picks
+from penstock.gateway.extproc.exchange import ProcessorStream
+from penstock.gateway.extproc.messages import AccessLogEntry, ProcessingRequest, ProcessingResponse
+from penstock.gateway.extproc.picks import RoutedRequests
 from penstock.gateway.extproc.protobuf import (
     HealthRequest,
     HealthResponse,
@@ -20,7 +20,7 @@ from penstock.gateway.extproc.protobuf import (
     read_request,
     write_response,
 )
-from penstock.supervisor.exits import StartError
+from penstock.supervisor.exits import StartupError
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class EnvoyServer:
     """Serves from :meth:`start` to :meth:`stop`."""
 
     def __init__(
-        self, picks: Picks, is_ready: Callable[[], bool], certificate: tuple[bytes, bytes] | None
+        self, picks: RoutedRequests, is_ready: Callable[[], bool], certificate: tuple[bytes, bytes] | None
     ) -> None:
         """``certificate`` is a private key and a certificate chain, PEM; None: without TLS."""
         self.port = 0
@@ -76,7 +76,7 @@ class EnvoyServer:
         )
 
     async def start(self, host: str, port: int) -> None:
-        """Listens. Raises StartError."""
+        """Listens. Raises StartupError."""
         try:
             address = host_and_port(host, port)
             if self._certificate is None:
@@ -85,7 +85,7 @@ class EnvoyServer:
                 credentials = grpc.ssl_server_credentials([self._certificate])
                 self.port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
-            raise StartError(f"--ext-proc-port {port}: {error}") from None
+            raise StartupError(f"--ext-proc-port {port}: {error}") from None
         await self._server.start()
 
     async def stop(self) -> None:
@@ -95,9 +95,9 @@ class EnvoyServer:
     # -- methods
 
     async def _process(
-        self, requests: AsyncIterator[Told | None], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[Answer]:
-        exchange = Exchange(self._picks)
+        self, requests: AsyncIterator[ProcessingRequest | None], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[ProcessingResponse]:
+        exchange = ProcessorStream(self._picks)
         try:
             async for told in requests:
                 if told is not None:
@@ -110,15 +110,15 @@ class EnvoyServer:
             exchange.closed()
 
     async def _log(
-        self, batches: AsyncIterator[list[Entry]], context: grpc.aio.ServicerContext[Any, Any]
+        self, batches: AsyncIterator[list[AccessLogEntry]], context: grpc.aio.ServicerContext[Any, Any]
     ) -> bytes:
-        self._picks.logs += 1
+        self._picks.open_log_streams += 1
         try:
             async for entries in batches:
                 for entry in entries:
-                    self._picks.logged(entry)
+                    self._picks.on_log_entry(entry)
         finally:
-            self._picks.logs -= 1
+            self._picks.open_log_streams -= 1
         return b""
 
     async def _check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.bench.soak.accounts import Figures, balance
-from penstock.bench.soak.ledger import End, Tally
+from penstock.bench.soak.accounts import ServerCounts, reconcile
+from penstock.bench.soak.ledger import ClientCounts, RequestEnd
 from penstock.metrics.exposition import exposition
 
-ZERO = Figures(**dict.fromkeys(Figures.__struct_fields__, 0.0))
+ZERO = ServerCounts(**dict.fromkeys(ServerCounts.__struct_fields__, 0.0))
 AFTER = msgspec.structs.replace(
     ZERO, generated=130, delivered=120, discarded=10, completed=5, aborted=2, cut=1
 )
-CLIENTS = Tally(
-    Counter({End.COMPLETE: 4, End.LEFT: 3, End.CUT: 1, End.REFUSED: 9}),
+CLIENTS = ClientCounts(
+    Counter({RequestEnd.COMPLETE: 4, RequestEnd.LEFT: 3, RequestEnd.CUT: 1, RequestEnd.REFUSED: 9}),
     streams=4,
     complete_tokens=100,
     partial_tokens=15,
@@ -25,16 +25,16 @@ CLIENTS = Tally(
 )
 
 
-def errors(after: Figures = AFTER, clients: Tally = CLIENTS, deaths: int = 0) -> list[str]:
-    return balance(ZERO, after, clients, deaths=deaths, uncertain=20.0)[1]
+def errors(after: ServerCounts = AFTER, clients: ClientCounts = CLIENTS, deaths: int = 0) -> list[str]:
+    return reconcile(ZERO, after, clients, deaths=deaths, uncertain=20.0)[1]
 
 
-def changed(**fields: Any) -> Figures:
+def changed(**fields: Any) -> ServerCounts:
     return msgspec.structs.replace(AFTER, **fields)
 
 
 def test_a_balance() -> None:
-    found, wrong = balance(ZERO, AFTER, CLIENTS, deaths=0, uncertain=20.0)
+    found, wrong = reconcile(ZERO, AFTER, CLIENTS, deaths=0, uncertain=20.0)
     assert wrong == []
     assert (found.generated, found.delivered, found.discarded, found.unaccounted) == (130, 120, 10, 0)
     assert (found.uncertain, found.clients_complete, found.clients_partial) == (0, 100, 15)
@@ -54,7 +54,7 @@ def test_a_balance() -> None:
         (changed(failed=1), "1 requests failed"),
     ],
 )
-def test_what_does_not_fit(after: Figures, error: str) -> None:
+def test_what_does_not_fit(after: ServerCounts, error: str) -> None:
     assert any(text.startswith(error) for text in errors(after))
 
 
@@ -66,7 +66,7 @@ def test_deaths_explain_some_of_it() -> None:
 
 
 def test_counters_never_go_backwards() -> None:
-    _, wrong = balance(AFTER, changed(aborted=1), Tally(), deaths=1, uncertain=1000.0)
+    _, wrong = reconcile(AFTER, changed(aborted=1), ClientCounts(), deaths=1, uncertain=1000.0)
     assert any("counters went backwards" in text for text in wrong)
 
 
@@ -81,7 +81,7 @@ def test_figures_from_an_exposition() -> None:
             "penstock:streams": {("0",): 1.0},
         }
     ).decode()
-    found = Figures.of(text)
+    found = ServerCounts.from_exposition(text)
     assert (found.generated, found.delivered, found.discarded, found.engines_up) == (11, 10, 1, 1)
     assert (found.completed, found.cut, found.failed) == (5, 1, 0)
     assert not found.idle

@@ -7,26 +7,28 @@ import random
 
 import pytest
 
-from penstock.bench.soak.client import Attempt, Clients
-from penstock.bench.soak.recipes import COMPLETIONS, Manner, Recipe
+from penstock.bench.soak.client import ClientPool, SentRequest
+from penstock.bench.soak.recipes import COMPLETIONS, ClientBehaviour, RequestSpec
 from tests.bench.conftest import EVENT, HEAD, Scripted, chunk, stream
 
 PATIENCE_S = 60.0
 
 
-def recipe(manner: Manner = Manner.READ, events: int = 0, wait_s: float = 0.0) -> Recipe:
-    return Recipe(COMPLETIONS, {"prompt": "x"}, manner, events=events, wait_s=wait_s)
+def recipe(
+    manner: ClientBehaviour = ClientBehaviour.READ, events: int = 0, wait_s: float = 0.0
+) -> RequestSpec:
+    return RequestSpec(COMPLETIONS, {"prompt": "x"}, manner, events=events, wait_s=wait_s)
 
 
-def ask(script: Scripted, *recipes: Recipe, seconds: float = PATIENCE_S) -> list[Attempt]:
+def ask(script: Scripted, *recipes: RequestSpec, seconds: float = PATIENCE_S) -> list[SentRequest]:
     """One after the other, over kept connections where there are."""
 
     class AlwaysLow(random.Random):
         def random(self) -> float:
             return 0.0
 
-    async def run() -> list[Attempt]:
-        clients = Clients(f"http://127.0.0.1:{script.port}", AlwaysLow())
+    async def run() -> list[SentRequest]:
+        clients = ClientPool(f"http://127.0.0.1:{script.port}", AlwaysLow())
         try:
             return [await clients.send(each, seconds) for each in recipes]
         finally:
@@ -46,21 +48,21 @@ def test_a_connection_is_kept(scripted: Scripted) -> None:
 
 def test_clients_leave(scripted: Scripted) -> None:
     scripted.reply = lambda number: HEAD + chunk(EVENT) * 3
-    (late,) = ask(scripted, recipe(Manner.LEAVE_LATE, events=2))
+    (late,) = ask(scripted, recipe(ClientBehaviour.LEAVE_LATE, events=2))
     assert late.left
     assert late.seen.events >= 2
     scripted.reply = lambda number: b""
-    (early,) = ask(scripted, recipe(Manner.LEAVE_EARLY, wait_s=0.01))
+    (early,) = ask(scripted, recipe(ClientBehaviour.LEAVE_EARLY, wait_s=0.01))
     assert (early.left, early.seen.status) == (True, 0)
 
 
 def test_one_that_does_not_leave_in_time_sees_the_end(scripted: Scripted) -> None:
     attempts = ask(
         scripted,
-        recipe(Manner.LEAVE_LATE, events=1000),
-        recipe(Manner.LEAVE_EARLY, wait_s=PATIENCE_S),
-        recipe(Manner.STALL, wait_s=0.01),
-        recipe(Manner.SLOW),
+        recipe(ClientBehaviour.LEAVE_LATE, events=1000),
+        recipe(ClientBehaviour.LEAVE_EARLY, wait_s=PATIENCE_S),
+        recipe(ClientBehaviour.STALL, wait_s=0.01),
+        recipe(ClientBehaviour.SLOW),
     )
     assert all(each.seen.whole and not each.left for each in attempts)
 

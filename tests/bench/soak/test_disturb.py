@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from penstock.bench.soak import disturb
-from penstock.bench.soak.client import Attempt
-from penstock.bench.soak.disturb import Disturber
-from penstock.bench.soak.fleet import Incarnation, Processes, is_alive
+from penstock.bench.soak.client import SentRequest
+from penstock.bench.soak.disturb import FaultInjector
+from penstock.bench.soak.fleet import ProcessInstance, ProcessTree, is_alive
 
 PATIENCE_S = 60.0
 PARENT = """
@@ -41,13 +41,13 @@ class Fake:
     """A supervisor of sleeping children. Each writes a line when it has its title, and the API server when it
     has also accepted one connection."""
 
-    processes: Processes
+    processes: ProcessTree
     port: int
     client: socket.socket
     engines_up: int = 2
 
-    def of(self, role: str) -> list[Incarnation]:
-        return self.processes.of(role)
+    def with_role(self, role: str) -> list[ProcessInstance]:
+        return self.processes.with_role(role)
 
 
 TITLES = ("api-server 0", "coordinator 0", "engine 0", "engine 1")
@@ -63,7 +63,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     parent = subprocess.Popen(command, pass_fds=[fd], stdout=subprocess.PIPE)
     assert parent.stdout is not None
     client = socket.create_connection(listener.getsockname())
-    processes = Processes(parent.pid)
+    processes = ProcessTree(parent.pid)
     try:
         for _ in ("supervisor", *TITLES):
             assert parent.stdout.readline() == b"\n"
@@ -79,13 +79,13 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
         listener.close()
 
 
-def disturber(fake: Fake, seed: int = 0) -> tuple[Disturber, list[str]]:
+def disturber(fake: Fake, seed: int = 0) -> tuple[FaultInjector, list[str]]:
     found: list[str] = []
 
     async def engines_up() -> int:
         return fake.engines_up
 
-    made = Disturber(
+    made = FaultInjector(
         fake.processes,
         fake.port,
         random.Random(seed),
@@ -106,14 +106,14 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_a_killed_api_servers_clients_are_known(fake: Fake) -> None:
     made, _ = disturber(fake)
-    mine = Attempt(fake.client.getsockname()[1], time.monotonic(), reused=False)
-    other = Attempt(mine.port + 1, mine.opened_at, reused=False)
-    (server,) = fake.of("api-server")
-    early = Attempt(mine.port, mine.opened_at, reused=False)
+    mine = SentRequest(fake.client.getsockname()[1], time.monotonic(), reused=False)
+    other = SentRequest(mine.port + 1, mine.opened_at, reused=False)
+    (server,) = fake.with_role("api-server")
+    early = SentRequest(mine.port, mine.opened_at, reused=False)
     early.ended_at = time.monotonic()
     assert asyncio.run(made.once("kill API server"))
     until(lambda: not is_alive(server))
-    again = Attempt(mine.port, time.monotonic(), reused=False)
+    again = SentRequest(mine.port, time.monotonic(), reused=False)
     for each in (mine, other, again):
         each.ended_at = time.monotonic()
     assert made.was_killed(mine)
@@ -123,7 +123,7 @@ def test_a_killed_api_servers_clients_are_known(fake: Fake) -> None:
 
 def test_engines_are_killed_while_another_is_up(fake: Fake) -> None:
     made, _ = disturber(fake)
-    engines = fake.of("engine")
+    engines = fake.with_role("engine")
     fake.engines_up = 1
     assert not asyncio.run(made.once("kill engine"))
     assert all(map(is_alive, engines))
@@ -139,7 +139,7 @@ def test_what_is_spared_is_left_alone(fake: Fake) -> None:
     for kind in ("kill API server", "pause API server", "kill coordinator", "replace API servers"):
         assert not asyncio.run(made.once(kind))
     assert asyncio.run(made.once("kill engine"))
-    until(lambda: [each.title for each in fake.of("engine")] == ["engine 1"])
+    until(lambda: [each.title for each in fake.with_role("engine")] == ["engine 1"])
 
 
 def test_pauses_end(fake: Fake) -> None:
@@ -158,12 +158,12 @@ def test_an_engine_that_hangs_and_is_not_replaced_is_found(
     made, found = disturber(fake)
     assert asyncio.run(made.once("hang engine"))
     assert found == ["hung engine not replaced"]
-    until(lambda: len(fake.of("engine")) == 1)
+    until(lambda: len(fake.with_role("engine")) == 1)
 
 
 def test_api_servers_are_replaced_by_a_signal(fake: Fake) -> None:
     made, _ = disturber(fake)
-    (server,) = fake.of("api-server")
+    (server,) = fake.with_role("api-server")
     assert asyncio.run(made.once("replace API servers"))
     assert made.retired == {server}
     assert fake.processes.supervisor.wait(PATIENCE_S) == -signal.SIGHUP

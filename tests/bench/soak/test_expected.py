@@ -9,7 +9,7 @@ from penstock.bench.soak.expected import Oracle
 from penstock.config.options import ServeConfig
 from penstock.engine.synthetic import SyntheticEngine
 from penstock.supervisor.model import DEMO_DIR
-from penstock.wire.messages import Sampling, Submit
+from penstock.wire.messages import SamplingParams, Submit
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def oracle() -> Oracle:
 def test_tokens_are_the_engines(oracle: Oracle) -> None:
     engine = SyntheticEngine(ServeConfig(engine="synthetic", synthetic_step_ms=0), str(DEMO_DIR))
     prompt = np.array([5, 6], "<i4").tobytes()
-    engine.submit(0, Submit(0, prompt, Sampling(max_tokens=40, seed=7)))
+    engine.submit(0, Submit(0, prompt, SamplingParams(max_tokens=40, seed=7)))
     tokens: list[int] = []
     while engine.has_work():
         tokens += engine.step().tokens.tolist()

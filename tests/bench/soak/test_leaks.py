@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.bench.soak.leaks import LEAST_SPAN_S, MIB, Sample, growth, leaks, slope
+from penstock.bench.soak.leaks import LEAST_SPAN_S, MIB, MemorySample, growth, leaks, slope
 
 
 def samples(
     mib_per_hour: float, count: int = 8, every_s: float = 60.0, objects: int | None = None
-) -> list[Sample]:
+) -> list[MemorySample]:
     return [
-        Sample(
+        MemorySample(
             at_s=number * every_s,
             requests=number * 1000,
             resident_bytes=round(50 * MIB + mib_per_hour * MIB * number * every_s / 3600),
@@ -32,7 +32,7 @@ def test_growth_is_per_hour_and_per_1000_requests() -> None:
 
 def test_a_sample_that_stands_out_does_not_count() -> None:
     odd = samples(0.0)
-    odd[-2] = Sample(odd[-2].at_s, odd[-2].requests, 500 * MIB, 20)
+    odd[-2] = MemorySample(odd[-2].at_s, odd[-2].requests, 500 * MIB, 20)
     assert growth("engine 0", 5, odd).mib_per_hour == 0.0
 
 
@@ -52,7 +52,7 @@ def test_leaks_are_named() -> None:
 
 def test_descriptors_leak_too() -> None:
     more = samples(0.0)
-    more[-1] = Sample(more[-1].at_s, more[-1].requests, more[-1].resident_bytes, 29)
+    more[-1] = MemorySample(more[-1].at_s, more[-1].requests, more[-1].resident_bytes, 29)
     assert list(leaks([growth("engine 0", 5, more)], 12.0, 200.0)) == [
         "engine 0 (5) has 9 descriptors more at the end"
     ]

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.bench.soak.client import Attempt
+from penstock.bench.soak.client import SentRequest
 from penstock.bench.soak.expected import Oracle
-from penstock.bench.soak.ledger import DEFECTS, MOST_SAMPLES, End, Ledger, Tally
-from penstock.bench.soak.recipes import COMPLETIONS, Manner, Recipe
-from penstock.bench.soak.reply import Seen
+from penstock.bench.soak.ledger import DEFECTS, MOST_SAMPLES, ClientCounts, RequestEnd, RequestVerifier
+from penstock.bench.soak.recipes import COMPLETIONS, ClientBehaviour, RequestSpec
+from penstock.bench.soak.reply import ReceivedReply
 from penstock.supervisor.model import DEMO_DIR
 
 ORACLE = Oracle(DEMO_DIR)
@@ -20,13 +20,13 @@ KILLED = 4444
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-def ledger() -> Ledger:
-    return Ledger(ORACLE, lambda attempt: attempt.port == KILLED)
+def ledger() -> RequestVerifier:
+    return RequestVerifier(ORACLE, lambda attempt: attempt.port == KILLED)
 
 
-def recipe(manner: Manner = Manner.READ, **fields: Any) -> Recipe:
+def recipe(manner: ClientBehaviour = ClientBehaviour.READ, **fields: Any) -> RequestSpec:
     body = {"prompt": "x", "seed": 7, "max_tokens": 12, "stream": True}
-    return Recipe(COMPLETIONS, body | fields, manner, outputs=[OUTPUT])
+    return RequestSpec(COMPLETIONS, body | fields, manner, outputs=[OUTPUT])
 
 
 def event(text: str, **more: Any) -> bytes:
@@ -34,9 +34,9 @@ def event(text: str, **more: Any) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
-def attempt(*events: bytes, end: bool = True, port: int = 1, reused: bool = False) -> Attempt:
-    made = Attempt(port, 0.0, reused=reused)
-    made.seen = Seen()
+def attempt(*events: bytes, end: bool = True, port: int = 1, reused: bool = False) -> SentRequest:
+    made = SentRequest(port, 0.0, reused=reused)
+    made.seen = ReceivedReply()
     made.seen.feed(HEAD + b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in events))
     if end:
         made.seen.feed(b"0\r\n\r\n")
@@ -48,8 +48,8 @@ def whole() -> list[bytes]:
     return [event(OUTPUT.text[:half]), event(OUTPUT.text[half:], finish_reason="length"), b"data: [DONE]\n\n"]
 
 
-def refusal(status: int) -> Attempt:
-    made = Attempt(1, 0.0, reused=False)
+def refusal(status: int) -> SentRequest:
+    made = SentRequest(1, 0.0, reused=False)
     body = b'{"error":{"message":"no"}}'
     made.seen.feed(b"HTTP/1.1 %d Reason\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
     return made
@@ -57,8 +57,8 @@ def refusal(status: int) -> Attempt:
 
 def test_a_complete_reply_counts_its_tokens() -> None:
     book = ledger()
-    assert book.enter(recipe(), attempt(*whole())) is End.COMPLETE
-    assert (book.tally.complete_tokens, book.tally.streams, book.tally.requests) == (12, 1, 1)
+    assert book.verify(recipe(), attempt(*whole())) is RequestEnd.COMPLETE
+    assert (book.counts.complete_tokens, book.counts.streams, book.counts.requests) == (12, 1, 1)
     assert not book.defects
 
 
@@ -67,21 +67,21 @@ def test_a_reply_that_ends_early_counts_what_came() -> None:
     part = ORACLE.text(OUTPUT.tokens[:5])
     left = attempt(event(part), end=False)
     left.left = True
-    assert book.enter(recipe(), left) is End.LEFT
-    assert book.enter(recipe(), attempt(event(part), end=False, port=KILLED)) is End.SERVER_KILLED
-    assert book.enter(recipe(Manner.STALL), attempt(event(part), end=False)) is End.CUT
-    assert (book.tally.partial_tokens, book.tally.partial_asked) == (15, 36)
+    assert book.verify(recipe(), left) is RequestEnd.LEFT
+    assert book.verify(recipe(), attempt(event(part), end=False, port=KILLED)) is RequestEnd.SERVER_KILLED
+    assert book.verify(recipe(ClientBehaviour.STALL), attempt(event(part), end=False)) is RequestEnd.CUT
+    assert (book.counts.partial_tokens, book.counts.partial_asked) == (15, 36)
     assert not book.defects
 
 
 def test_refusals() -> None:
     book = ledger()
-    bad = Recipe(COMPLETIONS, b"{", status=400)
-    assert book.enter(bad, refusal(400)) is End.REFUSED
-    assert book.enter(bad, refusal(500)) is End.FAILED
-    assert book.enter(recipe(), refusal(503)) is End.FAILED
-    assert book.enter(bad, attempt(*whole())) is End.FAILED
-    assert book.enter(bad, attempt(end=False, port=KILLED)) is End.SERVER_KILLED
+    bad = RequestSpec(COMPLETIONS, b"{", status=400)
+    assert book.verify(bad, refusal(400)) is RequestEnd.REFUSED
+    assert book.verify(bad, refusal(500)) is RequestEnd.FAILED
+    assert book.verify(recipe(), refusal(503)) is RequestEnd.FAILED
+    assert book.verify(bad, attempt(*whole())) is RequestEnd.FAILED
+    assert book.verify(bad, attempt(end=False, port=KILLED)) is RequestEnd.SERVER_KILLED
 
 
 @pytest.mark.parametrize(
@@ -100,37 +100,37 @@ def test_refusals() -> None:
 )
 def test_wrong_replies(events: list[bytes], reason: str) -> None:
     book = ledger()
-    assert book.enter(recipe(), attempt(*events)) is End.WRONG
+    assert book.verify(recipe(), attempt(*events)) is RequestEnd.WRONG
     with pytest.raises(AssertionError, match=reason):
-        assert not book.findings, book.findings[End.WRONG][0]
+        assert not book.findings, book.findings[RequestEnd.WRONG][0]
 
 
 def test_what_was_asked_for_must_come() -> None:
     book = ledger()
-    assert book.enter(recipe(stream_options={"include_usage": True}), attempt(*whole())) is End.WRONG
-    assert book.enter(recipe(return_token_ids=True), attempt(*whole())) is End.WRONG
-    reasons = book.findings[End.WRONG]
+    assert book.verify(recipe(stream_options={"include_usage": True}), attempt(*whole())) is RequestEnd.WRONG
+    assert book.verify(recipe(return_token_ids=True), attempt(*whole())) is RequestEnd.WRONG
+    reasons = book.findings[RequestEnd.WRONG]
     assert "no usage" in reasons[0]
     assert "0 of 12 token ids" in reasons[1]
 
 
 def test_other_defects() -> None:
     book = ledger()
-    assert book.enter(recipe(), attempt(*whole()[:1], end=False)) is End.BROKEN
+    assert book.verify(recipe(), attempt(*whole()[:1], end=False)) is RequestEnd.BROKEN
     late = attempt(end=False)
     late.stuck = True
-    assert book.enter(recipe(), late) is End.STUCK
+    assert book.verify(recipe(), late) is RequestEnd.STUCK
     error = attempt(event("a"), b'data: {"error":{"message":"engine died"}}\n\n')
-    assert book.enter(recipe(), error) is End.FAILED
-    book.enter_unsent(ConnectionRefusedError(111, "refused"))
-    assert book.tally.ends[End.BROKEN] == book.defects[End.BROKEN] == 2
-    assert set(book.defects) == {End.BROKEN, End.STUCK, End.FAILED} < DEFECTS
+    assert book.verify(recipe(), error) is RequestEnd.FAILED
+    book.record_unsent(ConnectionRefusedError(111, "refused"))
+    assert book.counts.ends[RequestEnd.BROKEN] == book.defects[RequestEnd.BROKEN] == 2
+    assert set(book.defects) == {RequestEnd.BROKEN, RequestEnd.STUCK, RequestEnd.FAILED} < DEFECTS
 
 
 def test_findings_are_counted_all_and_kept_some() -> None:
     book = ledger()
     for _ in range(MOST_SAMPLES + 5):
-        book.find("kind", "text")
+        book.record_defect("kind", "text")
     assert book.defects == {"kind": MOST_SAMPLES + 5}
     assert len(book.findings["kind"]) == MOST_SAMPLES
 
@@ -138,15 +138,15 @@ def test_findings_are_counted_all_and_kept_some() -> None:
 def test_a_kept_connection_that_gives_nothing_is_stale() -> None:
     assert attempt(end=False, reused=True).seen.status == 200
     assert not attempt(end=False, reused=True).stale
-    nothing = Attempt(1, 0.0, reused=True)
+    nothing = SentRequest(1, 0.0, reused=True)
     assert nothing.stale
-    assert not Attempt(1, 0.0, reused=False).stale
+    assert not SentRequest(1, 0.0, reused=False).stale
 
 
 def test_tallies_since_a_time() -> None:
     book = ledger()
-    book.enter(recipe(), attempt(*whole()))
-    before = book.tally.copy()
-    book.enter(recipe(), attempt(*whole()))
-    assert book.tally.since(before) == before
-    assert book.tally.since(book.tally) == Tally()
+    book.verify(recipe(), attempt(*whole()))
+    before = book.counts.copy()
+    book.verify(recipe(), attempt(*whole()))
+    assert book.counts.since(before) == before
+    assert book.counts.since(book.counts) == ClientCounts()

@@ -8,23 +8,23 @@ from collections import Counter
 import pytest
 
 from penstock.bench.soak.expected import Oracle
-from penstock.bench.soak.recipes import Manner, Mix, Recipe
+from penstock.bench.soak.recipes import ClientBehaviour, RequestMix, RequestSpec
 from penstock.supervisor.model import DEMO_DIR
 
 
 @pytest.fixture(scope="module")
-def drawn() -> list[Recipe]:
-    mix = Mix(Oracle(DEMO_DIR), random.Random(1))
+def drawn() -> list[RequestSpec]:
+    mix = RequestMix(Oracle(DEMO_DIR), random.Random(1))
     return [mix.draw() for _ in range(600)]
 
 
-def test_the_same_seed_draws_the_same_requests(drawn: list[Recipe]) -> None:
-    mix = Mix(Oracle(DEMO_DIR), random.Random(1))
+def test_the_same_seed_draws_the_same_requests(drawn: list[RequestSpec]) -> None:
+    mix = RequestMix(Oracle(DEMO_DIR), random.Random(1))
     assert [mix.draw() for _ in range(50)] == drawn[:50]
 
 
-def test_every_manner_and_feature_occurs(drawn: list[Recipe]) -> None:
-    assert set(Manner) == {recipe.manner for recipe in drawn}
+def test_every_manner_and_feature_occurs(drawn: list[RequestSpec]) -> None:
+    assert set(ClientBehaviour) == {recipe.manner for recipe in drawn}
     assert {400, 404} < {recipe.status for recipe in drawn}
     fields = Counter(name for recipe in drawn if isinstance(recipe.content, dict) for name in recipe.content)
     for name in (
@@ -40,7 +40,7 @@ def test_every_manner_and_feature_occurs(drawn: list[Recipe]) -> None:
     assert any(not recipe.streamed and recipe.status == 200 for recipe in drawn)
 
 
-def test_good_requests_know_every_choice(drawn: list[Recipe]) -> None:
+def test_good_requests_know_every_choice(drawn: list[RequestSpec]) -> None:
     for recipe in drawn:
         if recipe.status != 200:
             assert recipe.asked_tokens == 0

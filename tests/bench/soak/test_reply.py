@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.bench.soak.reply import Seen
+from penstock.bench.soak.reply import ReceivedReply
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENTS = [
@@ -23,7 +23,7 @@ def chunked(*parts: bytes) -> bytes:
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_a_stream(size: int) -> None:
-    seen = Seen()
+    seen = ReceivedReply()
     data = chunked(*EVENTS)
     for start in range(0, len(data), size):
         assert not seen.whole
@@ -39,14 +39,14 @@ def test_a_stream(size: int) -> None:
 
 def test_a_body() -> None:
     body = b'{"choices":[{"index":0,"message":{"content":"hi"},"finish_reason":"stop"}],"usage":{}}'
-    seen = Seen()
+    seen = ReceivedReply()
     seen.feed(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body))
     assert (seen.whole, seen.reusable, seen.texts[0], seen.finish_reasons) == (True, False, "hi", {0: "stop"})
 
 
 def test_a_refusal() -> None:
     body = b'{"error":{"message":"no","code":400}}'
-    seen = Seen()
+    seen = ReceivedReply()
     seen.feed(b"HTTP/1.1 400 Bad Request\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
     assert (seen.status, seen.whole) == (400, True)
     assert "no" in seen.error
@@ -63,7 +63,7 @@ def test_a_refusal() -> None:
     ],
 )
 def test_what_is_wrong(data: bytes, error: str) -> None:
-    seen = Seen()
+    seen = ReceivedReply()
     for byte in data:
         seen.feed(bytes([byte]))
     with pytest.raises(AssertionError, match=error):

@@ -13,9 +13,9 @@ import transformers
 
 from penstock.config.options import ServeConfig
 from penstock.engine.torch.engine import TorchEngine
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
-from penstock.wire.messages import Sampling, Submit
+from penstock.wire.messages import SamplingParams, Submit
 
 VOCAB = 320
 _SMALL: dict[str, Any] = {
@@ -111,7 +111,11 @@ def submit(
 ) -> Submit:
     settings = {"max_tokens": 16, "seed": stream, "temperature": 0.0} | sampling
     return Submit(
-        stream, np.array(prompt, "<i4").tobytes(), Sampling(**settings), interval=interval, resumed=resumed
+        stream,
+        np.array(prompt, "<i4").tobytes(),
+        SamplingParams(**settings),
+        interval=interval,
+        resumed=resumed,
     )
 
 
@@ -121,7 +125,7 @@ class Outcome:
     positions: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     """Tokens per row."""
-    finish: Finish = Finish.NONE
+    finish: FinishReason = FinishReason.NONE
     logprobs: list[tuple[list[int], list[float], int]] = field(default_factory=list)
     prompt: dict[int, tuple[list[int], list[float], int]] = field(default_factory=dict)
     """Logprobs of prompt tokens by their places."""
@@ -145,18 +149,18 @@ class Driver:
         ends = np.cumsum(counts)
         for row, stream in enumerate(rows.stream.tolist()):
             outcome = self.outcomes[stream]
-            assert outcome.finish is Finish.NONE, "a row after the end"
+            assert outcome.finish is FinishReason.NONE, "a row after the end"
             outcome.positions.append(int(rows.position[row]))
             outcome.rows.append(int(counts[row]))
             outcome.tokens += rows.tokens[ends[row] - counts[row] : ends[row]].tolist()
-            outcome.finish = Finish(int(finishes[row]))
+            outcome.finish = FinishReason(int(finishes[row]))
             if rows.logprobs is not None:
                 outcome.logprobs += entries(rows.logprobs, int(ends[row] - counts[row]), int(ends[row]))
             if rows.prompt is not None:
                 assert not (outcome.tokens and row in rows.prompt.row), "prompt logprobs after a token"
                 for at in np.flatnonzero(rows.prompt.row == row):
                     ids, values = rows.prompt.ids[at].tolist(), rows.prompt.values[at].tolist()
-                    place = int(rows.prompt.place[at])
+                    place = int(rows.prompt.position[at])
                     assert place not in outcome.prompt, "a prompt token twice"
                     outcome.prompt[place] = (ids, values, int(rows.prompt.rank[at]))
 

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.config.options import ServeConfig
 from penstock.engine.torch.engine import TorchEngine
 from penstock.wire.messages import Submit
-from penstock.wire.sockets import Place
+from penstock.wire.sockets import ProcessGroupSpec
 from tests.engine.torch.harness import SMALL_ENGINE, Driver, Outcome
 
 PATIENCE_S = 300.0
@@ -83,12 +83,12 @@ def serve(pipe: Connection, rank: int, size: int) -> None:
     while True:
         directory, rendezvous, plan, steps, options = pipe.recv()
         try:
-            pipe.send(_run(directory, Place(rank, size, rendezvous), plan, steps, options))
+            pipe.send(_run(directory, ProcessGroupSpec(rank, size, rendezvous), plan, steps, options))
         except Exception as error:  # noqa: BLE001 - the test looks at it
             pipe.send(f"{type(error).__name__}: {error}")
 
 
-def _run(directory: str, place: Place, plan: Plan, steps: int, options: dict[str, Any]) -> Told:
+def _run(directory: str, place: ProcessGroupSpec, plan: Plan, steps: int, options: dict[str, Any]) -> Told:
     engine = TorchEngine(ServeConfig(**options), directory, lambda text, fraction: None, place=place)
     driver, idle_steps = Driver(engine), 0
     for step in range(steps):
@@ -98,7 +98,7 @@ def _run(directory: str, place: Place, plan: Plan, steps: int, options: dict[str
         if engine.has_work():
             driver.step()
         else:
-            engine.idle_step()
+            engine.dummy_step()
             idle_steps += 1
     assert not engine.has_work(), "streams still run"
     model = engine._runner._model._model

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.wire.messages import Sampling
+from penstock.wire.messages import SamplingParams
 
 F64 = NDArray[np.float64]
 
 
-def edited(logits: Sequence[float], sampling: Sampling, prompt: Sequence[int], output: Sequence[int]) -> F64:
+def edited(
+    logits: Sequence[float], sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+) -> F64:
     """Logits after everything that comes before the temperature."""
     changed = np.array(logits, np.float64)
     if sampling.allowed_token_ids is not None:
@@ -38,7 +40,7 @@ def edited(logits: Sequence[float], sampling: Sampling, prompt: Sequence[int], o
     return changed
 
 
-def distribution(logits: F64, sampling: Sampling) -> F64:
+def distribution(logits: F64, sampling: SamplingParams) -> F64:
     """Probabilities: temperature, then min-p, top-k, top-p, each on what the one before left."""
     if sampling.temperature == 0 or sampling.top_k == 1:
         return np.eye(len(logits))[int(logits.argmax())]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Submit
 from tests.engine.torch.harness import VOCAB, Driver, Outcome, make_engine, make_model, submit
 
@@ -108,7 +108,11 @@ def test_streams_get_the_same(llama: Path, options: dict[str, Any], kinds: list[
     apart, ahead = both(llama, options, play)
     for stream, outcome in apart.items():
         same(outcome, ahead[stream])
-    assert {outcome.finish for outcome in apart.values()} >= {Finish.LENGTH, Finish.STOP_TOKEN, Finish.EOS}
+    assert {outcome.finish for outcome in apart.values()} >= {
+        FinishReason.LENGTH,
+        FinishReason.STOP_TOKEN,
+        FinishReason.EOS,
+    }
     if "kv_cache_memory" in options:
         assert min(preemptions) > 0
 
@@ -134,7 +138,7 @@ def test_aborts_at_any_time_leave_a_beginning_and_everything_free(
 
     apart, ahead = both(llama, options, play)
     for stream, outcome in apart.items():
-        if Finish.ABORT in (outcome.finish, ahead[stream].finish):
+        if FinishReason.ABORT in (outcome.finish, ahead[stream].finish):
             fewest = min(len(outcome.tokens), len(ahead[stream].tokens))
             assert outcome.tokens[:fewest] == ahead[stream].tokens[:fewest]
         else:

@@ -17,7 +17,13 @@ from penstock.engine.blocks import BlockTables
 from penstock.engine.scheduler import Batch
 from penstock.engine.torch.attention import Kernel, PagedAttention
 from penstock.engine.torch.bloom import alibi_slopes
-from penstock.engine.torch.layout import TILE, Decodes, Geometry, lay_out, token_positions
+from penstock.engine.torch.layout import (
+    TILE,
+    CacheGeometry,
+    DecodeMetadata,
+    build_attention_metadata,
+    token_positions,
+)
 from penstock.engine.torch.load import ModelShape
 
 CPU = torch.device("cpu")
@@ -52,7 +58,7 @@ def make_blocks(batch: Batch, block_size: int) -> BlockTables:
     blocks = BlockTables(SLOTS, SLOTS * -(-LONGEST // block_size), block_size, LONGEST)
     for position in range(0, LONGEST, block_size):
         waits = batch.slots[batch.start + batch.count > position]
-        blocks.take(waits, np.ones(len(waits), np.int32))
+        blocks.allocate(waits, np.ones(len(waits), np.int32))
     return blocks
 
 
@@ -70,7 +76,7 @@ def test_every_token_is_in_one_part_which_holds_its_history(
 ) -> None:
     batch = make_batch(parts)
     blocks = make_blocks(batch, block_size)
-    layout = lay_out(batch, blocks, Geometry(KV_HEADS, SIZE, gathered), CPU)
+    layout = build_attention_metadata(batch, blocks, CacheGeometry(KV_HEADS, SIZE, gathered), CPU)
     slot = np.repeat(batch.slots, batch.count)
     position = token_positions(batch)
     seen: list[int] = []
@@ -93,7 +99,9 @@ def test_every_token_is_in_one_part_which_holds_its_history(
 
 def test_decodes_of_like_length_are_one_part() -> None:
     batch = make_batch([(500 + slot, 1) for slot in range(SLOTS)])
-    layout = lay_out(batch, make_blocks(batch, 16), Geometry(KV_HEADS, SIZE, 1 << 20), CPU)
+    layout = build_attention_metadata(
+        batch, make_blocks(batch, 16), CacheGeometry(KV_HEADS, SIZE, 1 << 20), CPU
+    )
     assert len(layout.parts) == 1
 
 
@@ -101,7 +109,7 @@ def decoded(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    decodes: Decodes,
+    decodes: DecodeMetadata,
     window: int | None,
     softcap: float | None,
     slopes: torch.Tensor | None,
@@ -156,7 +164,7 @@ def test_each_token_attends_to_its_own_history(
         query, key, value = (
             torch.randn(1, heads, int(batch.count.sum()), SIZE) for heads in (HEADS, KV_HEADS, KV_HEADS)
         )
-        attention.layout = lay_out(batch, blocks, attention.geometry, CPU)
+        attention.layout = build_attention_metadata(batch, blocks, attention.geometry, CPU)
         module: Any = SimpleNamespace(layer_idx=0)
         output, _ = attention(module, query, key, value, None, **given)
         for token, slot in enumerate(np.repeat(batch.slots, batch.count).tolist()):

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from penstock.engine.base import RequestRejected
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from tests.engine.torch.harness import VOCAB, Driver, generate, make_engine, make_model, run_all, submit
 
 
@@ -74,12 +74,12 @@ def test_a_stream_ends_by_eos_stop_id_and_length(llama: tuple[Path, transformers
             submit(5, prompt, max_tokens=8, logit_bias={1: 100.0}, min_tokens=3),
         ],
     )
-    assert (outcomes[0].tokens, outcomes[0].finish) == (continued[: first + 1], Finish.STOP_TOKEN)
-    assert (outcomes[1].tokens, outcomes[1].finish) == (continued[:5], Finish.LENGTH)
+    assert (outcomes[0].tokens, outcomes[0].finish) == (continued[: first + 1], FinishReason.STOP_TOKEN)
+    assert (outcomes[1].tokens, outcomes[1].finish) == (continued[:5], FinishReason.LENGTH)
     assert len(outcomes[2].tokens) > first + 1
     assert third not in outcomes[2].tokens[: first + 2]
-    assert (outcomes[3].tokens, outcomes[3].finish) == ([1], Finish.EOS)
-    assert (outcomes[4].tokens, outcomes[4].finish) == ([1] * 8, Finish.LENGTH)
+    assert (outcomes[3].tokens, outcomes[3].finish) == ([1], FinishReason.EOS)
+    assert (outcomes[4].tokens, outcomes[4].finish) == ([1] * 8, FinishReason.LENGTH)
     assert outcomes[5].tokens.index(1) == 3
 
 
@@ -131,8 +131,8 @@ def test_aborts_end_streams_once_and_free_everything(
     driver.step()
     driver.engine.abort(0, [0, 6, 99])
     driver.step()
-    assert driver.outcomes[0].finish is Finish.ABORT
-    assert driver.outcomes[6].finish is Finish.ABORT
+    assert driver.outcomes[0].finish is FinishReason.ABORT
+    assert driver.outcomes[6].finish is FinishReason.ABORT
     assert driver.outcomes[6].tokens == []
     driver.engine.drop_server(0)
     assert not driver.engine.has_work()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.engine.torch.families import WITH_EXPERTS, check_family
-from penstock.wire.frames import Finish
+from penstock.engine.torch.families import WITH_EXPERTS, check_supported
+from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Submit
 from tests.engine.torch.harness import VOCAB, make_engine, make_model, run_all, submit
 from tests.engine.torch.ranks import Plan, Ranks
@@ -74,7 +74,7 @@ def test_aborts_and_preemptions_on_one_rank_change_no_tokens(ranks: Ranks, tmp_p
             assert len(tokens[stream]) < len(whole)
         else:
             assert tokens[stream] == whole
-    assert told[1].outcomes[8].finish is Finish.ABORT
+    assert told[1].outcomes[8].finish is FinishReason.ABORT
 
 
 def test_random_weights_are_those_of_one_engine(ranks: Ranks, tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_experts_that_cannot_be_split_evenly_are_refused(ranks: Ranks, tmp_path:
 
 def test_a_model_without_experts_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    check_family(tmp_path)
+    check_supported(tmp_path)
     with pytest.raises(
         ConfigError, match=r"--enable-expert-parallel: .*'llama', which has no experts; .*mixtral"
     ):
-        check_family(tmp_path, with_experts=True)
+        check_supported(tmp_path, with_experts=True)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.engine.torch.families import FAMILIES as SUPPORTED
-from penstock.engine.torch.families import check_family
+from penstock.engine.torch.families import SUPPORTED_MODELS as SUPPORTED
+from penstock.engine.torch.families import check_supported
 from tests.engine.torch import harness
 from tests.engine.torch.harness import VOCAB, generate, make_engine, make_model, run_all, submit, top_logprobs
 
@@ -66,7 +66,7 @@ def test_the_page_lists_all_families() -> None:
 def test_what_is_no_supported_architecture_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        check_family(tmp_path)
+        check_supported(tmp_path)
     with pytest.raises(ConfigError, match=message):
         make_engine(tmp_path)
 

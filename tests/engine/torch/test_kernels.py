@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.engine.torch.layout import Decodes
+from penstock.engine.torch.layout import DecodeMetadata
 from tests.engine.torch.test_attention import HEADS, KV_HEADS, decoded
 
 pytest.importorskip("triton")
@@ -35,7 +35,7 @@ def test_decodes_are_what_they_have_to_be(
         torch.randn(len(lengths), HEADS, size),
         keys,
         values,
-        Decodes(table, torch.tensor(lengths)),
+        DecodeMetadata(table, torch.tensor(lengths)),
         window,
         softcap,
         torch.rand(KV_HEADS, HEADS // KV_HEADS) if alibi else None,

@@ -88,4 +88,4 @@ def test_slots_that_are_used_again_score_nothing_unasked(llama: Model) -> None:
     outcomes = run_all(engine, [first, second])
     assert len(outcomes[0].prompt) == 8
     assert not outcomes[1].prompt
-    assert engine._sampling.prompts.asking == 0
+    assert engine._sampling.prompt_logprobs.active_slots == 0

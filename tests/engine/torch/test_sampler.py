@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.sampling import SamplingColumns
+from penstock.engine.sampling import SamplingMetadata
 from penstock.engine.slots import SlotTable
-from penstock.engine.torch.sampler import FEW, SOME, Sampler, pick
-from penstock.wire.messages import Sampling
+from penstock.engine.torch.sampler import FEW_CANDIDATES, SOME_CANDIDATES, Sampler, sample_from_weights
+from penstock.wire.messages import SamplingParams
 from tests.engine.torch.harness import submit
 from tests.engine.torch.sampling_reference import distribution, edited
 
@@ -28,18 +28,20 @@ class Bench:
 
     def __init__(self, slots: int, vocab: int = len(LOGITS)) -> None:
         self.table = SlotTable(slots, 64, [])
-        self.columns = SamplingColumns(self.table, vocab)
+        self.columns = SamplingMetadata(self.table, vocab)
         self.sampler = Sampler(self.columns)
         self.slots: list[int] = []
 
-    def add(self, prompt: list[int] = PROMPT, output: list[int] | None = None, **sampling: Any) -> Sampling:
+    def add(
+        self, prompt: list[int] = PROMPT, output: list[int] | None = None, **sampling: Any
+    ) -> SamplingParams:
         """A stream that has given ``output`` so far."""
         request = submit(len(self.slots), prompt, **sampling)
         slot = self.table.allocate(0, request)
         self.columns.set(slot, request.sampling)
         self.slots.append(slot)
         for token in output or []:
-            self.table.settle(np.array([slot]), np.array([token], np.int32))
+            self.table.append_and_check_stop(np.array([slot]), np.array([token], np.int32))
         return request.sampling
 
     def sample(self, logits: np.ndarray, slots: list[int] | None = None) -> Any:
@@ -47,7 +49,7 @@ class Bench:
         return self.sampler.sample(torch.from_numpy(logits.copy()), chosen).read()
 
     def settle(self, tokens: np.ndarray) -> None:
-        self.table.settle(np.array(self.slots, np.intp), tokens)
+        self.table.append_and_check_stop(np.array(self.slots, np.intp), tokens)
 
 
 PARAMETERS: list[dict[str, Any]] = [
@@ -132,7 +134,7 @@ def any_sampling(rng: np.random.Generator, vocab: int) -> dict[str, Any]:
     } | chosen
 
 
-@pytest.mark.parametrize("vocab", [5, 40, 3 * FEW + 5, SOME + 300])
+@pytest.mark.parametrize("vocab", [5, 40, 3 * FEW_CANDIDATES + 5, SOME_CANDIDATES + 300])
 def test_rows_of_mixed_parameters_are_those_of_a_plain_reference(vocab: int) -> None:
     """Every row of every step: what it may be, what it is alone, and that it is where its draw falls."""
     rng = np.random.default_rng(vocab)
@@ -164,7 +166,9 @@ def test_rows_of_mixed_parameters_are_those_of_a_plain_reference(vocab: int) -> 
                 ].tolist()
 
 
-def _check_logprobs(logprobs: Any, logits: np.ndarray, tokens: np.ndarray, samplings: list[Sampling]) -> None:
+def _check_logprobs(
+    logprobs: Any, logits: np.ndarray, tokens: np.ndarray, samplings: list[SamplingParams]
+) -> None:
     asked = [row for row, sampling in enumerate(samplings) if sampling.logprobs >= 0]
     assert (logprobs is None) == (not asked)
     for entry, row in enumerate(asked):
@@ -209,9 +213,9 @@ def test_a_slot_that_is_used_again_counts_from_the_start() -> None:
         bench.table.release(slot)
 
 
-def bench_sampling(bench: Bench) -> Sampling:
+def bench_sampling(bench: Bench) -> SamplingParams:
     slot, columns = bench.slots[0], bench.columns
-    return Sampling(
+    return SamplingParams(
         1, 0, repetition_penalty=columns.repetition[slot], presence_penalty=columns.presence[slot]
     )
 
@@ -245,6 +249,6 @@ def test_tokens_without_weight_are_never_picked() -> None:
     weights = torch.zeros((4, 1000))
     weights[:, [3, 127, 128, 640, 999]] = torch.tensor([1e-6, 1.0, 1e-3, 0.3, 1e-7])
     edges = torch.tensor([[0.0], [1 - 2.0**-52], [0.5], [0.99999]], dtype=torch.float64)
-    assert set(pick(weights, edges).tolist()) <= {3, 127, 128, 640, 999}
-    assert pick(weights, edges)[0] == 3
-    assert pick(weights, edges)[1] == 999
+    assert set(sample_from_weights(weights, edges).tolist()) <= {3, 127, 128, 640, 999}
+    assert sample_from_weights(weights, edges)[0] == 3
+    assert sample_from_weights(weights, edges)[1] == 999

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import transformers
 
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from tests.engine.torch.harness import VOCAB, Driver, make_engine, make_model, submit
 
 
@@ -39,7 +39,7 @@ def test_preemptions_change_no_greedy_output(
         for stream, prompt in enumerate(prompts(requests)):
             driver.submit(submit(stream, prompt, max_tokens=60, ignore_eos=True))
         outcomes = driver.run(20_000)
-        assert {outcome.finish for outcome in outcomes.values()} == {Finish.LENGTH}
+        assert {outcome.finish for outcome in outcomes.values()} == {FinishReason.LENGTH}
         assert engine.load().kv_used == 0
         outputs.append({stream: outcome.tokens for stream, outcome in outcomes.items()})
         preemptions = engine.metrics()["preemptions_total"]
@@ -71,8 +71,8 @@ def test_5000_requests_aborted_at_random_points_leave_nothing(
         step += 1
     finishes = [outcome.finish for outcome in driver.outcomes.values()]
     assert len(finishes) == 5000
-    assert Finish.NONE not in finishes
-    assert finishes.count(Finish.ABORT) > 2500
+    assert FinishReason.NONE not in finishes
+    assert finishes.count(FinishReason.ABORT) > 2500
     load, metrics = engine.load(), engine.metrics()
     assert (load.waiting, load.running, load.kv_used) == (0, 0, 0)
     assert metrics["generation_tokens_total"] == sum(len(o.tokens) for o in driver.outcomes.values())

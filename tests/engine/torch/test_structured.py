@@ -11,7 +11,7 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Submit
 from tests.engine.support import byte_level_tokenizer
 from tests.engine.torch.harness import Driver, Outcome, make_engine, make_model, run_all, submit
@@ -71,7 +71,7 @@ def check_texts(outcomes: dict[int, Outcome], tokenizer: Tokenizer) -> None:
         elif stream % 5 == 4:
             assert text in ("yes", "no", "maybe")
         if stream % 5 not in (0, 2):
-            assert outcome.finish in (Finish.GRAMMAR, Finish.EOS)
+            assert outcome.finish in (FinishReason.GRAMMAR, FinishReason.EOS)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -106,7 +106,7 @@ def test_a_stream_resumed_in_the_middle_ends_as_it_would_have(model: Path, token
     half = len(whole) // 2
     rest = run_all(make_engine(model), [submit(0, [4, 5, *whole[:half]], resumed=half, **setting)])[0]
     assert rest.tokens == whole[half:]
-    assert rest.finish is Finish.GRAMMAR
+    assert rest.finish is FinishReason.GRAMMAR
 
 
 def test_a_grammar_that_cannot_be_compiled_fails_its_stream_alone(model: Path, tokenizer: Tokenizer) -> None:

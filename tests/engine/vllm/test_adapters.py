@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.engine.vllm.adapters import take_adapters
+from penstock.engine.vllm.adapters import parse_lora_modules
 from penstock.wire.messages import Adapter
 
 MODEL = ("m",)
@@ -14,20 +14,20 @@ MODEL = ("m",)
 def test_both_forms_among_other_arguments() -> None:
     text = '{"name": "c", "path": "/c", "base_model_name": "b"}'
     own = ["--enable-lora", "--lora-modules", "a=/a", "b=org/b=1", text, "--max-loras", "2"]
-    adapters, others = take_adapters(own, MODEL)
+    adapters, others = parse_lora_modules(own, MODEL)
     assert adapters == (Adapter("a", "/a"), Adapter("b", "org/b=1"), Adapter("c", "/c", "b"))
     assert others == ["--enable-lora", "--max-loras", "2"]
 
 
 def test_underscores_an_equals_sign_and_a_second_time() -> None:
-    adapters, others = take_adapters(["--lora_modules=a=/a", "--lora-modules", "b=/b"], MODEL)
+    adapters, others = parse_lora_modules(["--lora_modules=a=/a", "--lora-modules", "b=/b"], MODEL)
     assert [adapter.name for adapter in adapters] == ["a", "b"]
     assert others == []
 
 
 def test_without_any_all_arguments_stay() -> None:
     own = ["--lora-dtype", "auto", "--seed", "-1"]
-    assert take_adapters(own, MODEL) == ((), own)
+    assert parse_lora_modules(own, MODEL) == ((), own)
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_without_any_all_arguments_stay() -> None:
 )
 def test_what_is_wrong_is_named(own: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        take_adapters(own, MODEL)
+        parse_lora_modules(own, MODEL)

@@ -213,7 +213,7 @@ def test_members_that_are_compared() -> None:
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_flags_that_options_become(flag: str) -> None:
-    parser = internals.EngineArgs.add_cli_args(internals.Arguments(add_help=False))
+    parser = internals.EngineArgs.add_cli_args(internals.VllmArgumentParser(add_help=False))
     assert flag in parser._option_string_actions
 
 

@@ -17,8 +17,8 @@ import transformers
 from penstock.config.options import ServeConfig
 from penstock.engine.base import RequestRejected, StepRows
 from penstock.engine.vllm.engine import VllmEngine
-from penstock.engine.vllm.produced import Produced
-from penstock.wire.frames import Finish
+from penstock.engine.vllm.produced import VllmStepOutput
+from penstock.wire.frames import FinishReason
 from penstock.wire.messages import WireError
 from tests.engine.support import Received, byte_level_tokenizer, submit
 
@@ -103,7 +103,7 @@ class Run(Received):
                 self.logprobs.setdefault(owner[token], []).append(entry)
         if rows.prompt is not None:
             for place, row in enumerate(rows.prompt.row.tolist()):
-                entry = (int(rows.prompt.place[place]), rows.prompt.ids[place].tolist())
+                entry = (int(rows.prompt.position[place]), rows.prompt.ids[place].tolist())
                 self.prompts.setdefault(int(rows.stream[row]), []).append(entry)
         if rows.cached is not None:
             for stream, cached in zip(rows.stream.tolist(), rows.cached.tolist(), strict=True):
@@ -149,7 +149,7 @@ def test_intervals_change_no_token(engine: VllmEngine) -> None:
         )
         received = run(engine)
         assert received.tokens[0] == expected
-        assert received.finish[0] == Finish.LENGTH
+        assert received.finish[0] == FinishReason.LENGTH
         assert received.rows == 1 + -(-22 // interval)
 
 
@@ -178,11 +178,11 @@ def test_why_streams_end(engine: VllmEngine) -> None:
     engine.submit(0, submit(3, 12, logit_bias={EOS: 100.0}, min_tokens=4, **common))
     engine.submit(0, submit(4, 600, prompt=[5] * 505, temperature=0.0, ignore_eos=True))
     received = run(engine)
-    assert (received.finish[0], received.tokens[0]) == (Finish.STOP_TOKEN, tokens[:end])
-    assert (received.finish[1], received.tokens[1]) == (Finish.EOS, [EOS])
-    assert (received.finish[2], received.tokens[2]) == (Finish.LENGTH, [EOS] * 3)
-    assert (received.finish[3], len(received.tokens[3])) == (Finish.EOS, 5)
-    assert (received.finish[4], len(received.tokens[4])) == (Finish.LENGTH, 7)
+    assert (received.finish[0], received.tokens[0]) == (FinishReason.STOP_TOKEN, tokens[:end])
+    assert (received.finish[1], received.tokens[1]) == (FinishReason.EOS, [EOS])
+    assert (received.finish[2], received.tokens[2]) == (FinishReason.LENGTH, [EOS] * 3)
+    assert (received.finish[3], len(received.tokens[3])) == (FinishReason.EOS, 5)
+    assert (received.finish[4], len(received.tokens[4])) == (FinishReason.LENGTH, 7)
 
 
 def test_a_resumed_stream_goes_on_as_it_would_have(engine: VllmEngine) -> None:
@@ -193,7 +193,7 @@ def test_a_resumed_stream_goes_on_as_it_would_have(engine: VllmEngine) -> None:
         received.tokens[0] = expected[:at]
         engine.submit(0, submit(0, 40, prompt=prompt, resumed=at, temperature=0.0, ignore_eos=True))
         assert run(engine, received).tokens[0] == expected
-        assert received.finish[0] == Finish.LENGTH
+        assert received.finish[0] == FinishReason.LENGTH
 
 
 def test_seeds_repeat_and_a_resumed_stream_draws_anew(engine: VllmEngine) -> None:
@@ -260,7 +260,7 @@ def test_grammars_and_their_resumption(engine: VllmEngine) -> None:
     engine.submit(0, submit(0, 20, **asked))
     received = run(engine)
     tokens = received.tokens[0]
-    assert received.finish[0] == Finish.EOS
+    assert received.finish[0] == FinishReason.EOS
     assert (len(tokens), tokens[-1]) == (len(whole) + 1, EOS)
     resumed = Run()
     resumed.tokens[1] = tokens[:4]
@@ -333,8 +333,8 @@ def test_aborted_streams_give_out_what_they_held(engine: VllmEngine) -> None:
         received.take(engine.step())
     engine.abort(0, [3, 20, 77])
     received.take(engine.step())
-    assert (received.finish[3], len(received.tokens[3])) == (Finish.ABORT, 5)
-    assert (received.finish[20], received.tokens[20]) == (Finish.ABORT, [])
+    assert (received.finish[3], len(received.tokens[3])) == (FinishReason.ABORT, 5)
+    assert (received.finish[20], received.tokens[20]) == (FinishReason.ABORT, [])
     assert engine.load().running == SLOTS - 1
 
 
@@ -382,7 +382,7 @@ def test_rows_of_several_tokens(engine: VllmEngine, monkeypatch: pytest.MonkeyPa
         if slot in engine._names
     }
     given = {0: [5, 6, 7], 1: [8], 2: [9, 10]}
-    produced = Produced([names[stream] for stream in given], list(given.values()))
+    produced = VllmStepOutput([names[stream] for stream in given], list(given.values()))
     monkeypatch.setattr(engine._core, "step", lambda: produced)
     received.take(engine.step())
     monkeypatch.undo()
@@ -393,7 +393,7 @@ def test_rows_of_several_tokens(engine: VllmEngine, monkeypatch: pytest.MonkeyPa
 
 
 def test_dummy_steps_touch_no_stream(engine: VllmEngine) -> None:
-    engine.idle_step()
+    engine.dummy_step()
     assert not engine.has_work()
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.config.errors import ConfigError
 from penstock.engine.vllm import internals, meeting
-from penstock.engine.vllm.produced import Counts
-from penstock.wire.sockets import Place
+from penstock.engine.vllm.produced import VllmCounters
+from penstock.wire.sockets import ProcessGroupSpec
 
 
 def test_ranks_learn_where_the_first_one_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +20,7 @@ def test_ranks_learn_where_the_first_one_listens(tmp_path: Path, monkeypatch: py
         monkeypatch.setenv(name, "")
     met = []
     for rank in range(2):
-        meeting.meet(Place(rank, 2, str(tmp_path / "rendezvous")))
+        meeting.set_process_group_environment(ProcessGroupSpec(rank, 2, str(tmp_path / "rendezvous")))
         met.append([os.environ[name] for name in meeting.VARIABLES])
     port = met[0][4]
     assert 0 < int(port) < 65536
@@ -35,8 +35,8 @@ def test_a_step_that_ran_nothing_is_a_dummy_step_for_the_other_ranks(
     lockstep: bool, executed: bool, dummies: int
 ) -> None:
     made: list[str] = []
-    alone: Any = internals.Core.__new__(internals.Core)
-    alone._failed, alone._lockstep, alone.counts = False, lockstep, Counts()
+    alone: Any = internals.VllmCore.__new__(internals.VllmCore)
+    alone._failed, alone._lockstep, alone.counts = False, lockstep, VllmCounters()
     alone._core = SimpleNamespace(
         step_fn=lambda: ({}, executed),
         post_step=lambda executed: None,
@@ -47,13 +47,13 @@ def test_a_step_that_ran_nothing_is_a_dummy_step_for_the_other_ranks(
 
 
 def test_engines_that_share_experts_are_refused_on_cpus(tmp_path: Path) -> None:
-    place = Place(0, 2, str(tmp_path / "rendezvous"))
+    place = ProcessGroupSpec(0, 2, str(tmp_path / "rendezvous"))
     with pytest.raises(ConfigError, match="--enable-expert-parallel: vLLM's CPU build"):
-        internals.Core([], 0, place)
+        internals.VllmCore([], 0, place)
 
 
 def test_a_lost_worker_ends_the_engine() -> None:
-    alone: Any = internals.Core.__new__(internals.Core)
+    alone: Any = internals.VllmCore.__new__(internals.VllmCore)
     alone._failed = False
     alone._on_failure()
     assert alone.has_work()

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.extproc.messages import BodyMode, Immediate, Part, Reply, Told
+from penstock.gateway.extproc.messages import (
+    BodyMode,
+    CommonResponse,
+    ImmediateResponse,
+    MessagePart,
+    ProcessingRequest,
+)
 from penstock.gateway.extproc.protobuf import message, read_log, read_request, write_response
 
 
@@ -18,8 +24,8 @@ def test_request_headers(value_number: int) -> None:
     header = field(1, b":path") + field(value_number, b"/v1")
     config = field(11, b"\x08\x02\x10\x04")
     data = field(2, field(1, field(1, header)) + b"\x18\x01") + config + b"\x50\x01"
-    assert read_request(data) == Told(
-        Part.REQUEST_HEADERS,
+    assert read_request(data) == ProcessingRequest(
+        MessagePart.REQUEST_HEADERS,
         [(b":path", b"/v1")],
         end=True,
         observing=True,
@@ -44,21 +50,23 @@ def test_a_message_of_the_future_is_passed_over() -> None:
 
 
 def test_a_body_that_is_emptied_is_not_one_that_is_kept() -> None:
-    assert write_response(Reply(Part.REQUEST_BODY)) == field(3, b"")
-    assert write_response(Reply(Part.REQUEST_BODY, body=b"")) == field(3, field(1, field(3, field(1, b""))))
+    assert write_response(CommonResponse(MessagePart.REQUEST_BODY)) == field(3, b"")
+    assert write_response(CommonResponse(MessagePart.REQUEST_BODY, body=b"")) == field(
+        3, field(1, field(3, field(1, b"")))
+    )
 
 
 def test_a_chunk() -> None:
     streamed = field(1, b"ab") + b"\x10\x01"
-    response = write_response(Reply(Part.RESPONSE_BODY, chunk=b"ab", end=True))
+    response = write_response(CommonResponse(MessagePart.RESPONSE_BODY, chunk=b"ab", end=True))
     assert response == field(4, field(1, field(3, field(3, streamed))))
 
 
 def test_trailers_and_immediate_responses() -> None:
-    assert write_response(Reply(Part.REQUEST_TRAILERS)) == field(5, b"")
+    assert write_response(CommonResponse(MessagePart.REQUEST_TRAILERS)) == field(5, b"")
     option = field(1, field(1, b"a") + field(3, b"b")) + b"\x18\x02"
     content = field(1, b"\x08\xad\x03") + field(2, field(1, option)) + field(3, b"{}") + field(5, b"why")
-    assert write_response(Immediate(429, [(b"a", b"b")], b"{}", "why")) == field(7, content)
+    assert write_response(ImmediateResponse(429, [(b"a", b"b")], b"{}", "why")) == field(7, content)
 
 
 def test_log_entries() -> None:

@@ -10,7 +10,7 @@ from penstock.generation.chat_template import ChatTemplate
 from penstock.generation.parsers.message import MessageParser
 from penstock.generation.plan import RequestPlan
 from penstock.streaming.stream import StreamError
-from penstock.wire.frames import Finish
+from penstock.wire.frames import FinishReason
 from tests.generation.delivery import collected_reply, streamed_events
 from tests.generation.planning import chat_body, planners, tiny_tokenizer
 
@@ -50,10 +50,10 @@ def joined(events: list[Any]) -> dict[str, Any]:
 def test_calls_and_reasoning_are_streamed_as_they_are_collected(width: int) -> None:
     tokens = encode(CALL)
     rows = [tokens[start : start + width] for start in range(0, len(tokens), width)]
-    *events, done = streamed_events(with_tools(stream=True), rows, Finish.STOP_TOKEN, chat=True)
+    *events, done = streamed_events(with_tools(stream=True), rows, FinishReason.STOP_TOKEN, chat=True)
     assert done == "[DONE]"
     message = joined(events)
-    whole = collected_reply(with_tools(), tokens, Finish.STOP_TOKEN, chat=True)["choices"][0]
+    whole = collected_reply(with_tools(), tokens, FinishReason.STOP_TOKEN, chat=True)["choices"][0]
     assert message["calls"] == [["f", '{"x": "é"}']]
     assert [
         [call["function"]["name"], call["function"]["arguments"]] for call in whole["message"]["tool_calls"]
@@ -66,7 +66,9 @@ def test_calls_and_reasoning_are_streamed_as_they_are_collected(width: int) -> N
 
 
 def test_arguments_come_while_they_are_written() -> None:
-    *events, _ = streamed_events(with_tools(stream=True), rows_of(encode(CALL)), Finish.STOP_TOKEN, chat=True)
+    *events, _ = streamed_events(
+        with_tools(stream=True), rows_of(encode(CALL)), FinishReason.STOP_TOKEN, chat=True
+    )
     pieces = [event for event in events if "tool_calls" in event["choices"][0]["delta"]]
     assert len(pieces) > 5
     first = pieces[0]["choices"][0]["delta"]["tool_calls"][0]
@@ -85,7 +87,7 @@ def test_each_choice_has_calls_of_its_own() -> None:
 
 def test_an_output_that_is_cut_short_is_not_ended_by_its_call() -> None:
     *events, _ = streamed_events(
-        with_tools(stream=True), rows_of(encode(CALL)[:-20]), Finish.LENGTH, chat=True
+        with_tools(stream=True), rows_of(encode(CALL)[:-20]), FinishReason.LENGTH, chat=True
     )
     assert events[-1]["choices"][0]["finish_reason"] == "length"
 
