@@ -26,20 +26,13 @@ from penstock.generation.model_info import ModelInfo
 from penstock.generation.request_schemas import MAX_REQUEST_ID
 from penstock.http.access_keys import OPEN_PATHS, Keys, check_local
 from penstock.http.admission import no_engine, stream_failed, unavailable
-from penstock.http.asgi import (
-    ClientGone,
-    encode_json,
-    request_header,
-    send_empty,
-    send_error,
-    send_json,
-)
+from penstock.http.asgi import ClientGone, encode_json, request_header, send_empty, send_error, send_json
 from penstock.http.cors import Cors
 from penstock.http.errors import ApiError, unknown_model
 from penstock.http.sink import Handler, Receive, Scope, Send
-from penstock.metrics.server import ApiServerMetrics
+from penstock.metrics.api_server_metrics import ApiServerMetrics
+from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.stream import StreamError
-from penstock.streaming.table import OutputProcessor
 
 log = logging.getLogger(__name__)
 

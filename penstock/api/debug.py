@@ -10,7 +10,7 @@ from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import Receipt, RpcRequest
 from penstock.http.asgi import encode_json, send_json
 from penstock.http.sink import Receive, Scope, Send
-from penstock.metrics.garbage import GarbageCollector
+from penstock.metrics.gc_policy import GarbageCollector
 
 ANSWER_TIMEOUT_S = 5.0
 

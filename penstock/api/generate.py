@@ -20,7 +20,7 @@ from penstock.http.admission import no_engine, stream_failed, unavailable
 from penstock.http.asgi import ClientGone, read_body, request_header, send_json
 from penstock.http.errors import ApiError
 from penstock.http.sink import EXTENSION, Handler, Receive, Scope, Send, Sink
-from penstock.streaming.table import OutputProcessor
+from penstock.streaming.output_processor import OutputProcessor
 from penstock.wire.messages import SamplingParams, Submit
 
 INLINE_BODY = 256 * 1024

@@ -11,9 +11,9 @@ from penstock.generation.input_processor import InputProcessor
 from penstock.http.asgi import send_json
 from penstock.http.sink import Receive, Scope, Send
 from penstock.metrics import families as f
+from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.exposition import CONTENT_TYPE, exposition
-from penstock.metrics.garbage import GarbageCollector
-from penstock.metrics.server import ApiServerMetrics
+from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.snapshot import (
     Labels,
     Series,
@@ -25,7 +25,7 @@ from penstock.metrics.snapshot import (
     totals,
     view_of,
 )
-from penstock.streaming.table import OutputProcessor
+from penstock.streaming.output_processor import OutputProcessor
 from penstock.wire.control import Launch
 
 log = logging.getLogger(__name__)

@@ -38,13 +38,13 @@ from penstock.generation.tokenizer import Tokenizer
 from penstock.http.connection_source import ConnectionSource, HandedOverConnections, ListeningSocket
 from penstock.http.server import HttpServer, Limits
 from penstock.http.tls import CertificateWatch, server_context
-from penstock.metrics.garbage import GarbageCollector
+from penstock.metrics.api_server_metrics import ApiServerMetrics
+from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
-from penstock.metrics.server import ApiServerMetrics
 from penstock.metrics.snapshot import decode_snapshot, merge_views, view_of
-from penstock.streaming.table import OutputProcessor
+from penstock.streaming.burst_writer import make_burst_writer
+from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.token_log import TokenLog
-from penstock.wire.burst import make_burst_writer
 from penstock.wire.channel import ControlChannel, SupervisorGone
 from penstock.wire.control import (
     AgreedStates,

@@ -13,8 +13,8 @@ import msgspec
 
 from penstock import __version__
 from penstock.bench.latency import Latency
-from penstock.bench.load import RoundResult
-from penstock.bench.processes import CpuTime
+from penstock.bench.load_client import RoundResult
+from penstock.bench.process_usage import CpuTime
 
 BUSY_CLIENT = 0.9
 """Share of a core from which on the client's own queue shows in the latencies."""

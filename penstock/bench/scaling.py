@@ -10,19 +10,19 @@ from typing import Any
 
 import msgspec
 
-from penstock.bench import host
-from penstock.bench.driver import LoadProcess
+from penstock.bench import host_benchmark
 from penstock.bench.errors import BenchError
-from penstock.bench.processes import ServerPids, cpu_time, pids_of_supervisor
+from penstock.bench.load_process import LoadProcess
+from penstock.bench.process_usage import ServerPids, cpu_time, pids_of_supervisor
 from penstock.bench.report import Machine, MeasuredRound, format_table, this_machine
-from penstock.bench.server import ServerProcess, serve_arguments
+from penstock.bench.server_process import ServerProcess, serve_arguments
 from penstock.config.bench import BenchHostConfig
 
 SIMULATED = 64
 """API servers of the fleet that the shared parts are computed for."""
 LOADS_PER_S = 10
 """Reports of a busy engine to the coordinator, and pushes from there to an API server, see
-:mod:`penstock.coordinator.board`."""
+:mod:`penstock.coordinator.state`."""
 
 
 class ScalingSample(msgspec.Struct, frozen=True):
@@ -89,7 +89,11 @@ class _ServerUnderLoad:
     """A server with its load client, for as long as the measurement goes on."""
 
     def __init__(
-        self, config: BenchHostConfig, api_servers: int, stack: contextlib.ExitStack, deadline: host.Deadline
+        self,
+        config: BenchHostConfig,
+        api_servers: int,
+        stack: contextlib.ExitStack,
+        deadline: host_benchmark.Deadline,
     ) -> None:
         if config.grow_load:
             config = msgspec.structs.replace(config, streams=config.streams * api_servers)
@@ -99,7 +103,7 @@ class _ServerUnderLoad:
         self._processes: ServerPids = pids_of_supervisor(server.pid)
         if len(self._processes.api_servers) != api_servers:
             raise BenchError(f"the server has not the {api_servers} processes titled penstock: api-server")
-        _, plan, _ = host.prepare(config, server.url, deadline)
+        _, plan, _ = host_benchmark.prepare(config, server.url, deadline)
         before = cpu_time([server.pid])
         self._load = stack.enter_context(LoadProcess(plan, deadline.left("the connections")))
         accepting = cpu_time([server.pid]) - before
@@ -107,13 +111,13 @@ class _ServerUnderLoad:
 
     def run(self, seconds: float) -> ScalingSample:
         before = cpu_time(self._processes.coordinators)
-        measured = host.measure_round(self.config, self._load, self._processes, seconds)
+        measured = host_benchmark.measure_round(self.config, self._load, self._processes, seconds)
         return ScalingSample(measured, (cpu_time(self._processes.coordinators) - before).total)
 
 
 def measure(config: BenchHostConfig, say: Callable[[str], None]) -> ScalingReport:
     """Runs the rounds of all numbers of API servers by turns. Raises BenchError as :func:`host.measure`."""
-    deadline = host.Deadline(config.timeout)
+    deadline = host_benchmark.Deadline(config.timeout)
     with contextlib.ExitStack() as stack:
         fleets = []
         for count in config.api_server_count:
@@ -136,7 +140,7 @@ def measure(config: BenchHostConfig, say: Callable[[str], None]) -> ScalingRepor
         points=points,
         limit=limit(config, points),
         errors=sum(sample.round.load.errors for taken in samples for sample in taken),
-        options=host.options_shown(config),
+        options=host_benchmark.options_shown(config),
         machine=this_machine(),
     )
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from penstock.cli.bench_command import run_measurement
 from penstock.cli.command import Command
-from penstock.cli.measuring import run_measurement
 from penstock.config.bench import BenchGatewayMemoryConfig
 from penstock.config.origins import Origins
 
 
 def run(config: BenchGatewayMemoryConfig, origins: Origins) -> int:
     """Measure, print the report, write it to ``--json``. 1 when nothing could be measured."""
-    from penstock.bench.gateway_memory import measure_memory, render
+    from tests.soak.gateway_memory import measure_memory, render
 
     return 1 if run_measurement(lambda say: measure_memory(config, say), render, config.json) is None else 0
 

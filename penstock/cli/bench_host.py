@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.cli.bench_command import run_measurement
 from penstock.cli.command import Command
-from penstock.cli.measuring import run_measurement
 from penstock.config.bench import OF_STARTED_SERVER, BenchHostConfig
 from penstock.config.errors import ConfigError
 from penstock.config.origins import Origins
@@ -15,7 +15,7 @@ def run(config: BenchHostConfig, origins: Origins) -> int:
     Raises ConfigError for options of a server that is not started here.
     """
     from penstock.bench import report
-    from penstock.bench.host import measure
+    from penstock.bench.host_benchmark import measure
 
     _check(config, origins)
     if len(config.api_server_count) > 1:

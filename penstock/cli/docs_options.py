@@ -24,7 +24,7 @@ class DocsOptionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 def page() -> str:
     """The page for every command that ``penstock --help`` lists."""
     from penstock.cli.main import COMMANDS, load
-    from penstock.config.docs import options_page
+    from penstock.config.options_page import options_page
 
     return options_page((" ".join(entry.name), load(entry).config) for entry in COMMANDS if entry.help)
 

@@ -93,10 +93,10 @@ def _from_environment(
 def _from_file(
     config: type[msgspec.Struct], path: str, other_options: Callable[[], Iterable[Option]]
 ) -> Iterator[Given]:
-    from penstock.config import yamlfile
+    from penstock.config import yaml_file
 
     own = {option.name: option for option in options_of(config)}
-    for entry in yamlfile.read(path):
+    for entry in yaml_file.read(path):
         if entry.key in own:
             origin = Origin("file", f"{path}:{entry.line}: {entry.key}")
             yield own[entry.key], origin, entry.value

@@ -11,8 +11,8 @@ import logging
 import math
 import time
 
-from penstock.coordinator.board import CoordinatorState, Outgoing
-from penstock.metrics.garbage import GarbageCollector, GcPauses
+from penstock.coordinator.state import CoordinatorState, Outgoing
+from penstock.metrics.gc_policy import GarbageCollector, GcPauses
 from penstock.metrics.snapshot import Snapshot, encode_snapshot, process_name, process_series
 from penstock.wire.channel import ControlChannel
 from penstock.wire.control import Launch, Stop

@@ -21,8 +21,8 @@ from penstock.metrics.snapshot import (
     role_of,
     view_of,
 )
+from penstock.streaming.output_processor import NO_ENGINE, OutputProcessor
 from penstock.streaming.stream import Stream, StreamError
-from penstock.streaming.table import NO_ENGINE, OutputProcessor
 from penstock.wire.coordination import EngineAddress, EngineLoad
 from penstock.wire.curve import ClusterKey
 from penstock.wire.frames import TokenFrame

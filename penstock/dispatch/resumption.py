@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.stream import Stream, StreamError
-from penstock.streaming.table import OutputProcessor
 from penstock.wire.arrays import I32
 from penstock.wire.messages import Submit
 

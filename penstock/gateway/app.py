@@ -11,20 +11,26 @@ import msgspec
 
 from penstock import __version__
 from penstock.config.gateway import GatewayConfig
-from penstock.gateway.client import REQUEST_ID, HttpClientConnection, WriteBatch
-from penstock.gateway.ledger import RequestRecorder
-from penstock.gateway.metrics import GatewayMetrics
-from penstock.gateway.outcome import Outcome
-from penstock.gateway.relay import IncomingRequest, Relay, RequestRecord
-from penstock.gateway.request import GENERATION_PATHS, BodyError, ModelRewrites, RequestBody, read_request
-from penstock.gateway.trace import TracePropagator, inject_trace_context
-from penstock.gateway.upstream import Headers, without_hop_by_hop
+from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConnection, WriteBatch
+from penstock.gateway.relay.relay import IncomingRequest, Relay, RequestRecord
+from penstock.gateway.requests.request_body import (
+    GENERATION_PATHS,
+    BodyError,
+    ModelRewrites,
+    RequestBody,
+    read_request,
+)
+from penstock.gateway.requests.trace_context import TracePropagator, inject_trace_context
+from penstock.gateway.responses.outcome import Outcome
+from penstock.gateway.telemetry.metrics import GatewayMetrics
+from penstock.gateway.telemetry.request_recorder import RequestRecorder
+from penstock.gateway.upstream.http_client import Headers, without_hop_by_hop
 from penstock.http.access_keys import Keys, is_administrative
 from penstock.http.admission import unavailable
 from penstock.http.asgi import ClientGone, request_header, send_error, send_json
 from penstock.http.errors import ApiError
 from penstock.http.sink import EXTENSION, Receive, Scope, Send
-from penstock.metrics.garbage import GarbageCollector
+from penstock.metrics.gc_policy import GarbageCollector
 
 log = logging.getLogger(__name__)
 

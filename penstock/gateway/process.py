@@ -13,32 +13,36 @@ from typing import TYPE_CHECKING
 import uvloop
 from setproctitle import setproctitle
 
-from penstock import __version__
+from penstock import __version__, logging_setup
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origins
-from penstock.gateway.addresses import EndpointsFile, ResolvedEndpoint, host_and_port, resolve
+from penstock.exit_codes import EXIT_FAILED, EXIT_OK, StartupError
 from penstock.gateway.app import GatewayApp
-from penstock.gateway.attempt import Timeouts
-from penstock.gateway.ledger import RequestRecorder, log_to_file
-from penstock.gateway.metrics import GatewayMetrics, MetricsOptions
-from penstock.gateway.picker import SCORERS, Picker, PickerLimits
-from penstock.gateway.pool import EndpointPool
-from penstock.gateway.relay import Relay
-from penstock.gateway.request import ModelRewrites, parse_weight
-from penstock.gateway.spans import BatchSpanExporter, make_span_exporter
-from penstock.gateway.trace import TracePropagator
-from penstock.gateway.upstream import port_of
+from penstock.gateway.relay.attempt import Timeouts
+from penstock.gateway.relay.relay import Relay
+from penstock.gateway.requests.request_body import ModelRewrites, parse_weight
+from penstock.gateway.requests.trace_context import TracePropagator
+from penstock.gateway.routing.endpoint_discovery import (
+    EndpointsFile,
+    ResolvedEndpoint,
+    host_and_port,
+    resolve,
+)
+from penstock.gateway.routing.endpoint_pool import EndpointPool
+from penstock.gateway.routing.picker import SCORERS, Picker, PickerLimits
+from penstock.gateway.telemetry.metrics import GatewayMetrics, MetricsOptions
+from penstock.gateway.telemetry.request_recorder import RequestRecorder, log_to_file
+from penstock.gateway.telemetry.spans import BatchSpanExporter, make_span_exporter
+from penstock.gateway.upstream.http_client import port_of
+from penstock.http.api_key_file import load_api_keys
 from penstock.http.connection_source import ListeningSocket
+from penstock.http.listener import ListenSocket, listen
 from penstock.http.server import HttpServer, Limits
-from penstock.metrics.garbage import GarbageCollector
-from penstock.supervisor import logs
-from penstock.supervisor.exits import EXIT_FAILED, EXIT_OK, StartupError
-from penstock.supervisor.keys import load_api_keys
-from penstock.supervisor.listener import ListenSocket, listen
+from penstock.metrics.gc_policy import GarbageCollector
 
 if TYPE_CHECKING:
-    from penstock.gateway.extproc.picks import RoutedRequests
+    from penstock.gateway.extproc.routed_requests import RoutedRequests
     from penstock.gateway.extproc.server import EnvoyServer
 
 log = logging.getLogger(__name__)
@@ -55,7 +59,7 @@ MAX_BACKLOG = 4 << 20
 def serve(config: GatewayConfig, origins: Origins) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code. Raises ConfigError."""
     setproctitle("penstock: gateway")
-    logs.configure("gateway", config.log_level)
+    logging_setup.configure("gateway", config.log_level)
     try:
         return _serve(config, origins)
     except StartupError as error:
@@ -111,7 +115,7 @@ def make_external_processor(
         raise ConfigError(
             f"--ext-proc-port needs the package {error.name}: pip install 'penstock[envoy]'"
         ) from None
-    from penstock.gateway.extproc.picks import RoutedRequests
+    from penstock.gateway.extproc.routed_requests import RoutedRequests
 
     picks = RoutedRequests.from_config(config, relay, ledger, rewrites, tracing)
     return picks, EnvoyServer(picks, app.is_ready, certificate)

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from penstock.generation.streamed import StreamedReply
-from penstock.streaming.table import OutputProcessor
+from penstock.streaming.output_processor import OutputProcessor
 
 TICKS = 4
 """Looks at the streams per interval: a stream is silent for at most the interval, and for at least three

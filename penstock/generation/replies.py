@@ -20,8 +20,8 @@ from penstock.generation.parsers.delta import Delta
 from penstock.generation.parsers.message import MessageParser
 from penstock.generation.plan import RequestPlan
 from penstock.streaming.assembler import Assembler, TextDelta
+from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.stream import Stream, StreamError
-from penstock.streaming.table import OutputProcessor
 from penstock.streaming.token_table import TokenTable
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from penstock.metrics.bounds import E2E_BOUNDS, EVENT_BOUNDS, ITL_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS
-from penstock.metrics.garbage import PAUSE_BOUNDS
+from penstock.metrics.gc_policy import PAUSE_BOUNDS
 
 
 class MetricKind(Enum):

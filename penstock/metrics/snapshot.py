@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.metrics.families import GC_FREED, GC_PAUSE, METRIC_FAMILIES, RESTARTS, MetricFamily, MetricKind
-from penstock.metrics.garbage import GcPauses
+from penstock.metrics.gc_policy import GcPauses
 
 if TYPE_CHECKING:  # numpy, which the supervisor does without
     from penstock.metrics.histogram import Histogram

@@ -14,35 +14,35 @@ from types import FrameType
 
 from setproctitle import setproctitle
 
+from penstock import logging_setup
 from penstock.config.errors import ConfigError
 from penstock.config.groups.hosts import HEAD
 from penstock.config.introspect import options_of
 from penstock.config.options import ServeConfig
 from penstock.config.origins import Origins
+from penstock.exit_codes import EXIT_FAILED, StartupError, exit_code_of
+from penstock.http.api_key_file import load_api_keys
+from penstock.http.listener import ListenSocket, open_listener
 from penstock.http.tls import server_context
-from penstock.metrics.garbage import GarbageCollector
-from penstock.supervisor import logs
-from penstock.supervisor.acceptor import Acceptor
-from penstock.supervisor.actions import ProcessName
-from penstock.supervisor.banner import banner
-from penstock.supervisor.cluster import read_cluster_key, traits_of
-from penstock.supervisor.display import make_progress_display
-from penstock.supervisor.exits import EXIT_FAILED, StartupError, exit_code_of
-from penstock.supervisor.file_limit import raise_file_limit
-from penstock.supervisor.fleet import ProcessManager
-from penstock.supervisor.keys import load_api_keys
-from penstock.supervisor.listener import ListenSocket, open_listener
-from penstock.supervisor.loop import Supervisor
-from penstock.supervisor.model import ResolvedModel, resolve_model
-from penstock.supervisor.processes import ChildProcess
-from penstock.supervisor.python import module_command
-from penstock.supervisor.run_directory import RunDirectory
+from penstock.metrics.gc_policy import GarbageCollector
+from penstock.supervisor.children.actions import ProcessName
+from penstock.supervisor.children.child_process import ChildProcess
+from penstock.supervisor.children.module_command import module_command
+from penstock.supervisor.children.process_manager import ProcessManager
+from penstock.supervisor.event_loop import Supervisor
+from penstock.supervisor.listening.acceptor import Acceptor
+from penstock.supervisor.startup.banner import banner
+from penstock.supervisor.startup.cluster import read_cluster_key, traits_of
+from penstock.supervisor.startup.file_limit import raise_file_limit
+from penstock.supervisor.startup.model_resolution import ResolvedModel, resolve_model
+from penstock.supervisor.startup.progress_display import make_progress_display
+from penstock.supervisor.startup.run_directory import RunDirectory
 from penstock.wire.control import Info, Launch
 from penstock.wire.sockets import coordinator_address, new_incarnation
 
 log = logging.getLogger(__name__)
 
-RAY_PROXY_COMMAND = module_command("penstock.placement.stand_in")
+RAY_PROXY_COMMAND = module_command("penstock.placement.process_proxy")
 """Of what runs on a Ray cluster; not imported here, as Ray may not be installed."""
 _API_SERVER_GROUPS = ("HTTP server", "CORS", "TLS", "Streaming")
 _TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -65,9 +65,9 @@ def serve(
     starts a child, for tests. Raises ConfigError, with nothing left behind, for options that cannot be run.
     """
     began = time.monotonic()
-    command = child_command or module_command("penstock.supervisor.child")
+    command = child_command or module_command("penstock.supervisor.children.child_main")
     setproctitle("penstock: supervisor")
-    logs.configure("supervisor", config.log_level)
+    logging_setup.configure("supervisor", config.log_level)
     for name, origin in (origins or {}).items():
         log.debug("%s is set by %s", name, origin)
     cluster_key = None if config.cluster_key_file is None else read_cluster_key(config.cluster_key_file)

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.bench import report
 from penstock.bench.latency import Latency
-from penstock.bench.load import RoundResult
-from penstock.bench.processes import CpuTime
+from penstock.bench.load_client import RoundResult
+from penstock.bench.process_usage import CpuTime
 from penstock.bench.report import HostReport, Machine, MeasuredRound, StreamMemory, Subject
 
 KEYS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.bench import scaling
-from penstock.bench.processes import CpuTime
+from penstock.bench.process_usage import CpuTime
 from penstock.bench.report import MeasuredRound
 from penstock.bench.scaling import ScalingPoint, ScalingSample, coordinator_messages
 from penstock.config.bench import BenchHostConfig

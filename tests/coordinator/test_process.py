@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from penstock.coordinator.board import CoordinatorState
 from penstock.coordinator.process import REPORT_INTERVAL_S, Coordinator, CoordinatorMetrics
-from penstock.metrics.garbage import GcPauses
+from penstock.coordinator.state import CoordinatorState
+from penstock.metrics.gc_policy import GcPauses
 from penstock.metrics.snapshot import decode_snapshot
 from penstock.wire.coordination import (
     COORDINATOR_PROTOCOL_VERSION,

@@ -15,8 +15,8 @@ from penstock.dispatch.connections import SILENCE_S, EngineState
 from penstock.dispatch.engine_client import EngineClient
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
+from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.stream import Stream, StreamError
-from penstock.streaming.table import OutputProcessor
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,

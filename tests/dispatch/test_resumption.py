@@ -11,8 +11,8 @@ import pytest
 from penstock.dispatch.resumption import MOST_SETBACKS, Resumption
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
+from penstock.streaming.output_processor import NO_ENGINE, OutputProcessor
 from penstock.streaming.stream import Stream, StreamError
-from penstock.streaming.table import NO_ENGINE, OutputProcessor
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs

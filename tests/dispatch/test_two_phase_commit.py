@@ -20,10 +20,10 @@ from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import Calls, Receipt
 from penstock.dispatch.two_phase_change import Outcome, TwoPhaseChange
 from penstock.dispatch.two_phase_commit import COMMIT_TIMEOUT_S, RETRY_S, TwoPhaseCommit
-from penstock.engine.calls import RpcServer
-from penstock.engine.participant import TwoPhaseParticipant
-from penstock.supervisor.actions import ProcessName
-from penstock.supervisor.agreement import AgreedStateStore
+from penstock.engine.loop.rpc import RpcServer
+from penstock.engine.loop.two_phase import TwoPhaseParticipant
+from penstock.supervisor.children.actions import ProcessName
+from penstock.supervisor.children.agreed_state_store import AgreedStateStore
 from penstock.wire.control import AgreedStates, ProposeState
 from penstock.wire.messages import RpcCall, RpcReply
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.options import ServeConfig
-from penstock.engine.process import EngineLoop
-from penstock.engine.synthetic import SyntheticEngine
+from penstock.engine.loop.process import EngineLoop
+from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.wire.channel import ChildChannel, ControlChannel
 from penstock.wire.control import Stop
 from penstock.wire.sockets import RouterSocket, engine_address

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from penstock.config.options import ServeConfig
-from penstock.engine.blocks import NULL_BLOCK, BlockTables
-from penstock.engine.sampling import SamplingMetadata
-from penstock.engine.scheduler import Batch, Scheduler
-from penstock.engine.slots import SlotTable
+from penstock.engine.batch.slots import SlotTable
+from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
+from penstock.engine.schedule.scheduler import Batch, Scheduler
 from penstock.wire.messages import Submit
 from tests.engine.support import Received, submit
 

@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import penstock
-from penstock.gateway.dialect import TokenUsage
-from penstock.gateway.endpoint import Endpoint
-from penstock.gateway.metrics import GatewayMetrics
-from penstock.gateway.observer import Observation
-from penstock.gateway.outcome import Outcome
-from penstock.gateway.relay import RequestRecord
+from penstock.gateway.relay.relay import RequestRecord
+from penstock.gateway.responses.event_reader import TokenUsage
+from penstock.gateway.responses.outcome import Outcome
+from penstock.gateway.responses.response_observer import Observation
+from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.telemetry.metrics import GatewayMetrics
 
 BOARD = Path(penstock.__file__).parents[1] / "deploy" / "grafana" / "gateway.json"
 SELECTOR = re.compile(r"(penstock_gateway_\w+)(?:\{(\w+)=~)?")

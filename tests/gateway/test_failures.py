@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from penstock.gateway.observer import StreamObserver
+from penstock.gateway.responses.response_observer import StreamObserver
 from tests.gateway.behaviours import LATIN_1
 from tests.gateway.processes import (
     WAIT_S,

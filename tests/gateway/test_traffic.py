@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.gateway.breaker import MAX_OPEN_S, MIN_REQUESTS
-from penstock.gateway.endpoint import Endpoint
-from penstock.gateway.outcome import Outcome
-from penstock.gateway.picker import NoEndpointError, Picker, PickRequest
-from penstock.gateway.prefix import prefix_blocks
+from penstock.gateway.responses.outcome import Outcome
+from penstock.gateway.routing.circuit_breaker import MAX_OPEN_S, MIN_REQUESTS
+from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.routing.picker import NoEndpointError, Picker, PickRequest
+from penstock.gateway.routing.prefix_affinity import prefix_blocks
 
 PER_S = 100.0
 """Requests that come, evenly spaced."""

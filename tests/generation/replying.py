@@ -22,8 +22,8 @@ from penstock.generation.streamed import StreamedReply
 from penstock.http.sink import Listener
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
+from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.stream import Stream, StreamError
-from penstock.streaming.table import OutputProcessor
 from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.regroup import merge_frames

@@ -10,11 +10,11 @@ from tokenizers import Tokenizer
 
 from penstock.config.options import ServeConfig
 from penstock.engine.base import StepRows
-from penstock.engine.publisher import Publisher
-from penstock.engine.synthetic import InjectedFault, SyntheticEngine
+from penstock.engine.loop.publisher import Publisher
+from penstock.engine.synthetic.engine import InjectedFault, SyntheticEngine
 from penstock.generation.replies import TextTables
 from penstock.streaming.stream import StreamError
-from penstock.supervisor.model import DEMO_DIR
+from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from penstock.wire.frames import decode_frame
 from penstock.wire.messages import FrameHeader, SamplingParams, StreamFailed, Submit, decode_from_engine
 from tests.generation.planning import body, planners

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from penstock.generation.structured_output import KNOWN_GRAMMARS, Constraint, GrammarChecker
 from penstock.http.errors import ApiError
-from penstock.supervisor.model import DEMO_DIR
+from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.generation.planning import body, chat_body, error_of, planners
 
 PLANNER = planners()

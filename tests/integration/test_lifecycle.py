@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from penstock.supervisor.phases import SIGNAL_DEBOUNCE_S
+from penstock.supervisor.children.lifecycle import SIGNAL_DEBOUNCE_S
 from tests.integration.clients import Streams, texts_of
 from tests.integration.server import SYNTHETIC, Server, wait_until
 

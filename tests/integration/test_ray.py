@@ -14,8 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from penstock.supervisor.cluster import write_cluster_key
-from penstock.supervisor.exits import EXIT_USAGE
+from penstock.exit_codes import EXIT_USAGE
+from penstock.supervisor.startup.cluster import write_cluster_key
 from tests.integration.clients import Streams
 from tests.integration.server import SYNTHETIC, Server, wait_until
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from penstock.supervisor.model import DEMO_DIR
+from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.integration.server import Server
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tokenizers import Tokenizer
 
-from penstock.supervisor.model import DEMO_DIR
+from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.integration.server import Server, wait_until
 
 torch = pytest.importorskip("torch")

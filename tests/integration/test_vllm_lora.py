@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.gateway.endpoint import EndpointLoad
-from penstock.gateway.scrape import read_load
+from penstock.gateway.routing.endpoint import EndpointLoad
+from penstock.gateway.routing.load_scrape import read_load
 from tests.integration.server import VLLM_START_S, Server, in_vllm, total, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

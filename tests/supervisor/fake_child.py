@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 
 from penstock.config.errors import ConfigError
-from penstock.supervisor.child import main
+from penstock.supervisor.children.child_main import main
 from penstock.wire.channel import ControlChannel
 from penstock.wire.control import Drain, Launch, Role, Stop
 from penstock.wire.handover import HandoverReceiver

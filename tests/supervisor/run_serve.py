@@ -12,8 +12,8 @@ import msgspec
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import ServeConfig
+from penstock.supervisor.children.module_command import module_command
 from penstock.supervisor.main import serve
-from penstock.supervisor.python import module_command
 
 if __name__ == "__main__":
     config = msgspec.json.decode(sys.argv[1], type=ServeConfig)

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.supervisor.exits import EXIT_FAILED, EXIT_OK
-from penstock.supervisor.phases import SIGNAL_DEBOUNCE_S
+from penstock.exit_codes import EXIT_FAILED, EXIT_OK
+from penstock.supervisor.children.lifecycle import SIGNAL_DEBOUNCE_S
 from tests.supervisor.harness import PATIENCE_S, Running, Serve
 
 

@@ -15,9 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from penstock.engine.torch.attention_metadata import (
+    AttentionMetadata,
+    AttentionPart,
+    CacheGeometry,
+    DecodeMetadata,
+)
 from penstock.engine.torch.bloom import alibi_slopes
-from penstock.engine.torch.layout import AttentionMetadata, AttentionPart, CacheGeometry, DecodeMetadata
-from penstock.engine.torch.load import ModelShape
+from penstock.engine.torch.model_loader import ModelShape
 
 Kernel = Callable[[Tensor, Tensor, Tensor, DecodeMetadata, int | None, float | None, Tensor | None], Tensor]
 

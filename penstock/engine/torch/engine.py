@@ -13,19 +13,19 @@ import torch
 from penstock.config.errors import ConfigError
 from penstock.config.options import ServeConfig
 from penstock.engine.base import Load, StepRows
-from penstock.engine.blocks import BlockTables
-from penstock.engine.rows import concat_rows
-from penstock.engine.sampling import SamplingMetadata
-from penstock.engine.scheduler import Batch, Scheduler
-from penstock.engine.slots import SlotTable
-from penstock.engine.structured import GrammarCompiler
-from penstock.engine.torch.experts import ExpertParallel
-from penstock.engine.torch.load import ModelShape, pick_device, pick_dtype, read_shape
+from penstock.engine.batch.rows import concat_rows
+from penstock.engine.batch.slots import SlotTable
+from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.sampling.structured_output import GrammarCompiler
+from penstock.engine.schedule.block_tables import BlockTables
+from penstock.engine.schedule.scheduler import Batch, Scheduler
+from penstock.engine.torch.expert_parallel import ExpertParallel
 from penstock.engine.torch.memory import keep_freed_memory, num_cache_blocks
 from penstock.engine.torch.model import PagedModel
-from penstock.engine.torch.profile import TorchProfiler
-from penstock.engine.torch.ranks import ProcessGroup
-from penstock.engine.torch.runner import ModelRunner, PendingOutput
+from penstock.engine.torch.model_loader import ModelShape, pick_device, pick_dtype, read_shape
+from penstock.engine.torch.model_runner import ModelRunner, PendingOutput
+from penstock.engine.torch.process_group import ProcessGroup
+from penstock.engine.torch.profiler import TorchProfiler
 from penstock.engine.vocabulary import read_eos_token_ids
 from penstock.wire.messages import EngineInfo, Submit
 from penstock.wire.sockets import ProcessGroupSpec

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.engine.torch.layout import DecodeMetadata
+from penstock.engine.torch.attention_metadata import DecodeMetadata
 
 TILE = 64
 """Positions per turn of a program's loop."""

@@ -11,7 +11,7 @@ import torch
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import ServeConfig
-from penstock.engine.torch.load import ModelShape
+from penstock.engine.torch.model_loader import ModelShape
 
 CPU_CACHE_BYTES = 4 << 30
 CPU_CACHE_SHARE = 0.4

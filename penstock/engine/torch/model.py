@@ -10,12 +10,12 @@ from torch import Tensor
 
 from penstock.config.options import ServeConfig
 from penstock.engine.torch.attention import PagedAttention, find_kernel
+from penstock.engine.torch.attention_metadata import AttentionMetadata, dummy_attention_metadata
 from penstock.engine.torch.bloom import replace_attention
-from penstock.engine.torch.experts import ExpertParallel
-from penstock.engine.torch.head import LMHead
-from penstock.engine.torch.layout import AttentionMetadata, dummy_attention_metadata
-from penstock.engine.torch.load import ModelShape, load_model
+from penstock.engine.torch.expert_parallel import ExpertParallel
+from penstock.engine.torch.lm_head import LMHead
 from penstock.engine.torch.memory import release_memory
+from penstock.engine.torch.model_loader import ModelShape, load_model
 
 _instances = itertools.count()
 

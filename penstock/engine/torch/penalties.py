@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.engine.sampling import SamplingMetadata
+from penstock.engine.sampling.metadata import SamplingMetadata
 
 Slots = NDArray[np.intp]
 

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.engine.sampling import PENALTIES, LogitEdits, SamplingFeature, SamplingMetadata
+from penstock.engine.sampling.metadata import PENALTIES, LogitEdits, SamplingFeature, SamplingMetadata
 from penstock.engine.torch.penalties import TokenCounts, penalize
-from penstock.engine.torch.sampled import SamplerOutput, TopLogprobs
+from penstock.engine.torch.sampler_output import SamplerOutput, TopLogprobs
 from penstock.wire.arrays import I32
 
 Slots = NDArray[np.intp]

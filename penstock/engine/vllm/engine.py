@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 
 from penstock.config.options import ServeConfig
 from penstock.engine.base import Load, RequestRejected, StepRows, StreamFailure
-from penstock.engine.logprobs import LogprobsBuffer
-from penstock.engine.prompt_logprobs import PromptLogprobsState
-from penstock.engine.requests import check_request
-from penstock.engine.rows import concat_rows
-from penstock.engine.slots import SlotTable
-from penstock.engine.torch.profile import TorchProfiler
-from penstock.engine.vllm.adapters import parse_lora_modules
+from penstock.engine.batch.logprobs import LogprobsBuffer
+from penstock.engine.batch.prompt_logprobs import PromptLogprobsState
+from penstock.engine.batch.rows import concat_rows
+from penstock.engine.batch.slots import SlotTable
+from penstock.engine.schedule.request_checks import check_request
+from penstock.engine.schedule.waiting_queue import WaitingQueue, WaitingStream
+from penstock.engine.torch.profiler import TorchProfiler
 from penstock.engine.vllm.arguments import arguments
 from penstock.engine.vllm.internals import VllmCore
-from penstock.engine.vllm.produced import TokenLogprobs, VllmStepOutput
-from penstock.engine.vllm.start import startup_progress
-from penstock.engine.waiting import WaitingQueue, WaitingStream
+from penstock.engine.vllm.lora_modules import parse_lora_modules
+from penstock.engine.vllm.startup_progress import startup_progress
+from penstock.engine.vllm.step_output import TokenLogprobs, VllmStepOutput
 from penstock.wire.arrays import I8
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs

@@ -23,7 +23,7 @@ import numpy as np
 
 from penstock.config.errors import ConfigError
 from penstock.engine.base import RequestRejected
-from penstock.engine.vllm.produced import TokenLogprobs, VllmCounters, VllmStepOutput
+from penstock.engine.vllm.step_output import TokenLogprobs, VllmCounters, VllmStepOutput
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Adapter, Submit
 from penstock.wire.sockets import ProcessGroupSpec
@@ -45,7 +45,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 from vllm.v1.structured_output.backend_guidance import GuidanceBackend, GuidanceGrammar
 
-from penstock.engine.vllm.meeting import set_process_group_environment
+from penstock.engine.vllm.process_group import set_process_group_environment
 
 SEED_STEP = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio: seeds of resumed streams lie far apart."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from penstock.gateway.upstream import Headers
+from penstock.gateway.upstream.http_client import Headers
 
 Texts = dict[str, list[str]]
 """Strings of one metadata namespace; a string with commas is a list as well."""

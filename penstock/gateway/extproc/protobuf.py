@@ -22,7 +22,6 @@ from google.protobuf import (
     wrappers_pb2,
 )
 
-from penstock.gateway.addresses import host_and_port
 from penstock.gateway.extproc.messages import (
     AccessLogEntry,
     BodyMode,
@@ -32,7 +31,8 @@ from penstock.gateway.extproc.messages import (
     ProcessingResponse,
     Texts,
 )
-from penstock.gateway.upstream import Headers
+from penstock.gateway.routing.endpoint_discovery import host_and_port
+from penstock.gateway.upstream.http_client import Headers
 
 # Enums are declared as int32, which has the same encoding. "*" repeats a field, "%" is a map from strings.
 _SCHEMA = """

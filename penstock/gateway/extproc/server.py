@@ -9,10 +9,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from penstock.gateway.addresses import host_and_port
-from penstock.gateway.extproc.exchange import ProcessorStream
+from penstock.exit_codes import StartupError
 from penstock.gateway.extproc.messages import AccessLogEntry, ProcessingRequest, ProcessingResponse
-from penstock.gateway.extproc.picks import RoutedRequests
+from penstock.gateway.extproc.processor_stream import ProcessorStream
 from penstock.gateway.extproc.protobuf import (
     HealthRequest,
     HealthResponse,
@@ -20,7 +19,8 @@ from penstock.gateway.extproc.protobuf import (
     read_request,
     write_response,
 )
-from penstock.supervisor.exits import StartupError
+from penstock.gateway.extproc.routed_requests import RoutedRequests
+from penstock.gateway.routing.endpoint_discovery import host_and_port
 
 log = logging.getLogger(__name__)
 

@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
-from penstock.engine.blocks import BlockTables
-from penstock.engine.scheduler import Batch
+from penstock.engine.schedule.block_tables import BlockTables
+from penstock.engine.schedule.scheduler import Batch
 from penstock.engine.torch.attention import Kernel, PagedAttention
-from penstock.engine.torch.bloom import alibi_slopes
-from penstock.engine.torch.layout import (
+from penstock.engine.torch.attention_metadata import (
     TILE,
     CacheGeometry,
     DecodeMetadata,
     build_attention_metadata,
     token_positions,
 )
-from penstock.engine.torch.load import ModelShape
+from penstock.engine.torch.bloom import alibi_slopes
+from penstock.engine.torch.model_loader import ModelShape
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, SIZE = 4, 2, 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.engine.torch.layout import DecodeMetadata
+from penstock.engine.torch.attention_metadata import DecodeMetadata
 from tests.engine.torch.test_attention import HEADS, KV_HEADS, decoded
 
 pytest.importorskip("triton")

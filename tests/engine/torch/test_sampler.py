@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.sampling import SamplingMetadata
-from penstock.engine.slots import SlotTable
+from penstock.engine.batch.slots import SlotTable
+from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.torch.sampler import FEW_CANDIDATES, SOME_CANDIDATES, Sampler, sample_from_weights
 from penstock.wire.messages import SamplingParams
 from tests.engine.torch.harness import submit

@@ -1,4 +1,4 @@
-"""Storms through a real model; the sizes of tests/engine/test_storms.py."""
+"""Storms through a real model; the sizes of tests/engine/schedule/test_storms.py."""
 
 from __future__ import annotations
 

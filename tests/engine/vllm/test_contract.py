@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engine.vllm import internals, meeting
+from penstock.engine.vllm import internals, process_group
 
 CALLS: dict[str, tuple[str, ...]] = {
     "vllm.engine.arg_utils:EngineArgs.add_cli_args": ("parser",),
@@ -229,4 +229,4 @@ def test_attributes_of_a_core() -> None:
 
 def test_variables_that_are_set() -> None:
     known = set(import_module("vllm.envs").environment_variables)
-    assert known >= {*meeting.VARIABLES, "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CONFIGURE_LOGGING"}
+    assert known >= {*process_group.VARIABLES, "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CONFIGURE_LOGGING"}

@@ -17,7 +17,7 @@ import transformers
 from penstock.config.options import ServeConfig
 from penstock.engine.base import RequestRejected, StepRows
 from penstock.engine.vllm.engine import VllmEngine
-from penstock.engine.vllm.produced import VllmStepOutput
+from penstock.engine.vllm.step_output import VllmStepOutput
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import WireError
 from tests.engine.support import Received, byte_level_tokenizer, submit

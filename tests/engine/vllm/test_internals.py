@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.engine.vllm import internals, meeting
-from penstock.engine.vllm.produced import VllmCounters
+from penstock.engine.vllm import internals, process_group
+from penstock.engine.vllm.step_output import VllmCounters
 from penstock.wire.sockets import ProcessGroupSpec
 
 
 def test_ranks_learn_where_the_first_one_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in meeting.VARIABLES:
+    for name in process_group.VARIABLES:
         monkeypatch.setenv(name, "")
     met = []
     for rank in range(2):
-        meeting.set_process_group_environment(ProcessGroupSpec(rank, 2, str(tmp_path / "rendezvous")))
-        met.append([os.environ[name] for name in meeting.VARIABLES])
+        process_group.set_process_group_environment(ProcessGroupSpec(rank, 2, str(tmp_path / "rendezvous")))
+        met.append([os.environ[name] for name in process_group.VARIABLES])
     port = met[0][4]
     assert 0 < int(port) < 65536
     assert met == [["2", str(rank), str(rank), "127.0.0.1", port] for rank in range(2)]

@@ -1,0 +1,236 @@
+"""``penstock bench engine``: what a decode step costs the host, and what it leaves to the garbage collector.
+
+The engine process's own loop runs here, with its scheduler, rows and socket, but a model that computes
+nothing. An API server in another process takes the frames.
+"""
+
+from __future__ import annotations
+
+import gc
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal, Self
+
+import msgspec
+
+from penstock.bench.errors import BenchError
+from penstock.bench.frame_reader import ReaderPlan
+from penstock.bench.noop_engine import TOKEN, NoOpEngine
+from penstock.bench.report import Machine, this_machine
+from penstock.config.bench import BenchEngineConfig
+from penstock.engine.loop.process import EngineLoop
+from penstock.wire.control import SupervisorCommand
+from penstock.wire.sockets import FRAMES_IN_FLIGHT, RouterSocket, engine_address
+
+STEPS_AT_A_TIME = FRAMES_IN_FLIGHT // 2
+"""Steps between two looks at the reader: the frames of so many always have room in its queue, and what finds
+no room would wait for a step that does not come."""
+WARMUP_STEPS = 2 * STEPS_AT_A_TIME
+READER_SECONDS = 60.0
+"""Time the reader has for the start, and for the frames of :data:`STEPS_AT_A_TIME` steps."""
+
+
+class EngineRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement. Milliseconds are CPU time of the whole process, ZMQ's thread included.
+
+    ``tracked_objects`` is how many more objects the garbage collector tracks after the measured steps than
+    before them; ``collections`` how many it made meanwhile, in all generations, at ``gc_threshold``.
+    """
+
+    rows: int
+    sequence_length: int
+    steps: int
+    host_ms_per_step: float
+    host_ms_per_step_median: float
+    host_us_per_row: float
+    tracked_objects: int
+    tracked_objects_per_step: float
+    collections: int
+    gc_threshold: tuple[int, int, int]
+
+
+class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The first run's figures, and all runs: one for each pair of ``--rows`` and ``--sequence-length``."""
+
+    host_ms_per_step: float
+    tracked_objects_per_step: float
+    collections: int
+    runs: list[EngineRun]
+    machine: Machine
+
+    def to_json(self) -> bytes:
+        """Indented, with a final newline."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+
+def render(report: EngineReport) -> str:
+    """The report as a table to read."""
+    lines = [
+        f"{'rows':>6} {'length':>8} {'ms/step':>9} {'median':>8} {'us/row':>8} {'objects':>8} {'GCs':>5}"
+    ]
+    lines += [
+        f"{run.rows:>6,} {run.sequence_length:>8,} {run.host_ms_per_step:>9.3f} "
+        f"{run.host_ms_per_step_median:>8.3f} {run.host_us_per_row:>8.3f} {run.tracked_objects:>8,} "
+        f"{run.collections:>5,}"
+        for run in report.runs
+    ]
+    machine = report.machine
+    lines += ["", f"{machine.cpu}, {machine.cores} cores, {machine.system}, Python {machine.python}"]
+    return "\n".join(lines)
+
+
+def measure(config: BenchEngineConfig, say: Callable[[str], None]) -> EngineReport:
+    """Runs all measurements; ``say`` gets a line before each. Raises BenchError when one cannot be made."""
+    runs = []
+    for rows in config.rows:
+        for length in config.sequence_length:
+            say(f"{rows:,} rows at sequence length {length:,}: {config.steps:,} steps")
+            runs.append(_measure(rows, length, config.steps))
+    first = runs[0]
+    return EngineReport(
+        host_ms_per_step=first.host_ms_per_step,
+        tracked_objects_per_step=first.tracked_objects_per_step,
+        collections=first.collections,
+        runs=runs,
+        machine=this_machine(),
+    )
+
+
+def _measure(rows: int, sequence_length: int, steps: int) -> EngineRun:
+    output = WARMUP_STEPS + steps + 2  # with the first step one more than are run: no stream ends
+    engine = NoOpEngine(rows, sequence_length + output, rows * sequence_length)
+    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+        address = engine_address(directory, 0)
+        socket = RouterSocket(address)
+        try:
+            loop = EngineLoop(engine, socket, 0, 0)
+            plan = ReaderPlan(address, rows, sequence_length, TOKEN, output, STEPS_AT_A_TIME)
+            with _ReaderProcess(plan) as reader:
+                stepper = _Stepper(loop, reader)
+                while not engine.has_work():
+                    loop.run_once(reader)
+                for _ in range(WARMUP_STEPS // STEPS_AT_A_TIME):
+                    stepper.run(STEPS_AT_A_TIME)
+                return _steady(stepper, rows, sequence_length, steps)
+        finally:
+            socket.close()
+
+
+def _steady(stepper: _Stepper, rows: int, sequence_length: int, steps: int) -> EngineRun:
+    """Measures ``steps`` steps in which no stream starts or ends."""
+    parts = -(-steps // STEPS_AT_A_TIME)
+    cpu_s = [0.0] * parts  # made before it counts
+    collections = _CollectionCounter()
+    gc.collect()
+    with collections:
+        before = len(gc.get_objects())
+        for part in range(parts):
+            cpu_s[part] = stepper.run(min(STEPS_AT_A_TIME, steps - part * STEPS_AT_A_TIME))
+        growth = len(gc.get_objects()) - before
+    full = cpu_s[: steps // STEPS_AT_A_TIME] or cpu_s
+    ms = sum(cpu_s) * 1000 / steps
+    return EngineRun(
+        rows=rows,
+        sequence_length=sequence_length,
+        steps=steps,
+        host_ms_per_step=ms,
+        host_ms_per_step_median=statistics.median(full) * 1000 / min(steps, STEPS_AT_A_TIME),
+        host_us_per_row=ms * 1000 / rows,
+        tracked_objects=growth,
+        tracked_objects_per_step=growth / steps,
+        collections=collections.made,
+        gc_threshold=gc.get_threshold(),
+    )
+
+
+class _CollectionCounter:
+    """Counts the garbage collections within a block."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def __enter__(self) -> None:
+        gc.callbacks.append(self._on_collection)
+
+    def __exit__(self, *_: object) -> None:
+        gc.callbacks.remove(self._on_collection)
+
+    def _on_collection(self, phase: Literal["start", "stop"], info: dict[str, int]) -> None:
+        self.made += phase == "start"
+
+
+class _Stepper:
+    """Runs turns of the loop, and lets the reader catch up between them."""
+
+    def __init__(self, loop: EngineLoop, reader: _ReaderProcess) -> None:
+        self._loop = loop
+        self._reader = reader
+        self._steps = 0
+
+    def run(self, steps: int) -> float:
+        """CPU seconds of at most STEPS_AT_A_TIME steps, without the wait for the reader after them."""
+        turn, reader = self._loop.run_once, self._reader
+        began = time.process_time()
+        for _ in range(steps):
+            turn(reader)
+        taken = time.process_time() - began
+        self._steps += steps
+        reader.wait_for(self._steps // STEPS_AT_A_TIME)
+        return taken
+
+
+class _ReaderProcess:
+    """The reader's process; stands in for the supervisor, too, which never says anything."""
+
+    def __init__(self, plan: ReaderPlan) -> None:
+        self._lines = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.bench.frame_reader"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # its end is ours
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdout = self._process.stdout
+        self._process.stdin.write(msgspec.json.encode(plan) + b"\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def wait_for(self, lines: int) -> None:
+        """Until it has written so many lines since its start. Raises BenchError when it does not."""
+        while self._lines < lines:
+            if not select.select([self._stdout], [], [], READER_SECONDS)[0]:
+                raise BenchError(f"the frames were not taken in {READER_SECONDS:.0f} s")
+            data = self._stdout.read(4096)
+            if not data:
+                raise BenchError(f"the reader ended with exit code {self._process.wait()}")
+            self._lines += len(data)
+
+    # -- what the loop asks of a control channel
+
+    def receive(self) -> list[SupervisorCommand]:
+        """No orders. Raises BenchError when the process is gone: nothing would wake the loop up again."""
+        if self._process.poll() is not None:
+            raise BenchError(f"the reader ended with exit code {self._process.returncode}")
+        return []
+
+    def heartbeat(self) -> None:
+        """Nobody listens."""
+
+    def fileno(self) -> int:
+        return self._stdout.fileno()

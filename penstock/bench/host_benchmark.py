@@ -1,0 +1,225 @@
+"""``penstock bench host``: what an API server costs the host, measured against the kernel's own price."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from penstock.bench import report
+from penstock.bench.errors import BenchError
+from penstock.bench.kernel_floor import KernelFloor
+from penstock.bench.load_client import LoadPlan, RoundResult
+from penstock.bench.load_process import LoadProcess
+from penstock.bench.process_usage import (
+    PeakMemory,
+    ServerPids,
+    cpu_time,
+    pids_of_supervisor,
+    resident_bytes,
+    resolve_pids,
+)
+from penstock.bench.report import HostReport, MeasuredRound
+from penstock.bench.request_bodies import ProbeResult, RequestBodies
+from penstock.bench.server_process import ServerProcess, serve_arguments
+from penstock.bench.slow_readers import SlowReaders
+from penstock.config.bench import OF_STARTED_SERVER, BenchHostConfig
+
+LEAD_BYTES = 160 * 1024
+"""What a slow reader is sent before the others are measured beside it: more than the kernel holds for a
+connection to this host (64 KiB unsent, as API servers ask for, and what is on its way)."""
+FLOOR_RUNS = 5
+"""Measurements of the floor before the rounds, and again after them."""
+AFTER_S = 1.0
+"""Time for API servers to notice that the connections are closed, and to give back what they held."""
+DEFAULT_PORT = 80
+NOT_SHOWN = ("json", "api_key", "timeout", "rounds", "warmup_rounds")
+"""Options that change neither load nor server."""
+
+ProgressCallback = Callable[[str], None]
+
+
+class Deadline:
+    """The end of the time that everything has together."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._end = clock() + seconds
+
+    def left(self, what: str) -> float:
+        """Seconds for ``what``, which is next. Raises BenchError when there are none."""
+        left = self._end - self._clock()
+        if left <= 0:
+            raise BenchError(f"--timeout: {self._seconds:g} s are over before {what}")
+        return left
+
+
+def measure(config: BenchHostConfig, say: ProgressCallback) -> HostReport:
+    """Runs the measurement; ``say`` gets a line at every stage. Leaves no process behind.
+
+    Raises BenchError when it cannot be made or is not over in time. Errors of single requests are no such
+    reason, they are counted.
+    """
+    deadline = Deadline(config.timeout)
+    with contextlib.ExitStack() as stack:
+        url, processes = _server(config, deadline, stack, say)
+        facts, plan, endless = prepare(config, url, deadline)
+        floor = stack.enter_context(KernelFloor())
+        memory = stack.enter_context(PeakMemory(processes.api_servers))
+        slow = None
+        with LoadProcess(plan, deadline.left("the connections")) as load:
+            chunk = _warm_up(config, load, deadline, say)
+            floors = _measure_floor(floor, config, chunk, deadline, say)
+            rounds = _measure_rounds(config, load, processes, deadline, say)
+            resident, peak = resident_bytes(processes.api_servers), memory.peak
+            if config.slow_readers:
+                say(f"{config.slow_readers:,} slow readers start")
+                without = [one.load for one in rounds]
+                with SlowReaders(plan, endless, config.slow_readers) as readers:
+                    beside, grown = _measure_beside(config, load, processes, without, deadline)
+                say("the slow readers have left")
+                without += _plain_rounds(config, load, deadline)
+                slow = report.slow_reading(config.slow_readers, readers.cut, without, beside, grown)
+            floors += _measure_floor(floor, config, chunk, deadline, say)
+        time.sleep(AFTER_S)
+        after = resident_bytes(processes.api_servers)
+    subject = report.Subject(
+        model=facts.model,
+        prompt_tokens=facts.prompt_tokens,
+        tokens_per_request=config.tokens,
+        api_servers=len(processes.api_servers),
+        engines=len(processes.engines),
+        api_server_resident_bytes=resident,
+        options=options_shown(config),
+    )
+    per_stream = (peak - memory.before) / config.in_flight
+    used = report.StreamMemory(memory.before, peak, after, per_stream)
+    return report.build(rounds, floors, subject, report.this_machine(), used, slow)
+
+
+def _server(
+    config: BenchHostConfig, deadline: Deadline, stack: contextlib.ExitStack, say: ProgressCallback
+) -> tuple[str, ServerPids]:
+    """Base URL and processes of the server to measure, started here unless ``--url`` names one."""
+    if config.url is not None:
+        base = config.url.rstrip("/").removesuffix("/v1")
+        return base, resolve_pids(config.pid or [])
+    say("starting penstock serve --engine synthetic")
+    server = stack.enter_context(
+        ServerProcess(
+            serve_arguments(config, config.api_server_count[0]), deadline.left("the start of the server")
+        )
+    )
+    processes = pids_of_supervisor(server.pid)
+    if not processes.api_servers:
+        raise BenchError("the server has no process titled penstock: api-server")
+    return server.url, processes
+
+
+def prepare(config: BenchHostConfig, url: str, deadline: Deadline) -> tuple[ProbeResult, LoadPlan, str]:
+    """Tries one request, plans the others; the last is the body of a slow reader's."""
+    headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
+    parts = urlsplit(url)
+    with httpx.Client(
+        base_url=url, headers=headers, timeout=deadline.left("the first request"), trust_env=False
+    ) as http:
+        requests = RequestBodies(config, http)
+        facts = requests.probe()
+        plan = LoadPlan(
+            host=parts.hostname or "",
+            port=parts.port or DEFAULT_PORT,
+            path=parts.path + requests.path,
+            bodies=requests.bodies(),
+            connections=config.connections,
+            in_flight=config.in_flight,
+            requests=config.requests_per_round,
+            api_key=config.api_key,
+        )
+        endless = requests.slow_reader_body() if config.slow_readers else ""
+    return facts, plan, endless
+
+
+def _measure_beside(
+    config: BenchHostConfig,
+    load: LoadProcess,
+    processes: ServerPids,
+    without: list[RoundResult],
+    deadline: Deadline,
+) -> tuple[list[RoundResult], int]:
+    """The same rounds again, once the server has more for the slow readers than the kernel takes; and by how
+    much the API servers' memory has grown since."""
+    resident = resident_bytes(processes.api_servers)
+    sent_per_s = sum(one.bytes for one in without) / sum(one.wall_s for one in without) / config.in_flight
+    lead = time.monotonic() + LEAD_BYTES / max(sent_per_s, 1.0)
+    while time.monotonic() < lead:
+        load.run(keep=False, seconds=deadline.left("the slow readers' lead"))
+    beside = _plain_rounds(config, load, deadline)
+    return beside, resident_bytes(processes.api_servers) - resident
+
+
+def _plain_rounds(config: BenchHostConfig, load: LoadProcess, deadline: Deadline) -> list[RoundResult]:
+    """Rounds whose latencies alone are of interest."""
+    return [load.run(keep=False, seconds=deadline.left("another round")) for _ in range(config.rounds)]
+
+
+def _warm_up(config: BenchHostConfig, load: LoadProcess, deadline: Deadline, say: ProgressCallback) -> int:
+    """Returns the bytes of an average event."""
+    chunk = 1
+    for number in range(1, config.warmup_rounds + 1):
+        say(f"warm-up round {number} of {config.warmup_rounds}")
+        warm = load.run(keep=False, seconds=deadline.left("the warm-up"))
+        chunk = max(1, round(warm.bytes / max(1, warm.events)))
+    return chunk
+
+
+def _measure_rounds(
+    config: BenchHostConfig,
+    load: LoadProcess,
+    processes: ServerPids,
+    deadline: Deadline,
+    say: ProgressCallback,
+) -> list[MeasuredRound]:
+    rounds = []
+    for number in range(1, config.rounds + 1):
+        rounds.append(measure_round(config, load, processes, deadline.left(f"round {number}")))
+        say(f"round {number} of {config.rounds}: {rounds[-1].tokens_per_cpu_s:,.0f} tokens per CPU-second")
+    return rounds
+
+
+def measure_round(
+    config: BenchHostConfig, load: LoadProcess, processes: ServerPids, seconds: float
+) -> MeasuredRound:
+    engines, api_servers = cpu_time(processes.engines), cpu_time(processes.api_servers)
+    result = load.run(keep=True, seconds=seconds)
+    api_servers, engines = (
+        cpu_time(processes.api_servers) - api_servers,
+        cpu_time(processes.engines) - engines,
+    )
+    tokens = (result.requests - result.errors) * config.tokens
+    return MeasuredRound(
+        result, api_servers, engines, tokens / api_servers.total if api_servers.total else 0.0
+    )
+
+
+def _measure_floor(
+    floor: KernelFloor, config: BenchHostConfig, chunk: int, deadline: Deadline, say: ProgressCallback
+) -> list[float]:
+    if not floor.available:
+        say("no C floor: cc is not installed")
+        return []
+    say(f"C floor: sends of {chunk} bytes over {config.streams:,} sockets")
+    return floor.measure(config.streams, chunk, times=FLOOR_RUNS, seconds=deadline.left("the C floor"))
+
+
+def options_shown(config: BenchHostConfig) -> dict[str, object]:
+    """The options that the figures depend on."""
+    hidden = set(NOT_SHOWN)
+    hidden |= {"url", "pid"} if config.url is None else set(OF_STARTED_SERVER)
+    values = msgspec.structs.asdict(config)
+    values |= {"requests": config.requests_per_round, "concurrency": config.in_flight}
+    return {name: value for name, value in values.items() if value is not None and name not in hidden}

@@ -1,0 +1,91 @@
+"""An engine whose model computes nothing: all that is left is the host's work of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.config.options import ServeConfig
+from penstock.engine.base import Load, StepRows
+from penstock.engine.batch.rows import concat_rows
+from penstock.engine.batch.slots import SlotTable
+from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.schedule.block_tables import BlockTables
+from penstock.engine.schedule.scheduler import Scheduler
+from penstock.wire.messages import EngineInfo, Submit
+
+VOCAB_SIZE = 128_256
+"""Llama 3's, so that checks against the vocabulary are real."""
+TOKEN = 1000
+EOS = 2
+BLOCK_SIZE = 16
+"""The default of ``--block-size``."""
+
+
+class NoOpEngine:
+    """The scheduler, slots, blocks and sampling columns of the torch engine, without its model.
+
+    Every token is TOKEN. Steps begin when all slots' streams have been submitted, so that every step is as
+    full as the last. The KV cache holds every slot at full length, so nothing is ever preempted.
+    """
+
+    can_sleep = False
+
+    def __init__(self, slots: int, max_model_len: int, max_batched_tokens: int) -> None:
+        table = SlotTable(slots, max_model_len, [EOS])
+        blocks = BlockTables(slots, slots * (max_model_len // BLOCK_SIZE + 2), BLOCK_SIZE, max_model_len)
+        sampling = SamplingMetadata(table, VOCAB_SIZE)
+        self._blocks = blocks
+        config = ServeConfig(max_num_batched_tokens=max_batched_tokens)
+        self._scheduler = Scheduler(table, sampling, blocks, config)
+        self._sampled = np.full(slots, TOKEN, np.int32)
+        self._missing = slots
+        self._info = EngineInfo("noop", max_model_len, VOCAB_SIZE, slots, (EOS,))
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def submit(self, server: int, request: Submit) -> None:
+        self._scheduler.submit(server, request)
+        self._missing -= 1
+
+    def abort(self, server: int, streams: Sequence[int]) -> None:
+        self._scheduler.abort(server, streams)
+
+    def drop_server(self, server: int) -> None:
+        self._scheduler.drop_server(server)
+
+    def take_admitted(self) -> Sequence[tuple[int, int]]:
+        return self._scheduler.table.take_admitted()
+
+    def fail_all(self, code: str, message: str) -> StepRows:
+        return self._scheduler.fail_all(code, message)
+
+    def has_work(self) -> bool:
+        return self._missing <= 0 and self._scheduler.has_work()
+
+    def dummy_step(self) -> None:
+        """Nothing."""
+
+    def step(self) -> StepRows:
+        aborted = self._scheduler.take_aborted()
+        batch = self._scheduler.schedule()
+        if not len(batch):
+            return aborted
+        rows = self._scheduler.update_from_output(batch, self._sampled[: len(batch.samples)], None)
+        return concat_rows([aborted, rows])
+
+    def load(self) -> Load:
+        return Load(self._scheduler.waiting(), self._scheduler.running(), self._blocks.usage())
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def call(self, method: str, arguments: dict[str, Any]) -> Any:
+        raise ValueError(f"an engine without a model has no operation {method!r}")
+
+    def close(self) -> None:
+        """Holds nothing but memory."""

@@ -1,0 +1,95 @@
+"""Logprobs of tokens that wait in a slot until their row is due."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.engine.batch.slots import SlotTable
+from penstock.wire.arrays import F32, I32
+from penstock.wire.logprobs import Logprobs
+
+
+class LogprobsBuffer:
+    """Sampled tokens' logprobs, given out with the row that carries the token.
+
+    A stream that wants logprobs has them for every token, so the n-th token that a slot holds has its entry
+    at n: columns [slots, tokens, candidates], which grow by doubling. Memory is committed where it is used.
+    """
+
+    def __init__(self, table: SlotTable) -> None:
+        self._table = table
+        self._ids: I32 = np.zeros((table.size, 0, 0), np.int32)
+        self._values: F32 = np.zeros((table.size, 0, 0), np.float32)
+        self._rank: I32 = np.zeros((table.size, 0), np.int32)
+
+    def append_and_take_due(
+        self, slots: NDArray[np.intp], due: NDArray[np.bool_], sampled: Logprobs | None
+    ) -> Logprobs | None:
+        """:meth:`append` and :meth:`take_due` where every slot got one token; nothing is held where each is
+        due."""
+        held = self._table.length[slots] - self._table.sent[slots]
+        if sampled is None or (due.all() and (held == 1).all()):
+            return sampled
+        self.append(slots, sampled)
+        wanting = np.zeros(len(slots), np.bool_)
+        wanting[sampled.token] = True
+        return self.take_due(slots, due, wanting)
+
+    def append(self, slots: NDArray[np.intp], sampled: Logprobs) -> None:
+        """Hold the logprobs of the last token of some slots; ``sampled`` has indexes into ``slots`` as
+        ``token``. :meth:`take_due` gives them out."""
+        held = self._table.length[slots] - self._table.sent[slots]
+        row = sampled.token
+        self._hold(slots[row], held[row] - 1, sampled, np.arange(len(row)))
+
+    def take_due(
+        self, slots: NDArray[np.intp], due: NDArray[np.bool_], wanting: NDArray[np.bool_]
+    ) -> Logprobs | None:
+        """Logprobs of the rows that are due, of the slots ``wanting`` them, which have kept one for every
+        token; their ``token`` indexes the tokens of those rows. Called before the rows are made."""
+        held = self._table.length[slots] - self._table.sent[slots]
+        given = np.where(due, held, 0)
+        released = np.flatnonzero(wanting & (given > 0))
+        if not len(released):
+            return None
+        first = np.cumsum(given) - given
+        return self._release(slots[released], held[released], first[released])
+
+    def _hold(
+        self, slots: NDArray[np.intp], place: I32, sampled: Logprobs, entries: NDArray[np.intp]
+    ) -> None:
+        width = sampled.ids.shape[1]
+        self._make_room(int(place.max()) + 1, width)
+        self._ids[slots, place, :width] = sampled.ids[entries]
+        self._ids[slots, place, width:] = -1
+        self._values[slots, place, :width] = sampled.values[entries]
+        self._values[slots, place, width:] = -np.inf
+        self._rank[slots, place] = sampled.rank[entries]
+
+    def _release(self, slots: NDArray[np.intp], held: I32, first: NDArray[np.intp]) -> Logprobs:
+        """All that the slots hold; ``first``: index of each slot's first token."""
+        ends = np.cumsum(held)
+        place = np.arange(int(ends[-1])) - np.repeat(ends - held, held)
+        owner = np.repeat(slots, held)
+        ids = self._ids[owner, place]
+        width = int((ids >= 0).any(axis=0).sum())  # other streams may have more candidates
+        return Logprobs(
+            (np.repeat(first, held) + place).astype(np.int32),
+            ids[:, :width],
+            self._values[owner, place, :width],
+            self._rank[owner, place],
+        )
+
+    def _make_room(self, tokens: int, width: int) -> None:
+        slots, most, wide = self._ids.shape
+        if tokens <= most and width <= wide:
+            return
+        shape = (slots, most if tokens <= most else max(2 * most, tokens), max(wide, width))
+        ids, values = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        rank = np.zeros(shape[:2], np.int32)
+        used = np.flatnonzero(self._table.length > self._table.sent)
+        ids[used, :most, :wide], ids[used, :most, wide:] = self._ids[used], -1
+        values[used, :most, :wide], values[used, :most, wide:] = self._values[used], -np.inf
+        rank[used, :most] = self._rank[used]
+        self._ids, self._values, self._rank = ids, values, rank

@@ -1,0 +1,162 @@
+"""What API servers ask of an engine: their messages, checked and handed on.
+
+An API server is known from its Hello until its Disconnect, a broken connection, or a message that cannot be
+understood. Whatever ends it, its streams end with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from penstock.engine.base import Engine, RequestRejected, StreamFailure
+from penstock.engine.loop.publisher import Publisher
+from penstock.engine.loop.rpc import RpcServer
+from penstock.engine.loop.stats import EngineStats
+from penstock.wire.messages import (
+    ENGINE_PROTOCOL_VERSION,
+    Abort,
+    Disconnect,
+    FromServer,
+    Hello,
+    RpcCall,
+    Submit,
+    Welcome,
+    WireError,
+    decode_from_server,
+)
+from penstock.wire.sockets import server_identity
+
+log = logging.getLogger(__name__)
+
+MAX_SERVERS = 1024
+"""As ``--api-server-count`` allows."""
+MAX_HANDLES = 1 << 22
+"""API servers number their streams from 0 and use numbers again, so these are streams at the same time."""
+MAX_REFUSED_PEERS = 1024
+"""Refused peers remembered, so that each connection is told and each process logged once."""
+
+
+class Inbox:
+    """Takes one message after the other; answers go out through the publisher."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        publisher: Publisher,
+        rank: int,
+        epoch: int,
+        calls: RpcServer,
+        stats: EngineStats,
+        clock: Callable[[], float] = time.monotonic,
+        incarnation: int = 0,
+        refuse_streams: Callable[[], RequestRejected | None] = lambda: None,
+    ) -> None:
+        """``refuse_streams`` says why no stream is taken at all."""
+        self._engine = engine
+        self._calls = calls
+        self._refuse_streams = refuse_streams
+        self._stats = stats
+        self._clock = clock
+        self._publisher = publisher
+        self._rank = rank
+        self._epoch = epoch
+        self._incarnation = incarnation
+        self._servers: dict[bytes, Hello] = {}
+        """How the known API servers have introduced themselves, by identity."""
+        self._refused: set[bytes] = set()
+
+    def handle(self, identity: bytes, parts: list[bytes]) -> None:
+        """One ZMQ message: one or more control messages of one API server. Never raises for what a peer
+        sent."""
+        try:
+            for part in parts:
+                self._on_message(identity, decode_from_server(part))
+        except WireError as error:
+            self._refuse(identity, str(error))
+
+    def drop_server(self, server: int) -> None:
+        """The connection of an API server broke: drop its streams."""
+        for identity, known in list(self._servers.items()):
+            if known.server == server:
+                del self._servers[identity]
+        self._calls.drop_server(server)
+        self._publisher.detach(server)
+        self._engine.drop_server(server)
+        self._stats.drop_server(server)
+
+    def _refuse(self, identity: bytes, reason: str) -> None:
+        known = self._servers.get(identity)
+        if known is not None:
+            self.drop_server(known.server)
+        if identity in self._refused:
+            return
+        if len(self._refused) >= MAX_REFUSED_PEERS:
+            self._refused.clear()
+        process = identity.rpartition(b"-")[0] or identity  # it may connect again and again
+        if process not in self._refused:
+            log.error("peer %r: %s; its streams are dropped", identity, reason)
+        self._refused |= {identity, process}
+        self._publisher.reject_peer(identity, reason)
+
+    def _on_message(self, identity: bytes, message: FromServer) -> None:
+        if isinstance(message, Hello):
+            self._on_hello(identity, message)
+            return
+        if identity not in self._servers:
+            raise WireError(f"{type(message).__name__} before Hello")
+        server = self._servers[identity].server
+        match message:
+            case Submit():
+                self._on_submit(server, message)
+            case Abort():
+                if message.stopped:
+                    self._stats.stop(server, message.streams)
+                self._engine.abort(server, message.streams)
+            case RpcCall():
+                self._calls.handle(server, message)
+            case Disconnect():
+                self.drop_server(server)
+
+    def _on_hello(self, identity: bytes, hello: Hello) -> None:
+        """A Hello is the first message of a connection: streams of an earlier one have lost their reader."""
+        if hello.protocol != ENGINE_PROTOCOL_VERSION:
+            raise WireError(
+                f"Hello.protocol is {hello.protocol}, this engine speaks {ENGINE_PROTOCOL_VERSION}"
+            )
+        if identity != server_identity(hello.server, hello.epoch, hello.incarnation, hello.connection):
+            raise WireError(f"{hello} is not this peer's")
+        if hello.server >= MAX_SERVERS:
+            raise WireError(f"Hello.server is {hello.server}, at most {MAX_SERVERS - 1} is taken")
+        for known in self._servers.values():
+            if known.server == hello.server and _order(hello) < _order(known):
+                raise WireError(f"{hello} was followed by {known}")
+        self.drop_server(hello.server)
+        self._refused.discard(identity)
+        self._servers[identity] = hello
+        self._publisher.attach(hello.server, identity)
+        welcome = Welcome(
+            ENGINE_PROTOCOL_VERSION, self._rank, self._epoch, self._engine.info, self._incarnation
+        )
+        self._publisher.send(hello.server, welcome)
+
+    def _on_submit(self, server: int, request: Submit) -> None:
+        if request.stream >= MAX_HANDLES:
+            raise WireError(f"Submit.stream is {request.stream}, at most {MAX_HANDLES - 1} is taken")
+        self._publisher.count_submit(server)
+        try:
+            refusal = self._refuse_streams()
+            if refusal is not None:
+                raise refusal
+            self._engine.submit(server, request)
+        except RequestRejected as error:
+            failure = StreamFailure(server, request.stream, request.resumed, error.code, str(error))
+            self._publisher.fail(failure, self._engine.load())
+        else:
+            self._stats.arrive(server, request, self._clock())
+
+
+def _order(hello: Hello) -> tuple[int, int, int]:
+    """Later ones of an API server are greater, also those of a server that was started anew."""
+    return hello.incarnation, hello.epoch, hello.connection

@@ -1,0 +1,73 @@
+"""An engine's snapshots for its API servers: once a second while something changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.engine.base import Engine
+from penstock.engine.loop.publisher import Publisher
+from penstock.engine.loop.stats import EngineStats
+from penstock.metrics.gc_policy import GarbageCollector
+from penstock.metrics.snapshot import Series, Snapshot, encode_snapshot, process_name, process_series
+from penstock.wire.messages import EngineMetrics
+
+REPORT_INTERVAL_S = 1.0
+
+
+class MetricsReporter:
+    """Knows what has been told. ``model`` is the value of the label ``model_name``."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        stats: EngineStats,
+        collector: GarbageCollector | None,
+        publisher: Publisher,
+        rank: int,
+        epoch: int,
+        model: str,
+        incarnation: int = 0,
+    ) -> None:
+        self._engine = engine
+        self._stats = stats
+        self._collector = collector
+        self._publisher = publisher
+        self._process = process_name("engine", rank)
+        self._epoch = epoch
+        self._incarnation = incarnation
+        self._labels = model, str(rank)
+        self._sequence = 0
+        self._reported = 0, 0
+        self._next = 0.0
+
+    @property
+    def pending(self) -> bool:
+        """Whether something changed since the last report."""
+        return self._reported[0] != self._stats.changes
+
+    @property
+    def has_new_server(self) -> bool:
+        """Whether an API server came after the last report: it knows nothing of this engine yet."""
+        return self._reported[1] != self._publisher.attach_count
+
+    def report_if_due(self, now: float) -> None:
+        """While busy: when the last report is REPORT_INTERVAL_S old."""
+        if now >= self._next and self.pending:
+            self.report(now)
+
+    def report(self, now: float) -> None:
+        """Tell every API server that keeps up; the next report makes good for what the others miss."""
+        self._next = now + REPORT_INTERVAL_S
+        self._reported = self._stats.changes, self._publisher.attach_count
+        self._sequence += 1
+        series = list(self._series())
+        snapshot = Snapshot(self._process, self._epoch, self._sequence, series, self._incarnation)
+        load = self._engine.load()
+        self._publisher.offer_to_all(
+            EngineMetrics(encode_snapshot(snapshot), load.waiting, load.running, round(load.kv_used * 1000))
+        )
+
+    def _series(self) -> Iterator[Series]:
+        yield from self._stats.series(self._engine.metrics(), *self._labels)
+        pauses = None if self._collector is None else self._collector.pauses
+        yield from process_series(self._process, self._epoch, pauses)

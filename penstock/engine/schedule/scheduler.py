@@ -1,0 +1,401 @@
+"""Which tokens of which streams a step computes: columns over slots, no tensors.
+
+Streams are admitted in the order of the waiting queue, when a slot is free and the KV cache holds their
+whole prompt. A step computes one token of every stream that decodes, and with what is left of
+``max_num_batched_tokens`` chunks of the prompts that are not computed yet. When decodes need more blocks
+than are free, the least important stream, among equals the one admitted last, gives its blocks back; it
+keeps its slot and its history, and is computed again, as if its history were a prompt, when there is room.
+What another stream has computed is not computed again (:mod:`penstock.engine.schedule.prefix_cache`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from itertools import chain, islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.config.options import ServeConfig
+from penstock.engine.base import RequestRejected, StepRows
+from penstock.engine.batch.logprobs import LogprobsBuffer
+from penstock.engine.batch.rows import concat_rows, empty_rows
+from penstock.engine.batch.slots import SlotTable
+from penstock.engine.sampling.metadata import READS_HISTORY, SamplingMetadata
+from penstock.engine.schedule.block_tables import BlockTables
+from penstock.engine.schedule.prefix_cache import BlockHashChain, PrefixCache
+from penstock.engine.schedule.request_checks import check_request
+from penstock.engine.schedule.step_cost import StepCost
+from penstock.engine.schedule.waiting_queue import WaitingQueue, WaitingStream
+from penstock.wire.arrays import I32
+from penstock.wire.frames import FinishReason
+from penstock.wire.logprobs import Logprobs
+from penstock.wire.messages import Submit, WireError
+
+Slots = NDArray[np.intp]
+
+MAX_PASSED_OVER = 128
+"""Waiting streams that a step passes over because they cannot start yet: their grammar is being compiled, or
+another stream computes what their prompt begins with. Looking at a thousand of them takes a millisecond."""
+
+
+@dataclass(slots=True, frozen=True)
+class Batch:
+    """What one step computes: B parts, ``count`` tokens from history position ``start`` of each slot.
+
+    The first ``singles`` parts have one token each and stand in order of ``start``.
+    """
+
+    slots: Slots
+    start: I32
+    count: I32
+    singles: int
+    samples: NDArray[np.intp]
+    """Indexes of the parts that reach the end of their history: these get a next token."""
+    generations: NDArray[np.int64]
+    """int64[len(samples)]: which of the streams that each of these slots has had."""
+    scheduled_at: float = 0.0
+    """Seconds on the scheduler's clock."""
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+class Scheduler:
+    """Decides what runs; owns the waiting queue, and the slots' and blocks' assignment to streams."""
+
+    def __init__(
+        self,
+        table: SlotTable,
+        sampling: SamplingMetadata,
+        blocks: BlockTables,
+        config: ServeConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.table = table
+        self.sampling = sampling
+        self.blocks = blocks
+        self.logprobs_buffer = LogprobsBuffer(table)
+        self.prefix_cache = PrefixCache(table, blocks, enabled=config.enable_prefix_caching)
+        self.step_cost = StepCost(config.max_prefill_delay, blocks.block_size)
+        self.max_batched_tokens = config.max_num_batched_tokens
+        self.computed = np.zeros(table.size, np.int32)
+        """Tokens of each slot's history whose keys and values are in the cache after the last step."""
+        self.priority = np.zeros(table.size, np.int64)
+        self._last_step = np.zeros(table.size, np.int64)
+        self._admitted = np.zeros(0, np.intp)
+        """Slots in use: the lowest priority first, then in order of admission."""
+        self._queue = WaitingQueue(config)
+        self._aborted: dict[int, None] = {}
+        """Slots of aborted streams."""
+        self._clock = clock
+        self._settled_at = 0.0
+
+        # -- counters
+        self.steps = 0
+        self.preemptions = 0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+
+    # -- streams come and go
+
+    def submit(self, server: int, request: Submit) -> None:
+        """Queue a stream. Raises RequestRejected when it could never run to its end or the queue is full,
+        WireError when its handle is in use."""
+        if self.table.find(server, request.stream) is not None:
+            raise WireError(f"Submit.stream {request.stream} is running already")
+        check_request(request, self.table.max_model_len, self.sampling.vocab_size)
+        self._check_capacity(request)
+        self.sampling.check(request.sampling)
+        self._queue.push(server, request, self.table.free_count())
+
+    def _check_capacity(self, request: Submit) -> None:
+        base = len(request.prompt) // 4 - request.resumed
+        end = min(base + request.sampling.max_tokens, self.table.max_model_len)
+        capacity = self.blocks.blocks * self.blocks.block_size
+        if end - 1 > capacity:  # the last token is never read back
+            raise RequestRejected(
+                f"prompt and max_tokens: {base} + {end - base} tokens do not fit the KV cache, "
+                f"which holds {capacity}; ask for fewer tokens or serve with more --kv-cache-memory"
+            )
+
+    def abort(self, server: int, streams: Sequence[int]) -> None:
+        """Stop streams; ``take_aborted`` gives their ends. Unknown ones are ignored."""
+        for stream in streams:
+            if self._queue.abort(server, stream):
+                continue
+            slot = self.table.find(server, stream)
+            if slot is not None:
+                self._aborted[slot] = None
+
+    def take_aborted(self) -> StepRows:
+        """The ends of streams that were aborted, with the tokens they still held, or lost their place in
+        the queue; their slots are free afterwards."""
+        parts = []
+        if self._queue.has_finished():
+            parts.append(self._queue.take_finished())
+        if self._aborted:
+            slots = np.fromiter(self._aborted, np.intp)
+            parts.append(self.table.rows(slots, np.full(len(slots), FinishReason.ABORT, np.int8)))
+            self._free(slots)
+            self._aborted = {}
+        return concat_rows(parts)
+
+    def drop_server(self, server: int) -> None:
+        """Forget an API server's streams."""
+        self._queue.drop_server(server)
+        slots = self.table.slots_of(server)
+        for slot in slots:
+            self._aborted.pop(slot, None)
+        self._free(np.array(slots, np.intp))
+
+    def fail_all(self, code: str, message: str) -> StepRows:
+        """End every stream by an error, with the rows of tokens that were held back."""
+        for slot in self._admitted.tolist():
+            self._clear(slot)
+        rows = self.table.fail_all(code, message)
+        rows.failed = [*rows.failed, *self._queue.fail_all(code, message)]
+        self._aborted = {}
+        self._admitted = self._admitted[:0]
+        return rows
+
+    def _free(self, slots: Slots) -> None:
+        for slot in slots.tolist():
+            self._clear(slot)
+            self.table.release(slot)
+        self._admitted = self._admitted[~np.isin(self._admitted, slots)]
+
+    def _clear(self, slot: int) -> None:
+        self._release_blocks(slot, forever=True)
+        self.sampling.clear(slot)
+
+    def _release_blocks(self, slot: int, *, forever: bool) -> None:
+        read = min(int(self.computed[slot]), int(self.table.length[slot]))
+        self.prefix_cache.release(slot, read, forever=forever)
+
+    # -- state
+
+    def has_work(self) -> bool:
+        return bool(len(self._admitted) or self._queue or self._queue.has_finished())
+
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def running(self) -> int:
+        return len(self._admitted)
+
+    # -- the step: schedule
+
+    def schedule(self) -> Batch:
+        """Choose a step's tokens and give them blocks. The chosen tokens count as computed at once."""
+        self.steps += 1
+        scheduled_at = self._clock()
+        decodes = self._decodes()
+        chunks, counts = self._prefills(self._prefill_budget(len(decodes)))
+        slots = np.concatenate((decodes, chunks))
+        count = np.concatenate((np.ones(len(decodes), np.int32), counts))
+        order = np.lexsort((self.computed[slots], count > 1))
+        slots, count = slots[order], count[order]
+        start = self.computed[slots]
+        self.computed[slots] = start + count
+        for slot in chunks.tolist():
+            self.prefix_cache.mark_computed(slot, int(self.computed[slot]))
+        self._last_step[slots] = self.steps
+        samples = np.flatnonzero(start + count == self._ahead(slots))
+        singles = int(np.count_nonzero(count == 1))
+        tenants = self.table.generation[slots[samples]]
+        return Batch(slots, start, count, singles, samples, tenants, scheduled_at)
+
+    def mark_launched(self, batch: Batch) -> None:
+        """The batch's tokens will be read after the next batch is scheduled."""
+        self.table.in_flight_tokens[batch.slots[batch.samples]] += 1
+
+    def requires_sync(self) -> bool:
+        """Whether the sampling of a stream's next token needs all tokens before it on the host."""
+        return bool((self.sampling.needs[self._admitted] & READS_HISTORY).any())
+
+    def _ahead(self, slots: Slots) -> I32:
+        """int32[n]: the length of each history with the tokens that are not read yet."""
+        ahead: I32 = self.table.length[slots] + self.table.in_flight_tokens[slots]
+        return ahead
+
+    def _decodes(self) -> Slots:
+        """Streams with one token to compute; blocks for these tokens are taken."""
+        slots = self._admitted
+        ahead = self._ahead(slots)
+        one = (ahead - self.computed[slots] == 1) & (ahead < self.table.end[slots])
+        decodes: Slots = slots[one & (self.blocks.block_counts[slots] > 0)]
+        if len(decodes) > self.max_batched_tokens:  # turn by turn: those that have waited longest
+            turn = np.argsort(self._last_step[decodes], kind="stable")
+            decodes = decodes[turn[: self.max_batched_tokens]]
+        missing = self.blocks.missing(decodes, self._ahead(decodes))
+        while int(missing.sum()) > self.blocks.free_count():
+            victim = self._preempt()
+            kept = decodes != victim
+            decodes, missing = decodes[kept], missing[kept]
+        self.blocks.allocate(decodes, missing)
+        return decodes
+
+    def _preempt(self) -> int:
+        """Take the blocks of the least important stream, among equals of the one admitted last."""
+        holders = self._admitted[self.blocks.block_counts[self._admitted] > 0]
+        victim = int(holders[-1])
+        self._release_blocks(victim, forever=False)
+        self.computed[victim] = 0
+        self.preemptions += 1
+        return victim
+
+    def _prefill_budget(self, decodes: int) -> int:
+        """How many prompt tokens may be computed beside ``decodes`` decodes."""
+        if decodes == len(self._admitted) and not (self._queue and self.table.free_count()):
+            return 0  # no prompt is there
+        budget = self.max_batched_tokens - decodes
+        return self.step_cost.allowed(budget, decodes) if decodes else budget
+
+    def _prefills(self, budget: int) -> tuple[Slots, I32]:
+        """Prompt chunks of up to ``budget`` tokens together: prompts that were begun, then others."""
+        chosen: list[int] = []
+        counts: list[int] = []
+        for slot in chain(self._started_prefills(), self._new_prefills()) if budget else ():
+            chosen.append(slot)
+            counts.append(min(int(self.table.length[slot] - self.computed[slot]), budget))
+            budget -= counts[-1]
+            if not budget:
+                break
+        return np.array(chosen, np.intp), np.array(counts, np.int32)
+
+    def _started_prefills(self) -> list[int]:
+        slots = self._admitted
+        pending = self.table.length[slots] - self.computed[slots]
+        begun: list[int] = slots[(pending > 1) & (self.blocks.block_counts[slots] > 0)].tolist()
+        return begun
+
+    def _new_prefills(self) -> Iterator[int]:
+        """Give blocks to streams that have none, one stream at a time, and yield their slots.
+
+        The most important comes first, among equals one that was preempted, then the longest-waiting. It
+        ends at the first one that lacks room: smaller ones do not overtake it.
+        """
+        passed_over = 0
+        for candidate in self._candidates():
+            if passed_over > MAX_PASSED_OVER:
+                return
+            if not self._may_start(candidate):
+                passed_over += 1
+                continue
+            chain, length = self._history_of(candidate)
+            found = self.prefix_cache.find(chain, length)
+            if found is None:
+                passed_over += 1
+                continue
+            if not self._has_room(length, found):
+                return
+            slot = self._admit(candidate, found) if isinstance(candidate, WaitingStream) else candidate
+            self._begin(slot, chain, found)
+            yield slot
+
+    def _candidates(self) -> Iterator[int | WaitingStream]:
+        """Slots of streams that were preempted, and streams that wait for one that is free."""
+        slots = self._admitted
+        without_blocks = (self.blocks.block_counts[slots] == 0) & (self.table.in_flight_tokens[slots] == 0)
+        preempted: list[int] = slots[without_blocks].tolist()
+        free = self.table.free_count()
+        newcomers = list(islice(self._queue, free + MAX_PASSED_OVER)) if free else []
+        return merge(preempted, newcomers, key=self._priority_of)
+
+    def _priority_of(self, candidate: int | WaitingStream) -> int:
+        return candidate.priority if isinstance(candidate, WaitingStream) else int(self.priority[candidate])
+
+    def _may_start(self, candidate: int | WaitingStream) -> bool:
+        """False for a stream without a free slot or its grammar; given up if it cannot have its grammar."""
+        if not isinstance(candidate, WaitingStream):
+            return True
+        sampling = candidate.request.sampling
+        if not self.table.free_count() or not self.sampling.ready(sampling):
+            return False
+        refusal = self.sampling.refusal(sampling)
+        if refusal is not None:
+            self._queue.fail(candidate, "invalid_request", refusal)
+        return refusal is None
+
+    def _history_of(self, candidate: int | WaitingStream) -> tuple[BlockHashChain | None, int]:
+        """The digests and the length of what the candidate would have to compute."""
+        if isinstance(candidate, WaitingStream):
+            if candidate.chain is None:
+                candidate.chain = self.prefix_cache.hash_prompt(candidate.request)
+            return candidate.chain, candidate.tokens
+        return self.prefix_cache.chain_of_preempted(candidate), int(self.table.length[candidate])
+
+    def _has_room(self, length: int, found: list[int]) -> bool:
+        """Whether ``length`` tokens, of which some are ``found``, fit and leave every stream that holds
+        blocks one more.
+
+        Without that margin a stream that was preempted would come back only to be preempted again.
+        """
+        margin = int(np.count_nonzero(self.blocks.block_counts[self._admitted]))
+        wanted = self.blocks.blocks_for(length) - len(found) + self.blocks.idle_among(found)
+        return wanted + margin <= self.blocks.free_count()
+
+    def _admit(self, newcomer: WaitingStream, found: list[int]) -> int:
+        """Move a waiting stream into a slot; there is one, and room for its prompt."""
+        self._queue.remove(newcomer)
+        slot = self.table.allocate(newcomer.server, newcomer.request)
+        self.sampling.set(slot, newcomer.request.sampling)
+        self.priority[slot] = newcomer.priority
+        place = np.searchsorted(self.priority[self._admitted], newcomer.priority, side="right")
+        self._admitted = np.insert(self._admitted, place, slot)
+        self.prompt_tokens += int(self.table.base[slot])
+        self.prefix_cache.record_lookup(newcomer.chain, newcomer.tokens, found)
+        if not newcomer.request.resumed:  # whoever ran it before has reported what was cached there
+            self.table.cached[slot] = len(found) * self.blocks.block_size
+        return slot
+
+    def _begin(self, slot: int, chain: BlockHashChain | None, found: list[int]) -> None:
+        """Blocks for a stream's whole history, so that a prefill that has begun never waits for memory."""
+        self.prefix_cache.attach(slot, chain, found)
+        wanted = self.blocks.blocks_for(int(self.table.length[slot]))
+        self.blocks.allocate(np.array([slot]), np.array([wanted - len(found)], np.int32))
+        self.computed[slot] = len(found) * self.blocks.block_size
+
+    # -- the step: settle
+
+    def update_from_output(self, batch: Batch, tokens: I32, logprobs: Logprobs | None) -> StepRows:
+        """Append the sampled tokens, make the rows that are due, and free the slots of streams that ended.
+
+        ``tokens`` int32[len(batch.samples)]; the ``token`` of ``logprobs`` indexes them. Batches are settled
+        in the order of their schedule; tokens of streams that are gone by now are dropped.
+        """
+        self._record_step_cost(batch)
+        slots = batch.slots[batch.samples]
+        there = self.table.generation[slots] == batch.generations
+        if not there.all():
+            slots, tokens = slots[there], tokens[there]
+            logprobs = None if logprobs is None else logprobs.select_tokens(there)
+        if not len(slots):
+            return empty_rows()
+        self.table.in_flight_tokens[slots] = np.maximum(self.table.in_flight_tokens[slots] - 1, 0)
+        self.generated_tokens += len(slots)
+        finish = self.table.append_and_check_stop(slots, tokens)
+        broken = self.sampling.accept(slots, tokens, finish)
+        for slot in broken:
+            self.table.flush_next(slot)
+        placed = self.logprobs_buffer.append_and_take_due(slots, self.table.due(slots, finish), logprobs)
+        rows = self.table.rows(slots, finish)
+        rows.logprobs = placed
+        rows.failed = [self.table.failure(slot, "engine_error", reason) for slot, reason in broken.items()]
+        ended = finish != FinishReason.NONE
+        if broken:
+            ended |= np.isin(slots, list(broken))
+        if ended.any():
+            self._free(slots[ended])
+        return rows
+
+    def _record_step_cost(self, batch: Batch) -> None:
+        """A step began when it was scheduled, or, if it was scheduled ahead, when the one before it ended."""
+        now = self._clock()
+        seconds = now - max(batch.scheduled_at, self._settled_at)
+        self._settled_at = now
+        self.step_cost.observe(seconds, int(batch.count[batch.singles :].sum()), batch.singles)

@@ -1,0 +1,207 @@
+"""Streams that wait for a slot: in which order they get one, and how many may wait."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from penstock.config.options import ServeConfig
+from penstock.engine.base import RequestRejected, StepRows, StreamFailure
+from penstock.engine.batch.rows import aborted_rows
+from penstock.engine.schedule.prefix_cache import BlockHashChain
+from penstock.wire.messages import OVERLOADED, Submit, WireError
+
+StreamKey: TypeAlias = tuple[int, int]
+"""(server, stream)"""
+QueueClass: TypeAlias = tuple[int, bool]
+"""(priority, whether the stream is new). Lower ranks run earlier: a stream that was running on another engine
+comes before those of its priority that have not begun."""
+
+
+def with_rank_limits(config: ServeConfig, rank: int) -> ServeConfig:
+    """The configuration of one engine: its part of the limits that hold for all engines together."""
+    engines = config.data_parallel_size
+
+    def part(limit: int | None) -> int | None:
+        return None if limit is None else limit // engines + (rank < limit % engines)
+
+    return msgspec.structs.replace(
+        config,
+        max_num_queued_reqs=part(config.max_num_queued_reqs),
+        max_num_queued_tokens=part(config.max_num_queued_tokens),
+    )
+
+
+@dataclass(slots=True)
+class WaitingStream:
+    """One stream without a slot."""
+
+    server: int
+    request: Submit
+    queue_class: QueueClass
+    chain: BlockHashChain | None = None
+    """Of its prompt, from the first time it could have begun."""
+
+    @property
+    def key(self) -> StreamKey:
+        return self.server, self.request.stream
+
+    @property
+    def priority(self) -> int:
+        return self.queue_class[0]
+
+    @property
+    def tokens(self) -> int:
+        return len(self.request.prompt) // 4
+
+
+class WaitingQueue:
+    """First come, first served; under the policy ``priority`` the lowest priority first, ties by arrival.
+
+    Taking a stream in, finding it, taking it out and giving it up are independent of the queue's length,
+    but for one bisection among the priorities that occur in it.
+    """
+
+    def __init__(self, config: ServeConfig) -> None:
+        """``config``: this engine's, with its own share of the limits."""
+        self.tokens = 0
+        """Prompt tokens of all streams that wait."""
+        self._by_priority = config.scheduling_policy == "priority"
+        self._max_requests = config.max_num_queued_reqs
+        self._max_tokens = config.max_num_queued_tokens
+        self._streams: dict[StreamKey, WaitingStream] = {}
+        self._classes: dict[QueueClass, OrderedDict[StreamKey, WaitingStream]] = {}
+        self._class_order: list[QueueClass] = []
+        """The keys of ``_classes``, in order."""
+        self._aborted: list[tuple[int, int, int]] = []
+        self._failed: list[StreamFailure] = []
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __iter__(self) -> Iterator[WaitingStream]:
+        """In the order in which they are to run; the queue must not change meanwhile."""
+        for rank in self._class_order:
+            yield from self._classes[rank].values()
+
+    def __contains__(self, key: StreamKey) -> bool:
+        return key in self._streams
+
+    # -- streams come
+
+    def push(self, server: int, request: Submit, free_slots: int) -> None:
+        """Let a stream wait. ``free_slots``: streams that will not wait for long, so do not count.
+
+        A stream that was running elsewhere has been accepted once and is never refused. Raises
+        RequestRejected with the code ``overloaded`` when the queue is full of streams at least as
+        important, WireError when the stream is here already.
+        """
+        if (server, request.stream) in self._streams:
+            raise WireError(f"Submit.stream {request.stream} is running already")
+        priority = request.priority if self._by_priority else 0
+        newcomer = WaitingStream(server, request, (priority, not request.resumed))
+        if not request.resumed:
+            self._make_room(newcomer, free_slots)
+        if newcomer.queue_class not in self._classes:
+            self._classes[newcomer.queue_class] = OrderedDict()
+            insort(self._class_order, newcomer.queue_class)
+        self._classes[newcomer.queue_class][newcomer.key] = newcomer
+        self._streams[newcomer.key] = newcomer
+        self.tokens += newcomer.tokens
+
+    def _make_room(self, newcomer: WaitingStream, free_slots: int) -> None:
+        """Give up less important streams until the newcomer fits; none of them when it still would not."""
+        victims: list[WaitingStream] = []
+        less_important = self._less_important(newcomer.queue_class)
+        waiting, tokens = len(self), self.tokens
+        while reason := self._reason_against(newcomer, waiting - free_slots, waiting, tokens):
+            victim = next(less_important, None)
+            if victim is None:
+                raise RequestRejected(f"The engine is overloaded: {reason}.", OVERLOADED)
+            victims.append(victim)
+            waiting, tokens = waiting - 1, tokens - victim.tokens
+        for victim in victims:
+            self.fail(
+                victim,
+                OVERLOADED,
+                "The engine is overloaded: a more important request took this one's place in the queue.",
+            )
+
+    def _less_important(self, rank: QueueClass) -> Iterator[WaitingStream]:
+        """The latest of the least important class first."""
+        for other in reversed(self._class_order):
+            if other[0] <= rank[0]:
+                return
+            if other[1]:
+                yield from reversed(self._classes[other].values())
+
+    def _reason_against(self, newcomer: WaitingStream, queued: int, waiting: int, tokens: int) -> str | None:
+        """Why a newcomer cannot join ``waiting`` streams, ``queued`` of them beyond the free slots."""
+        if self._max_requests is not None and queued >= self._max_requests:
+            return f"{waiting} requests wait (--max-num-queued-reqs)"
+        # a prompt longer than the limit is taken when nothing else waits: it would never be served otherwise
+        if self._max_tokens is not None and waiting and tokens + newcomer.tokens > self._max_tokens:
+            return f"requests of {tokens} prompt tokens wait (--max-num-queued-tokens)"
+        return None
+
+    # -- streams go
+
+    def remove(self, waiting: WaitingStream) -> None:
+        """Take a stream out: it gets a slot."""
+        members = self._classes[waiting.queue_class]
+        del members[waiting.key], self._streams[waiting.key]
+        self.tokens -= waiting.tokens
+        if not members:
+            del self._classes[waiting.queue_class]
+            self._class_order.remove(waiting.queue_class)
+
+    def pop(self) -> WaitingStream:
+        """Take the first stream out; there is one."""
+        first = next(iter(self))
+        self.remove(first)
+        return first
+
+    def fail(self, waiting: WaitingStream, code: str, message: str) -> None:
+        """End a stream by an error; :meth:`take_finished` has its end."""
+        self.remove(waiting)
+        self._failed.append(StreamFailure(*waiting.key, waiting.request.resumed, code, message))
+
+    def abort(self, server: int, stream: int) -> bool:
+        """Give a stream up; :meth:`take_finished` has its end. False when it does not wait here."""
+        waiting = self._streams.get((server, stream))
+        if waiting is None:
+            return False
+        self.remove(waiting)
+        self._aborted.append((server, stream, waiting.request.resumed))
+        return True
+
+    def drop_server(self, server: int) -> None:
+        """Forget an API server's streams, without an end."""
+        for waiting in [waiting for waiting in self if waiting.server == server]:
+            self.remove(waiting)
+        self._aborted = [end for end in self._aborted if end[0] != server]
+        self._failed = [failure for failure in self._failed if failure.server != server]
+
+    def fail_all(self, code: str, message: str) -> list[StreamFailure]:
+        """Give every stream up by an error; ends that were not taken yet are among them."""
+        ends = self._aborted + [(*waiting.key, waiting.request.resumed) for waiting in self]
+        failures = self._failed + [StreamFailure(*end, code, message) for end in ends]
+        self._streams, self._classes, self._class_order, self.tokens = {}, {}, [], 0
+        self._aborted, self._failed = [], []
+        return failures
+
+    # -- the ends of streams that were given up
+
+    def has_finished(self) -> bool:
+        return bool(self._aborted or self._failed)
+
+    def take_finished(self) -> StepRows:
+        rows = aborted_rows(self._aborted)
+        rows.failed = self._failed
+        self._aborted, self._failed = [], []
+        return rows

@@ -1,0 +1,421 @@
+"""Tokens on a clock, no model: for tests, measurements of the host, and capacity planning.
+
+The token at position p of a stream is a function of (seed, p) alone, so a stream gives the same tokens
+whatever runs beside it, and goes on as it would have when another engine resumes it. Sampling parameters
+that shape a model's distribution (temperature, top-p, penalties and so on) have no distribution to shape.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.config.options import ServeConfig
+from penstock.engine.base import Load, RequestRejected, StepRows, StreamFailure
+from penstock.engine.batch.rows import concat_rows
+from penstock.engine.batch.slots import SlotTable
+from penstock.engine.schedule.waiting_queue import WaitingQueue
+from penstock.engine.vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
+from penstock.wire.arrays import I8, I32
+from penstock.wire.frames import FinishReason
+from penstock.wire.logprobs import Logprobs
+from penstock.wire.messages import EngineInfo, Submit, WireError
+
+U64 = NDArray[np.uint64]
+
+EXIT_CODE_OF_FAULT = 70
+"""What ``exit@N`` ends the process with (EX_SOFTWARE of sysexits.h)."""
+MAX_PREFILL_STEP_S = 0.01
+"""Longest step that only takes prompts in, so that requests and orders are seen in between."""
+_HALVINGS = np.float32(np.log(0.5))
+
+# The constants of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+_GAMMA = 0x9E3779B97F4A7C15
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+class InjectedFault(RuntimeError):
+    """The fault ``error@N`` of ``--synthetic-fault``."""
+
+
+def mix(values: U64) -> U64:
+    """The finalizer of splitmix64, in place: uint64[N] to well-mixed uint64[N]."""
+    values ^= values >> np.uint64(30)
+    values *= np.uint64(_MIX_1)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(_MIX_2)
+    values ^= values >> np.uint64(31)
+    return values
+
+
+def stream_state(seed: int) -> int:
+    """Where the generator of a stream with ``seed`` starts; uint64."""
+    return int(mix(np.array([seed], np.uint64))[0])
+
+
+def token_indexes(state: U64, position: I32, choices: int) -> I32:
+    """int32[N] in [0, choices): the draw at ``position`` of streams with :func:`stream_state` ``state``."""
+    drawn = position.astype(np.uint64)
+    drawn += np.uint64(1)
+    drawn *= np.uint64(_GAMMA)
+    drawn += state
+    mix(drawn)
+    drawn >>= np.uint64(32)
+    drawn *= np.uint64(choices)
+    drawn >>= np.uint64(32)
+    return drawn.astype(np.int32)
+
+
+def _no_progress(text: str, fraction: float | None = None) -> None:
+    """For callers that show none."""
+
+
+class SyntheticEngine:
+    """Gives every running stream one token per step of ``synthetic_step_ms``.
+
+    A step ends no earlier than that after it began. A prompt is taken in before the step that gives its
+    stream's first token: at once, or one after the other at ``synthetic_prefill_tokens_per_s``, of which
+    at most ``max_num_batched_tokens`` become due per step. EOS is never drawn. Logprobs are made up: the
+    sampled token ranks first with probability 1/2, followed by its neighbours in the vocabulary at 1/4,
+    1/8 and so on.
+
+    Faults (``synthetic_fault``, KIND@N) strike in step N of those with work, counted from 0: N steps have
+    gone well by then.
+    """
+
+    can_sleep = True
+
+    # -- lifetime: process
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        model_dir: str,
+        progress: Callable[[str, float | None], None] = _no_progress,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        *,
+        tokenizer_dir: str | None = None,
+    ) -> None:
+        """``tokenizer_dir`` has tokenizer.json when ``model_dir`` has not. Raises ConfigError."""
+        progress("reading the tokenizer", None)
+        vocabulary = read_vocabulary(Path(tokenizer_dir or model_dir))
+        directory = Path(model_dir)
+        max_model_len = config.max_model_len or read_max_model_len(directory)
+        self._info = EngineInfo(
+            engine="synthetic",
+            max_model_len=max_model_len,
+            vocab_size=vocabulary.size,
+            max_num_seqs=config.max_num_seqs,
+            eos_token_ids=read_eos_token_ids(directory),
+        )
+        self._ordinary = vocabulary.ordinary
+        self._step_s = config.synthetic_step_ms / 1000
+        self._rate = config.synthetic_prefill_tokens_per_s
+        self._max_taken = config.max_num_batched_tokens
+        self._fault = _parse_fault(config.synthetic_fault)
+        self._clock = clock
+        self._sleep = sleep
+
+        self._waiting = WaitingQueue(config)
+        self._table = SlotTable(config.max_num_seqs, max_model_len, self._info.eos_token_ids, clock)
+        self._state = np.zeros(config.max_num_seqs, np.uint64)
+        self._alternatives = np.full(config.max_num_seqs, -1, np.int32)
+        """Logprobs asked for, per slot; -1: none."""
+        self._with_logprobs = 0
+        self._prefilling: deque[int] = deque()
+        self._decoding: NDArray[np.intp] = np.zeros(0, np.intp)
+        """Slots in order of their first token."""
+        self._aborted: set[int] = set()
+        """Slots to be released with a row in the next step."""
+        self._credit = 0.0
+        """Prompt tokens that may be taken in."""
+        self._credited_at = 0.0
+        self._profile: cProfile.Profile | None = None
+        self._steps = self._requests = self._prompt_tokens = self._generated = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def close(self) -> None:
+        """Holds nothing but memory."""
+
+    # -- streams come and go
+
+    def submit(self, server: int, request: Submit) -> None:
+        if self._table.find(server, request.stream) is not None:
+            raise WireError(f"Submit.stream {request.stream} is running already")
+        self._check(request)
+        if not self.has_work():
+            self._credited_at = self._clock()
+        self._waiting.push(server, request, self._table.free_count())
+        self._requests += 1
+
+    def _check(self, request: Submit) -> None:
+        sampling = request.sampling
+        prompt = np.frombuffer(request.prompt, "<i4")
+        longest = self._info.max_model_len - 1
+        for name, value in (
+            ("logit_bias", sampling.logit_bias),
+            ("allowed_token_ids", sampling.allowed_token_ids),
+            ("bad_words", sampling.bad_words or None),
+            ("structured output (response_format, structured_outputs)", sampling.grammar),
+            ("prompt_logprobs", None if sampling.prompt_logprobs < 0 else sampling.prompt_logprobs),
+        ):
+            if value is not None:
+                raise RequestRejected(f"{name} is not supported by the synthetic engine")
+        if len(prompt) > longest:
+            raise RequestRejected(
+                f"the prompt has {len(prompt)} tokens, at most {longest} leave room for output"
+            )
+        if not 0 <= prompt.min() <= prompt.max() < self._info.vocab_size:
+            raise RequestRejected(f"the prompt has a token id outside 0 to {self._info.vocab_size - 1}")
+        if request.resumed >= len(prompt):
+            raise RequestRejected(f"resumed is {request.resumed}, but the prompt has {len(prompt)} tokens")
+        if sampling.max_tokens <= request.resumed:
+            raise RequestRejected(
+                f"max_tokens is {sampling.max_tokens}, of which {request.resumed} are generated already"
+            )
+
+    def abort(self, server: int, streams: Sequence[int]) -> None:
+        for stream in streams:
+            if self._waiting.abort(server, stream):
+                continue
+            slot = self._table.find(server, stream)
+            if slot is not None:
+                self._aborted.add(slot)
+
+    def drop_server(self, server: int) -> None:
+        self._waiting.drop_server(server)
+        dropped = set(self._table.slots_of(server))
+        self._withdraw(dropped)
+        self._aborted -= dropped
+        for slot in dropped:
+            self._release(slot)
+
+    def take_admitted(self) -> Sequence[tuple[int, int]]:
+        return self._table.take_admitted()
+
+    def fail_all(self, code: str, message: str) -> StepRows:
+        rows = self._table.fail_all(code, message)
+        rows.failed = [*rows.failed, *self._waiting.fail_all(code, message)]
+        self._aborted.clear()
+        self._prefilling.clear()
+        self._decoding = self._decoding[:0]
+        self._alternatives[:] = -1
+        self._with_logprobs = 0
+        return rows
+
+    def _withdraw(self, slots: set[int]) -> None:
+        """Take slots out of prefill and decode."""
+        self._prefilling = deque(slot for slot in self._prefilling if slot not in slots)
+        gone = np.fromiter(slots, np.intp, len(slots))
+        self._decoding = self._decoding[~np.isin(self._decoding, gone)]
+
+    def _release(self, slot: int) -> None:
+        self._table.release(slot)
+        if self._alternatives[slot] >= 0:
+            self._alternatives[slot] = -1
+            self._with_logprobs -= 1
+
+    # -- the step
+
+    def has_work(self) -> bool:
+        return bool(
+            len(self._decoding)
+            or self._prefilling
+            or self._waiting
+            or self._aborted
+            or self._waiting.has_finished()
+        )
+
+    def step(self) -> StepRows:
+        """One token for every decoding stream. Raises InjectedFault."""
+        began = self._clock()
+        if self._aborted:
+            self._withdraw(self._aborted)
+        self._admit()
+        self._prefill_prompts(began)
+        failing = self._inject_fault()
+        slots = self._decoding
+        tokens = self._draw(slots)
+        finish = self._table.append_and_check_stop(slots, tokens)
+        self._generated += len(slots)
+        rows = self._rows(slots, finish, failing)
+        self._sleep_until(began + self._duration())
+        return rows
+
+    def dummy_step(self) -> None:
+        """A step's time passes."""
+        if self._step_s:
+            self._sleep(self._step_s)
+
+    def _admit(self) -> None:
+        while self._waiting and self._table.free_count():
+            first = self._waiting.pop()
+            request = first.request
+            slot = self._table.allocate(first.server, request)
+            self._state[slot] = stream_state(request.sampling.seed)
+            if request.sampling.logprobs >= 0:
+                self._alternatives[slot] = request.sampling.logprobs
+                self._with_logprobs += 1
+            self._prefilling.append(slot)
+
+    def _prefill_prompts(self, now: float) -> None:
+        """Move streams whose prompt is taken in by ``now`` from prefill to decode."""
+        earned = min((now - self._credited_at) * self._rate, self._max_taken)
+        self._credited_at = now
+        if not self._prefilling:
+            return
+        self._credit += earned
+        taken = []
+        while self._prefilling:
+            length = int(self._table.prompt_len[self._prefilling[0]])
+            if self._rate:
+                if self._credit < length:
+                    break
+                self._credit -= length
+            self._prompt_tokens += length
+            taken.append(self._prefilling.popleft())
+        if taken:
+            self._decoding = np.concatenate([self._decoding, np.array(taken, np.intp)])
+        if not self._prefilling:
+            self._credit = 0.0
+
+    def _draw(self, slots: NDArray[np.intp]) -> I32:
+        position = self._table.length[slots]
+        position -= self._table.base[slots]
+        tokens: I32 = self._ordinary[token_indexes(self._state[slots], position, len(self._ordinary))]
+        return tokens
+
+    def _rows(self, slots: NDArray[np.intp], finish: I8, failing: int | None) -> StepRows:
+        """The step's rows; slots of streams that end are free afterwards."""
+        table = self._table
+        if self._aborted:
+            aborted = np.fromiter(self._aborted, np.intp, len(self._aborted))
+            slots = np.concatenate([slots, aborted])
+            finish = np.concatenate([finish, np.full(len(aborted), FinishReason.ABORT, np.int8)])
+            self._aborted.clear()
+        if failing is not None:
+            table.flush_next(failing)
+        rows = table.rows(slots, finish)
+        if self._with_logprobs:
+            rows.logprobs = self._logprobs(rows)
+        if rows.finish is not None:
+            for slot in slots[finish != 0].tolist():
+                self._release(slot)
+            self._decoding = slots[finish == 0]
+        if self._waiting.has_finished():
+            rows = concat_rows([rows, self._waiting.take_finished()])
+        if failing is not None and failing in self._decoding:
+            rows.failed = [*rows.failed, self._fail(failing)]
+        return rows
+
+    def _duration(self) -> float:
+        if len(self._decoding) or not self._prefilling:
+            return self._step_s
+        missing = float(self._table.prompt_len[self._prefilling[0]]) - self._credit
+        return max(self._step_s, min(missing / self._rate, MAX_PREFILL_STEP_S))
+
+    def _sleep_until(self, when: float) -> None:
+        rest = when - self._clock()
+        if rest > 0:
+            self._sleep(rest)
+
+    def _logprobs(self, rows: StepRows) -> Logprobs | None:
+        """Made-up logprobs of the rows' tokens, for the streams that asked."""
+        counts = np.ones(len(rows.server), np.int32) if rows.count is None else rows.count
+        keys = zip(rows.server.tolist(), rows.stream.tolist(), strict=True)
+        slots = [self._table.find(server, stream) for server, stream in keys]
+        asked = np.repeat(self._alternatives[np.array(slots, np.intp)], counts)
+        token = np.flatnonzero(asked >= 0)
+        if not len(token):
+            return None
+        asked = asked[token]
+        place = np.searchsorted(self._ordinary, rows.tokens[token])
+        rank = np.concatenate([[0], np.arange(int(asked.max()))]).astype(np.int32)
+        ids = self._ordinary[(place[:, None] + rank) % len(self._ordinary)]
+        values = np.broadcast_to((rank + 1) * _HALVINGS, ids.shape).astype(np.float32)
+        absent = np.arange(len(rank)) > asked[:, None]
+        ids[absent] = -1
+        values[absent] = -np.inf
+        return Logprobs(token.astype(np.int32), ids, values, np.ones(len(token), np.int32))
+
+    # -- faults
+
+    def _inject_fault(self) -> int | None:
+        """Inject the fault when its step has come. Returns the slot of a stream that is to fail."""
+        step = self._steps
+        self._steps += 1
+        if self._fault is None or step != self._fault[1]:
+            return None
+        match self._fault[0]:
+            case "error":
+                raise InjectedFault(f"injected by --synthetic-fault error@{step}")
+            case "exit":
+                os._exit(EXIT_CODE_OF_FAULT)
+            case "hang":
+                while True:
+                    self._sleep(3600)
+            case _:
+                return int(self._decoding[0]) if len(self._decoding) else None
+
+    def _fail(self, slot: int) -> StreamFailure:
+        table = self._table
+        failure = StreamFailure(
+            int(table.server[slot]),
+            int(table.stream[slot]),
+            int(table.length[slot] - table.base[slot]),
+            "engine_error",
+            f"injected by --synthetic-fault stream-error@{self._steps - 1}",
+        )
+        self._withdraw({slot})
+        self._release(slot)
+        return failure
+
+    # -- what it reports
+
+    def load(self) -> Load:
+        return Load(len(self._waiting), self._table.running())
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "steps_total": self._steps,
+            "requests_total": self._requests,
+            "prompt_tokens_total": self._prompt_tokens,
+            "generated_tokens_total": self._generated,
+            "requests_waiting": len(self._waiting),
+            "requests_running": self._table.running(),
+        }
+
+    def call(self, method: str, arguments: dict[str, Any]) -> Any:
+        match method:
+            case "reset_prefix_cache" | "sleep" | "wake_up":
+                return None  # it has neither a cache nor memory worth giving back
+            case "start_profile":
+                self._profile = cProfile.Profile()
+                self._profile.enable()
+                return None
+            case "stop_profile" if self._profile is not None:
+                self._profile.disable()
+                path = f"{arguments['path']}.prof"
+                self._profile.dump_stats(path)
+                self._profile = None
+                return path
+        raise ValueError(f"the synthetic engine has no operation {method!r}")
+
+
+def _parse_fault(fault: str | None) -> tuple[str, int] | None:
+    if fault is None:
+        return None
+    kind, _, step = fault.partition("@")
+    return kind, int(step)

@@ -1,0 +1,195 @@
+"""Where a step's tokens lie in the paged cache: made once per step, used by every layer.
+
+A step's tokens are one flat sequence [T]: first N single tokens (decodes), then chunks of prompts. They are
+computed in parts: streams of similar length, padded to the longest of them, so that a part is one set of
+tensor operations and no stream meets much more than its own history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
+from penstock.engine.schedule.scheduler import Batch
+from penstock.engine.torch.transfer import to_device
+
+PADDING = 1.25
+"""A part ends when the next stream is longer than its shortest one by this factor, and by PADDING_SLACK."""
+PADDING_SLACK = 64
+TILE = 256
+"""Tokens of one prompt that are computed together: bounds the mask of a long prompt, and skips the half of
+the scores that lies in the future."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True, frozen=True)
+class CacheGeometry:
+    """Shape of a layer's cache, and how it is read."""
+
+    kv_heads: int
+    head_size: int
+    gathered: int
+    """Elements of keys that one part gathers at most, unless a single stream has more."""
+    in_place: bool = False
+    """Whether a kernel reads the histories of decodes where they lie."""
+
+
+@dataclass(slots=True, frozen=True)
+class AttentionPart:
+    """n streams with C tokens each, padded to C; decodes have C = 1."""
+
+    tokens: slice | Tensor
+    """Which of the flat batch: int64[n * C], or a slice where nothing is padded."""
+    real: Tensor | None
+    """int64[R]: which of the n * C are no padding; None: all."""
+    pages: Tensor
+    """int64[n * KV heads * blocks]: (block, head) pairs that hold the histories, padded by the null block."""
+    own: Tensor
+    """int64[n, C]: each token's position in its history."""
+    length: int
+    """L: positions that ``pages`` hold of each stream."""
+
+
+@dataclass(slots=True, frozen=True)
+class AttentionMetadata:
+    writes: Tensor
+    """int64[T * KV heads]: row of each token's key and value, head by head, in a cache of rows."""
+    parts: list[AttentionPart]
+    decodes: DecodeMetadata | None = None
+    """The first tokens of the batch, when they are in no part."""
+
+
+@dataclass(slots=True, frozen=True)
+class DecodeMetadata:
+    """N single tokens for a kernel that reads the cache in place."""
+
+    table: Tensor
+    """int64[N, W]: blocks of each history."""
+    length: Tensor
+    """int64[N]: of each history, the single token included."""
+
+
+def build_attention_metadata(
+    batch: Batch, blocks: BlockTables, geometry: CacheGeometry, device: torch.device
+) -> AttentionMetadata:
+    """The layout of a batch whose parts own blocks for all their tokens."""
+    rows = blocks.cache_rows(np.repeat(batch.slots, batch.count), token_positions(batch))
+    block, offset = np.divmod(rows, blocks.block_size)
+    heads = np.arange(geometry.kv_heads)
+    writes = (block[:, None] * geometry.kv_heads + heads) * blocks.block_size + offset[:, None]
+    maker = _PartMaker(batch, blocks, geometry, device)
+    written = _to(writes.reshape(-1), device)
+    if geometry.in_place and batch.singles:
+        return AttentionMetadata(written, [*maker.prefills()], _decodes(batch, blocks, device))
+    return AttentionMetadata(written, [*maker.decodes(), *maker.prefills()])
+
+
+def dummy_attention_metadata(
+    block_size: int, geometry: CacheGeometry, device: torch.device
+) -> AttentionMetadata:
+    """One token that belongs to no stream, alone in the null block, whose contents nobody heeds."""
+    first = NULL_BLOCK * geometry.kv_heads + np.arange(geometry.kv_heads)
+    own = np.zeros((1, 1), np.int64)
+    part = AttentionPart(slice(0, 1), None, _to(first, device), _to(own, device), block_size)
+    return AttentionMetadata(_to(first * block_size, device), [part])
+
+
+def _decodes(batch: Batch, blocks: BlockTables, device: torch.device) -> DecodeMetadata:
+    length = batch.start[: batch.singles] + 1
+    table = blocks.table[batch.slots[: batch.singles], : blocks.blocks_for(int(length[-1]))]
+    return DecodeMetadata(_to(table, device), _to(length, device))
+
+
+def token_positions(batch: Batch) -> Ints:
+    """int64[T]: the history position of each token of the flat batch."""
+    ends = np.cumsum(batch.count)
+    within = np.arange(int(ends[-1])) - np.repeat(ends - batch.count, batch.count)
+    positions: Ints = np.repeat(batch.start, batch.count) + within
+    return positions
+
+
+class _PartMaker:
+    def __init__(
+        self, batch: Batch, blocks: BlockTables, geometry: CacheGeometry, device: torch.device
+    ) -> None:
+        self._batch = batch
+        self._blocks = blocks
+        self._geometry = geometry
+        self._device = device
+
+    def decodes(self) -> Iterator[AttentionPart]:
+        """Of the singles, which stand in order of length."""
+        batch = self._batch
+        start = batch.start[: batch.singles].astype(np.int64)
+        for first, last in self._ranges(start + 1, np.ones_like(start)):
+            yield AttentionPart(
+                tokens=slice(first, last),
+                real=None,
+                pages=self._pages(batch.slots[first:last], int(start[last - 1]) + 1),
+                own=_to(start[first:last, None], self._device),
+                length=self._padded(int(start[last - 1]) + 1),
+            )
+
+    def prefills(self) -> Iterator[AttentionPart]:
+        """Of the chunks, cut into tiles. Those of similar width and length are padded to one another."""
+        slots, row, start, count = self._tiles()
+        for first, last in self._ranges(start + count, count):
+            most = int(count[first:last].max())
+            within = np.arange(most)
+            real = within < count[first:last, None]
+            # a padded query repeats its tile's first token; what it computes is dropped
+            tokens = row[first:last, None] + np.where(real, within, 0)
+            yield AttentionPart(
+                tokens=_to(tokens.reshape(-1), self._device),
+                real=None if real.all() else _to(np.flatnonzero(real), self._device),
+                pages=self._pages(slots[first:last], int((start + count)[first:last].max())),
+                own=_to(start[first:last, None] + np.where(real, within, 0), self._device),
+                length=self._padded(int((start + count)[first:last].max())),
+            )
+
+    def _tiles(self) -> tuple[NDArray[np.intp], Ints, Ints, Ints]:
+        """Slot, first row in the flat batch, start and count of each tile, in order of end and count."""
+        batch = self._batch
+        rows = np.cumsum(batch.count) - batch.count
+        chunks = slice(batch.singles, None)
+        tiles = -(-batch.count[chunks] // TILE)
+        skipped = TILE * (np.arange(int(tiles.sum())) - np.repeat(np.cumsum(tiles) - tiles, tiles))
+        count = np.minimum(np.repeat(batch.count[chunks], tiles) - skipped, TILE)
+        start = np.repeat(batch.start[chunks], tiles) + skipped
+        order = np.lexsort((count, start + count))
+        slots = np.repeat(batch.slots[chunks], tiles)[order]
+        return slots, (np.repeat(rows[chunks], tiles) + skipped)[order], start[order], count[order]
+
+    def _ranges(self, length: Ints, width: Ints) -> Iterator[tuple[int, int]]:
+        """Ranges of streams that make a part. ``length`` is in ascending order."""
+        per_token = self._geometry.kv_heads * self._geometry.head_size
+        first = 0
+        while first < len(length):
+            most = PADDING * int(length[first]) + PADDING_SLACK
+            last = int(np.searchsorted(length, most, side="right"))
+            # a part has width x length scores per stream and head beside the keys it gathers
+            weight = self._padded(int(length[last - 1])) * max(per_token, int(width[first:last].max()))
+            last = min(last, first + max(1, self._geometry.gathered // weight))
+            yield first, last
+            first = last
+
+    def _pages(self, slots: NDArray[np.intp], longest: int) -> Tensor:
+        table = self._blocks.table[slots, : self._blocks.blocks_for(longest)].astype(np.int64)
+        heads = np.arange(self._geometry.kv_heads)
+        pages = table[:, None, :] * self._geometry.kv_heads + heads[:, None]
+        return _to(pages.reshape(-1), self._device)
+
+    def _padded(self, length: int) -> int:
+        return self._blocks.blocks_for(length) * self._blocks.block_size
+
+
+def _to(array: Any, device: torch.device) -> Tensor:
+    return to_device(np.ascontiguousarray(array, np.int64), device)

@@ -1,0 +1,173 @@
+"""What a model directory says, and the transformers model that is made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.config.errors import ConfigError
+from penstock.config.options import ServeConfig
+from penstock.engine.torch.expert_parallel import IMPLEMENTATION, ExpertParallel
+from penstock.engine.torch.supported_models import check_supported
+
+NAMES_SHOWN = 3
+"""Tensors that an error names, of those that are wrong."""
+ROPE_BY_LENGTH = frozenset({"dynamic", "longrope"})
+"""Rotary embeddings that change with the longest position of a batch, once that is past the length which the
+model was first trained for. No stream's tokens may depend on others, so they are served up to there."""
+
+
+@dataclass(slots=True, frozen=True)
+class ModelShape:
+    """What the KV cache, the head and the request checks need to know."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocab_size: int
+    max_positions: int
+    dtype: torch.dtype | None
+    """Of the weights, as config.json states it."""
+    alibi: bool
+    """Whether scores fall with a key's distance, head by head, instead of embedded positions."""
+    logits_scale: float
+    """What logits are multiplied by (Granite, Command R)."""
+    logits_softcap: float | None
+    """What bounds logits by a tanh (Gemma 2)."""
+
+
+def pick_device(config: ServeConfig) -> torch.device:
+    """Raises ConfigError when CUDA is asked for and there is none."""
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise ConfigError("--device cuda: PyTorch finds no CUDA device here")
+    return torch.device("cuda" if available and config.device != "cpu" else "cpu")
+
+
+def pick_dtype(config: ServeConfig, model_dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
+    """auto: float32 on a CPU, whose half-precision arithmetic is slow; the model's own elsewhere."""
+    if config.dtype != "auto":
+        named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+        return named[config.dtype]
+    return torch.float32 if device.type == "cpu" or model_dtype is None else model_dtype
+
+
+def read_shape(model_dir: str) -> ModelShape:
+    """The model's shape from its config.json. Raises ConfigError for an unsupported architecture."""
+    check_supported(Path(model_dir))
+    config = _read_config(model_dir)
+    described: dict[str, Any] = config.to_dict()
+    heads = int(config.num_attention_heads)
+    kv_heads = 1 if described.get("multi_query") else int(described.get("num_key_value_heads") or heads)
+    return ModelShape(
+        layers=int(config.num_hidden_layers),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=int(described.get("head_dim") or config.hidden_size // heads),
+        vocab_size=int(config.vocab_size),
+        max_positions=_max_positions(described),
+        dtype=config.dtype if isinstance(config.dtype, torch.dtype) else None,
+        alibi=config.model_type == "bloom",
+        logits_scale=described.get("logit_scale", 1.0) / described.get("logits_scaling", 1.0),
+        logits_softcap=described.get("final_logit_softcapping"),
+    )
+
+
+def _read_config(model_dir: str) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
+        raise ConfigError(f"{model_dir}/config.json: {_one_line(error)}") from None
+
+
+def _max_positions(described: dict[str, Any]) -> int:
+    """Positions that the model has or was trained with; ALiBi itself, which BLOOM uses, has no end."""
+    longest = int(described.get("max_position_embeddings") or described.get("seq_length") or 2048)
+    ropes: dict[str, Any] = described.get("rope_parameters") or {}
+    for rope in (ropes, *(of_layers for of_layers in ropes.values() if isinstance(of_layers, dict))):
+        if rope.get("rope_type") in ROPE_BY_LENGTH:
+            longest = min(longest, int(rope.get("original_max_position_embeddings") or longest))
+    return longest
+
+
+def load_model(
+    model_dir: str,
+    config: ServeConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: str,
+    experts: ExpertParallel | None = None,
+) -> Any:
+    """A transformers causal LM on ``device``, with ``attention`` as the name of its attention function, and
+    with this rank's ``experts``, None: all.
+
+    Raises ConfigError when the weights cannot be read, or are not those that config.json describes.
+    """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # progress goes to the supervisor
+    logging.set_verbosity_error()  # what it warns of, here are errors
+    options = {"dtype": dtype, "attn_implementation": attention}
+    if experts is not None:
+        options["experts_implementation"] = IMPLEMENTATION
+    if config.load_format == "dummy":
+        model = _random_model(model_dir, config.seed, device, options)
+    else:
+        model = _read_model(model_dir, config.load_format == "safetensors", options, experts)
+    if experts is not None:
+        experts.keep_local_experts(model)
+    return model.to(device).eval()
+
+
+def _random_model(model_dir: str, seed: int, device: torch.device, options: dict[str, Any]) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(_read_config(model_dir), **options)
+
+
+def _read_model(
+    model_dir: str, only_safetensors: bool, options: dict[str, Any], experts: ExpertParallel | None
+) -> Any:
+    from safetensors import SafetensorError
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+
+    model_class: Any = AutoModelForCausalLM
+    if experts is not None:
+        model_class = experts.sharded_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(_read_config(model_dir))])
+    try:
+        model, report = model_class.from_pretrained(
+            model_dir,
+            local_files_only=True,
+            use_safetensors=only_safetensors or None,
+            ignore_mismatched_sizes=True,  # told below, by name
+            output_loading_info=True,
+            **options,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"model {model_dir}: cannot read the weights: {_one_line(error)}") from None
+    mismatched = [
+        f"{name} is {list(found)}, not {list(wanted)}"
+        for name, found, wanted in sorted(report["mismatched_keys"])
+    ]
+    for what, names in (
+        ("tensors of another shape than config.json states", mismatched),
+        ("no weights for", sorted(report["missing_keys"])),
+        ("errors in the weights", sorted(report["error_msgs"])),
+    ):
+        if names:
+            shown = ", ".join(names[:NAMES_SHOWN]) + (", …" if len(names) > NAMES_SHOWN else "")
+            raise ConfigError(f"model {model_dir}: {what} ({len(names)}): {shown}")
+    return model
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,149 @@
+"""Runs what the scheduler chose: tokens to the device, the model, sampled tokens back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.engine.base import StepRows
+from penstock.engine.batch.prompt_logprobs import PromptLogprobsState
+from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.schedule.block_tables import BlockTables
+from penstock.engine.schedule.scheduler import Batch
+from penstock.engine.torch.attention_metadata import build_attention_metadata, token_positions
+from penstock.engine.torch.model import PagedModel
+from penstock.engine.torch.sampler import Sampler, top_logprobs
+from penstock.engine.torch.sampler_output import SamplerOutput, TopLogprobs
+from penstock.engine.torch.transfer import to_device
+from penstock.wire.arrays import I32
+from penstock.wire.logprobs import Logprobs, concat_logprobs
+
+
+@dataclass(slots=True, frozen=True)
+class PendingPromptLogprobs:
+    """Logprobs of prompt tokens."""
+
+    slots: NDArray[np.intp]
+    places: NDArray[np.int64]
+    """Of the tokens in their slots' prompts."""
+    parts: Sequence[TopLogprobs]
+
+    def read(self, columns: PromptLogprobsState) -> StepRows:
+        """Rows that carry them, for the streams that the slots hold: none may have left since the launch."""
+        whole = concat_logprobs([part.read() for part in self.parts])
+        assert whole is not None
+        return columns.rows(self.slots, self.places, whole.ids, whole.values, whole.rank)
+
+
+@dataclass(slots=True, frozen=True)
+class PendingOutput:
+    """A step that was ordered from the device and may not be done."""
+
+    sampled: Sequence[SamplerOutput]
+    """Of consecutive rows, on the host once ``done``."""
+    scored: PendingPromptLogprobs | None
+    """To be read in the step that launched it."""
+    done: torch.cuda.Event | None
+    """None: it is done."""
+
+    def read(self) -> tuple[I32, Logprobs | None]:
+        """The tokens int32[len(batch.samples)], and logprobs whose ``token`` indexes them. Waits for them."""
+        if self.done is not None:
+            self.done.synchronize()
+        tokens, parts = [np.zeros(0, np.int32)], []
+        for rows in self.sampled:
+            read, logprobs = rows.read()
+            if logprobs is not None:
+                logprobs.token += np.int32(sum(map(len, tokens)))
+                parts.append(logprobs)
+            tokens.append(read)
+        return np.concatenate(tokens), concat_logprobs(parts)
+
+
+class ModelRunner:
+    """One forward pass per step. Steps are done in the order in which they are launched.
+
+    A step may be launched before the tokens of the one before are read: they are kept on the device for it.
+    """
+
+    def __init__(
+        self, model: PagedModel, blocks: BlockTables, sampling: SamplingMetadata, device: torch.device
+    ) -> None:
+        self._model = model
+        self._blocks = blocks
+        self._table = sampling.table
+        self._sampling = sampling
+        self._sampler = Sampler(sampling)
+        self._device = device
+        self._last = torch.zeros(self._table.size, dtype=torch.int64, device=device)
+        """Each slot's token that was sampled last."""
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> PendingOutput:
+        """Order the forward pass and the sampling of a batch."""
+        positions = token_positions(batch)
+        owners = np.repeat(batch.slots, batch.count)
+        slots = batch.slots[batch.samples]
+        kept = np.cumsum(batch.count)[batch.samples] - 1
+        scored = (
+            self._sampling.prompt_logprobs.tokens_to_score(owners, positions)
+            if self._sampling.prompt_logprobs.active_slots
+            else slots[:0]
+        )
+        self._sampling.prepare(slots)
+        hidden = self._model.hidden(
+            self._tokens(batch, owners, positions),
+            to_device(positions, self._device),
+            build_attention_metadata(batch, self._blocks, self._model.attention.geometry, self._device),
+            to_device(np.concatenate((kept, scored)), self._device),
+        )
+        sampled = [rows.to_host() for rows in self._sample(hidden[: len(kept)], slots)]
+        prompts = None
+        if len(scored):
+            prompts = self._score(hidden[len(kept) :], owners[scored], positions[scored] + 1)
+        done = None
+        if self._device.type == "cuda":
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        return PendingOutput(sampled, prompts, done)
+
+    @torch.inference_mode()
+    def dummy_run(self) -> None:
+        """Order a forward pass that other ranks need."""
+        self._model.dummy_run()
+
+    def _tokens(self, batch: Batch, owners: NDArray[np.intp], positions: NDArray[np.int64]) -> Tensor:
+        """int64[T]: from the histories, or from the device what the host has not read yet."""
+        tokens = to_device(self._table.history[owners, positions].astype(np.int64), self._device)
+        if self._table.in_flight_tokens[batch.slots].any():
+            unread = np.flatnonzero(positions >= self._table.length[owners])
+            tokens[to_device(unread, self._device)] = self._last[to_device(owners[unread], self._device)]
+        return tokens
+
+    def _sample(self, hidden: Tensor, slots: NDArray[np.intp]) -> list[SamplerOutput]:
+        """A few rows at a time, as logits are large; no row's token depends on other rows."""
+        parts = []
+        for first in range(0, len(slots), self._model.head.rows):
+            rows = slice(first, first + self._model.head.rows)
+            parts.append(self._sampler.sample(self._model.head(hidden[rows]), slots[rows]))
+            self._last[to_device(slots[rows], self._device)] = parts[-1].tokens
+        return parts
+
+    def _score(
+        self, hidden: Tensor, slots: NDArray[np.intp], places: NDArray[np.int64]
+    ) -> PendingPromptLogprobs:
+        """Logprobs of the prompt tokens at ``places``, a few rows at a time like sampled tokens."""
+        chosen = self._table.history[slots, places].astype(np.int64)
+        wanted = self._sampling.prompt_logprobs.alternatives[slots]
+        parts = []
+        for first in range(0, len(slots), self._model.head.rows):
+            rows = slice(first, first + self._model.head.rows)
+            raw = torch.log_softmax(self._model.head(hidden[rows]), -1)
+            own = to_device(chosen[rows], self._device)
+            parts.append(top_logprobs(np.arange(len(raw)), raw, own, wanted[rows]).to_host())
+        return PendingPromptLogprobs(slots, places, parts)

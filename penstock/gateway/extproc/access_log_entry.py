@@ -1,0 +1,52 @@
+"""What Envoy's access log says about a request's end, in the gateway's words."""
+
+from __future__ import annotations
+
+from penstock.gateway.extproc.messages import AccessLogEntry
+from penstock.gateway.responses.outcome import TransportResult
+
+_TIMEOUTS = frozenset(
+    {
+        "upstream_request_timeout",
+        "stream_idle_timeout",
+        "upstream_max_stream_duration_reached",
+        "duration_timeout",
+    }
+)
+_BROKEN = frozenset(
+    {
+        "no_healthy_upstream",
+        "local_reset",
+        "upstream_remote_reset",
+        "upstream_connection_failure",
+        "upstream_connection_termination",
+        "upstream_overflow",
+        "upstream_protocol_error",
+    }
+)
+_CLIENT_GONE = (
+    "downstream_remote_disconnect",
+    "http1.remote_reset",
+    "http2.remote_reset",
+    "http3.remote_reset",
+)
+"""Beginnings of ``response_code_details``; resets of one HTTP/2 stream raise no flag that is in the log."""
+
+
+def transport_result_of(entry: AccessLogEntry) -> tuple[TransportResult, str]:
+    """How the exchange stopped, and why if it is not whole.
+
+    A client that leaves makes Envoy reset the upstream as well, so the client's flag counts first.
+    """
+    if "downstream_connection_termination" in entry.flags or entry.details.startswith(_CLIENT_GONE):
+        return TransportResult.CLIENT_GONE, ""
+    if entry.flags & _TIMEOUTS:
+        return TransportResult.TIMEOUT, entry.details
+    if entry.flags & _BROKEN or entry.details.startswith("upstream_reset"):
+        return TransportResult.BROKEN, entry.details
+    return TransportResult.COMPLETE, ""
+
+
+def is_local_reply(entry: AccessLogEntry) -> bool:
+    """Envoy answered by itself, without having asked a model server."""
+    return not entry.attempts and not entry.upstream and not entry.flags & (_BROKEN | _TIMEOUTS)

@@ -1,0 +1,248 @@
+"""One request as Envoy tells it: when to pick, what to answer. Messages in, messages out."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+from penstock.gateway.extproc.messages import (
+    BodyMode,
+    CommonResponse,
+    ImmediateResponse,
+    MessagePart,
+    ProcessingRequest,
+    ProcessingResponse,
+)
+from penstock.gateway.extproc.routed_requests import NAMESPACE, PROCESS_KEY, RoutedRequest, RoutedRequests
+from penstock.gateway.relay.attempt import error_body, expected_reply, local_reply_headers, make_observer
+from penstock.gateway.relay.relay import RequestRecord
+from penstock.gateway.requests.request_body import GENERATION_PATHS, BodyError, RequestBody, read_request
+from penstock.gateway.requests.trace_context import TRACESTATE, inject_trace_context
+from penstock.gateway.responses.outcome import Outcome
+from penstock.gateway.responses.response_observer import ReplyObserver, StreamObserver
+from penstock.gateway.routing.picker import NoEndpointError, pick_request
+from penstock.http.errors import ApiError
+
+SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+HEADER_PREFIXES = ("x-gateway", "x-llm-d")
+"""Beginnings of the protocol's names; what is said is said with both."""
+DESTINATIONS = tuple(f"{prefix}-destination-endpoint" for prefix in HEADER_PREFIXES)
+SUBSETS = tuple(f"{name}-subset" for name in DESTINATIONS)
+SERVED = tuple(f"{name}-served" for name in DESTINATIONS)
+CONTROL_HEADERS = (*DESTINATIONS, *SUBSETS, *SERVED)
+"""Never taken from clients."""
+MOST_CHUNK_BYTES = 62_000
+"""Of a full-duplex body; Envoy refuses larger ones."""
+REQUEST_ID = b"x-request-id"
+
+
+class ProcessorStream:
+    """One stream of ``ExternalProcessor.Process``: one request, and its reply where Envoy sends it.
+
+    With a buffered or full-duplex request body the pick is made when the body is whole; in the other body
+    modes with the headers alone.
+    """
+
+    def __init__(self, picks: RoutedRequests) -> None:
+        picks.open_streams += 1
+        self._routed = picks
+        self._record: RequestRecord | None = None
+        """Of a request that has not been picked for or refused."""
+        self._pick: RoutedRequest | None = None
+        self._request_mode = self._response_mode = BodyMode.BUFFERED
+        self._headers: dict[bytes, bytes] = {}
+        self._subset: list[str] | None = None
+        self._body = bytearray()
+        self._request_id = ""
+        self._observer: StreamObserver | ReplyObserver | None = None
+
+    def receive(self, told: ProcessingRequest) -> list[ProcessingResponse]:
+        """What to answer to a message: nothing yet, or one message, or a body in several."""
+        if told.request_mode is not None and told.response_mode is not None:
+            self._request_mode, self._response_mode = told.request_mode, told.response_mode
+        match told.part:
+            case MessagePart.REQUEST_HEADERS:
+                answers = self._on_request_headers(told)
+            case MessagePart.REQUEST_BODY:
+                answers = self._on_request_body(told)
+            case MessagePart.REQUEST_TRAILERS:
+                answers = self._on_request_trailers()
+            case MessagePart.RESPONSE_HEADERS:
+                answers = self._on_response_headers(told)
+            case MessagePart.RESPONSE_BODY:
+                answers = self._on_response_body(told)
+            case MessagePart.RESPONSE_TRAILERS:
+                self._finish()
+                answers = [CommonResponse(MessagePart.RESPONSE_TRAILERS)]
+        return [] if told.observing else answers
+
+    def failed(self) -> None:
+        """The gateway cannot handle the request."""
+        if self._record is not None:
+            self._reject(500, "internal", "The gateway failed to handle this request.")
+
+    def closed(self) -> None:
+        """Envoy has ended the stream, or the connection broke. To be called once, at the end."""
+        self._routed.open_streams -= 1
+        if self._record is not None:
+            self._record.outcome = Outcome.CLIENT_DISCONNECT  # within its body
+            self._routed.finish(self._record)
+            self._record = None
+        self._end_observation()
+
+    # -- the request
+
+    def _on_request_headers(self, told: ProcessingRequest) -> list[ProcessingResponse]:
+        self._headers = dict(told.headers)
+        self._request_id = self._headers.get(REQUEST_ID, b"").decode("latin-1")
+        if told.observing:
+            return []
+        path = self._headers.get(b":path", b"").partition(b"?")[0].decode("latin-1")
+        method = self._headers.get(b":method", b"").decode("latin-1")
+        trace = self._routed.tracing.extract(told.headers)
+        self._record = RequestRecord(path, self._request_id, method, trace, began_at=self._routed.clock())
+        self._routed.recorder.metrics.request_started(self._record)
+        self._subset = _first_hint(told, SUBSET_NAMESPACE, SUBSETS)
+        try:
+            self._routed.keys.check(path, {"headers": told.headers})
+        except ApiError as error:
+            return [self._reject(error.status, str(error.code), str(error))]
+        waits = self._request_mode in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED)
+        if not waits or told.end:
+            return self._pick_endpoint(MessagePart.REQUEST_HEADERS)
+        if self._request_mode is BodyMode.BUFFERED:
+            return [CommonResponse(MessagePart.REQUEST_HEADERS, remove_headers=CONTROL_HEADERS)]
+        return []
+
+    def _on_request_body(self, told: ProcessingRequest) -> list[ProcessingResponse]:
+        if self._record is None:  # picked with the headers, or refused
+            return [CommonResponse(MessagePart.REQUEST_BODY)]
+        self._body += told.body
+        limit = self._routed.max_request_bytes
+        if len(self._body) > limit:
+            text = f"The request body is larger than the {limit} bytes of --max-request-bytes."
+            return [self._reject(413, "too_large", text)]
+        if not told.end and self._request_mode is BodyMode.FULL_DUPLEX_STREAMED:
+            return []
+        return self._pick_endpoint(MessagePart.REQUEST_BODY)
+
+    def _on_request_trailers(self) -> list[ProcessingResponse]:
+        if self._record is None:
+            return [CommonResponse(MessagePart.REQUEST_TRAILERS)]
+        answers = self._pick_endpoint(MessagePart.REQUEST_TRAILERS)
+        if not isinstance(answers[-1], ImmediateResponse):
+            answers.append(CommonResponse(MessagePart.REQUEST_TRAILERS))
+        return answers
+
+    def _pick_endpoint(self, part: MessagePart) -> list[ProcessingResponse]:
+        """The request is known as far as it will be."""
+        record, raw = self._record, bytes(self._body)
+        assert record is not None, "a request is picked for once"
+        self._body.clear()
+        record.bytes_in = len(raw)
+        body = None
+        if raw and record.path in GENERATION_PATHS:
+            try:
+                body = self._routed.rewrites.apply(read_request(raw))
+            except BodyError as error:
+                return [self._reject(400, "bad_body", f"The request body cannot be read: {error}")]
+            record.set_body(body)
+        session = self._headers.get(self._routed.session_header)
+        named = None if session is None else session.decode("latin-1")
+        request = pick_request(body, named, self._routed.ttft_slo_s)
+        try:
+            record.request_id = self._request_id = self._request_id or str(uuid.uuid4())
+            pick = self._routed.pick(request, self._request_id, self._subset, record, expected_reply(body))
+        except NoEndpointError as refusal:
+            return [self._reject(refusal.status, refusal.reason, str(refusal))]
+        self._record, self._pick = None, pick
+        return list(self._forward(part, pick, raw, body))
+
+    def _forward(
+        self, part: MessagePart, pick: RoutedRequest, raw: bytes, body: RequestBody | None
+    ) -> Iterator[ProcessingResponse]:
+        destinations = ",".join(pick.destinations)
+        headers = [(name.encode(), destinations.encode()) for name in DESTINATIONS]
+        if REQUEST_ID not in self._headers:
+            headers.append((REQUEST_ID, self._request_id.encode()))
+        if self._routed.endpoint_api_key is not None:
+            headers.append((b"authorization", b"Bearer " + self._routed.endpoint_api_key.encode()))
+        trace = pick.record.trace
+        headers += inject_trace_context([], trace)
+        removed = (*SUBSETS, *SERVED)
+        if self._routed.endpoint_api_key is not None:
+            removed += ("x-api-key",)
+        if trace is not None and trace.is_root:
+            removed += (TRACESTATE.decode(),)
+        told = dict.fromkeys(DESTINATIONS, destinations)
+        metadata = {NAMESPACE: {**told, PROCESS_KEY: self._routed.process}}
+        rewritten = None if body is None or body.raw == raw else body.raw
+        if part is MessagePart.REQUEST_HEADERS or self._request_mode is BodyMode.BUFFERED:
+            if rewritten is not None:
+                headers.append((b"content-length", b"%d" % len(rewritten)))
+            yield CommonResponse(part, headers, removed, rewritten, metadata=metadata)
+            return
+        yield CommonResponse(
+            MessagePart.REQUEST_HEADERS, headers, (*removed, "content-length"), metadata=metadata
+        )
+        yield from _chunks(MessagePart.REQUEST_BODY, rewritten or raw, end=part is MessagePart.REQUEST_BODY)
+
+    def _reject(self, status: int, reason: str, message: str) -> ImmediateResponse:
+        record, self._record = self._record, None
+        assert record is not None, "a request is refused once"
+        self._body.clear()
+        record.outcome, record.reason, record.status = Outcome.REJECTED, reason, status
+        self._routed.finish(record)
+        return ImmediateResponse(
+            status, local_reply_headers(status), error_body(reason, message), f"penstock_{reason}"
+        )
+
+    # -- the reply
+
+    def _on_response_headers(self, told: ProcessingRequest) -> list[ProcessingResponse]:
+        if self._pick is None:  # another filter of the same Envoy made it
+            self._pick = self._routed.find_unobserved(told.attributes.get("request.id", self._request_id))
+        if self._pick is not None:
+            served = _first_hint(told, NAMESPACE, SERVED)
+            self._pick.served = served[0] if served else told.attributes.get("upstream.address", "")
+            status = next((int(value) for name, value in told.headers if name == b":status"), 0)
+            self._pick.observing = True
+            self._pick.seen_status = status
+            self._observer = make_observer(status, told.headers, self._pick.expects, strip_usage=False)
+            self._pick.observer = self._observer
+        if told.end:
+            self._finish()
+        return [CommonResponse(MessagePart.RESPONSE_HEADERS)]
+
+    def _on_response_body(self, told: ProcessingRequest) -> list[ProcessingResponse]:
+        if self._observer is not None:
+            self._observer.feed(told.body, self._routed.clock())
+        if told.end:
+            self._finish()
+        if self._response_mode is BodyMode.FULL_DUPLEX_STREAMED:
+            return list(_chunks(MessagePart.RESPONSE_BODY, told.body, end=told.end))
+        return [CommonResponse(MessagePart.RESPONSE_BODY)]
+
+    def _finish(self) -> None:
+        """The reply is whole. The stream may be kept open for seconds."""
+        if self._observer is not None:
+            self._observer.finish(self._routed.clock())
+        self._end_observation()
+
+    def _end_observation(self) -> None:
+        """No more of the reply will come."""
+        if self._observer is not None and self._pick is not None:
+            self._routed.observation_ended(self._pick)
+        self._observer = None
+
+
+def _first_hint(told: ProcessingRequest, namespace: str, names: tuple[str, ...]) -> list[str] | None:
+    """The first of ``names`` that is set."""
+    texts = told.metadata.get(namespace, {})
+    return next((texts[name] for name in names if name in texts), None)
+
+
+def _chunks(part: MessagePart, body: bytes, *, end: bool) -> Iterator[ProcessingResponse]:
+    for start in range(0, max(len(body), 1), MOST_CHUNK_BYTES):
+        stop = start + MOST_CHUNK_BYTES
+        yield CommonResponse(part, chunk=body[start:stop], end=end and stop >= len(body))

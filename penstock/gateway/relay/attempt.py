@@ -1,0 +1,246 @@
+"""One request sent to one endpoint: relays its reply to the client and observes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import msgspec
+
+from penstock.gateway.requests.request_body import RequestBody
+from penstock.gateway.responses.outcome import TransportResult
+from penstock.gateway.responses.response_observer import Observation, ReplyObserver, StreamObserver
+from penstock.gateway.upstream.http_client import Connection, Headers, without_hop_by_hop
+
+RETRIABLE_STATUSES = frozenset({429, 502, 503})
+"""Replies that another endpoint may better; 500 is the model server's own failure, which a retry repeats."""
+
+EVENT_STREAM = b"text/event-stream"
+ExpectedReply = Literal["stream", "json", "anything"]
+"""What a good reply is."""
+
+
+class ClientStream(Protocol):
+    """The connection that the request came on."""
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Send the head of the reply; without a content-length among ``headers`` the body is chunked."""
+        ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def end(self) -> None: ...
+
+    def cut(self) -> None:
+        """Break the connection, so that the body cannot be taken for a whole one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds."""
+
+    connect: float = 5.0
+    first_token: float = 300.0
+    """From sending the request to the first event with tokens, or the body's first byte."""
+    event: float = 60.0
+    """Between reads."""
+    total: float = 3600.0
+
+
+class Attempt:
+    """Receives one reply, and is told what becomes of the client.
+
+    Nothing is sent to the client before the first byte of the body, so that a server that accepts a
+    request and then breaks can still be replaced by another one.
+    """
+
+    def __init__(
+        self,
+        client: ClientStream,
+        connection: Connection,
+        *,
+        expects: ExpectedReply,
+        strip_usage: bool,
+        wanted: Callable[[int], bool],
+        timeouts: Timeouts,
+        clock: Callable[[], float],
+    ) -> None:
+        """``wanted`` tells of a status whether such a reply is
+        relayed; one that is not is thrown away."""
+        self.ended: asyncio.Future[TransportResult] = asyncio.get_running_loop().create_future()
+        self.status: int | None = None
+        self.relayed = False
+        """Whether the client got anything."""
+        self.reason = ""
+        """Why the exchange broke."""
+        self.bytes_out = 0
+        self._client = client
+        self._connection = connection
+        self._expects = expects
+        self._strip_usage = strip_usage
+        self._is_relayed_status = wanted
+        self._timeouts = timeouts
+        self._clock = clock
+        self._sent_at = self._read_at = clock()
+        self._paused_at: float | None = None
+        """Since when the client has been behind."""
+        self._headers: Headers = []
+        self._observer: StreamObserver | ReplyObserver = ReplyObserver(json=False)
+
+    @property
+    def seen(self) -> Observation:
+        return self._observer.seen
+
+    # -- the reply
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        self.status = status
+        if not self._is_relayed_status(status):
+            self._connection.abort()
+            self._end(TransportResult.COMPLETE)
+            return
+        self._headers = without_hop_by_hop(headers)
+        self._observer = make_observer(status, headers, self._expects, strip_usage=self._strip_usage)
+
+    def on_body(self, data: bytes) -> None:
+        self._read_at = now = self._clock()
+        self._write(self._observer.feed(data, now))
+
+    def _write(self, data: bytes) -> None:
+        if not data:
+            return
+        if not self.relayed:
+            self._start()
+        self.bytes_out += len(data)
+        self._client.write(data)
+
+    def _start(self) -> None:
+        self.relayed = True
+        assert self.status is not None
+        self._client.start(self.status, self._headers)
+
+    def on_end(self) -> None:
+        self._write(self._observer.finish(self._clock()))
+        if not self.relayed:  # it had no body
+            self._start()
+        self._client.end()
+        self._end(TransportResult.COMPLETE)
+
+    def on_broken(self, reason: str) -> None:
+        self._break(TransportResult.BROKEN, reason)
+
+    # -- the client
+
+    def on_disconnect(self) -> None:
+        if not self.ended.done():
+            self._connection.abort()
+            self._end(TransportResult.CLIENT_GONE)
+
+    def on_pause(self) -> None:
+        self._paused_at = self._clock()
+        self._connection.pause(self)
+
+    def on_resume(self) -> None:
+        self._paused_at = None
+        self._read_at = self._clock()  # the server could not be heard until here
+        self._connection.resume(self)
+
+    # -- the clock
+
+    def check_timeouts(self, now: float) -> None:
+        """End what takes too long. A client that does not read is no fault of the server's."""
+        if self.ended.done():
+            return
+        timeouts = self._timeouts
+        if self._paused_at is not None:
+            if now - self._paused_at > timeouts.event:
+                self._give_up(f"the client read nothing for {timeouts.event:g} s")
+            return
+        begun = self.seen.first_token_at is not None or (self.relayed and not self.seen.stream)
+        if now - self._sent_at > timeouts.total:
+            reason = f"the reply took more than {timeouts.total:g} s"
+        elif not begun and now - self._sent_at > timeouts.first_token:
+            reason = f"no token came within {timeouts.first_token:g} s"
+        elif begun and now - self._read_at > timeouts.event:
+            reason = f"nothing came for {timeouts.event:g} s"
+        else:
+            return
+        self._connection.abort()
+        self._break(TransportResult.TIMEOUT, reason)
+
+    # -- the end
+
+    def _give_up(self, reason: str) -> None:
+        self.reason = reason
+        self._connection.abort()
+        self._end(TransportResult.CLIENT_GONE)
+        self._client.cut()
+
+    def _break(self, ending: TransportResult, reason: str) -> None:
+        """A reply that has begun cannot be replaced: its client is told within the stream, or cut off."""
+        self.reason = reason
+        if self.relayed and not self.seen.ended:
+            if self.seen.stream and not self._has_length():
+                self._client.write(error_event("upstream_broken", reason))
+                self._client.end()
+            else:
+                self._client.cut()
+        elif self.relayed:
+            self._client.end()
+        self._end(ending)
+
+    def _has_length(self) -> bool:
+        return any(name == b"content-length" for name, _ in self._headers)
+
+    def _end(self, ending: TransportResult) -> None:
+        if not self.ended.done():
+            self.ended.set_result(ending)
+
+
+def expected_reply(body: RequestBody | None) -> ExpectedReply:
+    """The reply to a request; None: it is not one for generation."""
+    return "anything" if body is None else "stream" if body.stream else "json"
+
+
+def make_observer(
+    status: int, headers: Headers, expects: ExpectedReply, *, strip_usage: bool
+) -> StreamObserver | ReplyObserver:
+    """Who watches a reply that begins so."""
+    content_type = next((value for name, value in headers if name == b"content-type"), b"")
+    kind, _, parameters = content_type.lower().partition(b";")
+    problem = None
+    if b"charset" in parameters and b"utf-8" not in parameters:
+        problem = f"its content type is {content_type!r}, not UTF-8"
+    elif status == 200 and expects == "stream" and kind.strip() != EVENT_STREAM:
+        problem = f"the answer to a streamed request is {content_type!r}"
+    observer: StreamObserver | ReplyObserver
+    if kind.strip() == EVENT_STREAM:
+        observer = StreamObserver(strip_usage)
+    else:
+        observer = ReplyObserver(json=status == 200 and expects == "json")
+    observer.seen.content_problem = problem
+    return observer
+
+
+def local_reply_headers(status: int) -> Headers:
+    """Of an answer of the gateway's own, but for its length."""
+    headers = [(b"content-type", b"application/json")]
+    if status in (429, 503):
+        headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]
+    return headers
+
+
+def error_event(code: str, message: str) -> bytes:
+    """That a stream broke, whatever its dialect: clients of completions and chat look for ``error``, those of
+    responses and messages for the event's name or type. What came of an event before is ended."""
+    return b'\n\nevent: error\ndata: {"type":"error",' + error_body(code, message)[1:] + b"\n\n"
+
+
+def error_body(code: str, message: str) -> bytes:
+    """An error in OpenAI's shape, made by the gateway."""
+    return msgspec.json.encode(
+        {"error": {"message": f"gateway: {message}", "type": "gateway_error", "param": None, "code": code}}
+    )

@@ -1,0 +1,143 @@
+"""The endpoints of a gateway, and the connections to them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from penstock.gateway.relay.attempt import Timeouts
+from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
+from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
+from penstock.gateway.routing.load_scrape import NoLoadError, read_load
+from penstock.gateway.upstream.http_client import ConnectionPool, Headers, UpstreamError, request_bytes
+
+log = logging.getLogger(__name__)
+
+MOST_SCRAPE_BYTES = 16 << 20
+FAILING_STATUSES = frozenset({500, 502, 503, 504})
+"""Of a scrape: the server is in trouble. With any other it has no such page, or does not show it."""
+
+
+class EndpointPool:
+    """Endpoints with their connections. Endpoints come and go; requests in flight keep theirs."""
+
+    def __init__(
+        self, timeouts: Timeouts, on_gone: Callable[[Endpoint], None], api_key: str | None = None
+    ) -> None:
+        """``on_gone`` is told of endpoints that are taken out; ``api_key`` is presented to read loads."""
+        self._timeouts = timeouts
+        self._scrape_headers: Headers = []
+        if api_key is not None:
+            self._scrape_headers.append((b"authorization", b"Bearer " + api_key.encode()))
+        self._on_removed = on_gone
+        self._connections: dict[Endpoint, ConnectionPool] = {}
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        return list(self._connections)
+
+    def update(self, targets: Iterable[ResolvedEndpoint]) -> None:
+        """From here on these are the endpoints; those that stay keep all that is known about them."""
+        wanted = {target.label: target for target in targets}
+        known = {endpoint.url: endpoint for endpoint in self._connections}
+        for url, endpoint in known.items():
+            if url not in wanted:
+                log.info("endpoint %s is taken out", url)
+                self._connections.pop(endpoint).close()
+                self._on_removed(endpoint)
+        for url, target in wanted.items():
+            if url not in known:
+                log.info("endpoint %s is taken in", url)
+                known[url] = Endpoint(url)
+                self._connections[known[url]] = ConnectionPool(
+                    target.url, address=target.address, connect_timeout_s=self._timeouts.connect
+                )
+            known[url].destination = target.destination
+
+    def connections(self, endpoint: Endpoint) -> ConnectionPool:
+        """Raises UpstreamError when the endpoint was taken out."""
+        try:
+            return self._connections[endpoint]
+        except KeyError:
+            raise UpstreamError("the endpoint was taken out") from None
+
+    def close(self) -> None:
+        for connections in self._connections.values():
+            connections.close()
+
+    # -- loads
+
+    async def scrape_loop(self, interval_s: float) -> None:
+        """Read every endpoint's load every ``interval_s`` seconds, each at its own pace."""
+        running: dict[Endpoint, asyncio.Task[None]] = {}
+        try:
+            while True:
+                for endpoint in self.endpoints:
+                    before = running.get(endpoint)
+                    if before is None or before.done():
+                        running[endpoint] = asyncio.ensure_future(self._scrape(endpoint, interval_s))
+                running = {endpoint: task for endpoint, task in running.items() if not task.done()}
+                await asyncio.sleep(interval_s)
+        finally:
+            for task in running.values():
+                task.cancel()
+
+    async def _scrape(self, endpoint: Endpoint, interval_s: float) -> None:
+        began = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(max(2 * interval_s, 1.0)):
+                load = await self.read_load(endpoint)
+        except NoLoadError as error:
+            if endpoint.reports_load:
+                log.warning("endpoint %s tells no load: %s", endpoint.url, error)
+            endpoint.scrape_had_no_load()
+        except (UpstreamError, TimeoutError) as error:
+            if endpoint.scrape_failures == 1:
+                log.warning("endpoint %s cannot be read: %s", endpoint.url, str(error) or "it takes too long")
+            endpoint.scrape_failed()
+        else:
+            if endpoint.scrape_failures > 1:
+                log.info("endpoint %s can be read again", endpoint.url)
+            endpoint.scrape_succeeded(load, began)
+
+    async def read_load(self, endpoint: Endpoint) -> EndpointLoad:
+        """The endpoint's load as its /metrics says. Raises UpstreamError, NoLoadError."""
+        connections = self.connections(endpoint)
+        connection = await connections.acquire()
+        page = _ScrapeReceiver()
+        request = request_bytes(b"GET", b"/metrics", connections.authority, self._scrape_headers, b"")
+        connection.send(request, page)
+        try:
+            status = await page.done
+        except asyncio.CancelledError:
+            connection.abort()
+            raise
+        if status != 200:
+            problem = f"its /metrics answered with status {status}"
+            raise UpstreamError(problem) if status in FAILING_STATUSES else NoLoadError(problem)
+        return read_load(bytes(page.body))
+
+
+class _ScrapeReceiver:
+    """Receives a short reply."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.body = bytearray()
+        self._status = 0
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        self._status = status
+
+    def on_body(self, data: bytes) -> None:
+        if len(self.body) < MOST_SCRAPE_BYTES:
+            self.body += data
+
+    def on_end(self) -> None:
+        if not self.done.done():
+            self.done.set_result(self._status)
+
+    def on_broken(self, reason: str) -> None:
+        if not self.done.done():
+            self.done.set_exception(UpstreamError(reason))

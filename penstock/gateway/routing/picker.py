@@ -1,0 +1,270 @@
+"""Which endpoint a request goes to: filters, weighted scorers, and one of two ways to choose by score."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penstock.gateway.requests.request_body import RequestBody
+from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.routing.prefix_affinity import PrefixIndex, prefix_blocks
+
+MOST_SESSIONS = 1 << 16
+"""Sessions remembered; the least recently used one is forgotten first."""
+
+
+@dataclass(slots=True)
+class PickRequest:
+    """What picking looks at."""
+
+    model: str = ""
+    blocks: Sequence[int] = ()
+    """Of :func:`penstock.gateway.routing.prefix_affinity.prefix_blocks`."""
+    session: str | None = None
+    tokens: int = 0
+    """Estimated prompt tokens."""
+    priority: int = 0
+    """Negative: may be shed when all endpoints are saturated."""
+    ttft_slo_s: float | None = None
+    subset: frozenset[str] | None = None
+    """URLs among which the client's gateway allows to choose."""
+    tried: set[Endpoint] = field(default_factory=set)
+    """Endpoints that failed this request already."""
+
+
+def pick_request(body: RequestBody | None, session: str | None, ttft_slo_s: float | None) -> PickRequest:
+    """What picking looks at in a request; ``body`` is None where it is not one for generation."""
+    request = PickRequest(session=session, ttft_slo_s=ttft_slo_s)
+    if body is not None:
+        request.model, request.priority, request.tokens = body.model, body.priority, body.tokens
+        request.blocks = prefix_blocks(body.model, body.prompt)
+    return request
+
+
+class NoEndpointError(Exception):
+    """No endpoint is to get the request. ``status`` is 429 or 503, ``reason`` a label's value."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+Scorer = Callable[[PickRequest, Sequence[Endpoint], float], list[float]]
+"""(request, candidates, now) to one score per candidate, 0 (worst) to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class PickerLimits:
+    """When an endpoint is saturated, and how far affinity may go."""
+
+    waiting: int = 5
+    """Requests waiting at an endpoint from which on it is saturated."""
+    kv_used: float = 0.95
+    affinity_excess: float = 1.5
+    """Affinity is ignored for an endpoint with more requests than this times the least loaded one's, plus
+    :data:`AFFINITY_SLACK`."""
+
+
+AFFINITY_SLACK = 8
+"""Requests: below it a factor says nothing."""
+
+
+class Picker:
+    """Picks, and remembers picks for affinity."""
+
+    def __init__(
+        self,
+        weights: dict[str, float],
+        *,
+        limits: PickerLimits | None = None,
+        choose: Literal["max-score", "power-of-two"] = "max-score",
+        scraped: bool = True,
+        rng: random.Random | None = None,
+    ) -> None:
+        """``weights`` by scorer name, see :data:`SCORERS`; ``scraped``: loads are read from the endpoints."""
+        self.index = PrefixIndex()
+        self._limits = limits or PickerLimits()
+        self._choose = choose
+        self._scraped = scraped
+        self._rng = rng or random.Random()
+        self._sessions: OrderedDict[str, Endpoint] = OrderedDict()
+        scorers: dict[str, Scorer] = {
+            **_LOAD_SCORERS,
+            "prefix": self._prefix,
+            "session": self._session,
+        }
+        self._scorers = [(scorers[name], weight) for name, weight in weights.items() if weight]
+
+    def pick(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> Endpoint:
+        """The endpoint to send ``request`` to. Raises Refusal."""
+        return self.ranked(request, endpoints, now, 1)[0]
+
+    def ranked(
+        self, request: PickRequest, endpoints: Sequence[Endpoint], now: float, most: int
+    ) -> list[Endpoint]:
+        """The endpoint to send ``request`` to, and behind it those to try when it fails, the best ones first:
+        at most ``most`` in all. Raises Refusal."""
+        candidates = self._candidates(request, endpoints, now)
+        if len(candidates) == 1:
+            return [self._remember_pick(request, candidates[0])]
+        scores = [0.0] * len(candidates)
+        for scorer, weight in self._scorers:
+            for row, score in enumerate(scorer(request, candidates, now)):
+                scores[row] += weight * score
+        choice = self._choose_row(scores)
+        picked = self._remember_pick(request, candidates[choice])
+        if most == 1:
+            return [picked]
+        rest = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+        return [picked, *(candidates[row] for row in rest if row != choice)][:most]
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """The endpoint is no longer in the pool."""
+        self.index.forget(endpoint)
+        for session in [key for key, value in self._sessions.items() if value is endpoint]:
+            del self._sessions[session]
+
+    # -- filters
+
+    def _candidates(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[Endpoint]:
+        allowed, subset = endpoints, request.subset
+        if subset is not None:
+            allowed = [endpoint for endpoint in endpoints if endpoint.url in subset]
+        ready = [endpoint for endpoint in allowed if endpoint.is_ready(now, scraped=self._scraped)]
+        fresh = [endpoint for endpoint in ready if endpoint not in request.tried]
+        if not fresh:
+            if ready:
+                raise NoEndpointError(
+                    503, "all_failed", "Every model server that is ready has failed this request."
+                )
+            raise NoEndpointError(503, "none_ready", f"None of {len(allowed)} model servers is ready.")
+        if request.priority < 0 and all(self._is_saturated(endpoint, now) for endpoint in fresh):
+            raise NoEndpointError(
+                429, "saturated", "All model servers are busy, and the request has low priority."
+            )
+        return fresh
+
+    def _is_saturated(self, endpoint: Endpoint, now: float) -> bool:
+        load = endpoint.fresh_load(now)
+        if load is None:
+            return False
+        return (
+            load.waiting + endpoint.sent_since_scrape >= self._limits.waiting
+            or load.kv_used >= self._limits.kv_used
+        )
+
+    # -- choice
+
+    def _choose_row(self, scores: list[float]) -> int:
+        rows = range(len(scores))
+        if self._choose == "power-of-two":
+            rows_tried = self._rng.sample(rows, 2)
+            return max(rows_tried, key=scores.__getitem__)
+        best = max(scores)
+        return self._rng.choice([row for row in rows if scores[row] == best])
+
+    def _remember_pick(self, request: PickRequest, endpoint: Endpoint) -> Endpoint:
+        if request.blocks:
+            self.index.note(request.blocks, endpoint)
+        if request.session is not None:
+            self._sessions[request.session] = endpoint
+            self._sessions.move_to_end(request.session)
+            if len(self._sessions) > MOST_SESSIONS:
+                self._sessions.popitem(last=False)
+        return endpoint
+
+    # -- scorers with a memory
+
+    def _prefix(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
+        """Share of the prompt's blocks that the endpoint was sent before."""
+        if not request.blocks:
+            return [0.0] * len(endpoints)
+        total = len(request.blocks)
+        matched = self.index.matched(request.blocks, endpoints)
+        return self._bounded([length / total for length in matched], endpoints)
+
+    def _session(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
+        """1 for the endpoint that served the session last."""
+        last = None if request.session is None else self._sessions.get(request.session)
+        if last is None:
+            return [0.0] * len(endpoints)
+        return self._bounded([float(endpoint is last) for endpoint in endpoints], endpoints)
+
+    def _bounded(self, scores: list[float], endpoints: Sequence[Endpoint]) -> list[float]:
+        """Affinity, but not to an endpoint that has much more to do than another one."""
+        if not any(scores):
+            return scores
+        busy = _requests(endpoints)
+        most = self._limits.affinity_excess * min(busy) + AFFINITY_SLACK
+        return [score if count <= most else 0.0 for score, count in zip(scores, busy, strict=True)]
+
+
+# -- scorers -------------------------------------------------------------------------------------------
+
+
+def _requests(endpoints: Sequence[Endpoint]) -> list[int]:
+    """Requests at each endpoint, wherever they came from: what it said, and what it cannot have counted."""
+    counts = []
+    for endpoint in endpoints:
+        load = endpoint.load
+        told = load.waiting + load.running + endpoint.sent_since_scrape
+        counts.append(told if told > endpoint.in_flight else endpoint.in_flight)
+    return counts
+
+
+def _fewest(counts: list[int]) -> list[float]:
+    """Counts to scores: 1 for the smallest, 0 for the largest, all 1 when they are equal."""
+    low, high = min(counts), max(counts)
+    if high == low:
+        return [1.0] * len(counts)
+    return [(high - count) / (high - low) for count in counts]
+
+
+def _queue(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
+    return _fewest([endpoint.load.waiting + endpoint.sent_since_scrape for endpoint in endpoints])
+
+
+def _running(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
+    return _fewest(_requests(endpoints))
+
+
+def _kv(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
+    return [1.0 - endpoint.load.kv_used for endpoint in endpoints]
+
+
+def _tokens(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
+    return _fewest([endpoint.in_flight_tokens for endpoint in endpoints])
+
+
+def _lora(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
+    """1 where the adapter of that name is loaded, 0.5 where there is room for one."""
+    scores = []
+    for endpoint in endpoints:
+        load = endpoint.load
+        room = 0.5 if len(load.adapters) < load.max_adapters else 0.0
+        scores.append(1.0 if request.model in load.adapters else room)
+    return scores
+
+
+def _slo(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
+    """How far the mean time to first token stays below the objective, as a share of it."""
+    slo = request.ttft_slo_s
+    if slo is None:
+        return [0.0] * len(endpoints)
+    return [max(0.0, 1.0 - (endpoint.ttft_s or 0.0) / slo) for endpoint in endpoints]
+
+
+_LOAD_SCORERS: dict[str, Scorer] = {
+    "queue": _queue,
+    "running": _running,
+    "kv": _kv,
+    "tokens": _tokens,
+    "lora": _lora,
+    "slo": _slo,
+}
+SCORERS = (*_LOAD_SCORERS, "prefix", "session")
+"""Names of all scorers."""

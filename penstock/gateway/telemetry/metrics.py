@@ -1,0 +1,282 @@
+"""The gateway's metrics: every request counted once, with its outcome."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.gateway import metric_definitions
+from penstock.gateway.metric_definitions import Metric, MetricsDialect
+from penstock.gateway.relay.relay import RequestRecord
+from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome
+from penstock.gateway.routing.endpoint import Endpoint
+from penstock.metrics.exposition import render
+from penstock.metrics.families import MetricFamily, MetricKind
+from penstock.metrics.histogram import Histogram
+from penstock.metrics.snapshot import Distribution, Labels, Value
+
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsOptions:
+    """How metrics are told."""
+
+    compat: Literal["none", "llm-d", "gie"] = "none"
+    """The dialect to speak beside our own."""
+    most_models: int = 64
+    """Pairs of a model's name and what is asked for instead that have series of their own. Clients make names
+    up, and each would cost memory for ever: those beyond are :data:`OTHER`."""
+    pool: str = "penstock"
+    """What other dialects call the pool of endpoints."""
+
+
+class RequestLabels(NamedTuple):
+    """What requests are told apart by; each combination that occurs costs memory for ever."""
+
+    model: str
+    target_model: str
+    outcome: Outcome
+    status: int
+    priority: int
+    """Sign of the request's priority."""
+
+    def label_values(self) -> dict[str, str]:
+        """Values of our labels, and of those that only other dialects have."""
+        named = {name: str(value) for name, value in self._asdict().items()}
+        return {**named, "error_code": error_code(self)}
+
+
+def error_code(key: RequestLabels) -> str:
+    """What endpoint pickers call it."""
+    if key.outcome is Outcome.REJECTED:
+        return _REJECTED_CODES.get(key.status, "Unknown")
+    return "Unknown" if key.outcome is Outcome.CLIENT_DISCONNECT else "ModelServerError"
+
+
+_REJECTED_CODES = {
+    400: "BadRequest",
+    401: "Unauthorized",
+    413: "BadRequest",
+    429: "ResourceExhausted",
+    500: "Internal",
+    503: "ServiceUnavailable",
+}
+
+
+class GatewayMetrics:
+    """Latencies are recorded for all requests, whatever became of them, with the outcome as label."""
+
+    def __init__(
+        self,
+        endpoints: Callable[[], list[Endpoint]],
+        options: MetricsOptions | None = None,
+        rewritten: Iterable[tuple[str, str]] = (),
+        spans: Mapping[str, int] | None = None,
+    ) -> None:
+        """``rewritten`` are the models that the operator has named, and what is asked for instead: they have
+        series in any case. ``spans`` counts spans, if there are any, by what became of them."""
+        self._endpoints = endpoints
+        self._options = options or MetricsOptions()
+        self._dialects: list[MetricsDialect] = ["own"]
+        if self._options.compat != "none":
+            self._dialects.append(self._options.compat)
+        self._models = {(OTHER, OTHER), *rewritten}
+        self._most_models = len(self._models) + self._options.most_models
+        self._running: set[RequestRecord] = set()
+        self._requests: Counter[RequestLabels] = Counter()
+        self._histograms: dict[Metric, dict[RequestLabels, Histogram]] = {
+            measure: {} for measure in metric_definitions.METRICS if measure.kind is MetricKind.HISTOGRAM
+        }
+        self._tokens: Counter[Labels] = Counter()
+        self._rejections: Counter[str] = Counter()
+        self._retries = 0
+        self._spans = {} if spans is None else spans
+
+    @property
+    def running(self) -> int:
+        """Requests that have not ended."""
+        return len(self._running)
+
+    # -- requests
+
+    def request_started(self, record: RequestRecord) -> None:
+        """A request has come."""
+        self._running.add(record)
+
+    def release(self, record: RequestRecord) -> None:
+        """The request keeps nobody busy any more; what became of it may be told later."""
+        self._running.discard(record)
+
+    def request_ended(self, record: RequestRecord) -> None:
+        """A request has ended, and it is known how."""
+        self._running.discard(record)
+        model, target_model = self._model_labels(record)
+        priority = (record.priority > 0) - (record.priority < 0)
+        key = RequestLabels(model, target_model, record.outcome, record.status, priority)
+        self._requests[key] += 1
+        if record.outcome is Outcome.REJECTED:
+            self._rejections[record.reason] += 1
+        self._retries += max(0, record.attempts - 1)
+        self._observe(metric_definitions.REQUEST_SIZE, key, record.bytes_in)
+        self._observe(metric_definitions.RESPONSE_SIZE, key, record.bytes_out)
+        self._observe_times(record, key, self._count_tokens(record, key))
+
+    def _observe_times(self, record: RequestRecord, key: RequestLabels, output: int) -> None:
+        seen, took = record.seen, record.ended_at - record.began_at
+        self._observe(metric_definitions.DURATION, key, took)
+        if record.pick_s:
+            self._observe(metric_definitions.PICK, key, record.pick_s)
+        if output:
+            self._observe(metric_definitions.NTPOT, key, took / output)
+        if seen.first_token_at is None or seen.last_token_at is None:
+            return
+        self._observe(metric_definitions.TTFT, key, seen.first_token_at - record.began_at)
+        streaming = seen.last_token_at - seen.first_token_at
+        if output > 1:
+            self._observe(metric_definitions.TPOT, key, streaming / (output - 1))
+        if seen.token_events > 1:
+            self._histogram(metric_definitions.ITL, key).merge(seen.itl_bucket_counts, streaming)
+
+    def _count_tokens(self, record: RequestRecord, key: RequestLabels) -> int:
+        """Returns the output tokens, as well as they are known: what a stream has said before it broke may be
+        less than what has come (messages begin with an output of one token)."""
+        seen = record.seen
+        usage, output = seen.usage, seen.token_events
+        source = "events"
+        if usage is not None:
+            if usage.output_tokens is not None and (seen.ended or usage.output_tokens >= output):
+                output, source = usage.output_tokens, "usage"
+            for kind, measure, count in (
+                ("input", metric_definitions.INPUT_TOKENS, usage.input_tokens),
+                ("cached", metric_definitions.CACHED_TOKENS, usage.cached_tokens),
+            ):
+                if count is not None:
+                    self._tokens[key.model, key.target_model, kind, "usage"] += count
+                    self._observe(measure, key, count)
+        if output:
+            self._tokens[key.model, key.target_model, "output", source] += output
+            self._observe(metric_definitions.OUTPUT_TOKENS, key, output)
+        return output
+
+    def _observe(self, measure: Metric, key: RequestLabels, value: float) -> None:
+        self._histogram(measure, key).add(value)
+
+    def _histogram(self, measure: Metric, key: RequestLabels) -> Histogram:
+        histograms = self._histograms[measure]
+        if (histogram := histograms.get(key)) is None:
+            histogram = histograms[key] = Histogram(measure.bounds)
+        return histogram
+
+    def _model_labels(self, record: RequestRecord) -> tuple[str, str]:
+        """Its model and what was asked for instead, or :data:`OTHER` twice."""
+        pair = record.model, record.target_model
+        if pair in self._models:
+            return pair
+        if record.outcome not in SUCCESSFUL or len(self._models) >= self._most_models:
+            return OTHER, OTHER  # nobody serves it, or there are too many
+        self._models.add(pair)
+        return pair
+
+    # -- telling
+
+    def exposition(self) -> bytes:
+        """The text of ``/metrics``."""
+        return render(self._families())
+
+    def _families(self) -> Iterator[tuple[MetricFamily, Mapping[Labels, Value]]]:
+        values = _Values(self._options.pool)
+        self._export_requests(values)
+        self._export_endpoints(values)
+        for dialect in self._dialects:
+            for measure in metric_definitions.METRICS:
+                family = measure.family(dialect)
+                if family is None:
+                    continue
+                if measure.kind is MetricKind.HISTOGRAM:
+                    yield family, _distributions(measure, dialect, self._histograms[measure])
+                else:
+                    yield family, values.of(measure, family)
+
+    def _export_requests(self, values: _Values) -> None:
+        for key, count in self._requests.items():
+            values.add(metric_definitions.REQUESTS, count, key.label_values())
+            if key.outcome not in SUCCESSFUL:
+                values.add(metric_definitions.ERRORS, count, key.label_values())
+        pairs = Counter(
+            (pair if (pair := (each.model, each.target_model)) in self._models else (OTHER, OTHER))
+            for each in self._running
+        )
+        for model, target_model in sorted(self._models):
+            meanings = {"model": model, "target_model": target_model, "priority": "0"}
+            values.add(metric_definitions.RUNNING, pairs[model, target_model], meanings)
+        for labels, count in self._tokens.items():
+            label_names = metric_definitions.TOKENS.names["own"].labels
+            values.add(metric_definitions.TOKENS, count, dict(zip(label_names, labels, strict=True)))
+        for reason, count in self._rejections.items():
+            values.add(metric_definitions.REJECTIONS, count, {"reason": reason})
+        values.add(metric_definitions.RETRIES, self._retries)
+        for state, count in self._spans.items():
+            values.add(metric_definitions.SPANS, count, {"state": state})
+
+    def _export_endpoints(self, values: _Values) -> None:
+        endpoints = self._endpoints()
+        for endpoint in endpoints:
+            named, load = {"endpoint": endpoint.url}, endpoint.load
+            values.add(metric_definitions.ENDPOINT_IN_FLIGHT, endpoint.in_flight, named)
+            values.add(metric_definitions.ENDPOINT_WAITING, load.waiting, named)
+            values.add(metric_definitions.ENDPOINT_RUNNING, load.running, named)
+            values.add(metric_definitions.ENDPOINT_KV_USED, load.kv_used, named)
+            values.add(metric_definitions.ENDPOINT_UP, endpoint.is_up, named)
+        loads = [endpoint.load for endpoint in endpoints if endpoint.is_up]
+        values.add(metric_definitions.READY, len(loads))
+        values.add(metric_definitions.AVERAGE_KV_USED, _mean([load.kv_used for load in loads]))
+        values.add(metric_definitions.AVERAGE_WAITING, _mean([load.waiting for load in loads]))
+        values.add(metric_definitions.AVERAGE_RUNNING, _mean([load.running for load in loads]))
+
+
+class _Values:
+    """Of counters and gauges at one moment, with the meanings of all labels that a dialect may have."""
+
+    def __init__(self, pool: str) -> None:
+        self._constant = {**metric_definitions.CONSTANT_LABELS, "pool": pool}
+        self._values: dict[Metric, list[tuple[float, dict[str, str]]]] = defaultdict(list)
+
+    def add(self, measure: Metric, value: float, meanings: dict[str, str] | None = None) -> None:
+        self._values[measure].append((float(value), {**self._constant, **(meanings or {})}))
+
+    def of(self, measure: Metric, family: MetricFamily) -> dict[Labels, float]:
+        """By the labels that ``family`` has; values that it does not tell apart are added up."""
+        told: dict[Labels, float] = defaultdict(float)
+        for value, meanings in self._values[measure]:
+            told[_labels(family.labels, meanings)] += value
+        return told
+
+
+def _distributions(
+    measure: Metric, dialect: MetricsDialect, histograms: Mapping[RequestLabels, Histogram]
+) -> dict[Labels, Value]:
+    """By the labels and in the buckets that the dialect has."""
+    labels, starts = measure.names[dialect].labels, measure.first_buckets(dialect)
+    sums: dict[Labels, tuple[NDArray[np.int64], float]] = {}
+    for key, histogram in histograms.items():
+        told = _labels(labels, {**metric_definitions.CONSTANT_LABELS, **key.label_values()})
+        counts, total = np.add.reduceat(histogram.counts, starts), histogram.total
+        if (before := sums.get(told)) is not None:
+            counts, total = before[0] + counts, before[1] + total
+        sums[told] = counts, total
+    return {told: Distribution(tuple(counts.tolist()), total) for told, (counts, total) in sums.items()}
+
+
+def _labels(labels: tuple[str, ...], meanings: Mapping[str, Any]) -> Labels:
+    return tuple(meanings[metric_definitions.LABEL_ALIASES.get(label, label)] for label in labels)
+
+
+def _mean(values: list[float]) -> float:
+    """0 of none."""
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,219 @@
+"""Spans of requests for an OpenTelemetry collector, sent by a thread that the relay never waits for.
+
+A span is made when its request has ended, from what is known then. Attributes are those of OpenTelemetry's
+semantic conventions for generative AI and for HTTP; what these do not have is ``penstock.…``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from penstock import __version__
+from penstock.config.errors import ConfigError
+from penstock.gateway.relay.relay import RequestRecord
+from penstock.gateway.responses.event_reader import TokenUsage
+from penstock.gateway.responses.outcome import SUCCESSFUL
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 2048
+"""Spans that wait to be sent; what comes when they are that many is dropped."""
+BATCH = 32
+"""Spans sent at once: encoding one takes 60 microseconds in which Python's lock keeps the relay waiting."""
+INTERVAL_S = 1.0
+"""How long a span waits for others."""
+CLOSE_S = 2.0
+"""For what waits when the gateway ends."""
+TRACES_PATH = "/v1/traces"
+
+_OPERATIONS = {"/v1/completions": "text_completion", "/v1/chat/completions": "chat", "/v1/responses": "chat"}
+_PROVIDERS = {"/v1/messages": "anthropic"}
+
+
+@dataclass(frozen=True, slots=True)
+class SpanData:
+    """What a span says about a request. Times are seconds of the relay's clock."""
+
+    name: str
+    attributes: dict[str, str | int | float | bool]
+    events: list[tuple[str, float, dict[str, str]]]
+    """Name, time, attributes."""
+    error: str | None
+    """Why the request did not end well; None: it did."""
+
+
+def span_data(record: RequestRecord) -> SpanData:
+    """What is known about a request that has ended."""
+    seen, usage = record.seen, record.seen.usage or TokenUsage()
+    operation = _OPERATIONS.get(record.path, "chat" if record.path in _PROVIDERS else None)
+    endpoint = urlsplit(record.endpoint if "//" in record.endpoint else f"//{record.endpoint}")
+    good = record.outcome in SUCCESSFUL
+    ttft = None if seen.first_token_at is None else seen.first_token_at - record.began_at
+    attributes: dict[str, str | int | float | bool | None] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": operation and _PROVIDERS.get(record.path, "openai"),
+        "gen_ai.request.model": record.model or None,
+        "gen_ai.response.model": record.target_model or None,
+        "gen_ai.request.stream": True if record.streamed else None,
+        "gen_ai.usage.input_tokens": usage.input_tokens,
+        "gen_ai.usage.output_tokens": usage.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        "gen_ai.response.time_to_first_chunk": ttft,
+        "http.request.method": record.method or None,
+        "url.path": record.path,
+        "http.request.body.size": record.bytes_in,
+        "http.response.body.size": record.bytes_out,
+        "http.response.status_code": record.status or None,
+        "server.address": endpoint.hostname,
+        "server.port": endpoint.port,
+        "error.type": None if good else record.outcome.value,
+        "penstock.outcome": record.outcome.value,
+        "penstock.reason": record.reason or None,
+        "penstock.request_id": record.request_id or None,
+        "penstock.attempts": record.attempts,
+    }
+    events: list[tuple[str, float, dict[str, str]]] = []
+    for failure in record.failures:
+        about = {
+            "endpoint": failure.endpoint,
+            "error.type": failure.outcome.value,
+            "reason": failure.reason,
+        }
+        events.append(("retry", failure.at, about))
+    if seen.first_token_at is not None:
+        events.append(("first_token", seen.first_token_at, {}))
+    name = f"{operation} {record.model}" if operation else record.method or "HTTP"
+    told = {key: value for key, value in attributes.items() if value is not None}
+    return SpanData(name, told, events, None if good else record.reason or record.outcome.value)
+
+
+class BatchSpanExporter:
+    """Takes requests that have ended, and sends their spans in batches. Its thread runs from the beginning to
+    :meth:`close`."""
+
+    def __init__(
+        self,
+        exporter: SpanExporter,
+        make: Callable[[Iterable[RequestRecord]], list[ReadableSpan]],
+        *,
+        most_waiting: int = MOST_WAITING,
+    ) -> None:
+        self.counts: Counter[str] = Counter(exported=0, failed=0, dropped=0)
+        """Spans by what became of them."""
+        self._exporter = exporter
+        self._make = make
+        self._most_waiting = most_waiting
+        self._waiting: deque[RequestRecord] = deque()
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
+        self._thread.start()
+
+    def add(self, record: RequestRecord) -> None:
+        """Never waits: what there is no room for is dropped."""
+        if record.trace is None or record.trace.span_id is None or not record.trace.sampled:
+            return
+        if len(self._waiting) >= self._most_waiting:
+            self.counts["dropped"] += 1
+            return
+        self._waiting.append(record)
+        if len(self._waiting) >= BATCH:
+            self._wake.set()
+
+    def close(self) -> None:
+        """Sends what waits, for :data:`CLOSE_S` seconds at most."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            log.warning("not all spans were sent: the collector does not answer")
+        self._exporter.shutdown()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wake.wait(INTERVAL_S)
+            self._wake.clear()
+            self._send_all()
+        self._send_all()
+
+    def _send_all(self) -> None:
+        while self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+            self._send(batch)
+
+    def _send(self, batch: list[RequestRecord]) -> None:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._exporter.export(self._make(batch))
+        except Exception:
+            log.exception("%d spans were not sent", len(batch))
+        self.counts["exported" if result is SpanExportResult.SUCCESS else "failed"] += len(batch)
+
+
+def make_span_exporter(url: str, service_name: str) -> BatchSpanExporter:
+    """Spans for the collector at ``url`` (OTLP over HTTP; without a path that of traces is taken). Raises
+    ConfigError where the libraries are missing."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--otlp-endpoint needs the package {error.name}: pip install 'penstock[otel]'"
+        ) from None
+    parts = urlsplit(url)
+    endpoint = url if parts.path.strip("/") else parts._replace(path=TRACES_PATH).geturl()
+    resource = Resource.create({"service.name": service_name, "service.version": __version__})
+
+    def make(records: Iterable[RequestRecord]) -> list[ReadableSpan]:
+        epoch = time.time() - time.monotonic()  # which event loops count by
+        return [span_of(record, resource, epoch) for record in records]
+
+    return BatchSpanExporter(OTLPSpanExporter(endpoint), make)
+
+
+def span_of(record: RequestRecord, resource: Resource, epoch: float) -> ReadableSpan:
+    """The span of a request that has ended; ``epoch`` is the relay's clock's zero in Unix time, seconds."""
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+    trace, told = record.trace, span_data(record)
+    assert trace is not None, "a request has a span if it has a trace"
+    assert trace.span_id is not None
+    trace_id = trace.trace_id
+
+    def nanoseconds(at: float) -> int:
+        return int((epoch + at) * 1e9)
+
+    def context(span_id: int, *, is_remote: bool) -> SpanContext:
+        return SpanContext(trace_id, span_id, is_remote, TraceFlags(TraceFlags.SAMPLED))
+
+    return ReadableSpan(
+        told.name,
+        context(trace.span_id, is_remote=False),
+        None if trace.parent_id is None else context(trace.parent_id, is_remote=True),
+        resource,
+        told.attributes,
+        [Event(name, attributes, nanoseconds(at)) for name, at, attributes in told.events],
+        kind=SpanKind.SERVER,
+        status=Status(StatusCode.UNSET) if told.error is None else Status(StatusCode.ERROR, told.error),
+        start_time=nanoseconds(record.began_at),
+        end_time=nanoseconds(record.ended_at),
+        instrumentation_scope=InstrumentationScope("penstock.gateway", __version__),
+    )

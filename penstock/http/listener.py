@@ -1,0 +1,156 @@
+"""The listening socket: bound once, by the supervisor.
+
+It stays open while API servers come and go, so no connection is refused meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import psutil
+
+from penstock.config.errors import ConfigError
+from penstock.config.options import ServeConfig
+from penstock.config.origins import Origins
+from penstock.exit_codes import StartupError
+from penstock.http.unix_socket import unix_socket
+
+UNSENT_LOW_WATER_BYTES = 64 * 1024
+"""What the kernel takes for a connection beyond what is on its way; more waits in the API server, where
+``--max-stream-backlog`` bounds it."""
+BACKLOG = 4096
+"""Connections that may wait to be accepted; Linux lowers it to net.core.somaxconn, 4096 by default."""
+_COMMAND_LENGTH = 120
+
+
+Address: TypeAlias = tuple[str, int] | str
+"""The IP address and port that a socket is really bound to, or the path of a Unix socket."""
+
+
+class ListenSocket(NamedTuple):
+    socket: socket.socket
+    address: Address
+
+
+@contextlib.contextmanager
+def open_listener(config: ServeConfig, origins: Origins) -> Iterator[ListenSocket]:
+    """The listener that ``config`` asks for, until the end of the block.
+
+    Raises ConfigError when there can be no such address, StartupError when it cannot be had.
+    """
+    if config.uds is None:
+        listener = listen(config.host, config.port)
+        with listener.socket:
+            yield listener
+        return
+    for field in ("host", "port"):
+        if field in origins:
+            raise ConfigError(f"--uds and {origins[field]} exclude each other: a unix socket has no {field}")
+    with unix_socket(config.uds, int(config.uds_mode, 8)) as sock:
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+        yield ListenSocket(sock, config.uds)
+
+
+def listen(host: str, port: int, *, shared: bool = False) -> ListenSocket:
+    """Listens on ``host`` (a name, an IPv4 or IPv6 address; ``::`` takes IPv4 as well) and ``port``.
+
+    Port 0 takes a free one. ``shared``: beside other sockets that share it. Raises ConfigError when there can
+    be no such address, StartupError when it cannot be had.
+    """
+    family, address = _resolve(host, port)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address[0] == "::" else 1)
+        # Connections inherit it. Else the kernel takes megabytes for a client that does not read.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_LOW_WATER_BYTES)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise _bind_error(error, host, port, str(address[0])) from error
+    bound = sock.getsockname()
+    return ListenSocket(sock, (bound[0], bound[1]))
+
+
+def _resolve(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
+    """The address to bind; of a name that has both kinds, such as localhost, the IPv4 one."""
+    if not host:
+        raise ConfigError("--host: an empty address; allowed: a name or an IP address, 0.0.0.0 for every one")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError(f"--host {host}: this is no address of this machine: {error}") from error
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return family, address
+
+
+def _bind_error(error: OSError, host: str, port: int, ip: str) -> Exception:
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    match error.errno:
+        case errno.EADDRINUSE:
+            return StartupError(
+                f"cannot listen on {where}: it is in use by {_port_owner(ip, port)}; "
+                "end that process or choose another port with --port (0 takes a free one)"
+            )
+        case errno.EACCES:
+            return StartupError(
+                f"cannot listen on {where}: no permission; ports below 1024 take root or "
+                "CAP_NET_BIND_SERVICE, choose another one with --port"
+            )
+        case errno.EADDRNOTAVAIL:
+            return ConfigError(f"--host {host}: no interface of this machine has the address {ip}")
+        case _:
+            return StartupError(f"cannot listen on {where}: {os.strerror(error.errno or 0)}")
+
+
+def _port_owner(ip: str, port: int) -> str:
+    """The process that holds the port, as well as the system lets us know."""
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except (psutil.Error, OSError):
+        connections = []
+    # A listener on this address first, then one on any, then whoever has a connection from that port.
+    holders = sorted(
+        (c.status != psutil.CONN_LISTEN, c.laddr.ip != ip, c.pid)
+        for c in connections
+        if c.laddr and c.laddr.port == port and c.pid is not None
+    )
+    pid = holders[0][-1] if holders else None
+    if pid is None:
+        return "another process, which is not yours to see"
+    try:
+        return f"process {_describe(_owner(psutil.Process(pid), port))}"
+    except psutil.Error:
+        return f"process {pid}"
+
+
+def _owner(process: psutil.Process, port: int) -> psutil.Process:
+    """A socket that was inherited belongs to the ancestor it came from."""
+    with contextlib.suppress(psutil.Error):
+        for parent in process.parents():
+            if not any(c.laddr and c.laddr.port == port for c in parent.net_connections(kind="tcp")):
+                break
+            process = parent
+    return process
+
+
+def _describe(process: psutil.Process) -> str:
+    """``7 (python3: /usr/bin/python3 -m http.server)``, the name only where the command has it not."""
+    with process.oneshot():
+        name = process.name()
+        command = " ".join(part for part in process.cmdline() if part.strip()).strip()
+    if len(command) > _COMMAND_LENGTH:
+        command = command[: _COMMAND_LENGTH - 1] + "…"
+    told = command if command.startswith(name) else f"{name}: {command}".removesuffix(": ")
+    return f"{process.pid} ({told})"

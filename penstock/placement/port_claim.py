@@ -1,0 +1,34 @@
+"""The port of a fleet's API servers on one machine of a cluster: theirs, and nobody else's."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.exit_codes import StartupError
+
+
+@contextlib.contextmanager
+def claim_port(address: str, port: int, fleet: int) -> Iterator[None]:
+    """Keeps API servers of other fleets off a port that those of one share, until the end of the block.
+
+    The kernel would let any process of this user take part. ``fleet`` is the supervisor's incarnation. Raises
+    StartupError, OSError.
+    """
+    path = Path(tempfile.gettempdir(), f"penstock-port-{os.geteuid()}-{address}-{port}")
+    mark = b"%016x" % fleet
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(fd, mark, 0)
+        fcntl.flock(fd, fcntl.LOCK_SH)  # waits for one that has just come, and writes
+        if os.pread(fd, len(mark), 0) != mark:
+            raise StartupError(f"cannot listen on {address}, port {port}: API servers of another fleet do")
+        yield
+    finally:
+        os.close(fd)

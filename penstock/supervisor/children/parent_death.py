@@ -1,0 +1,36 @@
+"""No child outlives its supervisor, however that ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+
+from penstock.exit_codes import EXIT_ORPHANED
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def exit_with_supervisor(supervisor_pid: int, control_fd: int) -> None:
+    """Ends this process at once when process ``supervisor_pid``, its parent, ends or has ended.
+
+    A thread waits for the other end of the control channel to close, which works everywhere and while the
+    main thread is busy. On Linux the kernel sends SIGKILL as well: when the *thread* that started this
+    process ends, which is why the supervisor starts its children from its main thread.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != supervisor_pid:
+        os._exit(EXIT_ORPHANED)  # it ended before the kernel was told
+    threading.Thread(target=_wait_for_hangup, args=(control_fd,), name="orphan-guard", daemon=True).start()
+
+
+def _wait_for_hangup(control_fd: int) -> None:
+    poll = select.poll()
+    poll.register(control_fd, 0)  # no event but the hang-up, which needs no asking for
+    while not any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poll.poll()):
+        pass
+    os._exit(EXIT_ORPHANED)

@@ -1,0 +1,105 @@
+"""What the operator reads once everything is ready."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping, Sequence
+
+from penstock import __version__
+from penstock.config.options import ServeConfig
+from penstock.http.listener import Address
+from penstock.supervisor.children.actions import ProcessName
+from penstock.wire.control import Info
+
+
+def banner(
+    config: ServeConfig,
+    *,
+    address: Address | None,
+    served_model_names: Sequence[str],
+    model_dir: str,
+    supervisor_pid: int,
+    pids: Mapping[ProcessName, int],
+    infos: Mapping[ProcessName, Info],
+) -> str:
+    """The block of lines, without a newline at its end.
+
+    ``address`` is what the server listens on, None on a host without API servers; ``infos`` holds what each
+    child said of itself, API servers on other hosts their URL.
+    """
+    names = ", ".join(served_model_names)
+    source = model_dir if model_dir not in names else ""
+    lines = {
+        "model": f"{names} ({source})" if source else names,
+        "engine": _engine(config, infos),
+        "processes": _processes(supervisor_pid, pids),
+    }
+    ranks = config.ranks
+    if len(ranks) < config.data_parallel_size:
+        lines["engines"] = f"{len(ranks)} of {config.data_parallel_size}, {_ranks(ranks)}"
+    if config.coordinator is not None:
+        lines["fleet"] = config.coordinator
+    urls = {str(info["URL"]): "" for info in infos.values() if "URL" in info}
+    if address is not None:
+        urls = {base_url(address, tls=config.ssl_certfile is not None): _reach(address)} | urls
+    if urls:
+        first = next(iter(urls))
+        lines |= {
+            "URL": ", ".join(f"{url}/v1{reach}" for url, reach in urls.items()),
+            "metrics": f"{first}/metrics",
+            "docs": f"{first}/docs",
+            "API key": "required" if config.api_key else "off, anybody who can connect may use the server",
+        }
+    return "\n".join([f"penstock {__version__}", *(f"  {key:<10} {value}" for key, value in lines.items())])
+
+
+def base_url(address: Address, *, tls: bool = False) -> str:
+    """A URL to reach a server that listens on ``address``, from the same machine."""
+    scheme = "https" if tls else "http"
+    if isinstance(address, str):
+        return f"{scheme}://localhost"  # clients send it as the Host, whatever they connect to
+    ip = ipaddress.ip_address(address[0])
+    if ip.is_unspecified:
+        ip = ipaddress.ip_address("127.0.0.1" if ip.version == 4 else "::1")
+    return f"{scheme}://[{ip}]:{address[1]}" if ip.version == 6 else f"{scheme}://{ip}:{address[1]}"
+
+
+def _reach(address: Address) -> str:
+    if isinstance(address, str):
+        return f" (over the unix socket {os.path.abspath(address)})"
+    return " (on every address of this machine)" if ipaddress.ip_address(address[0]).is_unspecified else ""
+
+
+def _engine(config: ServeConfig, infos: Mapping[ProcessName, Info]) -> str:
+    """The kind, and what the engines say of themselves, once for those that say the same."""
+    said: dict[str, list[int]] = {}
+    for name, info in infos.items():
+        if name.role == "engine" and info:
+            text = ", ".join(f"{key} {_text(value)}" for key, value in info.items())
+            said.setdefault(text, []).append(name.index)
+    if len(said) == 1:
+        return f"{config.engine}: {next(iter(said))}"
+    each = "; ".join(f"engine {', '.join(map(str, ranks))}: {text}" for text, ranks in said.items())
+    return f"{config.engine}; {each}" if each else config.engine
+
+
+def _ranks(ranks: range) -> str:
+    return f"ranks {ranks.start} to {ranks.stop - 1}" if ranks else "those of other hosts"
+
+
+def _text(value: str | int | float | bool) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _processes(supervisor_pid: int, pids: Mapping[ProcessName, int]) -> str:
+    """``supervisor 10, 2 api-servers 11 12, 1 engine 13``."""
+    parts = [f"supervisor {supervisor_pid}"]
+    for role in ("api-server", "engine", "coordinator"):
+        own = [str(pid) for name, pid in pids.items() if name.role == role]
+        if not own:
+            continue
+        parts.append(f"{len(own)} {role}{'s' if len(own) != 1 else ''} {' '.join(own)}")
+    return ", ".join(parts)

@@ -1,0 +1,103 @@
+"""Which model is served: from what the user wrote to directories on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import penstock
+from penstock.config.errors import ConfigError
+from penstock.config.options import ServeConfig
+from penstock.engine.torch.supported_models import check_supported
+from penstock.engine.vllm.versions import check_installed
+from penstock.supervisor.startup.model_download import download_model
+from penstock.supervisor.startup.tokenizer_conversion import ensure_tokenizer_json
+
+DEMO_DIR = Path(penstock.__file__).parent / "demo"
+DEMO_NAME = "penstock-demo"
+
+# Hugging Face's rule for "name" and "owner/name".
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """Absolute directories, and the names that clients may use, the reported one first."""
+
+    model_dir: str
+    tokenizer_dir: str
+    served_names: list[str]
+
+
+def resolve_model(config: ServeConfig, run_dir: str, *, for_engine: bool = True) -> ResolvedModel:
+    """Finds or downloads the model and sees that it has what the engine needs.
+
+    ``run_dir`` takes a converted tokenizer. Not ``for_engine``: API servers need no weights, nor what
+    computes with them. Raises ConfigError, StartupError.
+    """
+    if for_engine:
+        _require_software(config)
+    model_dir = _model_directory(config, for_engine=for_engine)
+    if for_engine:
+        _check_model(config, model_dir)
+    names = list(config.served_model_name or []) or [config.model or DEMO_NAME]
+    return ResolvedModel(str(model_dir), str(_tokenizer_directory(config, model_dir, run_dir)), names)
+
+
+def _require_software(config: ServeConfig) -> None:
+    if config.engine == "torch":
+        _require_torch()
+    elif config.engine == "vllm":
+        check_installed()
+
+
+def _check_model(config: ServeConfig, model_dir: Path) -> None:
+    if config.engine != "synthetic" and not (model_dir / "config.json").is_file():
+        raise ConfigError(
+            f"model {config.model or DEMO_NAME}: no config.json in {model_dir}; "
+            f"--engine {config.engine} needs a Hugging Face model directory"
+        )
+    if config.engine == "torch":
+        check_supported(model_dir, with_experts=config.enable_expert_parallel)
+
+
+def _require_torch() -> None:
+    absent = [name for name in ("torch", "transformers", "safetensors") if not importlib.util.find_spec(name)]
+    if absent:
+        raise ConfigError(
+            f'--engine torch: {" and ".join(absent)} cannot be imported; run pip install "penstock[torch]", '
+            "or take --engine synthetic, which needs no model"
+        )
+
+
+def _model_directory(config: ServeConfig, *, for_engine: bool) -> Path:
+    if config.model is None:
+        if config.revision is not None:
+            raise ConfigError(f"--revision {config.revision}: the bundled demo model has no revisions")
+        return DEMO_DIR
+    if not config.model:
+        raise ConfigError("model: an empty name; leave it out for the bundled demo model")
+    path = Path(config.model).expanduser()
+    if path.is_dir():
+        if config.revision is not None:
+            raise ConfigError(
+                f"--revision {config.revision}: {config.model} is a directory; revisions are for hub ids"
+            )
+        return path.absolute()
+    if path.exists():
+        raise ConfigError(f"model {config.model}: is a file; give its directory")
+    if not _HUB_ID.fullmatch(config.model):
+        raise ConfigError(f"model {config.model}: no such directory, nor a hub id (owner/name)")
+    weights = for_engine and config.engine != "synthetic" and config.load_format != "dummy"
+    return download_model(config.model, config.revision, weights=weights)
+
+
+def _tokenizer_directory(config: ServeConfig, model_dir: Path, run_dir: str) -> Path:
+    if config.tokenizer is None:
+        return ensure_tokenizer_json(model_dir, run_dir)
+    path = Path(config.tokenizer).expanduser().absolute()
+    if not path.is_dir():
+        raise ConfigError(f"--tokenizer {config.tokenizer}: no such directory")
+    return ensure_tokenizer_json(path, run_dir)

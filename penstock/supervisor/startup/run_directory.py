@@ -1,0 +1,140 @@
+"""The run directory: where the sockets between processes lie, for nobody else to reach."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from penstock.config.errors import ConfigError
+from penstock.exit_codes import StartupError
+from penstock.wire.sockets import RENDEZVOUS_PREFIX
+
+MAX_PATH_BYTES = 70
+"""Longest path of a run directory. A Unix socket's path holds 103 bytes on macOS (107 on Linux), of which
+socket names may take 32."""
+PID_FILE = "penstock.pid"
+"""Holds the supervisor's process id, and its lock while it lives."""
+_PREFIX = "penstock-"
+"""Of temporary directories."""
+
+
+class RunDirectory:
+    """A directory of mode 0700 that belongs to this process until the ``with`` block ends.
+
+    Without ``path`` it is a temporary one and removed at the end, and those that killed instances left behind
+    are removed at the start. A given one stays, and only sockets and the like are removed: what an instance
+    that was killed left there at the start, our own at the end.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._given = path
+        self._lock_fd: int | None = None
+        self.path = ""
+
+    def __enter__(self) -> Self:
+        """Raises ConfigError for a path that cannot be used, StartupError when another instance has it."""
+        if self._given is None:
+            self.path = _temporary()
+        else:
+            self.path = _prepare(self._given)
+        try:
+            self._lock_fd = _lock(Path(self.path))
+        except StartupError:
+            self._remove_temporary()
+            raise
+        _remove_sockets(self.path)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._given is None:
+            self._remove_temporary()
+        else:
+            _remove_sockets(self.path)
+        if self._lock_fd is not None:
+            os.ftruncate(self._lock_fd, 0)
+            os.close(self._lock_fd)
+
+    def _remove_temporary(self) -> None:
+        if self._given is None:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _temporary() -> str:
+    for parent in (tempfile.gettempdir(), "/tmp"):
+        short = len(os.fsencode(parent)) + len(f"/{_PREFIX}12345678") <= MAX_PATH_BYTES
+        if short and os.access(parent, os.W_OK):
+            _remove_abandoned(Path(parent))
+            return tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+    raise StartupError("no temporary directory with a short path can be written to; name one with --run-dir")
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Removes our temporary directories whose supervisor was killed: its lock went with it.
+
+    One without a process id is just being made, or not ours.
+    """
+    for path in parent.glob(f"{_PREFIX}????????"):
+        with contextlib.suppress(OSError):  # another user's, in use (the lock), or removed meanwhile
+            if path.stat().st_uid == os.geteuid() and (path / PID_FILE).read_text():
+                with (path / PID_FILE).open("r") as held:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _prepare(given: str) -> str:
+    """Makes the directory, or checks that it may become ours."""
+    path = Path(given).expanduser().absolute()
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise ConfigError(
+            f"--run-dir {given}: the path has {len(os.fsencode(path))} bytes, at most {MAX_PATH_BYTES} are "
+            "possible (Unix sockets have short names)"
+        )
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+        if status.st_uid != os.geteuid():
+            raise ConfigError(f"--run-dir {given}: belongs to another user (id {status.st_uid})")
+        if not (path / PID_FILE).exists() and any(path.iterdir()):
+            raise ConfigError(f"--run-dir {given}: holds other files; give an empty directory or a new name")
+        path.chmod(0o700)
+    except FileExistsError:
+        raise ConfigError(f"--run-dir {given}: is no directory") from None
+    except OSError as error:
+        raise ConfigError(f"--run-dir {given}: {error.strerror}") from error
+    return str(path)
+
+
+def _lock(path: Path) -> int:
+    """Takes the directory for this process, until the descriptor is closed."""
+    fd = os.open(path / PID_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(fd, 32).decode(errors="replace").strip()
+        os.close(fd)
+        raise StartupError(
+            f"--run-dir {path}: in use by another penstock (process {holder}); "
+            "end it or choose another directory"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _remove_sockets(path: str) -> None:
+    """Sockets, and the files by which ranks find each other."""
+    with os.scandir(path) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                is_socket = stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+                if is_socket or entry.name.startswith(RENDEZVOUS_PREFIX):
+                    os.unlink(entry.path)

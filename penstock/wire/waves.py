@@ -1,0 +1,43 @@
+"""What engines in lock-step say to each other, see :mod:`penstock.engine.group.wave_protocol`.
+
+A rank connects to the address of every other rank, under the identity of an engine, and only sends. Typed,
+array-like msgpack with append-only fields, as :mod:`penstock.wire.messages`. A message is one part.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from penstock.wire.messages import decoded
+
+SyncRound: TypeAlias = Annotated[int, Meta(ge=0)]
+
+
+class StartWave(msgspec.Struct, array_like=True, frozen=True, tag=32, gc=False):
+    """A wave begins; its first agreement is number ``sync_round``."""
+
+    sync_round: SyncRound
+
+
+class Vote(msgspec.Struct, array_like=True, frozen=True, tag=33, gc=False):
+    """Whether the sender has work after the steps before agreement number ``sync_round``."""
+
+    sync_round: SyncRound
+    has_work: bool
+
+
+class LeaveGroup(msgspec.Struct, array_like=True, frozen=True, tag=34, gc=False):
+    """The sender has no work from here on: it begins no wave, and ends when all have said so."""
+
+
+WaveMessage: TypeAlias = StartWave | Vote | LeaveGroup
+
+_from_peer: msgspec.msgpack.Decoder[WaveMessage] = msgspec.msgpack.Decoder(WaveMessage)
+
+
+def decode_from_peer(part: bytes) -> WaveMessage:
+    """Raises WireError."""
+    return decoded(_from_peer, part, "of an engine in lock-step")

@@ -1,0 +1,77 @@
+"""``penstock bench engine`` as a whole, and what it must find."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.bench import engine_benchmark
+from penstock.bench.errors import BenchError
+from penstock.bench.noop_engine import NoOpEngine
+from penstock.cli.main import main
+from penstock.config.bench import BenchEngineConfig
+from penstock.engine.base import StepRows
+
+
+def run(*arguments: str, path: Path) -> dict[str, Any]:
+    """Runs the command and returns what it wrote to ``--json``."""
+    assert main(["bench", "engine", *arguments, "--json", str(path)]) == 0
+    report: dict[str, Any] = json.loads(path.read_bytes())
+    return report
+
+
+def test_a_thousand_steps_of_1024_rows_leave_nothing_to_collect(tmp_path: Path) -> None:
+    assert gc.isenabled()
+    report = run("--rows", "1024", "--steps", "1000", path=tmp_path / "report.json")
+    (only,) = report["runs"]
+    assert (only["rows"], only["steps"], only["gc_threshold"]) == (1024, 1000, list(gc.get_threshold()))
+    assert only["tracked_objects"] < 100
+    assert report["tracked_objects_per_step"] == only["tracked_objects"] / 1000
+    assert report["collections"] == 0
+    assert report["host_ms_per_step"] > 0
+
+
+def test_objects_that_stay_and_collections_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[list[int]] = []
+    step = NoOpEngine.step
+
+    def leaky(self: NoOpEngine) -> StepRows:
+        kept.extend([] for _ in range(10))
+        return step(self)
+
+    monkeypatch.setattr(NoOpEngine, "step", leaky)
+    (found,) = engine_benchmark.measure(BenchEngineConfig(rows=[4], steps=200), print).runs
+    assert 2000 <= found.tracked_objects < 2100
+    assert found.collections >= 1
+
+
+def test_a_run_for_each_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--rows", "8", "3", "--sequence-length", "1", "100", "--steps", "7"]
+    report = run(*arguments, path=tmp_path / "report.json")
+    pairs = [(run["rows"], run["sequence_length"]) for run in report["runs"]]
+    assert pairs == [(8, 1), (8, 100), (3, 1), (3, 100)]
+    assert report["host_ms_per_step"] == report["runs"][0]["host_ms_per_step"]
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1 + len(pairs) + 2
+    assert "8 rows at sequence length 100" in err
+
+
+def test_a_reader_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_benchmark, "TOKEN", -1)  # which no request may hold: the reader gives up
+    with pytest.raises(BenchError, match="the reader ended with exit code 1"):
+        engine_benchmark.measure(BenchEngineConfig(rows=[2], steps=5), print)
+
+
+def test_more_than_can_be_held_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "engine", "--rows", "1", "65536", "--sequence-length", "8192"]) == 2
+    assert "536,870,912 tokens of prompts, at most 268,435,456" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--rows", "--steps", "--sequence-length"])
+def test_nothing_to_measure_is_an_error(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "engine", option, "0"]) == 2
+    assert option in capsys.readouterr().err

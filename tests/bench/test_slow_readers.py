@@ -1,0 +1,64 @@
+"""Slow readers read little, and notice when they are cut."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from penstock.bench.load_client import LoadPlan
+from penstock.bench.slow_readers import READ_BYTES, READ_INTERVAL_S, WINDOW_BYTES, SlowReaders
+
+PATIENCE_S = 30.0
+
+
+def plan_for(listener: socket.socket) -> LoadPlan:
+    host, port = listener.getsockname()
+    return LoadPlan(host, port, "/v1/completions", [], connections=0, in_flight=0, requests=0, api_key="k")
+
+
+def test_they_send_their_request_and_leave_most_of_the_reply_unread() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with SlowReaders(plan_for(listener), '{"a": 1}', 3) as readers:
+            connections = [listener.accept()[0] for _ in range(3)]
+            for connection in connections:
+                connection.settimeout(PATIENCE_S)
+                request = connection.recv(65536)
+                assert request.startswith(b"POST /v1/completions HTTP/1.1\r\n")
+                assert request.endswith(b'\r\n\r\n{"a": 1}')
+            taken = send_until_full(connections[0])
+            assert taken < 64 * 1024 * 1024
+            assert readers.cut == 0
+        for connection in connections:
+            connection.close()
+
+
+def send_until_full(connection: socket.socket) -> int:
+    """Bytes that go out before the other side and the kernel take no more for ten reads of a slow reader."""
+    connection.settimeout(10 * READ_INTERVAL_S)
+    taken = 0
+    try:
+        while True:
+            taken += connection.send(b"x" * 65536)
+            assert taken < 1 << 30
+    except TimeoutError:
+        return taken
+
+
+def test_a_connection_that_the_server_ends_is_counted() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        SlowReaders(plan_for(listener), "{}", 2) as readers,
+    ):
+        listener.accept()[0].close()
+        kept, _ = listener.accept()
+        done = threading.Event()
+        for _ in range(int(PATIENCE_S / 0.01)):
+            if readers.cut:
+                break
+            done.wait(0.01)
+        assert readers.cut == 1
+        kept.close()
+
+
+def test_a_slow_reader_is_slower_than_a_stream() -> None:
+    assert READ_BYTES / READ_INTERVAL_S < WINDOW_BYTES

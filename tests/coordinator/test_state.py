@@ -1,0 +1,260 @@
+"""What the coordinator tells whom, and when."""
+
+from __future__ import annotations
+
+from penstock.coordinator.state import LEASE_S, CoordinatorState, Outgoing
+from penstock.wire.coordination import (
+    COORDINATOR_PROTOCOL_VERSION,
+    EngineAddress,
+    EngineJoin,
+    EngineLoad,
+    EngineReport,
+    FleetLoad,
+    JoinAccepted,
+    JoinRejected,
+    MemberLeave,
+    ProcessMetrics,
+    Rejoin,
+    ServerJoin,
+)
+
+ENGINE, SERVER = (
+    EngineJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0),
+    ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 0),
+)
+BUSY = EngineReport(7, 2, 5, 125, [1, 40, 3, 9])
+
+
+def board() -> CoordinatorState:
+    made = CoordinatorState()
+    assert made.receive(b"engine", ENGINE, 0.0) == [(b"engine", JoinAccepted())]
+    assert made.receive(b"server", SERVER, 0.0) == [(b"server", JoinAccepted())]
+    return made
+
+
+def test_an_api_server_is_told_what_concerns_it() -> None:
+    known = board()
+    known.receive(b"engine", BUSY, 0.0)
+    assert known.take_updates(0.0) == [(b"server", FleetLoad([EngineLoad(0, 0, 7, 2, 5, 125, 40)]))]
+
+
+def test_an_api_server_without_submits_has_none_accepted() -> None:
+    known = board()
+    known.receive(b"engine", EngineReport(7, 0, 1, 0, [3, 9]), 0.0)
+    [(_, news)] = known.take_updates(0.0)
+    assert isinstance(news, FleetLoad)
+    assert news.engines[0].accepted == 0
+
+
+def test_news_are_told_once_and_not_too_often() -> None:
+    known = board()
+    assert known.next_update_at() is None
+    known.receive(b"engine", BUSY, 0.0)
+    assert known.take_updates(10.0)
+    assert known.take_updates(10.2) == []
+    assert known.next_update_at() is None
+    known.receive(b"engine", BUSY, 0.0)
+    assert known.take_updates(10.09) == []
+    assert known.next_update_at() == 10.1
+    assert known.take_updates(10.1)
+
+
+def test_only_engines_that_changed_are_told() -> None:
+    known = board()
+    known.receive(b"other", EngineJoin(COORDINATOR_PROTOCOL_VERSION, 1, 0), 0.0)
+    known.receive(b"engine", BUSY, 0.0)
+    known.take_updates(0.0)
+    known.receive(b"other", EngineReport(1, 0, 0, 0, []), 0.0)
+    [(_, news)] = known.take_updates(1.0)
+    assert isinstance(news, FleetLoad)
+    assert [engine.rank for engine in news.engines] == [1]
+
+
+def test_an_api_server_that_joins_late_is_told_everything_at_once() -> None:
+    known = board()
+    known.receive(b"engine", BUSY, 0.0)
+    known.take_updates(0.0)
+    assert known.receive(b"late", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 3, 0), 0.0) == [
+        (b"late", JoinAccepted()),
+        (b"late", FleetLoad([EngineLoad(0, 0, 7, 2, 5, 125, 9)])),
+    ]
+
+
+def test_what_could_not_be_sent_is_told_again() -> None:
+    known = board()
+    known.receive(b"engine", BUSY, 0.0)
+    told = known.take_updates(0.0)
+    known.on_send_failed(b"server")
+    assert known.take_updates(1.0) == told
+
+
+def test_an_api_server_that_joins_again_is_told_nothing_twice() -> None:
+    known = board()
+    known.receive(b"engine", BUSY, 0.0)
+    known.take_updates(0.0)
+    assert known.receive(b"server", SERVER, 0.0) == []
+    assert known.take_updates(1.0) == []
+
+
+def test_a_successor_takes_its_predecessors_place() -> None:
+    known = board()
+    known.receive(b"engine", BUSY, 0.0)
+    known.receive(b"engine again", EngineJoin(COORDINATOR_PROTOCOL_VERSION, 0, 1), 0.0)
+    assert known.receive(b"engine", BUSY, 0.0) == [(b"engine", Rejoin())]
+    known.receive(b"server again", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 1), 0.0)
+    known.receive(b"engine again", EngineReport(0, 0, 0, 0, []), 0.0)
+    assert known.take_updates(0.0) == [(b"server again", FleetLoad([EngineLoad(0, 1, 0, 0, 0, 0, 0)]))]
+
+
+def test_strangers_are_asked_to_join() -> None:
+    assert CoordinatorState().receive(b"engine", BUSY, 0.0) == [(b"engine", Rejoin())]
+
+
+def test_who_leaves_is_forgotten() -> None:
+    known = board()
+    known.receive(b"engine", BUSY, 0.0)
+    known.receive(b"server", MemberLeave(), 0.0)
+    assert known.take_updates(0.0) == []
+    known.receive(b"engine", MemberLeave(), 0.0)
+    assert known.receive(b"engine", BUSY, 0.0) == [(b"engine", Rejoin())]
+
+
+def test_another_protocol_is_refused_by_its_version() -> None:
+    [(_, refusal)] = CoordinatorState().receive(
+        b"engine", EngineJoin(COORDINATOR_PROTOCOL_VERSION + 1, 0, 0), 0.0
+    )
+    assert isinstance(refusal, JoinRejected)
+    assert str(COORDINATOR_PROTOCOL_VERSION + 1) in refusal.reason
+
+
+# -- metrics
+
+
+def test_metrics_go_to_all_other_api_servers() -> None:
+    known = board()
+    known.receive(b"other", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 2, 0), 0.0)
+    metrics = ProcessMetrics("api-server 1", 0, 5, b"...")
+    known.receive(b"server", metrics, 0.0)
+    assert known.take_updates(0.0) == [(b"other", metrics)]
+    known.receive(b"server", metrics, 0.0)
+    assert known.take_updates(1.0) == [], "it is the same"
+    later = ProcessMetrics("api-server 1", 0, 6, b"...")
+    known.receive(b"server", later, 0.0)
+    assert known.take_updates(2.0) == [(b"other", later)]
+
+
+def test_metrics_of_the_dead_stay() -> None:
+    known = board()
+    metrics = ProcessMetrics("api-server 1", 0, 5, b"...")
+    known.receive(b"server", metrics, 0.0)
+    known.remove_member(b"server")
+    assert known.receive(b"server again", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 1), 0.0) == [
+        (b"server again", JoinAccepted()),
+        (b"server again", metrics),
+    ]
+
+
+def test_metrics_of_strangers_make_them_join() -> None:
+    assert CoordinatorState().receive(b"server", ProcessMetrics("api-server 1", 0, 5, b""), 0.0) == [
+        (b"server", Rejoin())
+    ]
+
+
+# -- engines of other hosts
+
+
+def remote(rank: int, incarnation: int, epoch: int = 0, **traits: str) -> EngineJoin:
+    return EngineJoin(
+        COORDINATOR_PROTOCOL_VERSION, rank, epoch, incarnation, f"tcp://host-{incarnation}:5000", traits
+    )
+
+
+def place_of(join: EngineJoin) -> EngineAddress:
+    return EngineAddress(join.rank, join.epoch, join.incarnation, join.address)
+
+
+def refusal(answers: list[Outgoing]) -> str:
+    [(_, message)] = answers
+    assert isinstance(message, JoinRejected)
+    return message.reason
+
+
+def test_api_servers_are_told_where_engines_are() -> None:
+    known = board()
+    assert known.receive(b"far", remote(1, 7), 0.0) == [(b"far", JoinAccepted())]
+    assert known.take_updates(0.0) == [(b"server", place_of(remote(1, 7)))]
+    assert known.receive(b"far", remote(1, 7), 1.0) == [(b"far", JoinAccepted())]
+    assert known.take_updates(1.0) == [], "it says every second that it is there"
+    answers = known.receive(b"late", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 3, 0), 2.0)
+    assert answers == [(b"late", JoinAccepted()), (b"late", place_of(remote(1, 7)))]
+
+
+def test_api_servers_are_told_that_one_has_left() -> None:
+    known = board()
+    known.receive(b"far", remote(1, 7), 0.0)
+    known.take_updates(0.0)
+    known.receive(b"far", MemberLeave(), 1.0)
+    assert known.take_updates(1.0) == [(b"server", EngineAddress(1, 0, 7, ""))]
+    assert known.receive(b"other", remote(1, 8), 1.0) == [(b"other", JoinAccepted())]
+    assert known.take_updates(2.0) == [(b"server", place_of(remote(1, 8)))]
+
+
+def test_a_restarted_engine_replaces_its_former_self_at_once() -> None:
+    known = board()
+    known.receive(b"far", remote(1, 7, epoch=0), 0.0)
+    assert known.receive(b"far again", remote(1, 7, epoch=1), 0.1) == [(b"far again", JoinAccepted())]
+    assert known.receive(b"far", remote(1, 7, epoch=0), 0.2) == [], "it ended, and its message came late"
+    assert known.receive(b"far again", BUSY, 0.3) == []
+
+
+def test_a_rank_is_not_taken_from_an_engine_that_lives() -> None:
+    known = board()
+    known.receive(b"far", remote(1, 7), 0.0)
+    for second in range(1, 10):
+        answers = known.receive(b"other", remote(1, 8), second + 0.5)
+        if answers:
+            break
+        known.receive(b"far", remote(1, 7), second + 1.0)
+    assert "rank 1 is taken by the engine at tcp://host-7:5000" in refusal(answers)
+    assert known.take_updates(60.0) == [(b"server", place_of(remote(1, 7)))]
+
+
+def test_the_rank_of_a_silent_engine_is_free_after_a_while() -> None:
+    known = board()
+    known.receive(b"far", remote(1, 7), 0.0)
+    second = 0.0
+    while not (answers := known.receive(b"other", remote(1, 8), second)):
+        second += 1.0
+    assert answers == [(b"other", JoinAccepted())]
+    assert second == LEASE_S
+    assert known.take_updates(60.0) == [(b"server", place_of(remote(1, 8)))]
+    assert known.receive(b"far", BUSY, 61.0) == [(b"far", Rejoin())], "it was cut off, and is back"
+    known.receive(b"other", remote(1, 8), 62.0)
+    assert known.receive(b"far", remote(1, 7), 62.0) == []
+    known.receive(b"other", remote(1, 8), 64.0)
+    assert "host-8" in refusal(known.receive(b"far", remote(1, 7), 64.0))
+
+
+def test_the_heads_own_ranks_are_no_one_elses() -> None:
+    known = CoordinatorState(local_ranks=frozenset((0, 1)), incarnation=7)
+    reason = refusal(known.receive(b"far", remote(1, 8), 0.0))
+    assert "rank 1 is one of the head's own, which are 0 to 1" in reason
+    assert known.receive(b"own", EngineJoin(COORDINATOR_PROTOCOL_VERSION, 1, 0, 7), 0.0) == [
+        (b"own", JoinAccepted())
+    ]
+
+
+def test_engines_that_differ_are_refused_by_what_differs() -> None:
+    known = CoordinatorState(traits={"version": "1.2", "--seed": "0"})
+    reason = refusal(known.receive(b"old", remote(0, 7, **{"version": "1.1", "--seed": "5"}), 0.0))
+    assert reason == "its version is 1.1, the fleet's is 1.2; its --seed is 5, the fleet's is 0"
+    first = remote(0, 8, version="1.2", max_model_len="4096")
+    assert known.receive(b"first", first, 0.0) == [(b"first", JoinAccepted())]
+    reason = refusal(known.receive(b"short", remote(1, 9, version="1.2", max_model_len="512"), 0.0))
+    assert reason == "its max_model_len is 512, the fleet's is 4096"
+
+
+def test_ranks_end_with_the_fleet() -> None:
+    known = CoordinatorState(ranks=2)
+    reason = refusal(known.receive(b"far", remote(2, 7), 0.0))
+    assert reason == "rank 2: ranks are 0 to 1 (--data-parallel-size)"

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.engine.loop.idempotency import IdempotencyCache, RpcError
+from penstock.wire.messages import RpcCall, RpcReply
+
+
+def test_the_first_reply_is_found_by_its_key() -> None:
+    receipts = IdempotencyCache()
+    assert receipts.find(RpcCall(1, "reset", {"a": 1, "b": 2}, "k")) is None
+    receipts.remember(RpcCall(1, "reset", {"a": 1, "b": 2}, "k"), RpcReply(1, None, "done", 7))
+    found = receipts.find(RpcCall(5, "reset", {"b": 2, "a": 1}, "k"))
+    assert found == RpcReply(5, None, "done", 7, repeated=True)
+    assert receipts.find(RpcCall(6, "reset", {"a": 1, "b": 2}, "other")) is None
+
+
+def test_without_a_key_nothing_is_remembered() -> None:
+    receipts = IdempotencyCache()
+    receipts.remember(RpcCall(1, "reset"), RpcReply(1))
+    assert receipts.find(RpcCall(2, "reset")) is None
+
+
+@pytest.mark.parametrize(
+    "other", [RpcCall(2, "sleep", {"level": 1}, "k"), RpcCall(2, "sleep", {"level": 2}, "k")]
+)
+def test_a_key_for_something_else_names_both(other: RpcCall) -> None:
+    receipts = IdempotencyCache()
+    receipts.remember(RpcCall(1, "reset", {"deep": True}, "k"), RpcReply(1))
+    with pytest.raises(RpcError) as refused:
+        receipts.find(other)
+    assert refused.value.code == "conflict"
+    for part in ("'k'", "reset {'deep': True}", f"sleep {other.arguments}"):
+        assert part in str(refused.value)
+
+
+def test_the_oldest_go_first_by_count_and_by_bytes() -> None:
+    few = IdempotencyCache(most=2)
+    for number in range(3):
+        few.remember(RpcCall(number, "reset", {}, str(number)), RpcReply(number))
+    assert [few.find(RpcCall(9, "reset", {}, str(number))) is None for number in range(3)] == [
+        True,
+        False,
+        False,
+    ]
+    small = IdempotencyCache(most_bytes=1000)
+    for number in range(3):
+        small.remember(RpcCall(number, "reset", {}, str(number)), RpcReply(number, None, "x" * 450))
+    assert [small.find(RpcCall(9, "reset", {}, str(number))) is None for number in range(3)] == [
+        True,
+        False,
+        False,
+    ]
+    small.remember(RpcCall(4, "reset", {}, "large"), RpcReply(4, None, "x" * 5000))
+    assert small.find(RpcCall(9, "reset", {}, "large")) is not None
+    assert small.find(RpcCall(9, "reset", {}, "2")) is None

@@ -1,0 +1,128 @@
+"""Sleep, with an engine that notes what it is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.engine.loop.sleep import SleepState
+from penstock.wire.messages import SLEEPING
+from tests.engine.loop.test_inbox import FakeEngine
+
+
+class Sleeper(FakeEngine):
+    """Has one stream until it is ended; has no room to wake up if ``full``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.busy = True
+        self.full = False
+        self.told: list[Any] = []
+        self.state = SleepState(self, self.end_streams, lambda: not self.busy)
+
+    def has_work(self) -> bool:
+        return self.busy
+
+    def end_streams(self, code: str, message: str) -> None:
+        self.busy = False
+        self.told.append(code)
+
+    def call(self, method: str, arguments: dict[str, Any]) -> Any:
+        if method == "wake_up" and self.full:
+            raise MemoryError("no room")
+        self.told.append((method, arguments.get("level")))
+
+    def change(self, level: int, **arguments: Any) -> None:
+        self.state.prepare({"level": level, **arguments})
+        assert self.state.prepared()
+        assert self.state.commit() == {"level": level}
+
+
+@pytest.fixture
+def engine() -> Sleeper:
+    return Sleeper()
+
+
+def test_there_and_back(engine: Sleeper) -> None:
+    assert engine.state.refusal() is None
+    engine.change(1)
+    refusal = engine.state.refusal()
+    assert refusal is not None
+    assert refusal.code == SLEEPING
+    engine.change(0)
+    assert engine.state.refusal() is None
+    assert engine.told == [SLEEPING, ("sleep", 1), ("wake_up", None)]
+
+
+def test_waiting_takes_nothing_new_and_lets_streams_end(engine: Sleeper) -> None:
+    engine.state.prepare({"level": 1, "mode": "wait"})
+    assert engine.state.refusal() is not None
+    assert not engine.state.prepared()
+    engine.busy = False
+    assert engine.state.prepared()
+    assert engine.told == []
+
+
+def test_given_up_before_it_slept(engine: Sleeper) -> None:
+    engine.state.prepare({"level": 1, "mode": "wait"})
+    engine.state.abort()
+    assert engine.state.refusal() is None
+    assert engine.told == []
+
+
+def test_given_up_before_it_woke(engine: Sleeper) -> None:
+    engine.change(2)
+    engine.state.prepare({"level": 0})
+    assert engine.state.refusal() is not None
+    engine.state.abort()
+    assert engine.state.refusal() is not None
+    assert engine.told == [SLEEPING, ("sleep", 2), ("wake_up", None), ("sleep", 2)]
+
+
+def test_no_room_to_wake_up(engine: Sleeper) -> None:
+    engine.change(1)
+    engine.full = True
+    with pytest.raises(MemoryError):
+        engine.state.prepare({"level": 0})
+    assert engine.state.refusal() is not None
+    engine.full = False
+    engine.change(0)
+
+
+def test_what_is_there_already_is_not_done_again(engine: Sleeper) -> None:
+    engine.change(0)
+    engine.change(1)
+    engine.change(1)
+    engine.change(2)
+    assert engine.told == [SLEEPING, ("sleep", 1), ("sleep", 2)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"level": 3}, "level is 3, not 0 to 2"),
+        ({"level": "1"}, "level is '1'"),
+        ({}, "level is None"),
+        ({"level": 1, "mode": "keep"}, "mode is 'keep', not abort or wait"),
+    ],
+)
+def test_refused(engine: Sleeper, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        engine.state.prepare(arguments)
+    assert engine.state.refusal() is None
+    assert engine.busy
+
+
+def test_an_engine_that_cannot_says_so_before_anything_is_decided(engine: Sleeper) -> None:
+    engine.can_sleep = False
+    with pytest.raises(ValueError, match="this engine cannot sleep"):
+        engine.state.prepare({"level": 1})
+    assert engine.busy
+    engine.change(0)
+
+
+def test_weights_that_are_gone_do_not_come_back_by_sleeping_less(engine: Sleeper) -> None:
+    engine.change(2)
+    with pytest.raises(ValueError, match="sleeps at level 2: wake it first"):
+        engine.state.prepare({"level": 1})

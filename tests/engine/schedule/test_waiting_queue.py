@@ -1,0 +1,235 @@
+"""The waiting queue: its order, its limits, and who has to leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.config.options import ServeConfig
+from penstock.engine.base import RequestRejected
+from penstock.engine.schedule.waiting_queue import WaitingQueue, with_rank_limits
+from penstock.wire.frames import FinishReason
+from penstock.wire.messages import SamplingParams, Submit, WireError
+
+
+def make(**options: Any) -> WaitingQueue:
+    return WaitingQueue(ServeConfig(**options))
+
+
+def request(stream: int, tokens: int = 1, priority: int = 0, resumed: int = 0) -> Submit:
+    return Submit(stream, b"\0" * 4 * tokens, SamplingParams(10, 0), priority=priority, resumed=resumed)
+
+
+def order(queue: WaitingQueue) -> list[int]:
+    return [waiting.request.stream for waiting in queue]
+
+
+def displaced(queue: WaitingQueue) -> list[int]:
+    failures = queue.take_finished().failed
+    assert all(failure.code == "overloaded" for failure in failures)
+    return [failure.stream for failure in failures]
+
+
+def test_first_come_first_served_whatever_the_priorities() -> None:
+    queue = make()
+    for stream, priority in enumerate((5, 1, 3)):
+        queue.push(0, request(stream, priority=priority), 0)
+    assert [queue.pop().request.stream for _ in range(3)] == [0, 1, 2]
+    assert not queue
+
+
+def test_lower_priorities_run_earlier_and_ties_by_arrival() -> None:
+    queue = make(scheduling_policy="priority")
+    for stream, priority in enumerate((0, 7, -1, 7, 0, -(1 << 63))):
+        queue.push(0, request(stream, priority=priority), 0)
+    assert order(queue) == [5, 2, 0, 4, 1, 3]
+
+
+def test_streams_that_ran_elsewhere_come_before_those_of_their_priority() -> None:
+    queue = make(scheduling_policy="priority")
+    for stream, (priority, resumed) in enumerate(((1, 0), (1, 3), (0, 0), (1, 2))):
+        queue.push(0, request(stream, 5, priority, resumed), 0)
+    assert order(queue) == [2, 1, 3, 0]
+
+
+def test_a_stream_waits_once() -> None:
+    queue = make()
+    queue.push(0, request(3), 0)
+    queue.push(1, request(3), 0)
+    with pytest.raises(WireError, match=r"Submit\.stream 3"):
+        queue.push(0, request(3), 0)
+
+
+def test_abort_gives_each_stream_one_end() -> None:
+    queue = make()
+    for stream in range(3):
+        queue.push(1, request(stream, 4, resumed=stream), 0)
+    assert [queue.abort(*key) for key in ((1, 2), (1, 0))] == [True, True]
+    assert [queue.abort(*key) for key in ((1, 2), (0, 1))] == [False, False]
+    rows = queue.take_finished()
+    assert rows.stream.tolist() == [2, 0]
+    assert rows.position.tolist() == [2, 0]
+    assert rows.finish is not None
+    assert rows.finish.tolist() == [FinishReason.ABORT] * 2
+    assert not queue.has_finished()
+    assert order(queue) == [1]
+    assert queue.tokens == 4
+
+
+def test_an_api_server_that_is_gone_is_forgotten() -> None:
+    queue = make(scheduling_policy="priority", max_num_queued_reqs=4)
+    for stream in range(4):
+        queue.push(stream % 2, request(stream, priority=1), 0)
+    queue.abort(0, 0)
+    queue.push(1, request(4, priority=1), 0)
+    queue.push(1, request(5), 0)  # displaces stream 4
+    queue.drop_server(1)
+    rows = queue.take_finished()
+    assert rows.stream.tolist() == [0]
+    assert not rows.failed
+    assert order(queue) == [2]
+
+
+def test_failing_all_ends_those_as_well_that_were_given_up() -> None:
+    queue = make(scheduling_policy="priority", max_num_queued_reqs=2)
+    queue.push(0, request(0, priority=2), 0)
+    queue.push(0, request(1, 5, resumed=3), 0)
+    queue.push(0, request(2), 0)
+    queue.abort(0, 1)
+    failures = queue.fail_all("engine_error", "gone")
+    assert {(failure.stream, failure.position, failure.code) for failure in failures} == {
+        (0, 0, "overloaded"),
+        (1, 3, "engine_error"),
+        (2, 0, "engine_error"),
+    }
+    assert (len(queue), queue.tokens, queue.has_finished()) == (0, 0, False)
+
+
+# -- limits
+
+
+def test_requests_beyond_the_limit_and_the_free_slots_are_refused() -> None:
+    queue = make(max_num_queued_reqs=2)
+    for stream in range(5):
+        queue.push(0, request(stream), 3)
+    with pytest.raises(RequestRejected, match=r"5 requests wait \(--max-num-queued-reqs") as refusal:
+        queue.push(0, request(5), 3)
+    assert refusal.value.code == "overloaded"
+    assert len(queue) == 5
+
+
+def test_no_queue_at_all_still_fills_the_slots() -> None:
+    queue = make(max_num_queued_reqs=0)
+    queue.push(0, request(0), 1)
+    with pytest.raises(RequestRejected):
+        queue.push(0, request(1), 1)
+
+
+def test_prompt_tokens_beyond_the_limit_are_refused_unless_nothing_waits() -> None:
+    queue = make(max_num_queued_tokens=10)
+    queue.push(0, request(0, 30), 8)
+    with pytest.raises(RequestRejected, match="30 prompt tokens wait"):
+        queue.push(0, request(1, 1), 8)
+    queue.pop()
+    queue.push(0, request(2, 6), 8)
+    queue.push(0, request(3, 4), 8)
+    with pytest.raises(RequestRejected):
+        queue.push(0, request(4, 1), 8)
+
+
+def test_a_stream_that_ran_elsewhere_is_neither_refused_nor_displaced() -> None:
+    queue = make(scheduling_policy="priority", max_num_queued_reqs=1)
+    queue.push(0, request(0, 4, 9, resumed=2), 0)
+    queue.push(0, request(1, 4, 9, resumed=2), 0)
+    with pytest.raises(RequestRejected):
+        queue.push(0, request(2, 1, 0), 0)
+    assert order(queue) == [0, 1]
+
+
+def test_a_more_important_request_displaces_the_latest_of_the_least_important() -> None:
+    queue = make(scheduling_policy="priority", max_num_queued_reqs=3)
+    for stream, priority in enumerate((5, 1, 5)):
+        queue.push(0, request(stream, priority=priority), 0)
+    queue.push(0, request(3, priority=2), 0)
+    assert displaced(queue) == [2]
+    with pytest.raises(RequestRejected):
+        queue.push(0, request(4, priority=5), 0)
+    assert order(queue) == [1, 3, 0]
+
+
+def test_several_are_displaced_only_when_that_is_enough() -> None:
+    queue = make(scheduling_policy="priority", max_num_queued_tokens=10)
+    for stream, (tokens, priority) in enumerate(((6, 0), (2, 8), (2, 9))):
+        queue.push(0, request(stream, tokens, priority), 0)
+    with pytest.raises(RequestRejected):
+        queue.push(0, request(3, 5, 1), 0)
+    assert not queue.has_finished()
+    queue.push(0, request(4, 4, 1), 0)
+    assert displaced(queue) == [2, 1]
+    assert order(queue) == [0, 4]
+    assert queue.tokens == 10
+
+
+@pytest.mark.parametrize("limit", [None, 0, 1, 7, 8])
+def test_the_shares_of_all_engines_are_the_limit(limit: int | None) -> None:
+    config = ServeConfig(data_parallel_size=4, max_num_queued_reqs=limit, max_num_queued_tokens=limit)
+    shares = [with_rank_limits(config, rank) for rank in range(4)]
+    for values in (
+        [share.max_num_queued_reqs for share in shares],
+        [share.max_num_queued_tokens for share in shares],
+    ):
+        if limit is None:
+            assert values == [None] * 4
+        else:
+            assert sum(filter(None, values)) == limit
+            assert values == sorted(values, key=lambda value: -(value or 0))
+
+
+# -- against a plain list
+
+Action = tuple[str, int, int, bool]
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["push", "push", "pop", "abort"]),
+        st.integers(0, 9),
+        st.integers(-2, 2),
+        st.booleans(),
+    )
+)
+
+
+@given(actions, st.none() | st.integers(0, 4))
+def test_it_is_a_sorted_list(taken: list[Action], limit: int | None) -> None:
+    queue = make(scheduling_policy="priority", max_num_queued_reqs=limit)
+    model: list[tuple[int, bool, int, int]] = []
+    """(priority, new, arrival, stream)"""
+    for arrival, (what, stream, priority, resumed) in enumerate(taken):
+        model.sort()
+        if what == "pop" and model:
+            assert queue.pop().request.stream == model.pop(0)[3]
+        elif what == "abort":
+            assert queue.abort(0, stream) == any(entry[3] == stream for entry in model)
+            model = [entry for entry in model if entry[3] != stream]
+        elif what == "push" and all(entry[3] != stream for entry in model):
+            entry = (priority, not resumed, arrival, stream)
+            submit = request(stream, 2, priority, int(resumed))
+            if limit is not None and not resumed and len(model) >= limit:
+                worse = [other for other in model if other[0] > priority and other[1]]
+                needed = len(model) + 1 - limit
+                if len(worse) < needed:
+                    with pytest.raises(RequestRejected):
+                        queue.push(0, submit, 0)
+                    continue
+                gone = worse[::-1][:needed]
+                model = [other for other in model if other not in gone]
+                queue.push(0, submit, 0)
+                assert displaced(queue) == [other[3] for other in gone]
+            else:
+                queue.push(0, submit, 0)
+            model.append(entry)
+        queue.take_finished()
+    assert order(queue) == [entry[3] for entry in sorted(model)]
+    assert queue.tokens == 2 * len(model)

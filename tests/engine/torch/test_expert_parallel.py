@@ -1,0 +1,105 @@
+"""Experts split over two ranks: the tokens are those of one engine that has them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.config.errors import ConfigError
+from penstock.engine.torch.supported_models import WITH_EXPERTS, check_supported
+from penstock.wire.frames import FinishReason
+from penstock.wire.messages import Submit
+from tests.engine.torch.harness import VOCAB, make_engine, make_model, run_all, submit
+from tests.engine.torch.ranks import Plan, Ranks
+
+SIZE = 2
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks(SIZE)
+    yield ranks
+    ranks.close()
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    tokens: list[int] = np.random.default_rng(seed).integers(3, VOCAB, size=length).tolist()
+    return tokens
+
+
+def alone(directory: Path, requests: Sequence[Submit], **options: Any) -> dict[int, list[int]]:
+    outcomes = run_all(make_engine(directory, **options), requests)
+    return {stream: outcome.tokens for stream, outcome in outcomes.items()}
+
+
+@pytest.mark.parametrize("kind", sorted(WITH_EXPERTS))
+def test_tokens_are_those_of_one_engine(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    """Work that begins and ends at different times, prompts longer than a chunk, a rank that idles."""
+    make_model(kind, tmp_path)
+    requests = [
+        submit(stream, prompt(length, stream), max_tokens=12, ignore_eos=True)
+        for stream, length in enumerate((1, 150, 70, 23, 90))
+    ]
+    plans = [Plan({0: requests[:1], 3: requests[1:3]}), Plan({8: requests[3:]})]
+    expected = alone(tmp_path, requests, max_num_batched_tokens=64)
+    told = ranks.run(tmp_path, plans, 40, max_num_batched_tokens=64)
+    tokens = {stream: one.tokens for rank in told for stream, one in rank.outcomes.items()}
+    assert tokens == expected
+    assert all(rank.idle_steps > 0 for rank in told)
+    assert {shape[0] for rank in told for shape in rank.experts} == {4 // SIZE}
+
+
+def test_aborts_and_preemptions_on_one_rank_change_no_tokens(ranks: Ranks, tmp_path: Path) -> None:
+    make_model("mixtral", tmp_path)
+    first = [
+        submit(stream, prompt(40, stream), max_tokens=60, ignore_eos=True, logprobs=2) for stream in range(8)
+    ]
+    second = [
+        submit(stream, prompt(100, stream), max_tokens=20, ignore_eos=True, temperature=0.8)
+        for stream in range(8, 12)
+    ]
+    plans = [Plan({0: first}, aborts={20: [0, 3]}), Plan({5: second}, aborts={9: [8]})]
+    memory = 450 * 2 * 2 * 2 * 8 * 4  # of 450 tokens in 2 layers: 4 or 5 of rank 0's streams
+    expected = alone(tmp_path, [*first, *second])
+    told = ranks.run(tmp_path, plans, 200, kv_cache_memory=memory)
+    assert told[0].metrics["preemptions_total"] > 0
+    tokens = {stream: one.tokens for rank in told for stream, one in rank.outcomes.items()}
+    for stream, whole in expected.items():
+        if stream in (0, 3, 8):
+            assert whole[: len(tokens[stream])] == tokens[stream]
+            assert len(tokens[stream]) < len(whole)
+        else:
+            assert tokens[stream] == whole
+    assert told[1].outcomes[8].finish is FinishReason.ABORT
+
+
+def test_random_weights_are_those_of_one_engine(ranks: Ranks, tmp_path: Path) -> None:
+    """Also with steps that are launched ahead."""
+    make_model("qwen3_moe", tmp_path)
+    for weights in tmp_path.glob("*.safetensors"):
+        weights.unlink()
+    options = {"load_format": "dummy", "seed": 5}
+    requests = [submit(stream, prompt(30, stream), max_tokens=10) for stream in range(4)]
+    plans = [Plan({0: requests[:3]}), Plan({2: requests[3:]})]
+    told = ranks.run(tmp_path, plans, 30, async_scheduling="on", **options)
+    tokens = {stream: one.tokens for rank in told for stream, one in rank.outcomes.items()}
+    assert tokens == alone(tmp_path, requests, **options)
+
+
+def test_experts_that_cannot_be_split_evenly_are_refused(ranks: Ranks, tmp_path: Path) -> None:
+    make_model("mixtral", tmp_path, num_local_experts=3)
+    for refusal in ranks.refusals(tmp_path):
+        assert refusal.startswith("ConfigError: --data-parallel-size 2: the model's 3 experts")
+
+
+def test_a_model_without_experts_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    check_supported(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"--enable-expert-parallel: .*'llama', which has no experts; .*mixtral"
+    ):
+        check_supported(tmp_path, with_experts=True)

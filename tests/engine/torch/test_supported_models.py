@@ -1,0 +1,90 @@
+"""Every supported family against transformers: prompts in chunks, decodes over the paged cache."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.config.errors import ConfigError
+from penstock.engine.torch.supported_models import SUPPORTED_MODELS as SUPPORTED
+from penstock.engine.torch.supported_models import check_supported
+from tests.engine.torch import harness
+from tests.engine.torch.harness import VOCAB, generate, make_engine, make_model, run_all, submit, top_logprobs
+
+TOKENS = 12
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+
+
+def prompts() -> list[list[int]]:
+    """Shorter and longer than a chunk of 64 tokens and than a window of 24."""
+    random = np.random.default_rng(1)
+    return [random.integers(3, VOCAB, size=length).tolist() for length in (1, 23, 70, 90)]
+
+
+@pytest.mark.parametrize("kind", sorted(SUPPORTED))
+def test_tokens_and_logprobs_equal_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    model = make_model(kind, tmp_path)
+    engine = make_engine(tmp_path, max_num_batched_tokens=64)
+    requests = [
+        submit(stream, prompt, max_tokens=TOKENS, logprobs=5) for stream, prompt in enumerate(prompts())
+    ]
+    outcomes = run_all(engine, requests)
+    for stream, prompt in enumerate(prompts()):
+        outcome = outcomes[stream]
+        assert outcome.tokens == generate(model, prompt, TOKENS)
+        values, ids = top_logprobs(model, prompt + outcome.tokens[:-1], 5)
+        for step, (got_ids, got_values, _) in enumerate(outcome.logprobs):
+            place = len(prompt) - 1 + step
+            np.testing.assert_allclose(got_values[1:], values[place], rtol=1e-3, atol=2e-4)
+            assert got_ids[1] == ids[place, 0]
+
+
+def test_the_models_made_here_are_of_all_families() -> None:
+    assert set(harness.FAMILIES) == set(SUPPORTED)
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="an installation without the documentation")
+def test_the_page_lists_all_families() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE.read_text(), re.MULTILINE)
+    assert rows[0] == ("model_type", "models")
+    assert rows[1:] == sorted(SUPPORTED.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"model_type": "mamba"}', r"'mamba' is not supported by the torch engine; it runs .*llama"),
+        ('{"hidden_size": 8}', "states no model_type"),
+        ("[]", "states no model_type"),
+        ("{", "config.json: .*line 1"),
+    ],
+)
+def test_what_is_no_supported_architecture_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        check_supported(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        make_engine(tmp_path)
+
+
+def test_a_rope_that_depends_on_the_batch_is_served_to_its_original_length(tmp_path: Path) -> None:
+    factors = [1.0] * 4
+    make_model(
+        "phi3",
+        tmp_path,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": factors,
+            "long_factor": factors,
+        },
+        original_max_position_embeddings=256,
+    )
+    assert json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"] == 1024
+    assert make_engine(tmp_path).info.max_model_len == 256
+    with pytest.raises(ConfigError, match=r"--max-model-len 512: .* at most 256"):
+        make_engine(tmp_path, max_model_len=512)

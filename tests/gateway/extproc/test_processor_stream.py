@@ -1,0 +1,468 @@
+"""Exchanges as messages in and messages out: every body mode, without gRPC, Envoy or protobuf."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import pytest
+
+from penstock.gateway.extproc.messages import (
+    AccessLogEntry,
+    BodyMode,
+    CommonResponse,
+    ImmediateResponse,
+    MessagePart,
+    ProcessingRequest,
+)
+from penstock.gateway.extproc.processor_stream import (
+    CONTROL_HEADERS,
+    DESTINATIONS,
+    MOST_CHUNK_BYTES,
+    ProcessorStream,
+)
+from penstock.gateway.extproc.routed_requests import LOG_DELAY_S, PROCESS_KEY, RoutedRequests
+from penstock.gateway.relay.attempt import Timeouts
+from penstock.gateway.relay.relay import Relay
+from penstock.gateway.requests.request_body import ModelRewrites
+from penstock.gateway.requests.trace_context import TracePropagator
+from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
+from penstock.gateway.routing.endpoint_pool import EndpointPool
+from penstock.gateway.routing.picker import Picker
+from penstock.gateway.telemetry.metrics import GatewayMetrics
+from penstock.gateway.telemetry.request_recorder import RequestRecorder
+from penstock.http.access_keys import Keys
+
+BODY = json.dumps({"model": "m", "prompt": "p", "stream": True}).encode()
+STREAM = b'data: {"choices":[{"text":" a"}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
+EMPTY_SUBSET: dict[str, dict[str, list[str]]] = {
+    "envoy.lb.subset_hint": {"x-llm-d-destination-endpoint-subset": []}
+}
+PICKED = {"envoy.lb": {PROCESS_KEY: ["another"]}}
+
+
+class World:
+    """A gateway without sockets: two endpoints, the first with less to do, and a clock that stands still."""
+
+    def __init__(
+        self,
+        *,
+        rewrite: str | None = None,
+        key: str | None = None,
+        limit: int = 1 << 20,
+        spans: bool = False,
+        access_log: Literal["none", "all"] = "none",
+    ) -> None:
+        self.now = 100.0
+        pool = EndpointPool(Timeouts(), lambda endpoint: None)
+        pool.update(
+            ResolvedEndpoint(f"http://10.0.0.{n}:8000", destination=f"10.0.0.{n}:8000") for n in (1, 2)
+        )
+        self.endpoints = pool.endpoints
+        self.endpoints[1].in_flight_tokens = 10**6
+        picker = Picker({"tokens": 1.0}, scraped=False)
+        relay = Relay(pool, picker, Timeouts(), lambda: self.now)
+        self.metrics = GatewayMetrics(list)
+        rewrites = ModelRewrites([] if rewrite is None else [rewrite])
+        keys = Keys([] if key is None else [key])
+        self.tracing = TracePropagator(spans=spans)
+        self.picks = RoutedRequests(
+            relay,
+            RequestRecorder(self.metrics, access_log),
+            rewrites,
+            keys,
+            self.tracing,
+            b"x-session-id",
+            limit,
+        )
+
+    def counts(self) -> dict[str, float]:
+        """Outcome to requests."""
+        found: dict[str, float] = {}
+        for line in self.metrics.exposition().decode().splitlines():
+            if line.startswith("penstock_gateway_request_total{"):
+                outcome = line.split('outcome="')[1].split('"')[0]
+                found[outcome] = found.get(outcome, 0.0) + float(line.rsplit(" ", 1)[1])
+        return found
+
+    def logged(self, request_id: str = "r", **fields: Any) -> None:
+        fields = {"status": 200, "upstream": "10.0.0.1:8000", "attempts": 1, **fields}
+        self.picks.on_log_entry(AccessLogEntry(request_id, "/v1/completions", **fields))
+
+
+def head(mode: BodyMode | None = BodyMode.BUFFERED, *, end: bool = False, **more: Any) -> ProcessingRequest:
+    headers = [
+        (b":path", b"/v1/completions?x=1"),
+        (b"x-request-id", b"r"),
+        (b"transfer-encoding", b"chunked"),
+    ]
+    response = None if mode is None else BodyMode.NONE
+    return ProcessingRequest(
+        MessagePart.REQUEST_HEADERS, headers, end=end, request_mode=mode, response_mode=response, **more
+    )
+
+
+def body(data: bytes = BODY, *, end: bool = True) -> ProcessingRequest:
+    return ProcessingRequest(MessagePart.REQUEST_BODY, body=data, end=end)
+
+
+def picked(world: World) -> ProcessorStream:
+    """A buffered request that has been picked for."""
+    exchange = ProcessorStream(world.picks)
+    exchange.receive(head())
+    (reply,) = exchange.receive(body())
+    assert isinstance(reply, CommonResponse)
+    return exchange
+
+
+def names(reply: CommonResponse) -> set[bytes]:
+    return {name for name, _ in reply.set_headers}
+
+
+def test_a_buffered_body_is_waited_for() -> None:
+    exchange = ProcessorStream(World().picks)
+    (first,) = exchange.receive(head())
+    assert first == CommonResponse(MessagePart.REQUEST_HEADERS, remove_headers=CONTROL_HEADERS)
+    (reply,) = exchange.receive(body())
+    assert isinstance(reply, CommonResponse)
+    assert reply.part is MessagePart.REQUEST_BODY
+    assert reply.body is None
+    assert dict(reply.set_headers) == {name.encode(): b"10.0.0.1:8000,10.0.0.2:8000" for name in DESTINATIONS}
+    told = reply.metadata["envoy.lb"]
+    assert {told[name] for name in DESTINATIONS} == {"10.0.0.1:8000,10.0.0.2:8000"}
+
+
+TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01".encode()
+
+
+@pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED])
+@pytest.mark.parametrize("given", [TRACEPARENT, None])
+def test_the_model_server_gets_the_span_as_parent(given: bytes | None, mode: BodyMode) -> None:
+    exchange = ProcessorStream(World(spans=True).picks)
+    first = head(mode)
+    first.headers += [(b"tracestate", b"v=1")] if given is None else [(b"traceparent", given)]
+    exchange.receive(first)
+    reply = exchange.receive(body())[0]
+    assert isinstance(reply, CommonResponse)
+    [sent] = [value for name, value in reply.set_headers if name == b"traceparent"]
+    assert sent[3:35] == (b"a" * 32 if given else sent[3:35])
+    assert sent != given
+    assert ("tracestate" in reply.remove_headers) == (given is None)
+
+
+def test_the_client_key_is_replaced() -> None:
+    world = World(key="k")
+    world.picks.endpoint_api_key = "upstream"
+    exchange = ProcessorStream(world.picks)
+    first = head()
+    first.headers.append((b"x-api-key", b"k"))
+    exchange.receive(first)
+    (reply,) = exchange.receive(body())
+    assert isinstance(reply, CommonResponse)
+    assert (b"authorization", b"Bearer upstream") in reply.set_headers
+    assert "x-api-key" in reply.remove_headers
+
+
+def test_without_spans_trace_contexts_are_left_alone() -> None:
+    exchange = ProcessorStream(World().picks)
+    first = head()
+    first.headers.append((b"traceparent", TRACEPARENT))
+    exchange.receive(first)
+    (reply,) = exchange.receive(body())
+    assert isinstance(reply, CommonResponse)
+    assert b"traceparent" not in names(reply)
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_the_log_has_the_ids(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Of requests that were picked for, and of those that were refused."""
+    world = World(access_log="all")
+    if status == 503:
+        for endpoint in world.endpoints:
+            endpoint.breaker.record_failure(world.now, world.now)
+            endpoint.breaker.failed(world.now, world.now)
+            endpoint.breaker.failed(world.now, world.now)
+    exchange = ProcessorStream(world.picks)
+    first = head()
+    first.headers += [(b":method", b"POST"), (b"traceparent", TRACEPARENT)]
+    exchange.receive(first)
+    exchange.receive(body())
+    exchange.closed()
+    world.logged()
+    [line] = [json.loads(record.getMessage()) for record in caplog.records if "access" in record.name]
+    assert (line["request_id"], line["trace_id"], line["method"]) == ("r", "a" * 32, "POST")
+    assert (line["status"], line["model"]) == (status, "m")
+
+
+@pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED_PARTIAL])
+def test_other_modes_are_picked_for_by_headers(mode: BodyMode) -> None:
+    exchange = ProcessorStream(World().picks)
+    (reply,) = exchange.receive(head(mode))
+    assert isinstance(reply, CommonResponse)
+    assert DESTINATIONS[0].encode() in names(reply)
+    assert exchange.receive(body()) == [CommonResponse(MessagePart.REQUEST_BODY)]
+
+
+def test_a_full_duplex_body_is_sent_on_in_chunks() -> None:
+    data = json.dumps({"model": "m", "prompt": "p" * 2 * MOST_CHUNK_BYTES}).encode()
+    exchange = ProcessorStream(World().picks)
+    assert exchange.receive(head(BodyMode.FULL_DUPLEX_STREAMED)) == []
+    assert exchange.receive(body(data[:1000], end=False)) == []
+    first, *chunks = exchange.receive(body(data[1000:]))
+    assert isinstance(first, CommonResponse)
+    assert first.part is MessagePart.REQUEST_HEADERS
+    assert b"".join(chunk.chunk or b"" for chunk in chunks if isinstance(chunk, CommonResponse)) == data
+    assert [chunk.end for chunk in chunks if isinstance(chunk, CommonResponse)] == [False, False, True]
+
+
+def test_a_full_duplex_body_may_end_with_trailers() -> None:
+    exchange = ProcessorStream(World().picks)
+    exchange.receive(head(BodyMode.FULL_DUPLEX_STREAMED))
+    exchange.receive(body(end=False))
+    answers = exchange.receive(ProcessingRequest(MessagePart.REQUEST_TRAILERS, end=True))
+    assert [each.part for each in answers if isinstance(each, CommonResponse)] == [
+        MessagePart.REQUEST_HEADERS,
+        MessagePart.REQUEST_BODY,
+        MessagePart.REQUEST_TRAILERS,
+    ]
+    assert not any(each.end for each in answers if isinstance(each, CommonResponse))
+
+
+def test_nothing_of_the_clients_headers_is_echoed() -> None:
+    exchange = ProcessorStream(World().picks)
+    exchange.receive(head())
+    (reply,) = exchange.receive(body())
+    assert isinstance(reply, CommonResponse)
+    assert names(reply) == {name.encode() for name in DESTINATIONS}
+
+
+def test_a_request_without_id_gets_one() -> None:
+    exchange = ProcessorStream(World().picks)
+    told = head(BodyMode.NONE)
+    told.headers = [(b":path", b"/v1/models")]
+    (reply,) = exchange.receive(told)
+    assert isinstance(reply, CommonResponse)
+    assert b"x-request-id" in names(reply)
+
+
+def test_a_rewritten_model_changes_the_body() -> None:
+    exchange = ProcessorStream(World(rewrite="m=longer").picks)
+    exchange.receive(head())
+    (reply,) = exchange.receive(body())
+    assert isinstance(reply, CommonResponse)
+    assert reply.body is not None
+    assert json.loads(reply.body)["model"] == "longer"
+    assert dict(reply.set_headers)[b"content-length"] == b"%d" % len(reply.body)
+
+
+@pytest.mark.parametrize(
+    ("world", "told", "data", "status", "code"),
+    [
+        (World(), head(), b"{", 400, "bad_body"),
+        (World(limit=10), head(), BODY, 413, "too_large"),
+        (World(key="secret"), head(), BODY, 401, "invalid_api_key"),
+        (World(), head(metadata=EMPTY_SUBSET), BODY, 503, "none_ready"),
+    ],
+    ids=["bad body", "too large", "no key", "empty subset"],
+)
+def test_refusals(world: World, told: ProcessingRequest, data: bytes, status: int, code: str) -> None:
+    exchange = ProcessorStream(world.picks)
+    answers = exchange.receive(told)
+    if not isinstance(answers[-1], ImmediateResponse):
+        answers = exchange.receive(body(data))
+    exchange.closed()
+    (answer,) = answers
+    assert isinstance(answer, ImmediateResponse)
+    assert answer.status == status
+    assert json.loads(answer.body)["error"]["code"] == code
+    assert (b"retry-after" in dict(answer.headers)) is (status == 503)
+    world.logged(status=status, upstream="", attempts=0)
+    assert world.counts() == {"rejected": 1.0}
+
+
+def test_a_subset_is_kept_to() -> None:
+    hint = {
+        "envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": ["10.0.0.2:8000", "10.9.9.9:1"]}
+    }
+    (reply,) = ProcessorStream(World().picks).receive(head(BodyMode.NONE, metadata=hint))
+    assert isinstance(reply, CommonResponse)
+    assert dict(reply.set_headers)[DESTINATIONS[0].encode()] == b"10.0.0.2:8000"
+
+
+# -- the end -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "outcome"),
+    [
+        ({}, "ok_without_usage"),
+        ({"status": 404}, "client_error"),
+        ({"status": 500}, "model_server_error"),
+        ({"status": 413, "attempts": 0, "upstream": ""}, "rejected"),
+        ({"flags": {"upstream_connection_termination"}}, "network_error"),
+        ({"details": "upstream_reset_after_response_started{connection_termination}"}, "network_error"),
+        ({"flags": {"upstream_request_timeout"}, "status": 504}, "network_error"),
+        ({"flags": {"downstream_connection_termination", "local_reset"}}, "client_disconnect"),
+        ({"details": "http2.remote_reset", "status": 200}, "client_disconnect"),
+    ],
+)
+def test_the_log_names_the_outcome_once(fields: dict[str, Any], outcome: str) -> None:
+    world = World()
+    exchange = picked(world)
+    assert world.endpoints[0].in_flight == 1
+    exchange.closed()
+    assert world.counts() == {}
+    world.logged(**fields)
+    world.logged(**fields)
+    assert world.counts() == {outcome: 1.0}
+    assert world.endpoints[0].in_flight == world.metrics.running == 0
+
+
+def test_those_tried_in_vain_have_failed() -> None:
+    world = World()
+    for _ in range(3):
+        picked(world)
+        world.logged(attempts=2, upstream="10.0.0.2:8000")
+    assert not world.endpoints[0].breaker.closed
+    assert world.endpoints[1].breaker.closed
+    assert world.counts() == {"ok_without_usage": 3.0}
+
+
+def test_busy_is_who_is_still_told_something() -> None:
+    world = World()
+    exchange = picked(world)
+    assert world.picks.is_busy
+    exchange.closed()
+    assert not world.picks.is_busy  # nobody would tell
+    world.picks.open_log_streams = 1
+    assert world.picks.is_busy
+    world.logged()
+    assert not world.picks.is_busy
+
+
+def test_an_id_may_come_twice() -> None:
+    world = World()
+    picked(world)
+    picked(world)
+    world.logged()
+    assert world.metrics.running == 1
+    world.logged()
+    assert world.counts() == {"ok_without_usage": 2.0}
+
+
+def test_picks_of_another_process_are_counted_and_requests_without_picks_are_not() -> None:
+    world = World()
+    world.logged("unknown")
+    assert world.counts() == {}
+    world.logged("unknown", metadata=PICKED)
+    assert world.counts() == {"ok_without_usage": 1.0}
+
+
+def test_a_client_that_leaves_within_its_request() -> None:
+    world = World()
+    exchange = ProcessorStream(world.picks)
+    exchange.receive(head())
+    exchange.closed()
+    assert world.counts() == {"client_disconnect": 1.0}
+
+
+def test_a_failure_of_the_gateway_is_not_the_clients() -> None:
+    world = World()
+    exchange = ProcessorStream(world.picks)
+    exchange.receive(head())
+    exchange.failed()
+    exchange.closed()
+    assert world.counts() == {"rejected": 1.0}
+
+
+def test_a_log_that_never_tells() -> None:
+    world = World()
+    picked(world)
+    world.now += Timeouts().total + LOG_DELAY_S + 1
+    world.picks.expire()
+    assert world.counts() == {"network_error": 1.0}
+    assert world.endpoints[0].in_flight == 0
+
+
+# -- replies -------------------------------------------------------------------------------------------
+
+
+def answered(exchange: ProcessorStream, *pieces: bytes) -> None:
+    kind = (b"content-type", b"text/event-stream")
+    told = ProcessingRequest(
+        MessagePart.RESPONSE_HEADERS, [(b":status", b"200"), kind], response_mode=BodyMode.STREAMED
+    )
+    told.request_mode = BodyMode.BUFFERED
+    assert exchange.receive(told) == [CommonResponse(MessagePart.RESPONSE_HEADERS)]
+    for piece in pieces:
+        assert exchange.receive(ProcessingRequest(MessagePart.RESPONSE_BODY, body=piece)) == [
+            CommonResponse(MessagePart.RESPONSE_BODY)
+        ]
+
+
+@pytest.mark.parametrize("log_first", [True, False])
+def test_a_reply_is_observed_to_its_end(log_first: bool) -> None:
+    world = World()
+    exchange = picked(world)
+    answered(exchange, STREAM[:10], STREAM[10:], USAGE)
+    if log_first:
+        world.logged()
+        assert world.counts() == {}
+        exchange.closed()
+    else:
+        exchange.closed()
+        assert world.counts() == {}
+        world.logged()
+    assert world.counts() == {"ok": 1.0}
+
+
+@pytest.mark.parametrize(("end", "outcome"), [(USAGE, "ok"), (b"", "network_error")])
+def test_without_a_log_the_reply_tells(end: bytes, outcome: str) -> None:
+    world = World()
+    exchange = picked(world)
+    answered(exchange, STREAM, end)
+    exchange.closed()
+    world.picks.expire()
+    assert world.counts() == {}  # the log may be late
+    assert world.endpoints[0].in_flight == world.metrics.running == 0
+    world.now += LOG_DELAY_S + 1
+    world.picks.expire()
+    assert world.counts() == {outcome: 1.0}
+    world.logged(metadata={"envoy.lb": {PROCESS_KEY: [world.picks.process]}})
+    assert world.counts() == {outcome: 1.0}
+
+
+def test_another_filter_may_observe() -> None:
+    """In observability mode nothing is answered; the request's id comes as an attribute."""
+    world = World()
+    picked(world).closed()
+    observing = ProcessorStream(world.picks)
+    told = ProcessingRequest(
+        MessagePart.RESPONSE_HEADERS, [(b":status", b"200"), (b"content-type", b"text/event-stream")]
+    )
+    told.observing, told.attributes = True, {"request.id": "r"}
+    assert observing.receive(told) == []
+    assert (
+        observing.receive(
+            ProcessingRequest(MessagePart.RESPONSE_BODY, body=STREAM + USAGE, end=True, observing=True)
+        )
+        == []
+    )
+    world.logged()
+    assert world.counts() == {"ok": 1.0}
+    observing.closed()
+    assert world.counts() == {"ok": 1.0}
+
+
+def test_the_server_that_answered_is_the_one_that_is_told() -> None:
+    world = World()
+    exchange = picked(world)
+    told = ProcessingRequest(MessagePart.RESPONSE_HEADERS, [(b":status", b"500")], end=True)
+    told.metadata = {"envoy.lb": {"x-gateway-destination-endpoint-served": ["10.0.0.2:8000"]}}
+    exchange.receive(told)
+    exchange.closed()
+    world.logged(status=500, upstream="10.0.0.2:8000")
+    assert world.counts() == {"model_server_error": 1.0}
+    assert world.endpoints[1].breaker._consecutive_failures == 1
+    assert world.endpoints[0].breaker._consecutive_failures == 0

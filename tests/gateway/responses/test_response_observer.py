@@ -1,0 +1,158 @@
+"""Every stream says the same however it is cut."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome, TransportResult, classify_outcome
+from penstock.gateway.responses.response_observer import Observation, ReplyObserver, StreamObserver
+from penstock.gateway.responses.sse_parser import SSEError, SSEParser
+from tests.gateway.streams import ALL, ROLE, TEXT, USAGE, Recording, _sse
+from tests.golden_replies import load_cases
+
+by_name = pytest.mark.parametrize("recording", ALL, ids=lambda recording: recording.name)
+PATH = "/v1/completions"
+STREAMS = {
+    case["name"]: case["response_body"].encode()
+    for case in load_cases()
+    if case["response_content_type"].startswith("text/event-stream")
+}
+
+
+def watch(chunks: list[bytes], *, strip_usage: bool = False) -> tuple[bytes, Observation]:
+    """What is passed on, and what is seen; chunk i comes at time i."""
+    observer = StreamObserver(strip_usage)
+    out = b"".join(observer.feed(chunk, float(index)) for index, chunk in enumerate(chunks))
+    return out + observer.finish(float(len(chunks))), observer.seen
+
+
+def check(recording: Recording, chunks: list[bytes]) -> None:
+    out, seen = watch(chunks)
+    assert out == recording.raw
+    stripped, also = watch(chunks, strip_usage=True)
+    assert stripped == (recording.raw if recording.stripped is None else recording.stripped)
+    for observation in (seen, also):
+        assert observation.token_events == recording.token_events
+        assert observation.usage == recording.usage
+        assert (observation.error is not None) == recording.error
+        assert classify_outcome(TransportResult.COMPLETE, 200, observation, PATH) == recording.outcome
+
+
+@by_name
+def test_cut_at_every_byte(recording: Recording) -> None:
+    for at in range(len(recording.raw) + 1):
+        check(recording, [recording.raw[:at], recording.raw[at:]])
+
+
+@by_name
+@pytest.mark.parametrize("size", [1, 2, 7, 64, 1 << 20])
+def test_in_chunks(recording: Recording, size: int) -> None:
+    check(recording, [recording.raw[at : at + size] for at in range(0, len(recording.raw), size)])
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_recorded_streams_of_vllm(name: str) -> None:
+    """However they are cut, all says what it says in one piece."""
+    raw = STREAMS[name]
+    _, whole = watch([raw])
+    assert classify_outcome(TransportResult.COMPLETE, 200, whole, PATH) in SUCCESSFUL
+    assert whole.token_events > 1
+    assert (whole.usage is not None) == (b'"usage":{' in raw)
+    cuts = [[raw[:at], raw[at:]] for at in range(len(raw) + 1)]
+    cuts += [[raw[at : at + size] for at in range(0, len(raw), size)] for size in (1, 2, 7, 64)]
+    for chunks in cuts:
+        out, seen = watch(chunks)
+        assert out == raw
+        assert (seen.token_events, seen.usage, seen.ended) == (whole.token_events, whole.usage, True)
+        assert seen.error is None
+        assert seen.content_problem is None
+
+
+@given(
+    st.lists(st.sampled_from([b"\r", b"\n", b"data:", b" ", b"x", b":", b"\xef\xbb\xbf", b"event: e"])),
+    st.data(),
+)
+def test_events_are_the_same_however_they_are_cut(parts: list[bytes], data: st.DataObject) -> None:
+    raw = b"".join(parts)
+    whole = SSEParser()
+    expected = [(event.data, event.name) for event in whole.feed(raw) if event.data is not None]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)))))
+    parser = SSEParser()
+    events = []
+    for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
+        events += parser.feed(raw[start:end])
+    assert [(event.data, event.name) for event in events if event.data is not None] == expected
+    assert b"".join(event.raw for event in events) + parser.pending == raw
+
+
+def test_an_endless_event_is_refused() -> None:
+    parser = SSEParser(max_event_bytes=100)
+    parser.feed(b"data: " + b"x" * 90)
+    with pytest.raises(SSEError, match="more than 100 bytes"):
+        parser.feed(b"x" * 10)
+
+
+def test_times_are_those_of_token_events() -> None:
+    _, seen = watch([_sse(ROLE), b": comment\n\n", _sse(TEXT), _sse(TEXT), _sse(USAGE, "[DONE]")])
+    assert (seen.first_token_at, seen.last_token_at) == (2.0, 3.0)
+
+
+def test_bytes_after_nonsense_are_relayed() -> None:
+    out, seen = watch([b"data: {\n\n", b"whatever", b" comes"], strip_usage=True)
+    assert out == b"data: {\n\nwhatever comes"
+    assert seen.content_problem
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome"),
+    [
+        ({"choices": [{"text": "a"}], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}, Outcome.OK),
+        ({"choices": []}, Outcome.OK_WITHOUT_USAGE),
+        ({"error": {"message": "no"}}, Outcome.MODEL_SERVER_ERROR),
+    ],
+)
+def test_whole_replies(body: object, outcome: Outcome) -> None:
+    observer = ReplyObserver()
+    raw = msgspec.json.encode(body)
+    assert observer.feed(raw[:5], 0.0) + observer.feed(raw[5:], 0.0) + observer.finish(0.0) == raw
+    assert classify_outcome(TransportResult.COMPLETE, 200, observer.seen, PATH) == outcome
+
+
+def test_what_has_no_usage_to_tell_is_not_blamed_for_telling_none() -> None:
+    observer = ReplyObserver()
+    observer.feed(b'{"object":"list","data":[]}', 0.0)
+    observer.finish(0.0)
+    assert classify_outcome(TransportResult.COMPLETE, 200, observer.seen, "/v1/models") == Outcome.OK
+
+
+def test_a_reply_that_is_not_json() -> None:
+    observer = ReplyObserver()
+    observer.feed(b"<html>", 0.0)
+    observer.finish(0.0)
+    assert classify_outcome(TransportResult.COMPLETE, 200, observer.seen, PATH) == Outcome.CONTENT_ERROR
+
+
+@pytest.mark.parametrize("ending", list(TransportResult))
+def test_a_stream_whose_terminator_was_relayed_is_whole(ending: TransportResult) -> None:
+    _, seen = watch([_sse(TEXT, USAGE, "[DONE]")])
+    assert classify_outcome(ending, 200, seen, PATH) == Outcome.OK
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "outcome"),
+    [
+        (TransportResult.BROKEN, None, Outcome.NETWORK_ERROR),
+        (TransportResult.BROKEN, 200, Outcome.NETWORK_ERROR),
+        (TransportResult.TIMEOUT, 200, Outcome.NETWORK_ERROR),
+        (TransportResult.CLIENT_GONE, None, Outcome.CLIENT_DISCONNECT),
+        (TransportResult.CLIENT_GONE, 200, Outcome.CLIENT_DISCONNECT),
+        (TransportResult.COMPLETE, 500, Outcome.MODEL_SERVER_ERROR),
+        (TransportResult.COMPLETE, 404, Outcome.CLIENT_ERROR),
+        (TransportResult.COMPLETE, 200, Outcome.NETWORK_ERROR),
+    ],
+)
+def test_replies_without_content(ending: TransportResult, status: int | None, outcome: Outcome) -> None:
+    assert classify_outcome(ending, status, Observation(), PATH) == outcome

@@ -1,0 +1,46 @@
+"""Loads as the servers of the field publish them."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.gateway.routing.endpoint import EndpointLoad
+from penstock.gateway.routing.load_scrape import NoLoadError, read_load
+
+VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+vllm:num_requests_waiting{engine="1",model_name="m"} 0.0
+vllm:num_requests_waiting_by_reason{engine="1"} 9.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.5
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="old",waiting_lora_adapters=""} 1.763e+09
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters="c"} 1.764e+09
+"""
+OLD_VLLM = b"vllm:num_requests_waiting 2\nvllm:num_requests_running 5\nvllm:gpu_cache_usage_perc 0.125\n"
+SGLANG = b'sglang:num_queue_reqs{tp_rank="0"} 6.0\nsglang:num_running_reqs 7.0\nsglang:token_usage 0.75\n'
+LLAMA_CPP = (
+    b"llamacpp:requests_processing 1\nllamacpp:requests_deferred 2\nllamacpp:kv_cache_usage_ratio 0.5\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "load"),
+    [
+        (VLLM, EndpointLoad(1, 7, 0.5, frozenset("abc"), 4)),
+        (OLD_VLLM, EndpointLoad(2, 5, 0.125)),
+        (SGLANG, EndpointLoad(6, 7, 0.75)),
+        (LLAMA_CPP, EndpointLoad(2, 1, 0.5)),
+        (b"vllm:num_requests_waiting NaN\nvllm:num_requests_running -1\n", EndpointLoad()),
+    ],
+)
+def test_loads(text: bytes, load: EndpointLoad) -> None:
+    assert read_load(text) == load
+
+
+@pytest.mark.parametrize("text", [b"", b"<html>", b"process_cpu_seconds_total 1\n"])
+def test_other_expositions_say_nothing(text: bytes) -> None:
+    with pytest.raises(NoLoadError):
+        read_load(text)

@@ -1,0 +1,315 @@
+"""What /metrics says, in our words and in those of other endpoint pickers, and that the page tells of it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import penstock
+from penstock.gateway import metric_definitions
+from penstock.gateway.relay.relay import RequestRecord
+from penstock.gateway.responses.event_reader import TokenUsage
+from penstock.gateway.responses.outcome import Outcome
+from penstock.gateway.responses.response_observer import Observation, StreamObserver
+from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
+from penstock.gateway.telemetry.metrics import OTHER, GatewayMetrics, MetricsOptions
+from penstock.metrics.families import MetricKind
+
+PAGE = Path(penstock.__file__).parents[1] / "docs" / "gateway-metrics.md"
+OWN_ROW = re.compile(r"^\| `(penstock_gateway_\w+)` \| (\w+) \| ([^|]+) \| ([^|]*) \| (.+) \|$", re.MULTILINE)
+Compat = Literal["none", "llm-d", "gie"]
+
+
+def streamed(*times: float, usage: TokenUsage | None = None) -> Observation:
+    """A stream with an event with tokens at each of ``times``."""
+    observer = StreamObserver()
+    for time in times:
+        observer.feed(b'data: {"choices":[{"text":"x"}]}\n\n', time)
+    observer.seen.usage = usage
+    return observer.seen
+
+
+def record(**fields: Any) -> RequestRecord:
+    values = {"model": "m", "target_model": "m", "outcome": Outcome.OK, "status": 200, "attempts": 1}
+    return RequestRecord("/v1/completions", **{**values, **fields})
+
+
+def metrics(compat: Compat = "none", **options: Any) -> GatewayMetrics:
+    """Of a gateway with an endpoint that waits, runs and is up, and one that is down."""
+    up, down = Endpoint("http://a:1"), Endpoint("http://b:1", scrape_failures=2)
+    up.load = EndpointLoad(waiting=3, running=5, kv_used=0.5)
+    return GatewayMetrics(lambda: [up, down], MetricsOptions(compat, **options), spans={"exported": 1})
+
+
+def samples(told: GatewayMetrics, name: str, /, **labels: str) -> dict[tuple[str, ...], float]:
+    """Of a sample's name, those with ``labels``: the values of the other labels by name, to the value."""
+    found = {}
+    for family in text_string_to_metric_families(told.exposition().decode()):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                rest = tuple(value for label, value in sorted(sample.labels.items()) if label not in labels)
+                found[rest] = sample.value
+    return found
+
+
+def busy(compat: Compat = "none") -> GatewayMetrics:
+    """Every family has a value."""
+    told = metrics(compat)
+    told.request_started(record())
+    seen = streamed(1.0, 1.2, usage=TokenUsage(7, 2, 4))
+    told.request_ended(
+        record(seen=seen, attempts=2, ended_at=2.0, bytes_in=100, bytes_out=200, priority=-7, pick_s=1e-4)
+    )
+    told.request_ended(record(outcome=Outcome.REJECTED, status=429, reason="saturated", attempts=0))
+    return told
+
+
+# -- the page
+
+
+def test_the_page_has_our_names() -> None:
+    rows = OWN_ROW.findall(PAGE.read_text())
+    table = [
+        (name.name, each.kind.value, each.unit, ", ".join(name.labels), each.help)
+        for each in metric_definitions.METRICS
+        for name in (each.names["own"],)
+    ]
+    assert rows == table
+
+
+def test_the_page_has_the_names_of_others() -> None:
+    _, table = PAGE.read_text().split("## Names of other endpoint pickers")
+    rows = [
+        [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table.splitlines() if line[:1] == "|"
+    ]
+    expected = [
+        [
+            each.names["own"].name.removeprefix("penstock_gateway_"),
+            *([llm_d.name, ", ".join(llm_d.labels)] if llm_d else ["", ""]),
+            *([gie.name, ", ".join(gie.labels)] if gie else ["", ""]),
+        ]
+        for each in metric_definitions.METRICS
+        for llm_d, gie in ((each.names.get("llm-d"), each.names.get("gie")),)
+        if llm_d or gie
+    ]
+    assert rows[2:] == expected
+
+
+@pytest.mark.parametrize("compat", ["none", "llm-d", "gie"])
+def test_what_is_told_is_what_the_table_says(compat: Compat) -> None:
+    dialects: list[metric_definitions.MetricsDialect] = ["own"] if compat == "none" else ["own", compat]
+    expected = {
+        name.name: (each.kind.value, set(name.labels))
+        for dialect in dialects
+        for each in metric_definitions.METRICS
+        if (name := each.names.get(dialect)) is not None
+    }
+    told = {
+        family.name: (family.type, {label for sample in family.samples for label in sample.labels} - {"le"})
+        for family in text_string_to_metric_families(busy(compat).exposition().decode())
+    }
+    assert told == expected
+
+
+def test_names_are_unique() -> None:
+    counts = Counter(name.name for each in metric_definitions.METRICS for name in each.names.values())
+    assert set(counts.values()) == {1}
+
+
+def test_bounds_ascend_and_every_measure_has_our_name() -> None:
+    for measure in metric_definitions.METRICS:
+        assert "own" in measure.names
+        for name in measure.names.values():
+            assert bool(name.bounds) == (measure.kind is MetricKind.HISTOGRAM)
+            assert list(name.bounds) == sorted(set(name.bounds))
+
+
+# -- figures
+
+
+def test_latencies_and_sizes() -> None:
+    told = metrics()
+    seen = streamed(11.0, 11.25, 12.0, usage=TokenUsage(7, 5, 4))
+    told.request_ended(record(seen=seen, began_at=10.0, ended_at=13.0, bytes_in=100, bytes_out=300))
+    for name, total, count in [
+        ("request_duration_seconds", 3.0, 1),
+        ("time_to_first_token_seconds", 1.0, 1),
+        ("time_per_output_token_seconds", 0.25, 1),
+        ("normalized_time_per_output_token_seconds", 0.6, 1),
+        ("inter_token_latency_seconds", 1.0, 2),
+        ("request_size_bytes", 100.0, 1),
+        ("response_size_bytes", 300.0, 1),
+        ("request_input_tokens", 7.0, 1),
+        ("request_output_tokens", 5.0, 1),
+        ("request_cached_tokens", 4.0, 1),
+    ]:
+        assert samples(told, f"penstock_gateway_{name}_sum") == {("m", "ok", "m"): pytest.approx(total)}
+        assert samples(told, f"penstock_gateway_{name}_count") == {("m", "ok", "m"): count}
+    buckets = samples(
+        told, "penstock_gateway_inter_token_latency_seconds_bucket", model="m", target_model="m"
+    )
+    assert [buckets[bound, "ok"] for bound in ("0.2", "0.3", "0.5", "0.75", "+Inf")] == [0, 1, 1, 2, 2]
+
+
+def test_picks_are_not_told_apart() -> None:
+    told = metrics("gie")
+    for seconds in (0.001, 0.003):
+        told.request_ended(record(pick_s=seconds))
+    told.request_ended(record(outcome=Outcome.CLIENT_DISCONNECT))  # before it was picked for
+    assert samples(told, "penstock_gateway_pick_duration_seconds_count") == {(): 2}
+    assert samples(told, "inference_extension_scheduler_e2e_duration_seconds_sum") == {(): 0.004}
+
+
+def test_failures_are_no_survivors_bias() -> None:
+    """A request that broke has its latencies in the histograms as well."""
+    told = metrics()
+    told.request_ended(record())
+    told.request_ended(record(outcome=Outcome.NETWORK_ERROR, seen=streamed(1.0, 2.0), ended_at=9.0))
+    assert samples(told, "penstock_gateway_request_duration_seconds_sum", outcome="network_error") == {
+        ("m", "m"): 9.0
+    }
+    assert samples(told, "penstock_gateway_time_to_first_token_seconds_count", outcome="network_error") == {
+        ("m", "m"): 1
+    }
+
+
+def test_tokens_without_usage_are_events() -> None:
+    told = metrics()
+    told.request_ended(record(outcome=Outcome.OK_WITHOUT_USAGE, seen=streamed(1.0, 2.0)))
+    assert samples(told, "penstock_gateway_tokens_total", kind="output") == {("m", "events", "m"): 2}
+
+
+def test_tokens_of_a_broken_stream_are_those_that_came() -> None:
+    """It began with a usage of one token."""
+    told = metrics()
+    seen = streamed(1.0, 2.0, 3.0, usage=TokenUsage(7, 1))
+    told.request_ended(record(outcome=Outcome.NETWORK_ERROR, seen=seen))
+    tokens = samples(told, "penstock_gateway_tokens_total", model=OTHER, target_model=OTHER)
+    assert tokens == {("input", "usage"): 7, ("output", "events"): 3}
+
+
+def test_errors_have_a_status() -> None:
+    told = busy()
+    assert samples(told, "penstock_gateway_request_error_total", status="429") == {("m", "rejected", "m"): 1}
+    assert samples(told, "penstock_gateway_rejection_total") == {("saturated",): 1}
+    assert samples(told, "penstock_gateway_retry_total") == {(): 1}
+
+
+def test_models_that_nobody_serves_have_no_series() -> None:
+    told = metrics(most_models=2)
+    for number in range(4):
+        made_up = record(model=f"x{number}", target_model=f"x{number}", outcome=Outcome.CLIENT_ERROR)
+        told.request_started(made_up)
+        told.request_ended(made_up)
+    for number in range(4):
+        told.request_ended(record(model=f"m{number}", target_model=f"m{number}"))
+    assert samples(told, "penstock_gateway_request_total", outcome="ok") == {
+        ("m0", "m0"): 1,
+        ("m1", "m1"): 1,
+        (OTHER, OTHER): 2,
+    }
+    assert samples(told, "penstock_gateway_request_total", outcome="client_error") == {(OTHER, OTHER): 4}
+
+
+def test_models_that_the_operator_names_always_have_series() -> None:
+    told = GatewayMetrics(list, MetricsOptions(most_models=0), [("chat", "small")])
+    told.request_ended(record(model="chat", target_model="small", outcome=Outcome.NETWORK_ERROR))
+    told.request_ended(record(model="chat", target_model="large"))
+    assert samples(told, "penstock_gateway_request_total") == {
+        ("chat", "network_error", "small"): 1,
+        (OTHER, "ok", OTHER): 1,
+    }
+
+
+def test_running_requests_are_those_that_have_not_ended() -> None:
+    told = metrics()
+    told.request_ended(record())
+    first, second, unknown = record(), record(), record(model="x", target_model="x")
+    for each in (first, second, unknown):
+        told.request_started(each)
+    name = "penstock_gateway_requests_in_flight"
+    assert samples(told, name) == {("m", "m"): 2, (OTHER, OTHER): 1}
+    told.release(first)
+    told.request_ended(first)
+    told.request_ended(second)
+    assert samples(told, name) == {("m", "m"): 0, (OTHER, OTHER): 1}
+    assert told.running == 1
+
+
+def test_the_pool() -> None:
+    told = metrics("llm-d", pool="mine")
+    assert samples(told, "penstock_gateway_ready_endpoints") == {(): 1}
+    assert samples(told, "penstock_gateway_endpoint_up") == {("http://a:1",): 1, ("http://b:1",): 0}
+    assert samples(told, "llm_d_epp_average_kv_cache_utilization", name="mine") == {(): 0.5}
+    assert samples(told, "llm_d_epp_average_queue_size", name="mine") == {(): 3}
+    assert samples(told, "llm_d_epp_per_endpoint_queue_size", name="mine") == {
+        ("http://a:1",): 3,
+        ("http://b:1",): 0,
+    }
+
+
+# -- other dialects
+
+
+def test_their_buckets_hold_what_ours_do() -> None:
+    """0.15 seconds to the first token: above 0.1 in both, below 0.2 in theirs, 0.25 in ours."""
+    told = metrics("gie")
+    for outcome in (Outcome.OK, Outcome.NETWORK_ERROR):
+        told.request_ended(record(seen=streamed(0.15), outcome=outcome))
+    ours = samples(told, "penstock_gateway_time_to_first_token_seconds_bucket", outcome="ok")
+    theirs = samples(told, "inference_objective_request_ttft_seconds_bucket", model_name="m")
+    assert (ours["0.1", "m", "m"], ours["0.25", "m", "m"]) == (0, 1)
+    assert (theirs["0.1", "m"], theirs["0.2", "m"], theirs["+Inf", "m"]) == (0, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "measure", "bounds"),
+    [
+        ("llm-d", metric_definitions.TTFT, [0.005, 0.025, 0.05, 45.0, 60.0, 120.0]),
+        ("llm-d", metric_definitions.TPOT, [0.0005, 0.00205, 0.005, 0.8, 1.0, 2.0]),
+        ("llm-d", metric_definitions.RESPONSE_SIZE, [1.0, 8.0, 16.0, 16384.0, 32768.0, 65536.0]),
+        ("llm-d", metric_definitions.INPUT_TOKENS, [1.0, 8.0, 16.0, 262144.0, 524288.0, 1048576.0]),
+        ("gie", metric_definitions.TTFT, [0.005, 0.025, 0.05, 1800.0, 2700.0, 3600.0]),
+        ("gie", metric_definitions.TPOT, [0.0005, 0.00205, 0.005, 180.0, 270.0, 360.0]),
+        ("gie", metric_definitions.RESPONSE_SIZE, [1.0, 8.0, 16.0, 16384.0, 32778.0, 65536.0]),
+        ("gie", metric_definitions.OUTPUT_TOKENS, [1.0, 8.0, 16.0, 2048.0, 4096.0, 8192.0]),
+    ],
+)
+def test_the_ends_of_their_buckets(
+    dialect: metric_definitions.MetricsDialect, measure: metric_definitions.Metric, bounds: list[float]
+) -> None:
+    """32778 is what the Inference Extension's code has."""
+    told = measure.names[dialect].bounds
+    assert [*told[:3], *told[-3:]] == bounds
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "code"),
+    [
+        (Outcome.REJECTED, 429, "ResourceExhausted"),
+        (Outcome.REJECTED, 503, "ServiceUnavailable"),
+        (Outcome.REJECTED, 400, "BadRequest"),
+        (Outcome.REJECTED, 401, "Unauthorized"),
+        (Outcome.REJECTED, 500, "Internal"),
+        (Outcome.MODEL_SERVER_ERROR, 500, "ModelServerError"),
+        (Outcome.CLIENT_ERROR, 404, "ModelServerError"),
+        (Outcome.CLIENT_DISCONNECT, 200, "Unknown"),
+    ],
+)
+def test_their_error_codes(outcome: Outcome, status: int, code: str) -> None:
+    told = metrics("gie")
+    told.request_ended(record(outcome=outcome, status=status))
+    assert samples(told, "inference_objective_request_error_total") == {(code, OTHER, OTHER): 1}
+
+
+def test_their_labels() -> None:
+    told = GatewayMetrics(list, MetricsOptions("llm-d"), [("chat", "small")])
+    told.request_ended(record(model="chat", target_model="small", priority=-9))
+    told.request_ended(record(model="chat", target_model="small", priority=0))
+    labels = {"model_name": "chat", "target_model_name": "small", "fairness_id": "default-flow"}
+    assert samples(told, "llm_d_epp_request_total", **labels) == {("-1",): 1, ("0",): 1}

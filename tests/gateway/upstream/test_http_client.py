@@ -1,0 +1,314 @@
+"""Replies of model servers over real sockets, whole and broken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import pytest
+
+from penstock.gateway.upstream.http_client import (
+    Connection,
+    ConnectionPool,
+    Headers,
+    UpstreamError,
+    request_bytes,
+    without_hop_by_hop,
+)
+
+WAIT_S = 30.0
+REQUEST = request_bytes(b"POST", b"/x", b"h", [(b"a", b"b")], b"body")
+
+
+@dataclass
+class Collected:
+    """A receiver that remembers."""
+
+    status: int = 0
+    headers: Headers = field(default_factory=list)
+    body: bytes = b""
+    end: str | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        self.status, self.headers = status, headers
+
+    def on_body(self, data: bytes) -> None:
+        self.body += data
+        self.changed.set()
+
+    def on_end(self) -> None:
+        self._set_end("end")
+
+    def on_broken(self, reason: str) -> None:
+        self._set_end(reason)
+
+    def _set_end(self, end: str) -> None:
+        assert self.end is None, "one end"
+        self.end = end
+        self.changed.set()
+
+    async def until_end(self) -> str:
+        async with asyncio.timeout(WAIT_S):
+            while self.end is None:
+                self.changed.clear()
+                await self.changed.wait()
+        return self.end
+
+
+Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def pool_to(peer: Peer) -> AsyncIterator[ConnectionPool]:
+    serving: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
+        try:
+            await peer(reader, writer)
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    pool = ConnectionPool(f"http://127.0.0.1:{port}", connect_timeout_s=WAIT_S)
+    try:
+        yield pool
+    finally:
+        pool.close()
+        server.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+
+
+def answering(*replies: bytes, close: bool = True) -> Peer:
+    """Reads one request for each reply, then closes or waits for the client to."""
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for reply in replies:
+            if not await reader.read(len(REQUEST)):
+                break
+            writer.write(reply)
+        if not close:
+            await reader.read()
+
+    return peer
+
+
+async def ask(pool: ConnectionPool) -> tuple[Collected, Connection]:
+    connection = await pool.acquire()
+    collected = Collected()
+    connection.send(REQUEST, collected)
+    await collected.until_end()
+    return collected, connection
+
+
+async def open_after_a_turn(connection: Connection) -> bool:
+    """Lets the loop turn once; whether the connection is still open."""
+    await asyncio.sleep(0)
+    return connection.usable
+
+
+OK = b"HTTP/1.1 200 OK\r\nX-A: 1\r\nContent-Length: 5\r\n\r\nhello"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
+UNTIL_CLOSE = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhello"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@pytest.mark.parametrize("reply", [OK, CHUNKED, UNTIL_CLOSE, CONTINUE + OK])
+def test_whole_replies(reply: bytes) -> None:
+    async def main() -> None:
+        async with pool_to(answering(reply)) as pool:
+            collected, _ = await ask(pool)
+            assert (collected.status, collected.body, collected.end) == (200, b"hello", "end")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"",
+        OK[:30],
+        OK[:-1],
+        CHUNKED[:-5],
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n",
+    ],
+)
+def test_broken_replies(reply: bytes) -> None:
+    async def main() -> None:
+        async with pool_to(answering(reply)) as pool:
+            collected, connection = await ask(pool)
+            assert collected.end != "end"
+            assert not connection.usable
+
+    asyncio.run(main())
+
+
+def test_connections_are_used_again() -> None:
+    async def main() -> None:
+        async with pool_to(answering(OK, CHUNKED, close=False)) as pool:
+            _, first = await ask(pool)
+            collected, second = await ask(pool)
+            assert second is first
+            assert collected.body == b"hello"
+            third = await pool.acquire(fresh=True)
+            assert third is not first
+            third.abort()
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
+    async def main() -> None:
+        async with pool_to(answering(OK)) as pool:
+            _, first = await ask(pool)
+            async with asyncio.timeout(WAIT_S):
+                while await open_after_a_turn(first):
+                    pass
+            second = await pool.acquire()
+            assert second is not first
+            second.abort()
+
+    asyncio.run(main())
+
+
+def test_abort_tells_the_server() -> None:
+    async def main() -> None:
+        left = asyncio.Event()
+
+        async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readexactly(len(REQUEST))
+            writer.write(OK[:-1])
+            with suppress(ConnectionError):
+                await reader.read()
+            left.set()
+
+        async with pool_to(peer) as pool, asyncio.timeout(WAIT_S):
+            connection = await pool.acquire()
+            collected = Collected()
+            connection.send(REQUEST, collected)
+            await collected.changed.wait()
+            connection.abort()
+            await left.wait()
+            assert collected.end is None
+
+    asyncio.run(main())
+
+
+def test_nobody_listens() -> None:
+    async def main() -> None:
+        async with pool_to(answering()) as pool:
+            pass
+        with pytest.raises(UpstreamError, match="no connection"):
+            await pool.acquire()
+
+    asyncio.run(main())
+
+
+def test_requests_on_the_wire() -> None:
+    assert REQUEST == b"POST /x HTTP/1.1\r\nhost: h\r\na: b\r\ncontent-length: 4\r\n\r\nbody"
+    get = request_bytes(b"GET", b"/", b"h", [(b"host", b"other"), (b"content-length", b"9")], b"")
+    assert get == b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
+
+
+def test_headers_of_one_connection_are_not_passed_on() -> None:
+    headers = [
+        (b"connection", b"close, X-Mine"),
+        (b"x-mine", b"1"),
+        (b"transfer-encoding", b"chunked"),
+        (b"a", b"b"),
+    ]
+    assert without_hop_by_hop(headers) == [(b"a", b"b")]
+
+
+HEAD_REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
+
+
+async def _lost(connection: Connection) -> None:
+    """Until the loop has said that the connection is closed."""
+    async with asyncio.timeout(WAIT_S):
+        while await open_after_a_turn(connection):
+            pass
+
+
+def test_a_connection_that_breaks_before_it_is_used_says_so() -> None:
+    async def run() -> None:
+        async with pool_to(answering(OK)) as pool:
+            _, connection = await ask(pool)
+            kept = await pool.acquire()
+            assert kept is connection
+            await _lost(kept)
+            await asyncio.sleep(0)
+            collected = Collected()
+            kept.send(REQUEST, collected)
+            assert "closed" in await collected.until_end()
+            assert not kept.answered
+
+    asyncio.run(run())
+
+
+def test_the_reply_to_head_has_no_body() -> None:
+    async def run() -> None:
+        async with pool_to(answering(HEAD_REPLY, close=False)) as pool:
+            connection = await pool.acquire()
+            collected = Collected()
+            connection.send(request_bytes(b"HEAD", b"/x", b"h", [], b""), collected)
+            assert await collected.until_end() == "end"
+            assert (collected.status, collected.body) == (200, b"")
+
+    asyncio.run(run())
+
+
+def test_a_slow_client_of_an_earlier_reply_does_not_stop_the_next_one() -> None:
+    async def run() -> None:
+        async with pool_to(answering(OK, OK, close=False)) as pool:
+            earlier, connection = await ask(pool)
+            again = await pool.acquire()
+            assert again is connection
+            collected = Collected()
+            again.send(REQUEST, collected)
+            again.pause(earlier)
+            assert await collected.until_end() == "end"
+
+    asyncio.run(run())
+
+
+def test_an_early_answer_ends_the_connection() -> None:
+    """What of the request has not been read may never be."""
+
+    async def run() -> None:
+        async with pool_to(answering(OK, close=False)) as pool:
+            connection = await pool.acquire()
+            collected = Collected()
+            connection.send(request_bytes(b"POST", b"/x", b"h", [], bytes(64 << 20)), collected)
+            assert await collected.until_end() == "end"
+            assert not connection.usable
+
+    asyncio.run(run())
+
+
+def test_a_closed_pool_keeps_nothing() -> None:
+    async def run() -> None:
+        async with pool_to(answering(OK, close=False)) as pool:
+            connection = await pool.acquire()
+            collected = Collected()
+            connection.send(REQUEST, collected)
+            pool.close()
+            assert await collected.until_end() == "end"
+            assert not connection.usable
+
+    asyncio.run(run())
+
+
+def test_nobody_waits_for_the_server_to_expect_the_body() -> None:
+    assert b"expect" not in request_bytes(b"POST", b"/", b"h", [(b"expect", b"100-continue")], b"b")

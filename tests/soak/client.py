@@ -1,0 +1,194 @@
+"""Clients of a soak: connections that are kept, dropped, read slowly or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import time
+from typing import cast
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tests.soak.received_reply import ReceivedReply
+from tests.soak.request_mix import ClientBehaviour, RequestSpec
+
+SMALL_WINDOW = 4096
+"""Receive buffer of a client that reads slowly, in bytes."""
+SLOW_READ_INTERVAL_S = 0.3
+"""Time between its reads."""
+REUSE = 0.7
+"""Share of requests that go over a connection that is open already, where there is one."""
+
+
+class SentRequest:
+    """A request on a connection: what was seen, and how it ended."""
+
+    def __init__(self, port: int, opened_at: float, *, reused: bool) -> None:
+        self.seen = ReceivedReply()
+        self.port = port
+        """The client's own, by which it is known who served it, at a time: ports are used again."""
+        self.opened_at = opened_at
+        """time.monotonic() before the connection was opened: it may be served, and its server killed, before
+        this process takes note of it."""
+        self.reused = reused
+        self.left = False
+        """The client hung up."""
+        self.stuck = False
+        """It did not end in time."""
+        self.ended_at = 0.0
+        """time.monotonic()"""
+
+    @property
+    def stale(self) -> bool:
+        """Nothing came over a connection that was kept: its server had closed it. Clients try again."""
+        return self.reused and not self.seen.status and not self.left and not self.seen.whole
+
+
+class _Connection(asyncio.Protocol):
+    """One connection to the server, with one request at a time."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.opened_at = 0.0
+        self.used = False
+        self.open = False
+        self._transport: asyncio.Transport
+        self._attempt: SentRequest | None = None
+        self._change = asyncio.Event()
+        self._sip: asyncio.TimerHandle | None = None
+        self._slow = False
+
+    # -- asyncio calls these
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.port = transport.get_extra_info("sockname")[1]
+        self.open = True
+
+    def data_received(self, data: bytes) -> None:
+        if self._attempt is not None:
+            self._attempt.seen.feed(data)
+            self._change.set()
+        if self._slow and not self._transport.is_closing():
+            self._transport.pause_reading()
+            loop = asyncio.get_running_loop()
+            self._sip = loop.call_later(SLOW_READ_INTERVAL_S, self._transport.resume_reading)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.open = False
+        if self._sip is not None:
+            self._sip.cancel()
+        self._change.set()
+
+    # -- a request
+
+    async def run(self, request: bytes, recipe: RequestSpec, seconds: float) -> SentRequest:
+        """Send it and behave as the recipe says, until it, or the connection, or time is at its end."""
+        attempt = self._attempt = SentRequest(self.port, self.opened_at, reused=self.used)
+        self.used = True
+        self._slow = recipe.manner is ClientBehaviour.SLOW
+        self._transport.write(request)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._behave(recipe, attempt.seen)
+        except TimeoutError:
+            attempt.stuck = True
+        finally:
+            self._attempt = None
+            self._slow = False
+        attempt.ended_at = time.monotonic()
+        attempt.left = self.open and not attempt.seen.whole and not attempt.stuck
+        return attempt
+
+    async def _behave(self, recipe: RequestSpec, seen: ReceivedReply) -> None:
+        match recipe.manner:
+            case ClientBehaviour.LEAVE_EARLY:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(recipe.wait_s):
+                        await self._until_whole(seen)
+            case ClientBehaviour.LEAVE_LATE:
+                while self.open and not seen.whole and seen.events < recipe.events:
+                    await self._wait()
+            case ClientBehaviour.STALL:
+                self._transport.pause_reading()
+                await asyncio.sleep(recipe.wait_s)
+                self._transport.resume_reading()
+                await self._until_whole(seen)
+            case _:
+                await self._until_whole(seen)
+
+    async def _until_whole(self, seen: ReceivedReply) -> None:
+        while self.open and not seen.whole:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._change.clear()
+        await self._change.wait()
+
+    def close(self) -> None:
+        self._transport.abort()
+
+
+class ClientPool:
+    """Sends requests to one server over connections that it keeps."""
+
+    def __init__(self, url: str, rng: random.Random) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "", parts.port or 80
+        self._random = rng
+        self._idle: list[_Connection] = []
+
+    async def send(self, recipe: RequestSpec, seconds: float) -> SentRequest:
+        """Until the request has ended, however, or time is over. Raises OSError when no connection can be
+        opened, TimeoutError when none is within that time."""
+        narrow = recipe.manner in (ClientBehaviour.SLOW, ClientBehaviour.STALL)
+        connection = None if narrow else self._kept()
+        if connection is None:
+            async with asyncio.timeout(seconds):
+                connection = await self._connect(SMALL_WINDOW if narrow else None)
+        attempt = await connection.run(self._request(recipe), recipe, seconds)
+        if connection.open and attempt.seen.reusable and not narrow:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        return attempt
+
+    def close(self) -> None:
+        """Close the connections that are kept."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _kept(self) -> _Connection | None:
+        self._idle = [connection for connection in self._idle if connection.open]
+        if not self._idle or self._random.random() > REUSE:
+            return None
+        return self._idle.pop(self._random.randrange(len(self._idle)))
+
+    async def _connect(self, window: int | None) -> _Connection:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        opened_at = time.monotonic()
+        plain = socket.socket(family)
+        try:
+            plain.setblocking(False)
+            if window is not None:
+                plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(plain, (self._host, self._port))
+            _, connection = await loop.create_connection(_Connection, sock=plain)
+        except BaseException:
+            plain.close()
+            raise
+        connection.opened_at = opened_at
+        return connection
+
+    def _request(self, recipe: RequestSpec) -> bytes:
+        content = recipe.content
+        body = content if isinstance(content, bytes) else msgspec.json.encode(content)
+        head = (
+            f"POST {recipe.path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body

@@ -1,0 +1,204 @@
+"""Every request has one end, with a name; the ledger gives it, and keeps what must not have happened."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from tests.soak.client import SentRequest
+from tests.soak.oracle import Oracle, Output
+from tests.soak.received_reply import ReceivedReply
+from tests.soak.request_mix import ClientBehaviour, RequestSpec
+
+MOST_SAMPLES = 20
+"""Findings of one kind that are kept word for word."""
+
+
+class RequestEnd(enum.StrEnum):
+    """How a request ended."""
+
+    COMPLETE = "complete"
+    REFUSED = "refused as it should be"
+    LEFT = "client left"
+    CUT = "cut, the client did not read"
+    SERVER_KILLED = "its API server was killed"
+    # -- what must not happen
+    WRONG = "wrong reply"
+    FAILED = "failed"
+    BROKEN = "connection broken"
+    STUCK = "no end in time"
+
+
+DEFECTS = frozenset({RequestEnd.WRONG, RequestEnd.FAILED, RequestEnd.BROKEN, RequestEnd.STUCK})
+
+
+class ClientCounts(msgspec.Struct):
+    """What clients have seen, in requests and tokens."""
+
+    ends: Counter[RequestEnd] = msgspec.field(default_factory=Counter)
+    streams: int = 0
+    """Choices of complete requests."""
+    complete_tokens: int = 0
+    """Of complete requests: all are exactly known."""
+    partial_tokens: int = 0
+    """Received by requests that ended otherwise."""
+    partial_asked: int = 0
+    """What these might have got at most."""
+    retried: int = 0
+    """Requests that found their kept connection closed, and were sent again."""
+
+    @property
+    def requests(self) -> int:
+        return self.ends.total()
+
+    def ended_with(self, *ends: RequestEnd) -> int:
+        """Requests with these ends."""
+        return sum(self.ends[end] for end in ends)
+
+    def since(self, before: ClientCounts) -> ClientCounts:
+        """What came after ``before``, a copy of this."""
+        return ClientCounts(
+            self.ends - before.ends,
+            self.streams - before.streams,
+            self.complete_tokens - before.complete_tokens,
+            self.partial_tokens - before.partial_tokens,
+            self.partial_asked - before.partial_asked,
+            self.retried - before.retried,
+        )
+
+    def copy(self) -> ClientCounts:
+        return self.since(ClientCounts())
+
+
+class RequestVerifier:
+    """Judges each request once. ``killed`` says whether its server was killed."""
+
+    def __init__(self, oracle: Oracle, killed: Callable[[SentRequest], bool]) -> None:
+        self.counts = ClientCounts()
+        self.findings: dict[str, list[str]] = {}
+        """What must not have happened, by kind; the first MOST_SAMPLES of each."""
+        self._counts: Counter[str] = Counter()
+        self._oracle = oracle
+        self._killed = killed
+
+    @property
+    def defects(self) -> Mapping[str, int]:
+        """How often what must not happen did, by kind."""
+        return self._counts
+
+    def record_defect(self, kind: str, text: str) -> None:
+        """Something that must not happen did."""
+        self._counts[kind] += 1
+        samples = self.findings.setdefault(kind, [])
+        if len(samples) < MOST_SAMPLES:
+            samples.append(text)
+
+    def verify(self, recipe: RequestSpec, attempt: SentRequest) -> RequestEnd:
+        """The request has ended."""
+        end, reason = self._judge(recipe, attempt)
+        self.counts.ends[end] += 1
+        seen = attempt.seen
+        if end is RequestEnd.COMPLETE:
+            self.counts.streams += len(recipe.outputs)
+            self.counts.complete_tokens += sum(len(output.tokens) for output in recipe.outputs)
+        elif recipe.status == 200:
+            self.counts.partial_asked += recipe.asked_tokens
+            self.counts.partial_tokens += sum(
+                self._oracle.tokens_in(output.tokens, len(seen.texts[index]))
+                for index, output in enumerate(recipe.outputs)
+                if index in seen.texts
+            )
+        if end in DEFECTS:
+            self.record_defect(end, f"{reason}; {_shown(recipe)}")
+        return end
+
+    def record_unsent(self, error: Exception) -> None:
+        """There was no connection to send the request on: the listening socket is never closed."""
+        self.counts.ends[RequestEnd.BROKEN] += 1
+        self.record_defect(RequestEnd.BROKEN, f"cannot connect: {error!r}")
+
+    def _judge(self, recipe: RequestSpec, attempt: SentRequest) -> tuple[RequestEnd, str]:
+        seen = attempt.seen
+        killed = self._killed(attempt)
+        if attempt.stuck:
+            return RequestEnd.STUCK, f"status {seen.status}, {seen.events} events"
+        if seen.whole and seen.status != 200:
+            fits = seen.status == recipe.status and bool(seen.error)
+            return (RequestEnd.REFUSED if fits else RequestEnd.FAILED), f"HTTP {seen.status}: {seen.error}"
+        if seen.error:
+            return RequestEnd.FAILED, seen.error
+        if recipe.status != 200:
+            return (
+                RequestEnd.SERVER_KILLED if killed else RequestEnd.FAILED
+            ), f"not refused with {recipe.status}"
+        wrong = _difference(recipe, seen)
+        if wrong:
+            return RequestEnd.WRONG, wrong
+        if seen.whole:
+            return RequestEnd.COMPLETE, ""
+        if attempt.left:
+            return RequestEnd.LEFT, ""
+        if killed:
+            return RequestEnd.SERVER_KILLED, ""
+        if recipe.manner is ClientBehaviour.STALL:
+            return RequestEnd.CUT, ""
+        return RequestEnd.BROKEN, f"after {seen.events} events"
+
+
+def _difference(recipe: RequestSpec, seen: ReceivedReply) -> str:
+    """In what a reply, or its beginning, is not what was to come."""
+    for index, output in enumerate(recipe.outputs):
+        wrong = _output_difference(output, recipe, seen, index)
+        if wrong:
+            return f"choice {index}: {wrong}"
+    if not set(seen.texts) <= set(range(len(recipe.outputs))):
+        return f"choices {sorted(seen.texts)} of {len(recipe.outputs)}"
+    if not seen.whole:
+        return ""
+    if recipe.streamed and not seen.done:
+        return "no [DONE]"
+    asked = not recipe.streamed or (isinstance(recipe.content, dict) and "stream_options" in recipe.content)
+    if asked and seen.usage is None:
+        return "no usage"
+    expected = sum(len(output.tokens) for output in recipe.outputs)
+    if seen.usage is not None and seen.usage.completion_tokens != expected:
+        return f"usage of {seen.usage.completion_tokens} tokens instead of {expected}"
+    return ""
+
+
+def _output_difference(output: Output, recipe: RequestSpec, seen: ReceivedReply, index: int) -> str:
+    """The same for one choice."""
+    text = seen.texts.get(index, "")
+    if not output.text.startswith(text):
+        return _first_difference(output.text, text)
+    tokens = seen.tokens.get(index, [])
+    if tokens != output.tokens[: len(tokens)]:
+        return _first_difference(output.tokens, tokens)
+    if not seen.whole:
+        return ""
+    if len(text) < len(output.text):
+        return f"{len(text)} of {len(output.text)} characters"
+    with_ids = isinstance(recipe.content, dict) and "return_token_ids" in recipe.content
+    if with_ids and len(tokens) < len(output.tokens):
+        return f"{len(tokens)} of {len(output.tokens)} token ids"
+    if seen.finish_reasons.get(index) != output.finish_reason:
+        return f"finish reason {seen.finish_reasons.get(index)} instead of {output.finish_reason}"
+    return ""
+
+
+def _first_difference(expected: Any, found: Any) -> str:
+    pairs = zip(expected, found, strict=False)
+    at = next(
+        (place for place, (one, other) in enumerate(pairs) if one != other), min(len(expected), len(found))
+    )
+    return f"at {at}: {found[at : at + 20]!r} instead of {expected[at : at + 20]!r}"
+
+
+def _shown(recipe: RequestSpec) -> str:
+    content = recipe.content
+    shown = content if isinstance(content, bytes) else msgspec.json.encode(content)
+    return f"{recipe.manner.value}, {recipe.path} {shown[:400]!r}"

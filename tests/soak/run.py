@@ -1,0 +1,330 @@
+"""``penstock bench soak``: rounds of load and deaths, after each of which all must add up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import uvloop
+
+from penstock.bench import report as machine
+from penstock.bench.errors import BenchError
+from penstock.bench.server_process import ServerProcess, soak_arguments
+from penstock.config.bench import BenchSoakConfig
+from penstock.supervisor.startup.model_resolution import DEMO_DIR
+from tests.soak.client import ClientPool
+from tests.soak.fault_injection import FaultInjector
+from tests.soak.leaks import MOST_FILES, Growth, MemorySample, growth, leaks
+from tests.soak.oracle import Oracle
+from tests.soak.report import SoakReport
+from tests.soak.request_mix import RequestMix, RequestSpec
+from tests.soak.request_verification import ClientCounts, RequestEnd, RequestVerifier
+from tests.soak.server_processes import ProcessInstance, ProcessTree, files_below, is_alive, process_of
+from tests.soak.token_accounting import ServerCounts, TokenBalance, read_server_counts, reconcile
+
+START_S = 120.0
+REQUEST_S = 150.0
+"""A request that has not ended after so long is stuck: the longest takes some 20 s, a hung engine or a
+restart in between as many again."""
+SETTLE_S = 120.0
+"""Time for the fleet to be whole and idle after a round."""
+STEADY_S = 2.2
+"""Counts that have not changed for so long are all told: processes tell theirs once a second."""
+POLL_S = 0.4
+CALM_EVERY = 3
+"""Every so many rounds one is without disturbances, the first of all too."""
+LOST_S = 3.0
+"""Seconds of tokens that the counts of a killed process may lack: it tells them once a second, and what was
+on its way to or from it is lost."""
+
+ProgressCallback = Callable[[str], None]
+
+
+def measure(config: BenchSoakConfig, say: ProgressCallback) -> SoakReport:
+    """Runs the soak; ``say`` gets a line after every round. Leaves no process behind.
+
+    Raises BenchError when it cannot be made. What must not happen is no reason for that, it is reported.
+    """
+    with tempfile.TemporaryDirectory(prefix="penstock-soak-") as directory:
+        say("starting penstock serve --engine synthetic")
+        server = ServerProcess(soak_arguments(config, directory), START_S)
+        with server:
+            soak = _Soak(config, server, Path(directory), say)
+            uvloop.run(soak.run())
+        return soak.report(server.exit_code)
+
+
+class _Soak:
+    """One run."""
+
+    def __init__(
+        self, config: BenchSoakConfig, server: ServerProcess, directory: Path, say: ProgressCallback
+    ) -> None:
+        rng = random.Random(config.seed)
+        oracle = Oracle(DEMO_DIR)
+        self._config = config
+        self._server = server
+        self._directory = directory
+        self._say = say
+        self._processes = ProcessTree(server.pid)
+        self._http = httpx.AsyncClient(base_url=server.url, timeout=30.0, trust_env=False)
+        self._faults = FaultInjector(
+            self._processes,
+            urlsplit(server.url).port or 80,
+            random.Random(rng.random()),
+            config.hang_timeout,
+            self._engines_up,
+            lambda kind, text: self._verifier.record_defect(kind, text),
+        )
+        self._verifier = RequestVerifier(oracle, self._faults.was_killed)
+        self._mix = RequestMix(oracle, random.Random(rng.random()))
+        self._clients = ClientPool(server.url, random.Random(rng.random()))
+        self._samples: dict[ProcessInstance, list[MemorySample]] = defaultdict(list)
+        self._balances: list[TokenBalance] = []
+        self._files: list[int] = []
+        self._began = 0.0
+        """time.monotonic() at the start of the first round."""
+        self._halved = False
+        self._dead: set[ProcessInstance] = set()
+        self._reported: set[str] = set()
+        """Kinds of findings of which one was shown."""
+        self._first: ServerCounts
+        self._last: tuple[ServerCounts, ClientCounts]
+
+    # -- the run
+
+    async def run(self) -> None:
+        """All rounds. Raises BenchError when the server is not whole at the beginning."""
+        async with self._http:
+            started = await self._rest()
+            if started is None:
+                raise BenchError(f"the server is not whole and idle:\n{self._server.output}")
+            self._first = started
+            self._last = started, self._verifier.counts.copy()
+            self._files.append(files_below(self._directory))
+            self._began = time.monotonic()
+            number = 0
+            while (left := self._left_s()) > 0 and await self._whole_round(number, left):
+                number += 1
+
+    async def _whole_round(self, number: int, left: float) -> bool:
+        """False when the fleet does not come to rest."""
+        config = self._config
+        calm = number % CALM_EVERY == 0 or not config.disturb_every
+        self._halve()
+        await self._round(min(config.round_s, left), None if calm else config.disturb_every)
+        found = await self._rest()
+        if found is None:
+            self._verifier.record_defect(
+                "no rest", f"round {number + 1}: not whole and idle in {SETTLE_S:g} s"
+            )
+            return False
+        await self._settle(number, found)
+        return True
+
+    def _left_s(self) -> float:
+        """Seconds of load that are left."""
+        most = self._config.requests
+        if most is not None and self._verifier.counts.requests >= most:
+            return 0.0
+        return self._config.minutes * 60 - (time.monotonic() - self._began)
+
+    def _halve(self) -> None:
+        """Half of the time is over: from here on some processes live to the end, to see whether they grow."""
+        if self._halved or self._left_s() > self._config.minutes * 30:
+            return
+        self._halved = True
+        youngest_first = sorted(self._processes.alive(), key=lambda each: -each.created)
+        oldest = {each.role: each.title for each in youngest_first}
+        self._faults.spared = frozenset(oldest.values())
+        self._samples.clear()
+
+    async def _round(self, seconds: float, disturb_every: float | None) -> None:
+        end = asyncio.get_running_loop().time() + seconds
+        async with asyncio.TaskGroup() as group:
+            disturbing = None
+            if disturb_every is not None:
+                disturbing = group.create_task(self._faults.run(disturb_every))
+            clients = [group.create_task(self._client(end)) for _ in range(self._config.concurrency)]
+            await asyncio.sleep(seconds)
+            if disturbing is not None:
+                disturbing.cancel()
+            await asyncio.gather(*clients)
+
+    async def _client(self, end: float) -> None:
+        """One request after the other until ``end``."""
+        while asyncio.get_running_loop().time() < end and self._left_s() > 0:
+            await self._request(self._mix.draw())
+
+    async def _request(self, recipe: RequestSpec) -> None:
+        try:
+            attempt = await self._clients.send(recipe, REQUEST_S)
+            while attempt.stale and not self._faults.was_killed(attempt):
+                self._retry()
+                attempt = await self._clients.send(recipe, REQUEST_S)
+        except (OSError, TimeoutError) as error:
+            self._verifier.record_unsent(error)
+        else:
+            self._verifier.verify(recipe, attempt)
+
+    def _retry(self) -> None:
+        """A client does so whose server has closed a connection that it kept; one that is replaced may."""
+        self._verifier.counts.retried += 1
+        if not self._faults.retired:
+            self._verifier.record_defect("kept connection closed", "no API server was replaced")
+
+    # -- at rest
+
+    async def _engines_up(self) -> int:
+        """As far as is known: 0 where the API server that was asked has just died."""
+        try:
+            return int((await read_server_counts(self._http)).engines_up)
+        except httpx.HTTPError:
+            return 0
+
+    async def _rest(self) -> ServerCounts | None:
+        """Waits until the fleet is whole and idle and has told all it has counted; None: it does not."""
+        self._clients.close()
+        end = time.monotonic() + SETTLE_S
+        steady: ServerCounts | None = None
+        since = 0.0
+        while time.monotonic() < end:
+            await asyncio.sleep(POLL_S)
+            try:
+                found = await read_server_counts(self._http)
+            except httpx.HTTPError:
+                continue  # its API server may have been killed as well
+            if not self._is_whole(found):
+                steady = None
+            elif steady is None or steady.counters != found.counters:
+                steady, since = found, time.monotonic()
+            elif time.monotonic() - since >= STEADY_S:
+                return found
+        return None
+
+    def _is_whole(self, found: ServerCounts) -> bool:
+        config = self._config
+        several = config.api_server_count > 1 or config.engines > 1
+        processes = config.api_server_count + config.engines + 1 + several
+        alone = found.connections <= 1  # the one that asks
+        up = found.engines_up == config.engines
+        return up and alone and found.idle and len(self._processes.alive()) == processes
+
+    async def _settle(self, number: int, found: ServerCounts) -> None:
+        """After a round: the books are balanced, and every process is looked at."""
+        before, clients = self._last
+        tally = self._verifier.counts.copy()
+        deaths = self._deaths()
+        rate = max(0.0, found.generated - before.generated) / self._config.round_s
+        balanced, errors = reconcile(
+            before, found, tally.since(clients), deaths=deaths, uncertain=rate * LOST_S
+        )
+        self._balances.append(balanced)
+        for error in errors:
+            self._verifier.record_defect("books", f"round {number + 1}: {error}")
+        self._last = found, tally
+        await self._sample()
+        requests, defects = tally.requests, sum(self._verifier.defects.values())
+        for kind in self._verifier.defects.keys() - self._reported:
+            self._reported.add(kind)
+            self._say(f"{kind}: {self._verifier.findings[kind][0]}")
+        self._say(
+            f"round {number + 1}: {time.monotonic() - self._began:,.0f} s, {requests:,} requests, "
+            f"{balanced.generated:,.0f} tokens, {balanced.unaccounted:+,.0f} unaccounted for, "
+            f"{deaths} deaths, {defects} defects"
+        )
+
+    def _deaths(self) -> int:
+        """Processes with counts that died since the last time. One that nobody killed is a defect."""
+        dead = {each for each in self._processes.seen if not is_alive(each)} - self._dead
+        self._dead |= dead
+        dead -= self._faults.retired - self._faults.killed
+        for each in dead - self._faults.killed:
+            self._verifier.record_defect("death", f"{each.title} (process {each.pid}) died by itself")
+        return sum(each.role != "coordinator" for each in dead)
+
+    async def _sample(self) -> None:
+        objects = await self._tracked_objects()
+        requests = self._verifier.counts.requests
+        now = time.monotonic() - self._began
+        for each in self._processes.alive():
+            process = process_of(each)
+            if process is not None:
+                resident, descriptors = process.memory_info().rss, process.num_fds()
+                sample = MemorySample(now, requests, resident, descriptors, objects.get(each.title))
+                self._samples[each].append(sample)
+        self._files.append(files_below(self._directory))
+
+    async def _tracked_objects(self) -> dict[str, int]:
+        """By process, of engines and of those API servers that happen to answer."""
+        found: dict[str, int] = {}
+        for _ in range(4 * self._config.api_server_count):
+            with contextlib.suppress(httpx.HTTPError):
+                reply = await self._http.get("/debug/gc", headers={"connection": "close"})
+                processes = reply.raise_for_status().json()["processes"]
+                found |= {name: each["tracked"] for name, each in processes.items()}
+        return found
+
+    # -- the end
+
+    def report(self, exit_code: int | None) -> SoakReport:
+        """Once the server has ended, with ``exit_code``."""
+        ledger, disturber = self._verifier, self._faults
+        if exit_code != 0:
+            ledger.record_defect("end", f"the server ended with {exit_code}: {self._server.output}")
+        for each in self._processes.left_over():
+            ledger.record_defect("end", f"{each.title} (process {each.pid}) outlived the server")
+        grown = self._growth()
+        for leak in leaks(grown, self._config.most_mib_per_hour, self._config.most_objects):
+            ledger.record_defect("leak", leak)
+        if self._files[-1] > self._files[0] + MOST_FILES:
+            ledger.record_defect(
+                "leak", f"{self._files[0]} files in the run directory have become {self._files[-1]}"
+            )
+        found, tally = self._last
+        most = sum(each.uncertain for each in self._balances)
+        deaths = sum(each.deaths for each in self._balances)
+        whole, errors = reconcile(self._first, found, tally, deaths=deaths, uncertain=most / max(1, deaths))
+        for error in errors:
+            ledger.record_defect("books", f"whole run: {error}")
+        return SoakReport(
+            passed=not ledger.defects,
+            defects=dict(ledger.defects),
+            findings=ledger.findings,
+            wall_s=time.monotonic() - self._began,
+            requests=ledger.counts.requests,
+            ends={str(end): ledger.counts.ends[end] for end in RequestEnd if ledger.counts.ends[end]},
+            retried=ledger.counts.retried,
+            streams=ledger.counts.streams,
+            disturbances=dict(disturber.done),
+            deaths=deaths,
+            resumed=round(found.resumed - self._first.resumed),
+            tokens=whole,
+            calm=[each for each in self._balances if not each.deaths],
+            growth=grown,
+            run_directory_files=[self._files[0], self._files[-1]],
+            options=_options(self._config),
+            machine=machine.this_machine(),
+        )
+
+    def _growth(self) -> list[Growth]:
+        return [
+            growth(each.title, each.pid, samples)
+            for each, samples in sorted(self._samples.items())
+            if len(samples) > 1
+        ]
+
+
+def _options(config: BenchSoakConfig) -> dict[str, object]:
+    """Those that are set, but for where the report goes."""
+    values = msgspec.structs.asdict(config)
+    return {name: value for name, value in values.items() if value is not None and name != "json"}

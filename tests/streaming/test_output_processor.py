@@ -1,0 +1,305 @@
+"""The stream table: rows reach their streams, in order, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
+from penstock.metrics.histogram import Histogram
+from penstock.streaming.burst_writer import BurstWriter, write_each
+from penstock.streaming.output_processor import OutputProcessor
+from penstock.streaming.stream import Stream, StreamError
+from penstock.streaming.token_log import TokenLog
+from penstock.wire.frames import FinishReason, TokenFrame
+from penstock.wire.logprobs import Logprobs, PromptLogprobs
+from penstock.wire.messages import SamplingParams, Submit, WireError
+
+TEXTS: list[bytes | None] = [b"a", b"bc", None, b"d"]
+CAREFUL = 2
+
+
+class RecordingReply:
+    def __init__(self) -> None:
+        self.rows: list[tuple[list[int], FinishReason, int]] = []
+        self.errors: list[str] = []
+        self.prompts: list[list[int]] = []
+
+    def on_row(
+        self,
+        stream: Stream,
+        tokens: Sequence[int],
+        finish: FinishReason,
+        cached: int,
+        logprobs: Logprobs | None,
+    ) -> None:
+        self.rows.append((list(tokens), finish, cached))
+
+    def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
+        self.prompts.append(logprobs.position.tolist())
+
+    def on_failure(self, stream: Stream, error: StreamError) -> None:
+        self.errors.append(error.code)
+
+
+class BrokenReply(RecordingReply):
+    def on_row(self, *arguments: object) -> None:
+        raise RuntimeError("a fault in one stream's handling")
+
+
+def make_table(burst: BurstWriter = write_each) -> OutputProcessor:
+    histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
+    return OutputProcessor(TEXTS, *histograms, TokenLog(), burst, capacity=2)
+
+
+def make_stream(reply: RecordingReply, written: list[bytes], rank: int = 0) -> Stream:
+    stream = Stream(reply, 0, rank, written.append, b"<", b">\r\n")
+    stream.fast_path = True
+    return stream
+
+
+def frame(*rows: tuple[int, int, list[int]], finish: Sequence[FinishReason] | None = None) -> TokenFrame:
+    counts = [len(tokens) for _, _, tokens in rows]
+    return TokenFrame(
+        1,
+        np.array([handle for handle, _, _ in rows], np.int32),
+        np.array([position for _, position, _ in rows], np.int32),
+        np.array([token for _, _, tokens in rows for token in tokens], np.int32),
+        None if all(count == 1 for count in counts) else np.array(counts, np.int32),
+        None if finish is None else np.array(finish, np.int8),
+    )
+
+
+def test_a_plain_row_is_one_chunk() -> None:
+    table, written = make_table(), list[bytes]()
+    handle = table.open(make_stream(RecordingReply(), written), 0.0)
+    table.process_frame(0, frame((handle, 0, [0])), 1.0)
+    table.process_frame(0, frame((handle, 1, [1, 3])), 2.0)
+    assert written == [b"3\r\n<a>\r\n", b"5\r\n<bcd>\r\n"]
+
+
+def test_streams_with_a_descriptor_are_written_together_past_their_connections() -> None:
+    """And no longer once a socket has not taken all: what follows must not overtake the rest."""
+    bursts: list[tuple[list[int], list[bytes]]] = []
+
+    def burst(descriptors: Sequence[int], chunks: Sequence[bytes]) -> list[tuple[int, int]]:
+        bursts.append((list(descriptors), list(chunks)))
+        return [(index, 4) for index, descriptor in enumerate(descriptors) if descriptor == 6]
+
+    table, connections = make_table(burst), [list[bytes]() for _ in range(3)]
+    streams = [make_stream(RecordingReply(), written) for written in connections]
+    for stream, descriptor in zip(streams, (5, 6, -1), strict=True):
+        stream.descriptor = descriptor
+        table.open(stream, 0.0)
+    for position, tokens in enumerate(([0], [1], [3, 3])):
+        table.process_frame(0, frame(*((stream.handle, position, tokens) for stream in streams)), 1.0)
+    one, two, three = b"3\r\n<a>\r\n", b"4\r\n<bc>\r\n", b"4\r\n<dd>\r\n"
+    assert bursts == [([5, 6], [one, one]), ([5], [two]), ([5], [three])]
+    assert connections == [[], [one[4:], two, three], [one, two, three]]
+
+
+def test_a_row_too_large_for_a_prepared_chunk_size_goes_to_the_reply() -> None:
+    table, written, reply = make_table(), list[bytes](), RecordingReply()
+    handle = table.open(make_stream(reply, written), 0.0)
+    few, many = [1] * 8190, [1] * 8191
+    table.process_frame(0, frame((handle, 0, few)), 1.0)
+    table.process_frame(0, frame((handle, len(few), many)), 2.0)
+    assert written == [b"3ffe\r\n<" + b"bc" * 8190 + b">\r\n"]
+    assert reply.rows == [(many, FinishReason.NONE, 0)]
+
+
+def test_rows_that_need_care_go_to_the_reply() -> None:
+    table, written, reply = make_table(), list[bytes](), RecordingReply()
+    handle = table.open(make_stream(reply, written), 0.0)
+    table.process_frame(0, frame((handle, 0, [CAREFUL])), 1.0)
+    table.process_frame(0, frame((handle, 1, [0, CAREFUL, 0])), 2.0)
+    table.process_frame(0, frame((handle, 4, [0]), finish=[FinishReason.LENGTH]), 3.0)
+    assert written == []
+    assert reply.rows == [
+        ([CAREFUL], FinishReason.NONE, 0),
+        ([0, CAREFUL, 0], FinishReason.NONE, 0),
+        ([0], FinishReason.LENGTH, 0),
+    ]
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize("position", [0, 2])
+def test_lost_or_repeated_tokens_end_the_stream(position: int) -> None:
+    table, written, reply = make_table(), list[bytes](), RecordingReply()
+    handle = table.open(make_stream(reply, written), 0.0)
+    table.process_frame(0, frame((handle, 0, [0])), 1.0)
+    with pytest.raises(WireError, match="out of order"):
+        table.process_frame(0, frame((handle, position, [1])), 2.0)
+    assert len(written) == 1
+    assert reply.errors == ["engine_error"]
+
+
+def test_rows_of_another_engine_or_of_no_stream_are_refused() -> None:
+    table, reply = make_table(), RecordingReply()
+    handle = table.open(make_stream(reply, []), 0.0)
+    with pytest.raises(WireError, match="out of order"):
+        table.process_frame(1, frame((handle, 0, [0])), 1.0)
+    with pytest.raises(WireError, match="never was"):
+        table.process_frame(0, frame((9999, 0, [0])), 1.0)
+    with pytest.raises(WireError, match="token id 4"):
+        table.process_frame(0, frame((handle, 0, [len(TEXTS)])), 1.0)
+    assert reply.errors == []
+
+
+def test_a_handle_is_reused_only_after_its_end() -> None:
+    table, reply = make_table(), RecordingReply()
+    stream = make_stream(reply, [])
+    handle = table.open(stream, 0.0)
+    table.discard(stream)
+    others = [table.open(make_stream(RecordingReply(), []), 0.0) for _ in range(5)]
+    assert handle not in others
+    table.process_frame(0, frame((handle, 0, [1]), finish=[FinishReason.ABORT]), 1.0)
+    assert reply.rows == []
+    assert table.open(make_stream(RecordingReply(), []), 0.0) == handle
+
+
+def test_tokens_that_nobody_wants_are_told_apart() -> None:
+    table = make_table()
+    wanted = table.open(make_stream(RecordingReply(), []), 0.0)
+    left = make_stream(RecordingReply(), [])
+    table.open(left, 0.0)
+    table.process_frame(0, frame((wanted, 0, [0]), (left.handle, 0, [1])), 1.0)
+    table.discard(left)
+    table.process_frame(0, frame((wanted, 1, [0, 3]), (left.handle, 1, [0, 1, 3])), 2.0)
+    assert (table.generated_tokens, table.discarded_tokens) == (7, 3)
+
+
+def test_adapters_run_or_wait() -> None:
+    table = make_table()
+    for adapter in ("sql", "chat", "sql", None):
+        stream = make_stream(RecordingReply(), [])
+        table.open(stream, 0.0)
+        stream.request = Submit(stream.handle, b"", SamplingParams(1, 0), 1, adapter=adapter)
+    assert table.adapter_counts() == {("sql", "waiting"): 2, ("chat", "waiting"): 1}
+    table.process_frame(0, frame((0, 0, [1]), (1, 0, [1]), (3, 0, [1])), 1.0)
+    assert table.adapter_counts() == {("sql", "running"): 1, ("chat", "running"): 1, ("sql", "waiting"): 1}
+
+
+def test_a_fault_in_one_stream_spares_the_others() -> None:
+    table, written = make_table(), list[bytes]()
+    broken = BrokenReply()
+    first = table.open(make_stream(broken, []), 0.0)
+    second = table.open(make_stream(RecordingReply(), written), 0.0)
+    table.process_frame(0, frame((first, 0, [CAREFUL]), (second, 0, [0])), 1.0)
+    assert broken.errors == ["internal_error"]
+    assert written == [b"3\r\n<a>\r\n"]
+
+
+def test_streams_of_a_dead_engine_go_on_where_they_were() -> None:
+    table, written, reply = make_table(), list[bytes](), RecordingReply()
+    stream = make_stream(reply, written)
+    handle = table.open(stream, 0.0)
+    other = make_stream(RecordingReply(), [], rank=1)
+    table.open(other, 0.0)
+    gone = make_stream(RecordingReply(), [])
+    table.open(gone, 0.0)
+    table.discard(gone)
+    table.process_frame(0, frame((handle, 0, [0, 3])), 1.0)
+    assert table.detach_engine(0) == [stream]
+    assert table.is_unassigned(stream)
+    assert not table.is_unassigned(other)
+    assert len(table) == 2  # nobody waits for the end of the discarded one
+    assert [tokens.tolist() for tokens in table.delivered_tokens([stream])] == [[0, 3]]
+    with pytest.raises(WireError, match="out of order"):
+        table.process_frame(0, frame((handle, 2, [1])), 2.0)
+    table.assign(stream, 1)
+    with pytest.raises(WireError, match="out of order"):
+        table.process_frame(0, frame((handle, 2, [1])), 2.0)
+    table.process_frame(1, frame((handle, 2, [1])), 2.0)
+    assert b"".join(written) == b"4\r\n<ad>\r\n4\r\n<bc>\r\n"
+    assert [tokens.tolist() for tokens in table.delivered_tokens([stream])] == [[0, 3, 1]]
+    assert reply.errors == []
+
+
+def test_only_the_cached_tokens_of_a_first_row_count() -> None:
+    table, cached = make_table(), list[int]()
+
+    class CachedReply(RecordingReply):
+        def on_row(
+            self,
+            stream: Stream,
+            tokens: Sequence[int],
+            finish: FinishReason,
+            cached_now: int,
+            logprobs: Logprobs | None,
+        ) -> None:
+            cached.append(cached_now)
+
+    handle = table.open(make_stream(CachedReply(), []), 0.0)
+    for position in (0, 1):
+        row = frame((handle, position, [CAREFUL]))
+        row.cached = np.array([7], np.int32)
+        table.process_frame(0, row, 1.0)
+    assert cached == [7, 0]
+
+
+def scored(row: list[int], place: list[int]) -> PromptLogprobs:
+    count = len(row)
+    return PromptLogprobs(
+        np.array(row, np.int32),
+        np.array(place, np.int32),
+        np.zeros((count, 1), np.int32),
+        np.zeros((count, 1), np.float32),
+        np.ones(count, np.int32),
+    )
+
+
+def test_prompt_logprobs_come_before_tokens_and_are_no_row() -> None:
+    table, written = make_table(), list[bytes]()
+    first, second = RecordingReply(), RecordingReply()
+    one = table.open(make_stream(first, written), 0.0)
+    two = table.open(make_stream(second, written), 0.0)
+    only_prompts = frame((two, 0, []))
+    only_prompts.prompt = scored([0, 0], [1, 2])
+    table.process_frame(0, only_prompts, 1.0)
+    assert second.prompts == [[1, 2]]
+    assert (second.rows, written) == ([], [])
+    mixed = frame((one, 0, []), (two, 0, [0]), (one, 0, [CAREFUL]))
+    mixed.prompt = scored([0, 1], [1, 3])
+    table.process_frame(0, mixed, 2.0)
+    assert (first.prompts, second.prompts) == ([[1]], [[1, 2], [3]])
+    assert written == [b"3\r\n<a>\r\n"]
+    assert first.rows == [([CAREFUL], FinishReason.NONE, 0)]
+    assert [table.num_delivered(stream) for stream in table.streams if stream is not None] == [1, 1]
+
+
+def test_a_fault_with_prompt_logprobs_ends_that_stream_alone() -> None:
+    class Broken(RecordingReply):
+        def on_prompt(self, *arguments: object) -> None:
+            raise ValueError("some were lost")
+
+    table, written = make_table(), list[bytes]()
+    broken, sound = Broken(), RecordingReply()
+    handles = [table.open(make_stream(reply, written), 0.0) for reply in (broken, sound)]
+    row = frame(*((handle, 0, [0]) for handle in handles))
+    row.prompt = scored([0, 1], [1, 1])
+    table.process_frame(0, row, 1.0)
+    assert broken.errors == ["internal_error"]
+    assert sound.prompts == [[1]]
+
+
+def test_latency_is_recorded_per_row() -> None:
+    ttft, itl = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
+    table = OutputProcessor(TEXTS, ttft, itl, Histogram(EVENT_BOUNDS))
+    handle = table.open(make_stream(RecordingReply(), []), 10.0)
+    table.process_frame(0, frame((handle, 0, [0])), 11.5)
+    table.process_frame(0, frame((handle, 1, [0])), 12.0)
+    assert (ttft.counts.tolist(), ttft.total) == ([0, 1, 0], 1.5)
+    assert (itl.counts.tolist(), itl.total) == ([1, 0, 0], 0.5)
+
+
+def test_tokens_per_event_are_recorded_for_streams_that_write_events() -> None:
+    sizes = Histogram((1.0, 4.0))
+    table = OutputProcessor(TEXTS, Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), sizes)
+    streamed = table.open(make_stream(RecordingReply(), []), 0.0)
+    collected = table.open(Stream(RecordingReply(), 0, 0, [].append), 0.0)
+    table.process_frame(0, frame((streamed, 0, [0]), (collected, 0, [0])), 1.0)
+    table.process_frame(0, frame((streamed, 1, [0, 1, 3]), (collected, 1, [0, 1, 3])), 2.0)
+    assert (sizes.counts.tolist(), sizes.total) == ([1, 1, 0], 4.0)

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import signal
+
+from penstock.supervisor.children.actions import Action, ProcessName, Send
+from penstock.supervisor.children.restart_policy import FIRST_DELAY_S
+from penstock.wire.control import (
+    AgreedState,
+    AgreedStates,
+    DrainEngine,
+    EnableThroughputLog,
+    EnginesDraining,
+    ProposeState,
+    Ready,
+    StatesAdopted,
+)
+from tests.supervisor.children.managers import ENGINE, OTHER, SERVER, done, errors, make, ready, said, serving
+
+
+def test_every_api_server_learns_which_engines_are_drained() -> None:
+    fleet = serving(2)
+    drained = EnginesDraining(ranks=[0])
+    actions = fleet.report(SERVER, DrainEngine(rank=0, draining=True), 5.0)
+    assert done(actions) == [Send(SERVER, drained), Send(OTHER, drained)]
+    assert said(actions) == ["engine 0 gets new streams no longer"]
+    # One that starts is told when it is ready; the engine's own restart changes nothing.
+    fleet.exited(OTHER, 1, 6.0)
+    fleet.exited(ENGINE, 1, 6.0)
+    fleet.tick(7.0)
+    assert done(fleet.report(ENGINE, Ready(), 8.0)) == []
+    assert done(fleet.report(OTHER, Ready(), 8.0)) == [Send(OTHER, drained)]
+    actions = fleet.report(OTHER, DrainEngine(rank=0, draining=False), 9.0)
+    assert done(actions) == [Send(SERVER, EnginesDraining(ranks=[])), Send(OTHER, EnginesDraining(ranks=[]))]
+
+
+def test_an_engine_that_does_not_exist_cannot_be_drained() -> None:
+    actions = serving().report(SERVER, DrainEngine(rank=7, draining=True), 5.0)
+    assert done(actions) == []
+    assert errors(actions) == ["api-server 0 asked for engine 7, which there is not"]
+
+
+def test_engines_of_other_hosts_can_be_drained() -> None:
+    fleet = ready(make(all_engines=2))
+    actions = fleet.report(SERVER, DrainEngine(rank=1, draining=True), 2.0)
+    assert done(actions) == [Send(SERVER, EnginesDraining(ranks=[1]))]
+    assert "which there is not" in errors(fleet.report(SERVER, DrainEngine(rank=2, draining=True), 2.0))[0]
+
+
+# -- states that all engines agree on ----------------------------------------------------------------
+
+SLEEP = ProposeState(name="sleep", key="a", base=0, arguments={"level": 1})
+AGREED = [AgreedState(name="sleep", key="a", version=1, arguments={"level": 1})]
+
+
+def agreed(adopted: int = 0) -> AgreedStates:
+    return AgreedStates(revision=1, adopted=adopted, states=AGREED)
+
+
+def test_a_decision_is_told_to_all_api_servers_and_again_when_all_act_by_it() -> None:
+    fleet = serving(2)
+    actions = fleet.report(OTHER, SLEEP, 2.0)
+    assert done(actions) == [Send(SERVER, agreed()), Send(OTHER, agreed())]
+    assert said(actions) == ["agreed: sleep {'level': 1}"]
+    assert fleet.report(SERVER, StatesAdopted(revision=1), 3.0) == []
+    everyone = [Send(SERVER, agreed(1)), Send(OTHER, agreed(1))]
+    assert fleet.report(OTHER, StatesAdopted(revision=1), 3.0) == everyone
+
+
+def test_who_comes_too_late_is_told_what_is_agreed() -> None:
+    fleet = serving(2)
+    fleet.report(OTHER, SLEEP, 2.0)
+    late = ProposeState(name="sleep", key="b", base=0, arguments={"level": 2})
+    assert fleet.report(SERVER, late, 2.0) == [Send(SERVER, agreed())]
+
+
+def test_one_that_dies_is_not_waited_for_and_told_when_it_is_back() -> None:
+    fleet = serving(2)
+    fleet.report(OTHER, SLEEP, 2.0)
+    fleet.report(OTHER, StatesAdopted(revision=1), 2.0)
+    assert done(fleet.exited(SERVER, -signal.SIGKILL, 3.0)) == [Send(OTHER, agreed(1))]
+    fleet.tick(3.0 + FIRST_DELAY_S)
+    assert done(fleet.report(SERVER, Ready(), 5.0)) == [Send(SERVER, agreed(1))]
+
+
+# -- the log
+
+
+def told_to_speak(actions: list[Action]) -> list[ProcessName]:
+    return [
+        action.name
+        for action in actions
+        if isinstance(action, Send) and action.order == EnableThroughputLog()
+    ]
+
+
+def test_one_api_server_that_serves_speaks_for_all() -> None:
+    fleet = make(2)
+    fleet.start(0.0)
+    fleet.report(ENGINE, Ready(), 1.0)
+    assert told_to_speak(fleet.report(OTHER, Ready(), 1.0)) == [OTHER]
+    assert told_to_speak(fleet.report(SERVER, Ready(), 2.0)) == []
+    assert told_to_speak(fleet.exited(OTHER, 1, 3.0)) == [SERVER]
+    assert told_to_speak(fleet.exited(SERVER, 1, 3.0)) == []  # there is none
+    fleet.tick(3.0 + FIRST_DELAY_S)
+    assert told_to_speak(fleet.report(SERVER, Ready(), 4.0)) == [SERVER]  # another process
+    fleet.report(OTHER, Ready(), 4.0)
+    fleet.start_rolling_restart(10.0)
+    assert told_to_speak(fleet.report(ProcessName("api-server", 2), Ready(), 11.0)) == [OTHER]

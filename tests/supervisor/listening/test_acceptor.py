@@ -1,0 +1,244 @@
+"""The acceptor with a real listener; API servers are ends of handovers in this process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from penstock.http.listener import listen
+from penstock.supervisor.listening import acceptor as module
+from penstock.supervisor.listening import least_connections
+from penstock.supervisor.listening.acceptor import Acceptor
+from penstock.wire.handover import HandoverReceiver
+
+PATIENCE_S = 60.0
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Poll what another thread does, for which there is nothing to wait on."""
+    pause = threading.Event()
+    for _ in range(int(seconds / 0.001)):
+        if condition():
+            return
+        pause.wait(0.001)
+    raise AssertionError(f"{what} did not happen")
+
+
+class Server:
+    """What an API server does with its end, step by step."""
+
+    def __init__(self, acceptor: Acceptor) -> None:
+        self.seat = acceptor.add_target("it")
+        self.taker = HandoverReceiver(os.dup(self.seat.giver.server_end))
+        self.connections: list[socket.socket] = []
+        self.dead = False
+
+    def die(self) -> None:
+        self.dead = True
+        self.seat.remove()
+
+    def report(self, *, accepts: bool = True) -> None:
+        """Until the acceptor has read it: what connects later is spread by it."""
+        assert self.taker.report(len(self.connections), accepts=accepts)
+        wait_until(lambda: not select.select([self.seat.giver], [], [], 0)[0], PATIENCE_S, "reading a report")
+
+    def wait(self) -> None:
+        assert select.select([self.taker], [], [], PATIENCE_S)[0], "nothing came"
+
+    def take(self, count: int) -> None:
+        """Waits for so many connections, takes them, and reports."""
+        wanted = len(self.connections) + count
+        while len(self.connections) < wanted:
+            self.wait()
+            self.connections += self.taker.receive()
+            self.report()
+        assert len(self.connections) == wanted
+
+    def answer(self, text: bytes) -> None:
+        for connection in self.connections:
+            connection.sendall(text)
+
+    def close_all(self) -> None:
+        for connection in self.connections:
+            connection.close()
+        self.connections.clear()
+
+    def close(self) -> None:
+        self.close_all()
+        self.taker.close()
+        if not self.dead:
+            self.die()
+
+
+class Site:
+    """A listener, its acceptor, and whoever is at either side."""
+
+    def __init__(self, stack: ExitStack, listener: socket.socket, acceptor: Acceptor) -> None:
+        self._stack = stack
+        self._address = listener.getsockname()
+        self._acceptor = acceptor
+
+    def server(self, *, accepts: bool = True) -> Server:
+        server = Server(self._acceptor)
+        self._stack.callback(server.close)
+        if accepts:
+            server.report()
+        return server
+
+    def connect(self, count: int) -> list[socket.socket]:
+        return [
+            self._stack.enter_context(socket.create_connection(self._address, timeout=PATIENCE_S))
+            for _ in range(count)
+        ]
+
+    def connect_until_there_is_one_for(self, server: Server) -> None:
+        """What a server reports may be read after some connections that come later."""
+        while not select.select([server.taker], [], [], 0.01)[0]:
+            self.connect(1)
+
+
+@pytest.fixture(autouse=True)
+def nobody_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the test is."""
+    monkeypatch.setattr(least_connections, "STALL_S", 3600.0)
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    made, _ = listen("127.0.0.1", 0)
+    with made:
+        yield made
+
+
+@pytest.fixture
+def site(listener: socket.socket) -> Iterator[Site]:
+    with Acceptor(listener) as acceptor, ExitStack() as stack:
+        yield Site(stack, listener, acceptor)
+
+
+def answers(clients: list[socket.socket]) -> list[bytes]:
+    return sorted(client.recv(1) for client in clients)
+
+
+def test_connections_are_spread_evenly(site: Site) -> None:
+    servers = [site.server() for _ in range(3)]
+    clients = site.connect(90)
+    for name, server in zip((b"a", b"b", b"c"), servers, strict=True):
+        server.take(30)
+        server.answer(name)
+    assert answers(clients) == [b"a"] * 30 + [b"b"] * 30 + [b"c"] * 30
+
+
+def test_one_whose_connections_were_closed_gets_the_next(site: Site) -> None:
+    first, second = site.server(), site.server()
+    site.connect(20)
+    first.take(10)
+    second.take(10)
+    second.close_all()
+    second.report()
+    site.connect_until_there_is_one_for(second)
+
+
+def test_connections_wait_while_nobody_takes_any(site: Site) -> None:
+    late = site.server(accepts=False)
+    clients = site.connect(5)
+    assert late.taker.receive() == []
+    late.report()
+    late.take(5)
+    late.answer(b"x")
+    assert answers(clients) == [b"x"] * 5
+
+
+def test_what_a_dead_server_has_not_taken_goes_to_another(site: Site) -> None:
+    dead, alive = site.server(), site.server()
+    clients = site.connect(10)
+    alive.take(5)
+    dead.die()
+    alive.take(5)
+    alive.answer(b"x")
+    assert answers(clients) == [b"x"] * 10
+
+
+def test_what_a_server_that_leaves_off_has_not_taken_goes_to_another(site: Site) -> None:
+    retiring, other = site.server(), site.server()
+    site.connect(10)
+    other.take(5)
+    retiring.report(accepts=False)
+    other.take(5)
+    site.connect(3)
+    other.take(3)
+    assert retiring.taker.receive() == []
+
+
+def test_a_server_that_hangs_loses_what_waits_for_it_until_it_is_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hanging, other = site.server(), site.server()
+    site.connect(8)
+    other.take(4)
+    # For a moment only: nobody takes what is given to it within no time at all.
+    monkeypatch.setattr(least_connections, "STALL_S", 0.0)
+    site.connect(1)
+    wait_until(lambda: "takes no connections" in caplog.text, PATIENCE_S, "noticing the one that hangs")
+    monkeypatch.setattr(least_connections, "STALL_S", 3600.0)
+    site.connect(1)
+    other.take(6)
+    site.connect(2)
+    other.take(2)
+    hanging.wait()
+    assert hanging.taker.receive() == []  # it was asked for a report
+    hanging.report()
+    site.connect_until_there_is_one_for(hanging)
+
+
+def test_more_connections_than_have_room_on_their_way(site: Site) -> None:
+    """The way to one API server has room for some hundred connections."""
+    server = site.server()
+    clients = site.connect(600)
+    server.take(600)
+    server.answer(b"x")
+    assert answers(clients) == [b"x"] * 600
+
+
+class Exhausted(socket.socket):
+    """A listener whose first accepts fail."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        super().__init__(fileno=os.dup(listener.fileno()))
+        self.failures = [errno.ECONNABORTED, errno.EMFILE, errno.ENFILE]
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.failures:
+            raise OSError(self.failures.pop(), "")
+        return super().accept()
+
+
+def test_accepting_goes_on_after_failures(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    with Exhausted(listener) as exhausted, Acceptor(exhausted) as acceptor, ExitStack() as stack:
+        site = Site(stack, listener, acceptor)
+        server = site.server()
+        site.connect(1)
+        server.take(1)
+        assert exhausted.failures == []
+    assert caplog.text.count("cannot accept connections") == 2
+
+
+def test_connections_that_nobody_took_are_closed_at_the_end(listener: socket.socket) -> None:
+    with ExitStack() as stack:
+        with Acceptor(listener) as acceptor:
+            site = Site(stack, listener, acceptor)
+            server = site.server()
+            [client] = site.connect(1)
+            server.wait()
+            server.die()
+        assert client.recv(1) == b""

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config.errors import ConfigError
+from penstock.config.options import ServeConfig
+from penstock.supervisor.startup import model_resolution
+from penstock.supervisor.startup.model_resolution import DEMO_NAME, resolve_model
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A model's directory, as far as the supervisor looks at it."""
+    path = tmp_path / "tiny"
+    path.mkdir()
+    (path / "config.json").write_text('{"model_type": "llama"}')
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The modules that can be imported; a test takes some away."""
+    names = {"torch", "transformers", "safetensors"}
+    found = importlib.util.find_spec("json")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found if name in names else None)
+    return names
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_directory_is_served_under_what_the_user_wrote(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(directory.parent)
+    found = resolve_model(ServeConfig(model="tiny"), "/run")
+    assert (found.model_dir, found.tokenizer_dir) == (str(directory), str(directory))
+    assert found.served_names == ["tiny"]
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_model_without_experts_cannot_have_them_split(directory: Path) -> None:
+    options = {"model": str(directory), "data_parallel_size": 2, "enable_expert_parallel": True}
+    with pytest.raises(ConfigError, match=r"--enable-expert-parallel: .* 'llama', which has no experts"):
+        resolve_model(ServeConfig(**options), "/run")
+    (directory / "config.json").write_text('{"model_type": "mixtral"}')
+    assert resolve_model(ServeConfig(**options), "/run").model_dir == str(directory)
+
+
+@pytest.mark.usefixtures("importable")
+def test_names_the_user_gives_replace_it(directory: Path) -> None:
+    config = ServeConfig(model=str(directory), served_model_name=["a", "b"])
+    assert resolve_model(config, "/run").served_names == ["a", "b"]
+
+
+@pytest.mark.usefixtures("importable")
+def test_the_home_directory_is_understood(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "HOME", str(directory.parent))
+    assert resolve_model(ServeConfig(model="~/tiny"), "/run").model_dir == str(directory)
+
+
+@pytest.mark.parametrize("engine", ["torch", "synthetic"])
+@pytest.mark.usefixtures("importable")
+def test_no_model_is_the_bundled_one(engine: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_resolution, "DEMO_DIR", directory)
+    found = resolve_model(ServeConfig(engine="torch" if engine == "torch" else "synthetic"), "/run")
+    assert found.model_dir == str(directory)
+    assert found.served_names == [DEMO_NAME]
+
+
+def test_another_tokenizer(directory: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "tokenizer.json").write_text("{}")
+    config = ServeConfig(model=str(directory), engine="synthetic", tokenizer=str(other))
+    assert resolve_model(config, "/run").tokenizer_dir == str(other)
+
+
+@pytest.mark.parametrize("absent", ["torch", "transformers"])
+def test_torch_that_is_not_installed(directory: Path, importable: set[str], absent: str) -> None:
+    importable.discard(absent)
+    with pytest.raises(ConfigError) as caught:
+        resolve_model(ServeConfig(model=str(directory)), "/run")
+    assert f"--engine torch: {absent} cannot be imported" in str(caught.value)
+    assert 'pip install "penstock[torch]"' in str(caught.value)
+    assert "--engine synthetic" in str(caught.value)
+    # The synthetic engine does without.
+    assert resolve_model(ServeConfig(model=str(directory), engine="synthetic"), "/run").served_names
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_model_without_config_is_for_the_synthetic_engine_alone(directory: Path) -> None:
+    (directory / "config.json").unlink()
+    with pytest.raises(ConfigError, match=rf"no config.json in {directory}"):
+        resolve_model(ServeConfig(model=str(directory)), "/run")
+    assert resolve_model(ServeConfig(model=str(directory), engine="synthetic"), "/run")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (ServeConfig(model="/no/such/dir"), "model /no/such/dir: no such directory, nor a hub id"),
+        (ServeConfig(model="a/b/c"), "model a/b/c: no such directory"),
+        (ServeConfig(model="../no-such-model"), r"model \.\./no-such-model: no such directory"),
+        (ServeConfig(model=""), "model: an empty name"),
+        (ServeConfig(model=__file__), "is a file; give its directory"),
+        (ServeConfig(revision="main"), "--revision main: the bundled demo model has no revisions"),
+        (ServeConfig(model="/", revision="main"), "--revision main: / is a directory"),
+    ],
+)
+@pytest.mark.usefixtures("importable")
+def test_models_that_cannot_be(config: ServeConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve_model(config, "/run")
+
+
+def test_a_tokenizer_that_is_no_directory(directory: Path) -> None:
+    config = ServeConfig(model=str(directory), engine="synthetic", tokenizer="gpt2")
+    with pytest.raises(ConfigError, match="--tokenizer gpt2: no such directory"):
+        resolve_model(config, "/run")
+
+
+@pytest.mark.usefixtures("importable")
+def test_an_architecture_that_the_torch_engine_lacks_is_refused_before_anything_starts(
+    directory: Path,
+) -> None:
+    (directory / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(ConfigError, match="'mamba' is not supported by the torch engine; it runs bloom"):
+        resolve_model(ServeConfig(model=str(directory)), "/run")
+    assert resolve_model(ServeConfig(model=str(directory), engine="synthetic"), "/run")
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [({"engine": "torch"}, True), ({"engine": "synthetic"}, False), ({"load_format": "dummy"}, False)],
+    ids=str,
+)
+@pytest.mark.usefixtures("importable")
+def test_a_hub_id_is_downloaded_with_weights_when_they_are_used(
+    options: dict[str, Any], weights: bool, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def download(hub_id: str, revision: str | None, *, weights: bool) -> Path:
+        asked.append((hub_id, revision, weights))
+        return directory
+
+    monkeypatch.setattr(model_resolution, "download_model", download)
+    config = ServeConfig(model="acme/tiny-1.5", revision="v2", **options)
+    found = resolve_model(config, "/run")
+    assert asked == [("acme/tiny-1.5", "v2", weights)]
+    assert found.served_names == ["acme/tiny-1.5"]
+    assert found.model_dir == str(directory)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import io
+import logging
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from penstock import logging_setup
+
+
+@pytest.fixture
+def root() -> Iterator[None]:
+    """Logging as it was, after the test."""
+    names = ["", "penstock", "uvicorn"]
+    levels = {name: logging.getLogger(name).level for name in names}
+    handlers = logging.getLogger().handlers[:]
+    yield
+    logging.captureWarnings(False)
+    logging.getLogger().handlers[:] = handlers
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+@pytest.mark.usefixtures("root")
+def test_every_line_has_time_level_and_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    logging_setup.configure("engine 1", "info")
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    try:
+        raise ValueError("first\nsecond")
+    except ValueError:
+        logging.getLogger("penstock.engine").exception("it failed")
+    lines = stderr.getvalue().splitlines()
+    assert len(lines) > 3
+    for line in lines:
+        assert re.match(r"\d\d:\d\d:\d\d\.\d{3} ERROR   engine 1     ", line)
+    assert lines[0].endswith("it failed")
+    assert lines[-1].endswith("second")
+
+
+@pytest.mark.usefixtures("root")
+def test_level_is_for_our_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    logging_setup.configure("supervisor", "info")
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    logging.getLogger("penstock.x").info("ours")
+    logging.getLogger("penstock.x").debug("too fine")
+    logging.getLogger("httpx").info("theirs")
+    logging.getLogger("httpx").warning("their warning")
+    assert [line.split()[-1] for line in stderr.getvalue().splitlines()] == ["ours", "warning"]
+
+
+@pytest.mark.usefixtures("root")
+def test_a_closed_terminal_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    logging_setup.configure("supervisor", "info")
+    monkeypatch.setattr(sys, "stderr", Gone())
+    logging.getLogger("penstock").error("nobody reads this")
