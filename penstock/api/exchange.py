@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from penstock.generation.dialect import Dialect
 from penstock.generation.replies import RequestReply
-from penstock.generation.streamed import StreamedReply
 from penstock.http.sink import REPLY_HEADERS, Message, Scope, Send
 from penstock.streaming.stream import StreamError
 
@@ -76,6 +75,5 @@ class Exchange:
     def status(self) -> int:
         """Of the reply, once it has ended. A stream's headers may have been sent by its sink."""
         if not self._status:
-            streamed = isinstance(self.reply, StreamedReply) and self.reply.started
-            return 200 if streamed else CLIENT_GONE
+            return 200 if self.reply is not None and self.reply.started else CLIENT_GONE
         return self._status

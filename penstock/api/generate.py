@@ -156,8 +156,7 @@ class GenerationRoutes:
             prompt = work.prompts[number // plan.n]
             engine = self._engine_client.pick(work.hints, prompt.ids, plan.cache_salt)
             if engine is None:
-                reply.drop_streams()
-                reply.ended = True
+                reply.refuse()
                 raise no_engine(sleeping=self._engine_client.sleeps())
             stream = reply.add(prompt, engine.rank)
             self._streams.open(stream, reply.arrival)

@@ -21,6 +21,7 @@ from penstock.generation.parsers.message import MessageParser
 from penstock.generation.plan import RequestPlan
 from penstock.streaming.assembler import Assembler, TextDelta
 from penstock.streaming.output_processor import OutputProcessor
+from penstock.streaming.request_states import ReplyEvent, ReplyState, next_reply_state
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_table import TokenTable
 from penstock.wire.frames import FinishReason
@@ -34,6 +35,7 @@ _REASON = {
     FinishReason.GRAMMAR: b"stop",
 }
 _ABORT = FinishReason.ABORT
+_STARTED = (ReplyState.STREAMING, ReplyState.PAUSED, ReplyState.ENDED)
 _NO_TEXT = (FinishReason.EOS, FinishReason.STOP_TOKEN)
 """Ends whose last token is no part of the text."""
 _ABORTED = StreamError(500, "engine_error", "The engine stopped this request.")
@@ -147,7 +149,8 @@ class RequestReply(ABC):
         self.arrival = arrival
         self.choices: list[Choice] = []
         self.cached = 0
-        self.ended = False
+        self.state = ReplyState.WAITING
+        """See :mod:`penstock.streaming.request_states`."""
         self.outcome = ""
         """At the end: stop, length, error, abort (the client left) or cut (it read too slowly)."""
 
@@ -169,6 +172,25 @@ class RequestReply(ABC):
         choice.stream = stream
         self.choices.append(choice)
         return stream
+
+    # -- the reply's state
+
+    @property
+    def ended(self) -> bool:
+        return self.state >= ReplyState.UNSENT
+
+    @property
+    def started(self) -> bool:
+        """Whether any byte of it was sent as an event."""
+        return self.state in _STARTED
+
+    def _advance(self, event: ReplyEvent) -> None:
+        self.state = next_reply_state(self.state, event)
+
+    def refuse(self) -> None:
+        """End the reply before any of its streams runs; the caller sends the error."""
+        self.drop_streams()
+        self._advance(ReplyEvent.END)
 
     # -- what the two kinds do differently
 
@@ -271,7 +293,7 @@ class RequestReply(ABC):
         choice.stream = None
 
     def _end(self, outcome: str) -> None:
-        self.ended = True
+        self._advance(ReplyEvent.END)
         self.outcome = outcome
         self.context.on_end(self, outcome)
 

@@ -8,6 +8,7 @@ from penstock.generation.dialect import ReplyFormat, TokenUsage
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies import Choice, Prompt, RequestContext, RequestReply, prompt_token_ids
 from penstock.http.sink import Sink
+from penstock.streaming.request_states import ReplyEvent, ReplyState
 from penstock.streaming.stream import Stream, StreamError, chunk
 from penstock.streaming.token_table import escape_json
 from penstock.wire.frames import FinishReason
@@ -19,6 +20,7 @@ CANDIDATE_BYTES = 1024
 """The same of a token's logprob and of each of its alternatives: a dictionary, text and bytes."""
 COMMENT = b": keep-alive\n\n"
 """A comment, which clients skip by the rules of server-sent events."""
+_NOT_READING = (ReplyState.BLOCKED, ReplyState.PAUSED)
 _WITH_TEXT = (FinishReason.NONE, FinishReason.LENGTH, FinishReason.GRAMMAR)
 """Rows whose tokens all belong to the text."""
 
@@ -43,11 +45,9 @@ class StreamedReply(RequestReply):
         super().__init__(context, plan, format, arrival)
         self.sink = sink
         self._on_end: Callable[[StreamError | None], None] | None = on_end
-        self.started = False
         self._tail = format.tail() + b"\r\n"
         self._last_comment = 0.0
         """When the last comment was sent."""
-        self._paused = False
         self._backlog = 0
         """Bytes that wait for the client; counted while it does not read."""
         self._plain = (
@@ -67,6 +67,10 @@ class StreamedReply(RequestReply):
 
     def _make_stream(self, index: int, rank: int) -> Stream:
         return Stream(self, index, rank, self.sink.write, self.format.head(index), self._tail)
+
+    @property
+    def _paused(self) -> bool:
+        return self.state in _NOT_READING
 
     # -- rows
 
@@ -144,7 +148,7 @@ class StreamedReply(RequestReply):
 
     def _choose_path(self, choice: Choice) -> None:
         """Whether the choice's next row may take the table's texts as they are."""
-        if self._plain and self.started and not self._paused and choice.stream is not None:
+        if self._plain and self.state is ReplyState.STREAMING and choice.stream is not None:
             choice.stream.fast_path = choice.plain  # while text is held back, no token may overtake it
 
     # -- events
@@ -197,7 +201,7 @@ class StreamedReply(RequestReply):
     # -- writing
 
     def _send(self, data: bytes, *, last: bool = False) -> None:
-        self.started = True
+        self._advance(ReplyEvent.SEND)
         self.sink.send(chunk(data), last=last)
         if len(self.choices) == 1 and (stream := self.choices[0].stream) is not None:
             stream.descriptor = self.sink.descriptor  # what has just been sent may wait before it
@@ -210,14 +214,14 @@ class StreamedReply(RequestReply):
 
     def on_pause(self) -> None:
         """The client does not read: from here on its rows are held, to become one event per choice."""
-        self._paused = True
+        self._advance(ReplyEvent.PAUSE)
         self._backlog = self.sink.unread()
         for choice in self.choices:
             if choice.stream is not None:
                 choice.stream.fast_path = False
 
     def on_resume(self) -> None:
-        self._paused = False
+        self._advance(ReplyEvent.RESUME)
         data = b""
         for choice in self.choices:
             stream = choice.stream

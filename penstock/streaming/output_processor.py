@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.burst_writer import BurstWriter, write_each
+from penstock.streaming.request_states import StreamEvent, StreamState, next_stream_state
 from penstock.streaming.stream import CHUNK_SIZES, Stream, StreamError
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.arrays import I32
@@ -106,7 +107,8 @@ class OutputProcessor:
     # -- streams come and go
 
     def open(self, stream: Stream, arrival: float) -> int:
-        """Gives the stream a handle. ``arrival``: monotonic seconds when its request arrived."""
+        """Give a new stream a handle. ``arrival``: monotonic seconds when its request arrived."""
+        stream.state = next_stream_state(stream.state, StreamEvent.OPEN)
         if not self._free:
             self._grow()
         handle = self._free.pop()
@@ -134,19 +136,24 @@ class OutputProcessor:
         self._discard.tokens += count
 
     def discard(self, stream: Stream) -> None:
-        """The stream's request wants no more of it; its handle lives on until the engine ends it."""
+        """Drop a stream that its request no longer wants; the handle is free once the engine has ended it."""
+        stream.state = next_stream_state(stream.state, StreamEvent.DROP)
         stream.reply = self._discard
         stream.fast_path = False
 
     def close(self, stream: Stream) -> None:
+        """End a stream and free its handle; a stream that has ended stays as it is."""
+        ended = stream.state is StreamState.ENDED
+        stream.state = next_stream_state(stream.state, StreamEvent.END)
+        if ended:
+            return
         handle = stream.handle
-        if self.streams[handle] is stream:
-            self.streams[handle] = None
-            self._rank[handle] = NO_ENGINE
-            self._written[handle] = False
-            self._free.append(handle)
-            if self._log is not None:
-                self._log.close(handle)
+        self.streams[handle] = None
+        self._rank[handle] = NO_ENGINE
+        self._written[handle] = False
+        self._free.append(handle)
+        if self._log is not None:
+            self._log.close(handle)
 
     def streams_idle_since(self, since: float) -> list[Stream]:
         """Open streams that write events, have had no row after ``since`` and were opened before it."""
@@ -322,7 +329,8 @@ class OutputProcessor:
         self.close(stream)
 
     def _fail(self, stream: Stream, error: StreamError) -> None:
-        reply, stream.reply = stream.reply, self._discard
+        reply = stream.reply
+        self.discard(stream)
         try:
             reply.on_failure(stream, error)
         except Exception:
@@ -344,24 +352,25 @@ class OutputProcessor:
         for handle in np.flatnonzero(self._rank == rank).tolist():
             stream = self.streams[handle]
             assert stream is not None  # closed ones have no rank
-            if stream.reply is self._discard:
+            if stream.state is StreamState.DROPPED:
                 self.close(stream)
             else:
-                self.assign(stream, NO_ENGINE)
+                stream.state = next_stream_state(stream.state, StreamEvent.LOSE_ENGINE)
+                self._set_engine(stream, NO_ENGINE)
                 orphans.append(stream)
         return orphans
 
     def is_wanted(self, stream: Stream) -> bool:
-        """Whether the stream's request has not given it up."""
-        return stream.reply is not self._discard
+        """Whether the stream's request still waits for its tokens."""
+        return stream.state in (StreamState.RUNNING, StreamState.INTERRUPTED)
 
     def is_unassigned(self, stream: Stream) -> bool:
-        """Whether the stream is open and no engine runs it."""
-        return stream.rank == NO_ENGINE and self.streams[stream.handle] is stream
+        """Whether the stream waits for an engine."""
+        return stream.state is StreamState.INTERRUPTED
 
     def is_running(self, stream: Stream) -> bool:
-        """Whether the stream is open and an engine runs it."""
-        return stream.rank != NO_ENGINE and self.streams[stream.handle] is stream
+        """Whether an engine runs the stream, for its request or until it confirms the drop."""
+        return stream.state in (StreamState.RUNNING, StreamState.DROPPED)
 
     def delivered_tokens(self, streams: Sequence[Stream]) -> list[I32]:
         """The tokens of each stream that have been delivered, int32[n]; needs a log."""
@@ -369,7 +378,11 @@ class OutputProcessor:
         return self._log.read([stream.handle for stream in streams])
 
     def assign(self, stream: Stream, rank: int) -> None:
-        """From here on engine ``rank`` runs the stream; it keeps its handle, its position and its text."""
+        """Let engine ``rank`` run the stream from here on; it keeps its handle, its position and its text."""
+        stream.state = next_stream_state(stream.state, StreamEvent.ASSIGN)
+        self._set_engine(stream, rank)
+
+    def _set_engine(self, stream: Stream, rank: int) -> None:
         stream.rank = self._rank[stream.handle] = rank
 
     # -- latency, by whole columns

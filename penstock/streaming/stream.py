@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.streaming.request_states import StreamState
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import KVTransferParams, Submit
@@ -79,6 +80,7 @@ class Stream:
         "reply",
         "request",
         "resumed_at",
+        "state",
         "tail",
         "write",
     )
@@ -99,6 +101,8 @@ class Stream:
         self.rank = rank
         """The engine that runs it."""
         self.handle = -1
+        self.state = StreamState.NEW
+        """See :mod:`penstock.streaming.request_states`; set by the output processor alone."""
         self.request: Submit | None = None
         """What the engine was asked for; asked of another one when that engine is lost."""
         self.refusals = 0
