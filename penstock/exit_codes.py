@@ -1,32 +1,33 @@
-"""Exit codes, of ``penstock serve`` and of its children, and the errors that lead to them."""
+"""Exit codes of ``penstock serve`` and its children, and how errors and exits are described."""
 
 from __future__ import annotations
 
 import signal
 
 EXIT_OK = 0
-"""Ended by a signal, with the running streams finished or given their time to."""
+"""Ended by a signal, after running streams had finished or --drain-timeout had passed."""
 EXIT_FAILED = 1
-"""Did not start, or gave up on a process that keeps failing."""
+"""Did not start, or gave up on a process that kept failing."""
 EXIT_USAGE = 2
-"""Options that cannot be run: raised as penstock.config.errors.ConfigError."""
+"""Wrong options: raised as penstock.config.errors.ConfigError."""
 EXIT_FATAL = 3
-"""A child's: it would fail the same way again, so it is not restarted."""
+"""Of a child: it would fail the same way again, so it is not restarted."""
 EXIT_ORPHANED = 4
-"""A child's: its supervisor is gone."""
+"""Of a child: its supervisor has ended."""
 
 
 class StartupError(Exception):
-    """``penstock serve`` cannot start here, whatever its options. The message is for the operator."""
+    """The server cannot start on this machine, though its options are valid. The message is for the
+    operator."""
 
 
 def exit_code_of(signum: int) -> int:
-    """The shell's convention for a process that a signal ended."""
+    """The shell's exit code for a process that a signal ended."""
     return 128 + signum
 
 
 def describe_exit(returncode: int, *, killed: bool = False) -> str:
-    """``returncode`` as subprocess gives it, negative for a signal, in words. ``killed``: by us."""
+    """Describes ``returncode``, which is negative for a signal, as subprocess gives it. ``killed``: by us."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     try:
@@ -35,3 +36,9 @@ def describe_exit(returncode: int, *, killed: bool = False) -> str:
         name = f"signal {-returncode}"
     hint = " (out of memory?)" if -returncode == signal.SIGKILL and not killed else ""
     return f"was killed by {name}{hint}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that is not empty, or the error's type."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Log lines of every process: to standard error, each line with the time and the process's name."""
+"""Logging of every process: to standard error, each line with time, level and process name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _OWN = ("penstock", "uvicorn")
 
 
 def configure(process: str, level: str) -> None:
-    """Logs of this process, from ``level`` on; other libraries' from warning on.
+    """Logs our messages from ``level`` on, and those of other libraries from warning on.
 
-    ``process`` is its name in each line, such as ``engine 0``; ``level`` a value of ``--log-level``.
+    ``process`` is the name in each line, such as ``engine 0``; ``level`` is a value of ``--log-level``.
     """
     own = logging.getLevelNamesMapping()[level.upper()]
     handler = _StandardError()
@@ -25,7 +25,7 @@ def configure(process: str, level: str) -> None:
 
 
 class _PrefixFormatter(logging.Formatter):
-    """Prefixes every line of a record, those of a traceback too."""
+    """Prefixes every line of a record, including those of a traceback."""
 
     def __init__(self, process: str) -> None:
         super().__init__("%(message)s")
@@ -38,7 +38,7 @@ class _PrefixFormatter(logging.Formatter):
 
 
 class _StandardError(logging.Handler):
-    """Writes to what ``sys.stderr`` is at that time (a progress display stands in for it for a while).
+    """Writes to the current ``sys.stderr``, which a progress display replaces for a while.
 
     One write per record, so that lines of several processes do not mix.
     """
@@ -48,4 +48,4 @@ class _StandardError(logging.Handler):
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
         except OSError:
-            pass  # the terminal or pipe is gone; serving goes on
+            pass  # the terminal or pipe is closed; the server continues

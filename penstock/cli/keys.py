@@ -12,7 +12,7 @@ from penstock.config.origins import Origins
 
 def run(config: KeysConfig, origins: Origins) -> int:
     """Write the file and say what to do with it. Raises ConfigError when it cannot be made."""
-    from penstock.supervisor.startup.cluster import write_cluster_key
+    from penstock.supervisor.startup.cluster_key import write_cluster_key
 
     path = Path(config.cluster_key_file).expanduser()
     try:

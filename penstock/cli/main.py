@@ -14,6 +14,7 @@ from penstock.cli.command import Command
 from penstock.config.errors import ConfigError, did_you_mean
 from penstock.config.introspect import Option, options_of
 from penstock.config.sources import resolve
+from penstock.exit_codes import EXIT_USAGE
 
 
 class CommandEntry(NamedTuple):
@@ -51,7 +52,6 @@ COMMANDS = (
 )
 
 EXIT_FAILURE = 1
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 

@@ -1,4 +1,4 @@
-"""API keys from wherever the operator keeps them."""
+"""Loads API keys from --api-key and --api-key-file."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from penstock.config.origins import Origins
 log = logging.getLogger(__name__)
 
 _KEY = re.compile(r"[!-~]+")
-"""Visible ASCII, without spaces: what a header carries unchanged."""
+"""Visible ASCII without spaces, which a header carries unchanged."""
 
 
 Config = TypeVar("Config", ServeConfig, GatewayConfig)
 
 
 def load_api_keys(config: Config, origins: Origins) -> Config:
-    """``config`` with the keys of --api-key-file among those of --api-key, each once.
+    """``config`` with the keys of --api-key-file added to those of --api-key, without duplicates.
 
-    Raises ConfigError, which shows no key, for a file that cannot be read or has none, and for a key that no
-    client could send.
+    Raises ConfigError, whose message shows no key, for a file that cannot be read or has no key, and for a
+    key that no client could send.
     """
     keys = {f"--api-key: key {number}": key for number, key in enumerate(config.api_key or (), 1)}
     if "api_key" in origins and origins["api_key"].source == "command line":
@@ -38,14 +38,14 @@ def load_api_keys(config: Config, origins: Origins) -> Config:
         )
     if config.api_key_file is not None:
         keys |= _read(config.api_key_file)
-    for place, key in keys.items():
+    for origin, key in keys.items():
         if not _KEY.fullmatch(key):
-            raise ConfigError(f"{place} has characters other than visible ASCII, no client could send it")
+            raise ConfigError(f"{origin} has characters other than visible ASCII, no client could send it")
     return msgspec.structs.replace(config, api_key=list(dict.fromkeys(keys.values())) or None)
 
 
 def _read(path: str) -> dict[str, str]:
-    """The keys of a file by the place of each: one per line, empty lines and comments (#) left out."""
+    """Origin of each key, such as its line → key. Empty lines and comments (#) are skipped."""
     try:
         with open(path, encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode

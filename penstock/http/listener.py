@@ -1,6 +1,6 @@
-"""The listening socket: bound once, by the supervisor.
+"""The listening socket: bound once, by the supervisor or the gateway.
 
-It stays open while API servers come and go, so no connection is refused meanwhile.
+It stays open while API servers restart, so that no connection is refused meanwhile.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from penstock.exit_codes import StartupError
 from penstock.http.unix_socket import unix_socket
 
 UNSENT_LOW_WATER_BYTES = 64 * 1024
-"""What the kernel takes for a connection beyond what is on its way; more waits in the API server, where
-``--max-stream-backlog`` bounds it."""
+"""Unsent bytes that the kernel buffers per connection (TCP_NOTSENT_LOWAT); more waits in the API server,
+where ``--max-stream-backlog`` bounds it."""
 BACKLOG = 4096
-"""Connections that may wait to be accepted; Linux lowers it to net.core.somaxconn, 4096 by default."""
+"""Maximum number of connections that wait to be accepted; Linux caps it at net.core.somaxconn, 4096 by
+default."""
 _COMMAND_LENGTH = 120
 
 
 Address: TypeAlias = tuple[str, int] | str
-"""The IP address and port that a socket is really bound to, or the path of a Unix socket."""
+"""The IP address and port that a socket is bound to, or the path of a Unix socket."""
 
 
 class ListenSocket(NamedTuple):
@@ -39,9 +40,9 @@ class ListenSocket(NamedTuple):
 
 @contextlib.contextmanager
 def open_listener(config: ServeConfig, origins: Origins) -> Iterator[ListenSocket]:
-    """The listener that ``config`` asks for, until the end of the block.
+    """Listens on the address of ``config`` until the end of the block.
 
-    Raises ConfigError when there can be no such address, StartupError when it cannot be had.
+    Raises ConfigError for an invalid address, StartupError for one that cannot be bound.
     """
     if config.uds is None:
         listener = listen(config.host, config.port)
@@ -58,10 +59,10 @@ def open_listener(config: ServeConfig, origins: Origins) -> Iterator[ListenSocke
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> ListenSocket:
-    """Listens on ``host`` (a name, an IPv4 or IPv6 address; ``::`` takes IPv4 as well) and ``port``.
+    """Listens on ``host`` (a name, an IPv4 or IPv6 address; ``::`` includes IPv4) and ``port``.
 
-    Port 0 takes a free one. ``shared``: beside other sockets that share it. Raises ConfigError when there can
-    be no such address, StartupError when it cannot be had.
+    Port 0 takes a free one. ``shared``: other sockets may share the port (SO_REUSEPORT). Raises ConfigError
+    for an invalid address, StartupError for one that cannot be bound.
     """
     family, address = _resolve(host, port)
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -71,7 +72,7 @@ def listen(host: str, port: int, *, shared: bool = False) -> ListenSocket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address[0] == "::" else 1)
-        # Connections inherit it. Else the kernel takes megabytes for a client that does not read.
+        # Connections inherit it. Without it the kernel buffers megabytes for a client that does not read.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_LOW_WATER_BYTES)
         sock.bind(address)
         sock.listen(BACKLOG)
@@ -84,7 +85,7 @@ def listen(host: str, port: int, *, shared: bool = False) -> ListenSocket:
 
 
 def _resolve(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
-    """The address to bind; of a name that has both kinds, such as localhost, the IPv4 one."""
+    """Address family and address to bind; IPv4 for a name that has both, such as localhost."""
     if not host:
         raise ConfigError("--host: an empty address; allowed: a name or an IP address, 0.0.0.0 for every one")
     try:
@@ -115,7 +116,7 @@ def _bind_error(error: OSError, host: str, port: int, ip: str) -> Exception:
 
 
 def _port_owner(ip: str, port: int) -> str:
-    """The process that holds the port, as well as the system lets us know."""
+    """Describes the process that holds the port, as far as the system shows it."""
     try:
         connections = psutil.net_connections(kind="tcp")
     except (psutil.Error, OSError):
@@ -136,7 +137,7 @@ def _port_owner(ip: str, port: int) -> str:
 
 
 def _owner(process: psutil.Process, port: int) -> psutil.Process:
-    """A socket that was inherited belongs to the ancestor it came from."""
+    """The furthest ancestor that has the port: children inherit its socket."""
     with contextlib.suppress(psutil.Error):
         for parent in process.parents():
             if not any(c.laddr and c.laddr.port == port for c in parent.net_connections(kind="tcp")):
@@ -146,11 +147,11 @@ def _owner(process: psutil.Process, port: int) -> psutil.Process:
 
 
 def _describe(process: psutil.Process) -> str:
-    """``7 (python3: /usr/bin/python3 -m http.server)``, the name only where the command has it not."""
+    """``7 (python3: /usr/bin/python3 -m http.server)``, without the name if the command starts with it."""
     with process.oneshot():
         name = process.name()
         command = " ".join(part for part in process.cmdline() if part.strip()).strip()
     if len(command) > _COMMAND_LENGTH:
         command = command[: _COMMAND_LENGTH - 1] + "…"
-    told = command if command.startswith(name) else f"{name}: {command}".removesuffix(": ")
-    return f"{process.pid} ({told})"
+    text = command if command.startswith(name) else f"{name}: {command}".removesuffix(": ")
+    return f"{process.pid} ({text})"

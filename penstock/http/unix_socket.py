@@ -1,4 +1,4 @@
-"""A Unix socket by its name in the file system: taken over from a server that died, removed at the end."""
+"""The Unix socket of ``--uds``: a stale one is replaced at the start, and it is removed at the end."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from collections.abc import Iterator
 from penstock.config.errors import ConfigError
 from penstock.exit_codes import StartupError
 
-LONGEST_PATH = 107
-"""Bytes of a socket's path: sun_path has 108 on Linux with its zero, see unix(7)."""
+MAX_PATH_BYTES = 107
+"""Maximum bytes of a socket's path: sun_path has 108 on Linux with its final zero, see unix(7)."""
 
 
 @contextlib.contextmanager
 def unix_socket(path: str, mode: int) -> Iterator[socket.socket]:
     """A socket bound to ``path`` with the permissions ``mode``; it does not listen yet.
 
-    Its name is removed at the end, unless another server has taken it meanwhile. Raises ConfigError when
-    there can be no socket of that name, StartupError when it cannot be had.
+    The path is removed at the end, unless another server has bound it meanwhile. Raises ConfigError for a
+    path that cannot be a socket, StartupError for one that cannot be bound.
     """
-    if len(os.fsencode(path)) > LONGEST_PATH:
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise ConfigError(
-            f"--uds {path}: the path is longer than the {LONGEST_PATH} bytes a socket's may have"
+            f"--uds {path}: the path is longer than the {MAX_PATH_BYTES} bytes a socket's may have"
         )
     _remove_stale_socket(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -37,7 +37,7 @@ def unix_socket(path: str, mode: int) -> Iterator[socket.socket]:
         try:
             yield sock
         finally:
-            with contextlib.suppress(OSError):  # somebody removed it
+            with contextlib.suppress(OSError):  # it was removed already
                 if _identity(path) == own:
                     os.unlink(path)
 
@@ -48,11 +48,11 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 def _remove_stale_socket(path: str) -> None:
-    """A socket that refuses connections was left by a server that could not clean up."""
+    """Removes a socket that refuses connections: its server was killed and could not clean up."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:
-        return  # there is nothing; where there can be nothing, bind() says so
+        return  # no file; bind() reports a directory that does not exist
     if not stat.S_ISSOCK(mode):
         raise ConfigError(f"--uds {path}: there is a file that is no socket, and it is left as it is")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -63,7 +63,7 @@ def _remove_stale_socket(path: str) -> None:
             os.unlink(path)
             return
         except BlockingIOError:
-            pass  # so many wait to be accepted that no more may
+            pass  # the backlog of a running server is full
         except OSError as error:
             raise StartupError(f"cannot listen on {path}: {os.strerror(error.errno or 0)}") from error
     raise StartupError(

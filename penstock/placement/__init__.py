@@ -1,1 +1,1 @@
-"""Processes on the machines of a Ray cluster. Only those started for them import Ray."""
+"""Processes on the machines of a Ray cluster. Only processes started for that import Ray."""

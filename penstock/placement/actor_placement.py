@@ -1,7 +1,7 @@
-"""Which machine of a Ray cluster runs a process of the fleet, and how the process's host gets there.
+"""Chooses the machine of a Ray cluster for a process, and creates the process's actor there.
 
-An engine goes where its resources are free; an API server to the machine that ``--api-server-hosts`` names.
-Both wait for their machine: an engine's may be busy, an API server's may be away after it was there.
+An engine goes to a machine with free resources, an API server to the one that ``--api-server-hosts`` names.
+Both wait for their machine: an engine's may be busy, an API server's may have left the cluster.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from penstock.exit_codes import first_line
 from penstock.placement.engine_resources import resources_of
 from penstock.placement.process_actor import CONCURRENCY, ProcessActor
 from penstock.wire.control import Launch
@@ -20,11 +21,11 @@ from penstock.wire.control import Launch
 log = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 30.0
-"""How often one that waits for its machine says so."""
+"""Interval of log lines while waiting for a machine."""
 NODE_POLL_INTERVAL_S = 1.0
-"""How often one looks whether its machine has come back: Ray tells nobody. The supervisor ends it after
+"""Interval of checks for a machine's return, of which Ray sends no notice. The supervisor ends the wait after
 --startup-timeout."""
-CONNECT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
 
 Progress = Callable[[str], None]
 
@@ -38,11 +39,11 @@ class PlacedActor(NamedTuple):
 
     actor: Any
     address: str | None
-    """Where an API server is to listen: the machine's address, as the cluster knows it."""
+    """The machine's address in the cluster, on which an API server listens; None for engines."""
 
 
 def connect(ray: Any, address: str) -> None:
-    """Become a driver of the cluster. Raises PlacementError."""
+    """Connects to the cluster as a driver. Raises PlacementError."""
     try:
         if address != "auto":
             _check_reachable(address)  # Ray itself would try for minutes
@@ -52,7 +53,7 @@ def connect(ray: Any, address: str) -> None:
 
 
 def place(ray: Any, launch: Launch, progress: Progress) -> PlacedActor:
-    """A host for the process that ``launch`` asks for. Waits until it has its machine. Raises
+    """Creates the actor for the process of ``launch``, after waiting for its machine. Raises
     PlacementError."""
     if launch.role == "engine":
         return _place_engine(ray, launch, progress)
@@ -82,12 +83,14 @@ def _wait_for(ray: Any, group: Any, wanted: Mapping[str, float], progress: Progr
     progress(f"waiting for a machine with {text} free")
     while not group.wait(PROGRESS_INTERVAL_S):
         free = ray.available_resources()
-        there = ", ".join(f"{name} {free.get(name, 0):g}" for name in wanted)
-        log.info("waits for a machine with %s free (--engine-resources); in all there is %s", text, there)
+        total = ", ".join(f"{name} {free.get(name, 0):g}" for name in wanted)
+        log.info(
+            "waits for a machine with %s free (--engine-resources); free in the cluster: %s", text, total
+        )
 
 
 def _place_server(ray: Any, launch: Launch, progress: Progress) -> PlacedActor:
-    """It takes none of the machine's resources, so that there is always room where the operator wants it."""
+    """The actor takes none of the machine's resources, so that the machine always has room for it."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     name = launch.config.host_of_server(launch.index)
@@ -106,18 +109,18 @@ def _place_server(ray: Any, launch: Launch, progress: Progress) -> PlacedActor:
 
 def _wait_for_machine(ray: Any, name: str, progress: Progress) -> Mapping[str, Any]:
     progress(f"waiting for the machine {name} to be in the cluster again")
-    told = -math.inf
+    logged_at = -math.inf
     while (node := _find_node(name, ray.nodes())) is None:
-        if time.monotonic() >= told + PROGRESS_INTERVAL_S:
-            told = time.monotonic()
+        if time.monotonic() >= logged_at + PROGRESS_INTERVAL_S:
+            logged_at = time.monotonic()
             log.info("waits for the machine %s to be in the cluster again (--api-server-hosts)", name)
         time.sleep(NODE_POLL_INTERVAL_S)
     return node
 
 
 def _find_node(name: str, nodes: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The living one that has ``name`` as its id, name, address or host name, in Ray's terms; of several,
-    always the same."""
+    """The living node that has ``name`` as its id, name, address or host name, in Ray's terms; the one with
+    the lowest id if there are several."""
     found = [node for node in nodes if node["Alive"] and name in _names(node)]
     return min(found, key=lambda node: str(node["NodeID"]), default=None)
 
@@ -132,12 +135,6 @@ def _shown(node: Mapping[str, Any]) -> str:
 
 
 def _check_reachable(address: str) -> None:
-    """Raises OSError when nobody listens at HOST:PORT."""
+    """Raises OSError when nothing listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-
-
-def first_line(error: BaseException) -> str:
-    """Of its message; Ray's are long."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()

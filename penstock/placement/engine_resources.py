@@ -1,4 +1,4 @@
-"""What an engine takes of a cluster's machine: ``--engine-resources``."""
+"""Resources that an engine reserves on a Ray machine: ``--engine-resources``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from penstock.config.options import ServeConfig
 
 
 def resources_of(config: ServeConfig) -> dict[str, float]:
-    """By Ray's names: CPU, GPU, or a cluster's own.
+    """Ray's resource name (CPU, GPU or a custom one) → amount.
 
-    Without --engine-resources: one CPU, and one GPU unless the engine needs none.
+    Without --engine-resources one CPU, and one GPU unless the engine needs none.
     """
     if config.engine_resources is not None:
         pairs = (pair.split("=") for pair in config.engine_resources.split(","))

@@ -1,9 +1,9 @@
-"""A process's host: the actor that runs one process of the fleet on a machine of a Ray cluster.
+"""The Ray actor that runs one engine or API server on a machine of a cluster.
 
-The engine or API server is the same child process as on the supervisor's own machine, with the same control
-channel; the actor passes the channel's bytes on, both ways, and knows nothing of what they mean but the first
-line, the :class:`~penstock.wire.control.Launch`: directories, process ids and the listening socket are this
-machine's. The process ends with the actor, whatever ends that.
+The process is the same child process as on the supervisor's own machine, with the same control channel. The
+actor forwards the channel's bytes in both directions and decodes only the first line, the
+:class:`~penstock.wire.control.Launch`, in which it sets this machine's directories, process id and listening
+socket. The process ends with the actor, whatever ends that.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from penstock.supervisor.startup.run_directory import RunDirectory
 from penstock.wire.control import Launch, ProcessFailed, decode_for_child, encode
 
 CONCURRENCY = 3
-"""Calls that an actor answers at the same time: a read that waits, a write, and one to spare."""
+"""Concurrent calls of an actor: a read that waits, a write, and one to spare."""
 _READ_BYTES = 1 << 16
 
 
 class ProcessOutput(NamedTuple):
-    """What the process has said since the last :meth:`ProcessActor.read`."""
+    """Output of the process on its control channel since the last :meth:`ProcessActor.read`."""
 
     data: bytes
     returncode: int | None
-    """Set when it has ended and all was read; negative for a signal."""
+    """Set when the process has exited and all was read; negative for a signal."""
 
 
 class ProcessActor:
@@ -54,17 +54,17 @@ class ProcessActor:
         self._failure = b""
 
     def start(self, line: bytes, command: Sequence[str] | None = None, listen_on: str | None = None) -> None:
-        """Start the process that ``line``, a Launch, asks for. ``listen_on``: the address of this machine at
+        """Starts the process of ``line``, an encoded Launch. ``listen_on`` is the address of this machine on
         which an API server listens, with --port."""
         launch = decode_for_child(line)
         assert isinstance(launch, Launch)
-        # The kernel ends a child with the *thread* that started it, so this one waits until the child's end.
+        # The kernel kills a child when the *thread* that started it ends, so this thread waits for the child.
         arguments = launch, command or module_command("penstock.supervisor.children.child_main"), listen_on
         threading.Thread(target=self._run_to_exit, args=arguments, name="keeper", daemon=True).start()
         self._started.wait()
 
     def read(self) -> ProcessOutput:
-        """Waits for more that the process says on its control channel, or for its end."""
+        """Waits for output of the process on its control channel, or for its exit."""
         if self._failure:
             data, self._failure = self._failure, b""
             return ProcessOutput(data, None)
@@ -78,7 +78,7 @@ class ProcessActor:
         return ProcessOutput(b"", self._returncode)
 
     def write(self, data: bytes) -> None:
-        """For the process's control channel. Nothing when it has closed that: :meth:`read` tells why."""
+        """Writes to the process's control channel; nothing if that is closed, as :meth:`read` returns why."""
         if self._channel is not None:
             with contextlib.suppress(OSError):
                 self._channel.sendall(data)
@@ -90,7 +90,7 @@ class ProcessActor:
                 self._started.set()
                 self._returncode = process.wait()
         except (ConfigError, StartupError, OSError) as error:
-            fatal = launch.epoch == 0  # it is the same options on the same machine again
+            fatal = launch.epoch == 0  # a restart would have the same options on the same machine
             self._failure = encode(ProcessFailed(message=f"{os.uname().nodename}: {error}", fatal=fatal))
             self._returncode = EXIT_FATAL if fatal else EXIT_FAILED
         finally:
@@ -98,7 +98,7 @@ class ProcessActor:
             self._ended.set()
 
     def _with_local_paths(self, launch: Launch) -> Launch:
-        """The launch with this machine's directories."""
+        """The launch with this machine's directories, process id and model traits."""
         run_dir = self._owned.enter_context(RunDirectory(None)).path
         engine = launch.role == "engine"
         model = resolve_model(launch.config, run_dir, for_engine=engine)
@@ -121,7 +121,7 @@ class ProcessActor:
                 raise_file_limit()
                 port = launch.config.port
                 self._owned.enter_context(claim_port(listen_on, port, launch.incarnation))
-                # a socket of its own for each: the kernel deals connections out
+                # Each process has its own socket, and the kernel spreads connections over them.
                 listener = handed_over.enter_context(listen(listen_on, port, shared=True).socket)
                 shared.append(listener.fileno())
                 launch = msgspec.structs.replace(launch, listen_fd=listener.fileno())

@@ -1,11 +1,11 @@
-"""A stand-in: the supervisor's child for a process of the fleet that runs on a Ray cluster.
+"""The supervisor's child for a process on a Ray cluster; its process title says "stand-in of …".
 
 ``python -m penstock.placement.process_proxy FD``, started like every child
-(:mod:`penstock.supervisor.children.child_main`). It asks the cluster for a machine (:mod:`.placing`), starts
-the process there by way of a :class:`~penstock.placement.process_actor.ProcessActor`, and passes the control
-channel's messages on, both ways. So the supervisor starts, watches, stops and restarts processes of a
-cluster as it does its own, and a stand-in's end is its process's: Ray ends what a driver that is gone has
-started.
+(:mod:`penstock.supervisor.children.child_main`). It waits for a machine of the cluster
+(:mod:`penstock.placement.actor_placement`), starts the process there through a
+:class:`~penstock.placement.process_actor.ProcessActor`, and forwards the control channel's messages in both
+directions. So the supervisor starts, watches, stops and restarts processes of a cluster like its own. The
+proxy exits as its process does, and when the proxy ends, Ray ends the process.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED
-from penstock.placement.actor_placement import PlacedActor, PlacementError, connect, first_line, place
+from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED, first_line
+from penstock.placement.actor_placement import PlacedActor, PlacementError, connect, place
 from penstock.placement.process_actor import ProcessOutput
 from penstock.supervisor.children.child_main import open_control_channel
 from penstock.supervisor.startup.banner import base_url
@@ -29,7 +29,7 @@ from penstock.wire.control import ChildReport, Launch, LineBuffer, Ready, decode
 
 
 class ProcessLostError(Exception):
-    """The cluster, or its machine that had the process, failed; the message is for the operator."""
+    """The cluster or the machine of the process failed; the message is for the operator."""
 
     def __init__(self, message: str, *, was_ready: bool) -> None:
         super().__init__(message)
@@ -37,8 +37,8 @@ class ProcessLostError(Exception):
 
 
 def main(fd: int) -> int:
-    """Stands in for the process that the supervisor at the other end of ``fd`` asks for. Returns its exit
-    code, or dies of the signal that it died of."""
+    """Runs the process that the supervisor at the other end of ``fd`` asks for. Returns its exit code, or
+    ends by the signal that it ended by."""
     try:
         control = open_control_channel(fd, "penstock: stand-in of {}")
     except SupervisorGone:
@@ -49,7 +49,7 @@ def main(fd: int) -> int:
     except SupervisorGone:
         return EXIT_ORPHANED
     except (PlacementError, ProcessLostError) as error:
-        # What never worked would fail the same way again; a machine that is lost has a successor.
+        # A process that was never ready would fail the same way again; one that was may find another machine.
         was_ready = isinstance(error, ProcessLostError) and error.was_ready
         fatal = launch.epoch == 0 and not was_ready
         control.failed(str(error), fatal=fatal)
@@ -60,7 +60,7 @@ def main(fd: int) -> int:
 
 
 _FATAL_SIGNALS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGKILL}
-"""Signals that end this process as they ended the other one; it has handlers for others."""
+"""Signals that end this process too; it has handlers for the others, and takes SIGKILL instead."""
 
 
 class _Proxy:
@@ -71,9 +71,11 @@ class _Proxy:
         self._was_ready = False
 
     def run(self) -> int:
-        """From the request for a machine to the process's end. Returns its exit code. Raises PlacementError,
-        Lost."""
-        os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # lines of several processes are alike, and all count
+        """From the request for a machine to the process's exit; returns its exit code. Raises PlacementError,
+        ProcessLostError."""
+        os.environ.setdefault(
+            "RAY_DEDUP_LOGS", "0"
+        )  # equal log lines of several processes are not duplicates
         import ray
         from ray.exceptions import RayError
 
@@ -84,25 +86,26 @@ class _Proxy:
             placed = place(ray, self._launch, self._control.progress)
             self._control.progress("starting on a machine of the cluster")
             ray.get(placed.actor.start.remote(encode(self._launch), listen_on=placed.address))
-            orders = threading.Thread(
-                target=self._pass_orders, args=(ray, placed.actor), name="orders", daemon=True
+            commands = threading.Thread(
+                target=self._forward_commands, args=(ray, placed.actor), name="commands", daemon=True
             )
-            orders.start()
-            return self._pass_reports(ray, placed)
+            commands.start()
+            return self._forward_reports(ray, placed)
         except RayError as error:
             message = f"lost by the Ray cluster: {first_line(error)}"
             raise ProcessLostError(message, was_ready=self._was_ready) from error
 
-    def _pass_reports(self, ray: Any, placed: PlacedActor) -> int:
+    def _forward_reports(self, ray: Any, placed: PlacedActor) -> int:
+        """Forwards the process's reports until it exits; returns its exit code."""
         while True:
-            said: ProcessOutput = ray.get(placed.actor.read.remote())
-            for line in self._lines.feed(said.data):
+            output: ProcessOutput = ray.get(placed.actor.read.remote())
+            for line in self._lines.feed(output.data):
                 self._control.forward(self._with_address(decode_for_supervisor(line), placed.address))
-            if said.returncode is not None:
-                return said.returncode
+            if output.returncode is not None:
+                return output.returncode
 
     def _with_address(self, report: ChildReport, address: str | None) -> ChildReport:
-        """What the process reports; when it is ready, with the URL of one that listens on ``address``."""
+        """Adds the URL to the Ready report of an API server, which listens on ``address``."""
         if not isinstance(report, Ready):
             return report
         self._was_ready = True
@@ -112,10 +115,10 @@ class _Proxy:
         url = base_url((address, config.port), tls=config.ssl_certfile is not None)
         return msgspec.structs.replace(report, info=report.info | {"URL": url})
 
-    def _pass_orders(self, ray: Any, host: Any) -> None:
-        """Forwards the supervisor's orders until it is gone: then the process ends (see :mod:`parent_death`).
+    def _forward_commands(self, ray: Any, actor: Any) -> None:
+        """Forwards the supervisor's commands until the supervisor ends, and this process with it.
 
-        One at a time, as an actor with several threads does not keep the order of its calls.
+        One at a time, because an actor with several threads does not keep the order of its calls.
         """
         from ray.exceptions import RayError
 
@@ -124,10 +127,10 @@ class _Proxy:
         try:
             while True:
                 poll.poll()
-                for order in self._control.receive():
-                    ray.get(host.write.remote(encode(order)))
+                for command in self._control.receive():
+                    ray.get(actor.write.remote(encode(command)))
         except (SupervisorGone, RayError):
-            return  # that the host is lost is told by who reads
+            return  # _forward_reports raises the same RayError
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The supervisor's loop: carries out what the fleet decides, with real processes, signals and time."""
+"""The supervisor's event loop: carries out the process manager's actions with real processes and time."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import contextlib
 import logging
 import math
 import selectors
-import signal
-import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
+from collections.abc import Callable, Mapping
 
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.snapshot import Snapshot, encode_snapshot, process_name, process_series
@@ -27,7 +24,7 @@ from penstock.supervisor.children.actions import (
 )
 from penstock.supervisor.children.child_process import ChildProcess
 from penstock.supervisor.children.process_manager import ProcessManager
-from penstock.supervisor.signals import has_controlling_terminal
+from penstock.supervisor.signals import SignalReceiver, SignalRequest
 from penstock.supervisor.startup.progress_display import ProgressDisplay
 from penstock.wire.channel import ChildGone
 from penstock.wire.control import ControlError, Info, SupervisorMetrics
@@ -35,32 +32,33 @@ from penstock.wire.control import ControlError, Info, SupervisorMetrics
 log = logging.getLogger(__name__)
 
 METRICS_INTERVAL_S = 1.0
-"""Least time between two reports of what this process has counted; it wakes for none."""
+"""Minimum time between two reports of this process's metrics; it does not wake up to send one."""
 _PROCESS = process_name("supervisor", 0)
-_TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+StartProcess = Callable[[ProcessName, int, int], ChildProcess]
+"""Starts a child's process, given its name, epoch and restarts. May raise OSError."""
 OnAllReady = Callable[[Mapping[ProcessName, int], Mapping[ProcessName, Info]], None]
-"""Told once that all are ready: their process ids, and what each said of itself."""
+"""Called once, when all children are ready, with their process ids and their descriptions of themselves."""
 
 
 class Supervisor:
     """Owns the child processes of one ``penstock serve``.
 
-    Must be made and run in the main thread, which signals come to. ``start`` starts the process of a
-    place in the fleet, given its epoch and its restarts; it may raise OSError. ``display`` shows progress
-    until the first end of the start, and log lines tell what comes after.
+    Must be made and run in the main thread, which receives the signals. ``display`` shows progress until the
+    first start is over; later progress is logged.
     """
 
     def __init__(
         self,
-        fleet: ProcessManager,
-        start: Callable[[ProcessName, int, int], ChildProcess],
+        manager: ProcessManager,
+        start: StartProcess,
+        *,
         display: ProgressDisplay,
         announce: OnAllReady,
         collector: GarbageCollector,
     ) -> None:
-        self._manager = fleet
+        self._manager = manager
         self._start = start
         self._display = display
         self._announce = announce
@@ -68,21 +66,20 @@ class Supervisor:
         self._actions: deque[Action] = deque()
         self._processes: dict[ProcessName, ChildProcess] = {}
         self._selector = selectors.DefaultSelector()
-        self._had_terminal = has_controlling_terminal()
-        # As nohup leaves it; a SIGHUP that somebody sends replaces API servers all the same.
-        self._ignored_sighup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        self._signals = SignalReceiver()
         self._metrics_sent_at = -math.inf
         self._sequence = 0
 
     def run(self) -> int:
-        """Until every child is gone for good; returns the exit code. No child survives an exception."""
-        with self._signals() as wakeup:
+        """Runs until every child is gone for good; returns the exit code. No child survives an exception."""
+        with self._signals, self._selector:
+            self._selector.register(self._signals, selectors.EVENT_READ, None)
             try:
                 self._execute(self._manager.start(time.monotonic()))
                 while self._manager.exit_code is None:
                     for key, _ in self._selector.select(self._timeout()):
                         if key.data is None:
-                            self._on_signals(wakeup.recv(4096))
+                            self._on_signals()
                         else:
                             self._on_message(key.data)
                     self._display.refresh()
@@ -95,7 +92,7 @@ class Supervisor:
                 self._kill_all()
 
     def _send_metrics(self, now: float) -> None:
-        """API servers what this process has counted."""
+        """Sends this process's metrics to all API servers, when they are due."""
         if now < self._metrics_sent_at + METRICS_INTERVAL_S:
             return
         self._metrics_sent_at = now
@@ -107,8 +104,6 @@ class Supervisor:
                 with contextlib.suppress(ChildGone):
                     process.channel.offer(message)
 
-    # -- events ------------------------------------------------------------------------------------
-
     def _timeout(self) -> float | None:
         deadline = self._manager.next_deadline()
         waits = [] if deadline is None else [max(0.0, deadline - time.monotonic())]
@@ -116,16 +111,17 @@ class Supervisor:
             waits.append(self._display.refresh_s)
         return min(waits, default=None)
 
-    def _on_signals(self, signums: bytes) -> None:
-        for signum in signums:
-            if signum == signal.SIGHUP and not (self._had_terminal and not has_controlling_terminal()):
+    # -- events ------------------------------------------------------------------------------------
+
+    def _on_signals(self) -> None:
+        requests = [(signum, self._signals.request(signum)) for signum in self._signals.receive()]
+        for signum, request in requests:
+            if request is SignalRequest.ROLLING_RESTART:
                 self._execute(self._manager.start_rolling_restart(time.monotonic()))
-            elif signum == signal.SIGHUP and self._ignored_sighup:
-                continue
-            elif signum != signal.SIGCHLD:
+            elif request is SignalRequest.SHUT_DOWN:
                 self._display.close()
                 self._execute(self._manager.signalled(signum, time.monotonic()))
-        if signal.SIGCHLD in signums:
+        if any(request is SignalRequest.REAP for _, request in requests):
             self._reap()
 
     def _on_message(self, name: ProcessName) -> None:
@@ -154,7 +150,7 @@ class Supervisor:
             self._execute(self._manager.exited(name, returncode, time.monotonic()))
 
     def _read_final_reports(self, name: ProcessName, process: ChildProcess) -> None:
-        """What a dead child said before it died, above all why."""
+        """What a child reported before it exited, above all why."""
         with contextlib.suppress(ChildGone, ControlError):
             for report in process.channel.receive():
                 self._execute(self._manager.report(name, report, time.monotonic()))
@@ -162,7 +158,7 @@ class Supervisor:
     # -- actions -----------------------------------------------------------------------------------
 
     def _execute(self, actions: list[Action]) -> None:
-        """In order: what an action leads to (a process that cannot be started) comes after the others."""
+        """In order: actions that follow from one of these (a start that fails) come after the others."""
         busy = bool(self._actions)
         self._actions += actions
         while self._actions and not busy:
@@ -173,11 +169,11 @@ class Supervisor:
         match action:
             case Spawn(name, epoch):
                 self._spawn(name, epoch)
-            case Send(name, order):
-                with contextlib.suppress(ChildGone):  # its death is reported on its own
-                    self._processes[name].channel.send(order)
+            case Send(name, command):
+                with contextlib.suppress(ChildGone):  # its exit is reported separately
+                    self._processes[name].channel.send(command)
             case Kill(name):
-                if name in self._processes:  # it may have been ordered together with a start that failed
+                if name in self._processes:  # its start, ordered together with the kill, may have failed
                     self._processes[name].kill()
             case ShowProgress(name, progress):
                 self._display.progress(str(name), progress)
@@ -205,37 +201,9 @@ class Supervisor:
         with contextlib.suppress(KeyError):
             self._selector.unregister(process.channel)
 
-    # -- lifetime ----------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[socket.socket]:
-        """Signals as bytes on a socket, so that they are handled between events, never within one.
-
-        The handlers stay, so that a late signal does not break into what the caller cleans up.
-        """
-        read, write = socket.socketpair()
-        read.setblocking(False)
-        write.setblocking(False)
-        self._selector.register(read, selectors.EVENT_READ, None)
-        wakeup_before = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
-        for signum in (*_TERMINATION_SIGNALS, signal.SIGCHLD):
-            if signum in (signal.SIGCHLD, signal.SIGHUP) or signal.getsignal(signum) != signal.SIG_IGN:
-                signal.signal(signum, _ignore_signal)
-        try:
-            yield read
-        finally:
-            signal.set_wakeup_fd(wakeup_before)
-            self._selector.close()
-            read.close()
-            write.close()
-
     def _kill_all(self) -> None:
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():
             process.close()
         self._processes.clear()
-
-
-def _ignore_signal(signum: int, frame: FrameType | None) -> None:
-    """The wake-up descriptor has it."""

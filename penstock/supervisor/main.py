@@ -1,16 +1,14 @@
-"""``penstock serve``: prepares what the processes need, runs them, cleans up."""
+"""``penstock serve``: checks the options, prepares what the processes share, runs them, cleans up."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 
 from setproctitle import setproctitle
 
@@ -31,8 +29,10 @@ from penstock.supervisor.children.module_command import module_command
 from penstock.supervisor.children.process_manager import ProcessManager
 from penstock.supervisor.event_loop import Supervisor
 from penstock.supervisor.listening.acceptor import Acceptor
+from penstock.supervisor.signals import Interrupted, handlers_restored, interruptible
 from penstock.supervisor.startup.banner import banner
-from penstock.supervisor.startup.cluster import read_cluster_key, traits_of
+from penstock.supervisor.startup.cluster import traits_of
+from penstock.supervisor.startup.cluster_key import read_cluster_key
 from penstock.supervisor.startup.file_limit import raise_file_limit
 from penstock.supervisor.startup.model_resolution import ResolvedModel, resolve_model
 from penstock.supervisor.startup.progress_display import make_progress_display
@@ -43,53 +43,54 @@ from penstock.wire.sockets import coordinator_address, new_incarnation
 log = logging.getLogger(__name__)
 
 RAY_PROXY_COMMAND = module_command("penstock.placement.process_proxy")
-"""Of what runs on a Ray cluster; not imported here, as Ray may not be installed."""
+"""For processes on a Ray cluster. Started by name, not imported, because Ray may not be installed."""
 _API_SERVER_GROUPS = ("HTTP server", "CORS", "TLS", "Streaming")
-_TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Interrupted(BaseException):
-    """A signal that ends the process came before there was anything to drain."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signum)
-        self.signum = signum
 
 
 def serve(
     config: ServeConfig, origins: Origins | None = None, *, child_command: Sequence[str] | None = None
 ) -> int:
-    """Serves until a signal or a failure ends it; returns the exit code, see :mod:`.exits`.
+    """Serves until a signal or a failure ends it; returns the exit code, see :mod:`penstock.exit_codes`.
 
-    Must be called in the main thread. ``origins`` says where values of ``config`` were set; ``child_command``
-    starts a child, for tests. Raises ConfigError, with nothing left behind, for options that cannot be run.
+    Must be called in the main thread. ``origins`` says where values of ``config`` were set;
+    ``child_command`` is the command that starts a child, for tests. Raises ConfigError for options that
+    cannot be run, with nothing left behind.
     """
-    began = time.monotonic()
+    started_at = time.monotonic()
     command = child_command or module_command("penstock.supervisor.children.child_main")
     setproctitle("penstock: supervisor")
     logging_setup.configure("supervisor", config.log_level)
     for name, origin in (origins or {}).items():
         log.debug("%s is set by %s", name, origin)
     cluster_key = None if config.cluster_key_file is None else read_cluster_key(config.cluster_key_file)
-    here = _local_api_server_count(config)
-    if not here:
+    local_api_servers = _local_api_server_count(config)
+    if not local_api_servers:
         _check_without_servers(config, origins or {})
     if not config.headless:
         config = load_api_keys(config, origins or {})
-        server_context(config)  # the API servers make their own; what is wrong with it is told here, once
+        server_context(config)  # API servers make their own; errors are reported here, once
     try:
-        with _handlers_restored(), contextlib.ExitStack() as owned, _interruptible():
-            listener = owned.enter_context(open_listener(config, origins or {})) if here else None
+        with handlers_restored(), contextlib.ExitStack() as owned, interruptible():
+            listener = None
+            if local_api_servers:
+                listener = owned.enter_context(open_listener(config, origins or {}))
             run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
             model = resolve_model(config, run_dir)
             raise_file_limit()
             acceptor = None
-            if listener is not None and here > 1:
+            if listener is not None and local_api_servers > 1:
                 acceptor = owned.enter_context(Acceptor(listener.socket))
-            traits = {} if config.coordinator is None else traits_of(config, model)
-            given = sorted(origins or {})
             service = _Service(
-                config, given, listener, acceptor, run_dir, model, cluster_key, traits, command, began
+                config=config,
+                given=sorted(origins or {}),
+                listener=listener,
+                acceptor=acceptor,
+                run_dir=run_dir,
+                model=model,
+                cluster_key=cluster_key,
+                traits={} if config.coordinator is None else traits_of(config, model),
+                command=command,
+                started_at=started_at,
             )
             return service.run()
     except StartupError as error:
@@ -99,29 +100,29 @@ def serve(
         return exit_code_of(interruption.signum)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Service:
-    """All that is prepared when the processes are started."""
+    """Everything that is prepared before the processes start."""
 
     config: ServeConfig
-    # Fields of config that were set.
+    # Fields of config that the operator has set.
     given: list[str]
     # None on a host without API servers.
     listener: ListenSocket | None
-    # Where there are several API servers here; one accepts itself.
+    # None for a single API server here, which accepts connections itself.
     acceptor: Acceptor | None
     run_dir: str
     model: ResolvedModel
     cluster_key: str | None
-    # What other hosts must have in common with this one.
+    # Values that must be the same on all hosts.
     traits: dict[str, str]
     command: Sequence[str]
-    # time.monotonic() when the user asked for it.
-    began: float
+    # time.monotonic() at the start of the command.
+    started_at: float
     incarnation: int = field(default_factory=new_incarnation)
 
     def run(self) -> int:
-        fleet = ProcessManager(
+        manager = ProcessManager(
             engines=len(self.config.ranks),
             first_rank=self.config.ranks.start,
             all_engines=self.config.data_parallel_size,
@@ -130,16 +131,19 @@ class _Service:
             drain_timeout=self.config.drain_timeout,
             engine_hang_timeout=self.config.engine_hang_timeout,
             coordinator=self._coordinator is not None and not self.config.headless,
-            lockstep=self.config.enable_expert_parallel,
+            expert_parallel=self.config.enable_expert_parallel,
         )
         collector = GarbageCollector(self.config.gc_policy, self.config.gc_pause_budget_ms / 1000)
-        with contextlib.closing(make_progress_display()) as shown:
-            return Supervisor(fleet, self._start, shown, self._announce, collector).run()
+        with contextlib.closing(make_progress_display()) as display:
+            supervisor = Supervisor(
+                manager, self._start, display=display, announce=self._announce, collector=collector
+            )
+            return supervisor.run()
 
     @property
     def _coordinator(self) -> str | None:
-        """Where it is for the children of this supervisor. One API server and one engine, both here, have
-        nothing to coordinate."""
+        """The coordinator's address for local children; None: one API server and one engine, both here, need
+        none."""
         config = self.config
         if config.headless:
             return config.coordinator
@@ -147,17 +151,17 @@ class _Service:
         return None if alone else coordinator_address(self.run_dir)
 
     @property
-    def _on_cluster(self) -> bool:
+    def _on_ray(self) -> bool:
         return self.config.data_parallel_backend == "ray"
 
-    def _is_elsewhere(self, name: ProcessName) -> bool:
-        """Only its stand-in runs here."""
+    def _is_remote(self, name: ProcessName) -> bool:
+        """The process runs on a Ray cluster; its child here is a proxy."""
         if name.role == "api-server":
             return self.config.host_of_server(name.index) != HEAD
-        return self._on_cluster and name.role == "engine"
+        return self._on_ray and name.role == "engine"
 
     def _start(self, name: ProcessName, epoch: int, restarts: int) -> ChildProcess:
-        if self._is_elsewhere(name):
+        if self._is_remote(name):
             return ChildProcess.start(self._launch(name, epoch, restarts), RAY_PROXY_COMMAND)
         if name.role != "api-server":
             return ChildProcess.start(self._launch(name, epoch, restarts), self.command)
@@ -165,12 +169,12 @@ class _Service:
             assert self.listener is not None, "a host without a listener has no API servers"
             launch = self._launch(name, epoch, restarts, listen_fd=self.listener.socket.fileno())
             return ChildProcess.start(launch, self.command)
-        seat = self.acceptor.add_target(str(name))
-        launch = self._launch(name, epoch, restarts, handover_fd=seat.giver.server_end)
+        target = self.acceptor.add_target(str(name))
+        launch = self._launch(name, epoch, restarts, handover_fd=target.sender.server_end)
         try:
-            return ChildProcess.start(launch, self.command, seat.remove)
+            return ChildProcess.start(launch, self.command, on_end=target.remove)
         except OSError:
-            seat.remove()
+            target.remove()
             raise
 
     def _launch(
@@ -193,8 +197,8 @@ class _Service:
             served_model_names=self.model.served_names,
             api_server_count=self.config.api_server_count,
             engine_count=self.config.data_parallel_size,
-            coordinator=self.config.coordinator if self._is_elsewhere(name) else self._coordinator,
-            local_ranks=[] if self.config.headless or self._on_cluster else list(self.config.ranks),
+            coordinator=self.config.coordinator if self._is_remote(name) else self._coordinator,
+            local_ranks=[] if self.config.headless or self._on_ray else list(self.config.ranks),
             incarnation=self.incarnation,
             traits=self.traits,
             cluster_key=self.cluster_key,
@@ -215,21 +219,21 @@ class _Service:
             pids=pids,
             infos=infos,
         )
-        with contextlib.suppress(OSError):  # nobody reads it
-            sys.stderr.write(f"{text}\nready in {time.monotonic() - self.began:.1f} s\n")
+        with contextlib.suppress(OSError):  # standard error is closed
+            sys.stderr.write(f"{text}\nready in {time.monotonic() - self.started_at:.1f} s\n")
             sys.stderr.flush()
 
 
 def _local_api_server_count(config: ServeConfig) -> int:
-    """How many of the API servers this host runs."""
+    """The number of API servers that run on this host."""
     if config.headless:
         return 0
     return [config.host_of_server(index) for index in range(config.api_server_count)].count(HEAD)
 
 
 def _check_without_servers(config: ServeConfig, origins: Origins) -> None:
-    """Raises ConfigError for options of API servers that a host has not. With --headless those in files and
-    variables, which hosts may share, are passed over."""
+    """Raises ConfigError for options of API servers, on a host that runs none. With --headless only on the
+    command line: files and environment variables may be shared with other hosts."""
     if not config.headless:
         if "host" in origins:
             raise ConfigError(f"{origins['host']}: nothing listens here, {HEAD} is not in --api-server-hosts")
@@ -238,39 +242,3 @@ def _check_without_servers(config: ServeConfig, origins: Origins) -> None:
         origin = origins.get(option.field)
         if option.group in _API_SERVER_GROUPS and origin is not None and origin.source == "command line":
             raise ConfigError(f"{option.flag}: a --headless host has no API server; give it to the head")
-
-
-@contextlib.contextmanager
-def _handlers_restored() -> Iterator[None]:
-    """Leaves signal handlers as they were, whatever the block sets."""
-    before = {signum: signal.getsignal(signum) for signum in (*_TERMINATION_SIGNALS, signal.SIGCHLD)}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Signals that would end the process raise Interrupted in the block, so that what it owns is cleaned up.
-
-    They do nothing after the block, while that goes on.
-    """
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise Interrupted(signum)
-
-    def ignore(signum: int, frame: FrameType | None) -> None:
-        pass
-
-    handled = [
-        signum for signum in _TERMINATION_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN
-    ]  # nohup
-    for signum in handled:
-        signal.signal(signum, interrupt)
-    try:
-        yield
-    finally:
-        for signum in handled:
-            signal.signal(signum, ignore)

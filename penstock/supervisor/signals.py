@@ -1,14 +1,161 @@
-"""Whether SIGHUP is an order, or the terminal of this process was closed."""
+"""All signal handling of ``penstock serve``: SIGINT, SIGTERM, SIGHUP and SIGCHLD.
+
+SIGINT and SIGTERM shut the server down. SIGHUP starts a rolling restart, unless it comes because the
+terminal was closed: then it shuts the server down too. Children leave all three to the supervisor.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import enum
 import os
+import signal
+import socket
+from collections.abc import Iterator
+from types import FrameType
+from typing import Self
+
+TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a process by default, as terminals and service managers send them to a whole group."""
 
 
-def has_controlling_terminal() -> bool:
-    """Whether this process has a controlling terminal; a terminal that was closed is none any longer."""
+# -- supervisor, before its event loop -----------------------------------------------------------------
+
+
+class Interrupted(BaseException):
+    """A termination signal came before there was anything to drain."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+@contextlib.contextmanager
+def handlers_restored() -> Iterator[None]:
+    """Restores the signal handlers at the end of the block."""
+    before = {signum: signal.getsignal(signum) for signum in (*TERMINATION_SIGNALS, signal.SIGCHLD)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Termination signals raise Interrupted in the block, so that its context managers clean up.
+
+    After the block they do nothing, so that they do not interrupt the clean-up of outer blocks.
+    """
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise Interrupted(signum)
+
+    # nohup ignores SIGHUP
+    handled = [signum for signum in TERMINATION_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
+    for signum in handled:
+        signal.signal(signum, interrupt)
+    try:
+        yield
+    finally:
+        for signum in handled:
+            signal.signal(signum, _do_nothing)
+
+
+# -- supervisor, in its event loop ---------------------------------------------------------------------
+
+
+class SignalRequest(enum.Enum):
+    """What a signal asks of the supervisor."""
+
+    SHUT_DOWN = enum.auto()
+    ROLLING_RESTART = enum.auto()
+    REAP = enum.auto()
+    """A child has exited."""
+    NOTHING = enum.auto()
+
+
+class SignalReceiver:
+    """Turns signals into bytes on a socket, so that they are handled between events, never within one.
+
+    Make it in the main thread when the supervisor starts, and use it as a context. The handlers stay after
+    the block, so that a late signal does not interrupt the caller's clean-up.
+    """
+
+    def __init__(self) -> None:
+        self._had_terminal = _has_controlling_terminal()
+        # As nohup starts a process. SIGHUP then still starts a rolling restart, but a closed terminal ends
+        # nothing.
+        self._ignored_sighup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+    def __enter__(self) -> Self:
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+        self._wakeup_before = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        for signum in (*TERMINATION_SIGNALS, signal.SIGCHLD):
+            if signum in (signal.SIGCHLD, signal.SIGHUP) or signal.getsignal(signum) != signal.SIG_IGN:
+                signal.signal(signum, _do_nothing)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup_before)
+        self._read.close()
+        self._write.close()
+
+    def fileno(self) -> int:
+        """Readable when signals have come."""
+        return self._read.fileno()
+
+    def receive(self) -> bytes:
+        """The numbers of the signals that have come, in order."""
+        return self._read.recv(4096)
+
+    def request(self, signum: int) -> SignalRequest:
+        """What ``signum`` asks for, now."""
+        if signum == signal.SIGCHLD:
+            return SignalRequest.REAP
+        if signum == signal.SIGHUP:
+            terminal_closed = self._had_terminal and not _has_controlling_terminal()
+            if not terminal_closed:
+                return SignalRequest.ROLLING_RESTART
+            if self._ignored_sighup:
+                return SignalRequest.NOTHING
+        return SignalRequest.SHUT_DOWN
+
+
+def _has_controlling_terminal() -> bool:
+    """Whether this process has a controlling terminal; one that was closed does not count."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
         return False
     return True
+
+
+# -- children ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def termination_signals_blocked() -> Iterator[None]:
+    """For the start of a child: it inherits the mask, and unblocks the signals once it has handlers. The
+    supervisor's own signals stay pending meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_signals_to_supervisor() -> None:
+    """In a child: termination signals do nothing, the supervisor alone decides what follows.
+
+    Handlers that do nothing, not SIG_IGN: programs that this process starts get the default back.
+    """
+    for signum in TERMINATION_SIGNALS:
+        signal.signal(signum, _do_nothing)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION_SIGNALS)
+
+
+def _do_nothing(signum: int, frame: FrameType | None) -> None:
+    """In the supervisor's event loop the wake-up descriptor carries the signal."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.supervisor.startup.cluster import read_cluster_key
+from penstock.supervisor.startup.cluster_key import read_cluster_key
 
 
 def test_a_key_is_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

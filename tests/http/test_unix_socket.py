@@ -9,7 +9,7 @@ import pytest
 
 from penstock.config.errors import ConfigError
 from penstock.exit_codes import StartupError
-from penstock.http.unix_socket import LONGEST_PATH, unix_socket
+from penstock.http.unix_socket import MAX_PATH_BYTES, unix_socket
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
@@ -63,5 +63,5 @@ def test_a_name_that_another_server_has_taken_stays(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_had(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"cannot listen on .*absent/s: No such file"):
         unix_socket(str(tmp_path / "absent" / "s"), 0o600).__enter__()
-    with pytest.raises(ConfigError, match=f"longer than the {LONGEST_PATH} bytes"):
-        unix_socket("/" + "x" * LONGEST_PATH, 0o600).__enter__()
+    with pytest.raises(ConfigError, match=f"longer than the {MAX_PATH_BYTES} bytes"):
+        unix_socket("/" + "x" * MAX_PATH_BYTES, 0o600).__enter__()

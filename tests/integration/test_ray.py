@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from penstock.exit_codes import EXIT_USAGE
-from penstock.supervisor.startup.cluster import write_cluster_key
+from penstock.supervisor.startup.cluster_key import write_cluster_key
 from tests.integration.clients import Streams
 from tests.integration.server import SYNTHETIC, Server, wait_until
 

@@ -1,4 +1,4 @@
-"""The supervisor's loop where the machine refuses processes; with processes it runs in test_main.py."""
+"""The supervisor's event loop when no process can be started; with processes it runs in test_main.py."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ from penstock.supervisor.event_loop import Supervisor
 from penstock.supervisor.startup.progress_display import LogProgressDisplay
 
 
-@pytest.mark.parametrize("lockstep", [False, True])
-def test_a_fleet_that_cannot_be_started_is_given_up(lockstep: bool) -> None:
-    """Also engines in lock-step, which are ended together with the first one that is not started."""
+@pytest.mark.parametrize("expert_parallel", [False, True])
+def test_a_server_that_cannot_be_started_is_given_up(expert_parallel: bool) -> None:
+    """Also with an expert-parallel group, which is killed when its first engine cannot be started."""
     tried = []
 
     def start(name: ProcessName, epoch: int, listener: int) -> ChildProcess:
         tried.append(name)
         raise OSError("no more processes")
 
-    fleet = ProcessManager(
+    manager = ProcessManager(
         engines=2,
         api_servers=1,
         startup_timeout=60,
         drain_timeout=1,
         engine_hang_timeout=60,
-        lockstep=lockstep,
+        expert_parallel=expert_parallel,
     )
     supervisor = Supervisor(
-        fleet, start, LogProgressDisplay(), lambda pids, infos: None, GarbageCollector("off", 0.005)
+        manager,
+        start,
+        display=LogProgressDisplay(),
+        announce=lambda pids, infos: None,
+        collector=GarbageCollector("off", 0.005),
     )
     assert supervisor.run() == EXIT_FAILED
     assert tried.count(ProcessName("engine", 1)) <= MAX_FAILED_STARTS

@@ -1,4 +1,4 @@
-"""What the fleet tells the supervisor's loop to do."""
+"""What the process manager tells the supervisor's event loop to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.wire.control import Progress, Role, SupervisorCommand
 
 @dataclass(frozen=True, slots=True)
 class ProcessName:
-    """One place in the fleet, whatever process fills it."""
+    """Role and number of a child, whichever process runs under it."""
 
     role: Role
     index: int
@@ -20,26 +20,30 @@ class ProcessName:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
+    """Start a process."""
+
     name: ProcessName
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    """Send a message on the control channel."""
+
     name: ProcessName
-    order: SupervisorCommand
+    command: SupervisorCommand
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL; the death is reported to the fleet like any other."""
+    """Send SIGKILL. The exit is reported to the process manager like any other."""
 
     name: ProcessName
 
 
 @dataclass(frozen=True, slots=True)
 class ShowProgress:
-    """Progress of a start."""
+    """Show the progress of a start."""
 
     name: ProcessName
     progress: Progress
@@ -47,7 +51,7 @@ class ShowProgress:
 
 @dataclass(frozen=True, slots=True)
 class WriteLog:
-    """A line for the log; ``level`` is one of :mod:`logging`'s."""
+    """Write a log line; ``level`` is one of :mod:`logging`'s."""
 
     level: int
     text: str
@@ -55,7 +59,7 @@ class WriteLog:
 
 @dataclass(frozen=True, slots=True)
 class AnnounceReady:
-    """Every child is ready for the first time."""
+    """Print the banner: every child is ready for the first time."""
 
 
 Action = Spawn | Send | Kill | ShowProgress | WriteLog | AnnounceReady

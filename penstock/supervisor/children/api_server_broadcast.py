@@ -1,4 +1,7 @@
-"""What API servers are told of the engines, each and whenever it starts, and which one speaks in the log."""
+"""State that every API server must know: drained engines, agreed states, and which one logs the throughput.
+
+API servers get each change when it happens, and everything when they become ready.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,8 @@ from penstock.wire.control import (
 
 
 class ApiServerBroadcast:
-    """Which engines get no new streams, the states that all engines agree on, and who speaks.
-
-    ``all_engines`` counts those of all hosts.
-    """
+    """Answers API servers' requests and sends their results to all. ``all_engines`` counts engines of all
+    hosts."""
 
     def __init__(self, children: ChildTable, all_engines: int) -> None:
         self._children = children
@@ -31,39 +32,40 @@ class ApiServerBroadcast:
         self._throughput_logger: ProcessName | None = None
 
     def send_current_state(self, server: Child) -> None:
-        """Everything there is to know, to an API server that has become ready."""
+        """To an API server that has become ready."""
         if self._draining:
             self._children.send(server, self._engines_draining())
         if self._agreed_states.agreed.revision:
             self._children.send(server, self._agreed_states.agreed)
 
     def drain_engine(self, child: Child, report: DrainEngine) -> None:
-        """An API server asked for it; those that start are told when they are ready."""
+        """An API server asks that an engine get no new streams, or get them again."""
         if report.rank >= self._all_engines:
-            told = f"{child.name} asked for engine {report.rank}, which there is not"
-            self._children.log(logging.ERROR, told)
+            text = f"{child.name} asked for engine {report.rank}, which does not exist"
+            self._children.log(logging.ERROR, text)
             return
         change = self._draining.add if report.draining else self._draining.discard
         change(report.rank)
-        how = "no longer" if report.draining else "again"
-        self._children.log(logging.INFO, f"engine {report.rank} gets new streams {how}")
+        how = "gets no new streams" if report.draining else "gets new streams again"
+        self._children.log(logging.INFO, f"engine {report.rank} {how}")
         self._send_to_all(self._engines_draining())
 
     def propose(self, child: Child, change: ProposeState) -> None:
-        """Decides a change that all engines have prepared; one that comes too late is told what is agreed."""
+        """Decides a change that all engines have prepared. The sender of one that is outdated gets the agreed
+        states."""
         if self._agreed_states.propose(change):
             self._children.log(logging.INFO, f"agreed: {change.name} {change.arguments}")
             self._send_to_all(self._agreed_states.agreed)
         else:
             self._children.send(child, self._agreed_states.agreed)
 
-    def adopted(self, server: ProcessName, revision: int) -> None:
-        """An API server acts by a revision of what is agreed."""
+    def confirm(self, server: ProcessName, revision: int) -> None:
+        """An API server has applied a revision of the agreed states."""
         self._agreed_states.confirm(server, revision)
         self._advance_adopted()
 
     def forget(self, server: ProcessName) -> None:
-        """It is gone, and not waited for."""
+        """A child has exited: nobody waits for its confirmation, and another one logs the throughput."""
         self._agreed_states.forget(server)
         self._advance_adopted()
         if server == self._throughput_logger:
@@ -71,7 +73,7 @@ class ApiServerBroadcast:
             self.choose_throughput_logger()
 
     def choose_throughput_logger(self) -> None:
-        """One that gets new connections, unless there is none or one speaks already."""
+        """Chooses an API server that gets new connections, unless there is none or one is chosen already."""
         ready = [child.name for child in self._children.with_role("api-server", ChildState.READY)]
         if ready and self._throughput_logger not in ready:
             self._throughput_logger = ready[0]
@@ -84,10 +86,10 @@ class ApiServerBroadcast:
     def _engines_draining(self) -> EnginesDraining:
         return EnginesDraining(ranks=sorted(self._draining))
 
-    def _send_to_all(self, order: SupervisorCommand) -> None:
+    def _send_to_all(self, command: SupervisorCommand) -> None:
         for server in self._serving():
-            self._children.send(server, order)
+            self._children.send(server, command)
 
     def _serving(self) -> list[Child]:
-        """API servers that may have clients; those that start are told everything when they are ready."""
+        """API servers that may have clients."""
         return self._children.with_role("api-server", ChildState.READY, ChildState.RETIRING)

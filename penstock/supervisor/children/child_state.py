@@ -1,4 +1,4 @@
-"""The fleet's children: what is known of each, and what is to be done with them."""
+"""State of each child process: what may follow what, and the table of all children."""
 
 from __future__ import annotations
 
@@ -12,45 +12,155 @@ from penstock.supervisor.children.restart_policy import RestartPolicy
 from penstock.wire.control import Info, ProcessFailed, Role, SupervisorCommand
 
 EXIT_GRACE_S = 5.0
-"""Seconds a child has to exit after Stop, or after it reported that it failed, before it is killed."""
+"""Seconds a child has to exit after Stop, or after it reported a failure, before it is killed."""
 
 
 class ChildState(enum.Enum):
-    """Of one child."""
-
+    GONE = enum.auto()
+    """No process, and no start is planned."""
     WAITING = enum.auto()
+    """No process until its restart is due."""
     STARTING = enum.auto()
     READY = enum.auto()
     RETIRING = enum.auto()
-    GONE = enum.auto()
+    """A replaced API server that finishes its requests."""
+
+
+class ChildEvent(enum.Enum):
+    SPAWN = enum.auto()
+    READY = enum.auto()
+    RETIRE = enum.auto()
+    EXIT = enum.auto()
+    SCHEDULE_RESTART = enum.auto()
+    CANCEL_RESTART = enum.auto()
+
+
+TRANSITIONS: dict[ChildState, dict[ChildEvent, ChildState]] = {
+    ChildState.GONE: {
+        ChildEvent.SPAWN: ChildState.STARTING,
+        ChildEvent.SCHEDULE_RESTART: ChildState.WAITING,
+    },
+    ChildState.WAITING: {
+        ChildEvent.SPAWN: ChildState.STARTING,
+        ChildEvent.CANCEL_RESTART: ChildState.GONE,
+    },
+    ChildState.STARTING: {
+        ChildEvent.READY: ChildState.READY,
+        ChildEvent.EXIT: ChildState.GONE,
+    },
+    ChildState.READY: {
+        ChildEvent.RETIRE: ChildState.RETIRING,
+        ChildEvent.EXIT: ChildState.GONE,
+    },
+    ChildState.RETIRING: {
+        ChildEvent.EXIT: ChildState.GONE,
+    },
+}
+"""State → event → next state. Everything else raises :class:`IllegalTransitionError`."""
+
+_ALIVE = (ChildState.STARTING, ChildState.READY, ChildState.RETIRING)
+
+
+class IllegalTransitionError(Exception):
+    """An event that :data:`TRANSITIONS` does not allow in the child's state."""
+
+
+class ExitCause(enum.Enum):
+    """Why a living child is about to exit."""
+
+    NONE = enum.auto()
+    OWN = enum.auto()
+    """It reported a failure or closed its control channel."""
+    KILLED = enum.auto()
+    KILLED_WITH_GROUP = enum.auto()
+    """Killed because another engine of its group exited."""
 
 
 @dataclass(slots=True)
 class Child:
+    """One child. Its methods are the only way to change its state."""
+
     name: ProcessName
-    state: ChildState = ChildState.GONE
-    epoch: int = -1
-    # Starts after its deaths.
-    restarts: int = -1
-    # WAITING: its start; otherwise when it is killed, for being late with its start, its beat or its exit.
-    deadline: float | None = None
-    policy: RestartPolicy = field(default_factory=RestartPolicy)
-    info: Info = field(default_factory=dict)
-    last_progress: str | None = None
-    # Why it ends: what it said itself, or why it is killed. Told when it is dead.
-    failure: ProcessFailed | None = None
-    # It said that it fails, or closed its channel: its death is due.
-    exiting: bool = False
-    killed: bool = False
-    # Killed because another engine of its group died.
-    killed_with_group: bool = False
     # The child whose work it takes over once it is ready.
     replaces: ProcessName | None = None
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    epoch: int = -1
+    # Starts after an exit that nobody asked for.
+    restarts: int = -1
+    # WAITING: when it is started. Otherwise when it is killed: for a late start, heartbeat or exit.
+    deadline: float | None = None
+    info: Info = field(default_factory=dict)
+    last_progress: str | None = None
+    # Its own report, or why it is killed. Logged when it has exited.
+    failure: ProcessFailed | None = None
+    exit_cause: ExitCause = ExitCause.NONE
+    _state: ChildState = ChildState.GONE
+
+    @property
+    def state(self) -> ChildState:
+        return self._state
 
     @property
     def alive(self) -> bool:
-        """There is a process, or one has been ordered."""
-        return self.state in (ChildState.STARTING, ChildState.READY, ChildState.RETIRING)
+        """It has a process, or one has been ordered."""
+        return self._state in _ALIVE
+
+    @property
+    def exiting(self) -> bool:
+        """Its exit is due: it no longer has to become ready or to send heartbeats."""
+        return self.exit_cause is not ExitCause.NONE
+
+    @property
+    def killed(self) -> bool:
+        return self.exit_cause in (ExitCause.KILLED, ExitCause.KILLED_WITH_GROUP)
+
+    # -- transitions; each raises IllegalTransitionError -------------------------------------------
+
+    def spawn(self, epoch: int, deadline: float) -> None:
+        """Its process is ordered, and has to be ready by ``deadline``."""
+        self._apply(ChildEvent.SPAWN)
+        self.epoch, self.deadline = epoch, deadline
+        self.restarts += 1
+        self.failure, self.last_progress = None, None
+        self.exit_cause = ExitCause.NONE
+
+    def ready(self, info: Info) -> None:
+        self._apply(ChildEvent.READY)
+        self.deadline, self.info = None, info
+
+    def retire(self) -> None:
+        self._apply(ChildEvent.RETIRE)
+
+    def exit(self) -> None:
+        self._apply(ChildEvent.EXIT)
+        self.deadline = None
+
+    def schedule_restart(self, at: float) -> None:
+        self._apply(ChildEvent.SCHEDULE_RESTART)
+        self.deadline = at
+
+    def cancel_restart(self) -> None:
+        self._apply(ChildEvent.CANCEL_RESTART)
+        self.deadline = None
+
+    def _apply(self, event: ChildEvent) -> None:
+        successor = TRANSITIONS[self._state].get(event)
+        if successor is None:
+            raise IllegalTransitionError(f"{self.name} is {self._state.name}, which excludes {event.name}")
+        self._state = successor
+
+    # -- before an exit, in any state with a process -----------------------------------------------
+
+    def expect_exit(self, deadline: float) -> None:
+        """It is about to exit by itself and is killed at ``deadline`` otherwise; nothing if it was killed."""
+        if not self.killed:
+            self.exit_cause, self.deadline = ExitCause.OWN, deadline
+
+    def mark_killed(self, cause: ExitCause) -> None:
+        """The first cause of a kill stays."""
+        self.deadline = None
+        if not self.killed:
+            self.exit_cause = cause
 
 
 class ChildTable:
@@ -59,7 +169,7 @@ class ChildTable:
     def __init__(self, names: Iterable[ProcessName], startup_timeout: float) -> None:
         self._children = {name: Child(name) for name in names}
         self._startup_timeout = startup_timeout
-        # Processes started so far in each place: a number that is used again never repeats an epoch.
+        # Processes started so far under each name: a number that is used again never repeats an epoch.
         self._starts: Counter[ProcessName] = Counter()
         self._actions: list[Action] = []
 
@@ -79,7 +189,7 @@ class ChildTable:
         return [child for child in self if child.alive]
 
     def with_role(self, role: Role, *states: ChildState) -> list[Child]:
-        """Those of a role that are in one of these states."""
+        """Children of a role that are in one of these states."""
         return [child for child in self if child.name.role == role and child.state in states]
 
     def add(self, child: Child) -> None:
@@ -88,27 +198,23 @@ class ChildTable:
     def remove(self, child: Child) -> None:
         del self._children[child.name]
 
-    # -- what is to be done ------------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------
 
     def spawn(self, child: Child, now: float) -> None:
-        child.epoch = self._starts[child.name]
+        """Start its process."""
+        child.spawn(self._starts[child.name], now + self._startup_timeout)
         self._starts[child.name] += 1
-        child.restarts += 1
-        child.state = ChildState.STARTING
-        child.failure, child.last_progress = None, None
-        child.exiting = child.killed = child.killed_with_group = False
-        child.deadline = now + self._startup_timeout
         self.add_action(Spawn(child.name, child.epoch))
 
-    def kill(self, child: Child) -> None:
-        child.deadline, child.killed = None, True
+    def kill(self, child: Child, cause: ExitCause = ExitCause.KILLED) -> None:
+        child.mark_killed(cause)
         self.add_action(Kill(child.name))
 
-    def send(self, child: Child, order: SupervisorCommand) -> None:
-        self.add_action(Send(child.name, order))
+    def send(self, child: Child, command: SupervisorCommand) -> None:
+        self.add_action(Send(child.name, command))
 
     def log(self, level: int, text: str) -> None:
-        """A line for the log, of one of :mod:`logging`'s levels."""
+        """A log line; ``level`` is one of :mod:`logging`'s."""
         self.add_action(WriteLog(level, text))
 
     def add_action(self, action: Action) -> None:
@@ -118,3 +224,8 @@ class ChildTable:
         """The actions since the last call."""
         actions, self._actions = self._actions, []
         return actions
+
+
+def join_names(children: Iterable[Child]) -> str:
+    """``engine 0, engine 1``."""
+    return ", ".join(str(child.name) for child in children)

@@ -1,4 +1,4 @@
-"""How a module of ours is run in another process."""
+"""The command that runs one of our modules in another process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import sys
 def module_command(module: str) -> list[str]:
     """The command of ``python -m module`` in an interpreter that finds modules exactly where this one does.
 
-    Neither an installed version in place of the one that runs, nor a module in the directory where the user
-    happens to stand (-P) can get in.
+    It imports neither an installed Penstock in place of this one, nor modules of the working directory (-P).
     """
     code = (
         f"import runpy, sys; sys.path[:] = {sys.path!r}; "

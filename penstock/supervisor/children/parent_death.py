@@ -1,4 +1,4 @@
-"""No child outlives its supervisor, however that ends."""
+"""Ends a child when its supervisor ends, however that happens."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def exit_with_supervisor(supervisor_pid: int, control_fd: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != supervisor_pid:
-        os._exit(EXIT_ORPHANED)  # it ended before the kernel was told
+        os._exit(EXIT_ORPHANED)  # it had exited before the prctl call
     threading.Thread(target=_wait_for_hangup, args=(control_fd,), name="orphan-guard", daemon=True).start()
 
 
 def _wait_for_hangup(control_fd: int) -> None:
     poll = select.poll()
-    poll.register(control_fd, 0)  # no event but the hang-up, which needs no asking for
+    poll.register(control_fd, 0)  # hang-ups are always reported
     while not any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poll.poll()):
         pass
     os._exit(EXIT_ORPHANED)

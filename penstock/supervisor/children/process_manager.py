@@ -1,8 +1,9 @@
 """What the supervisor decides: a state machine over its children, without processes, sockets or clocks.
 
-It is fed events (a report, a death, a signal, the time) and answers each with the actions to take. What the
-events of one kind lead to stands in a file of its own: the way to the end (``phases``), new starts
-(``recovery``), replaced API servers (``replacement``), what API servers are told (``notices``).
+It is fed events (a report, an exit, a signal, the time) and answers each with the actions to take. Parts of
+it: the states of a child (``child_state``), shutdown (``lifecycle``), restarts after a crash (``recovery``,
+``restart_policy``), hung engines (``hang_detection``), replaced API servers (``rolling_restart``), and what
+all API servers must know (``api_server_broadcast``).
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from penstock.exit_codes import EXIT_FATAL, EXIT_OK, describe_exit
 from penstock.supervisor.children.actions import Action, ProcessName, ShowProgress
 from penstock.supervisor.children.api_server_broadcast import ApiServerBroadcast
 from penstock.supervisor.children.child_state import EXIT_GRACE_S, Child, ChildState, ChildTable
+from penstock.supervisor.children.hang_detection import HangDetector
 from penstock.supervisor.children.lifecycle import Lifecycle, Phase
-from penstock.supervisor.children.recovery import Recovery, join_names
+from penstock.supervisor.children.recovery import Recovery
 from penstock.supervisor.children.rolling_restart import RollingRestart
 from penstock.wire.control import (
     ChildReport,
@@ -27,11 +29,6 @@ from penstock.wire.control import (
     Ready,
     StatesAdopted,
 )
-
-HEARTBEAT_CHECK_INTERVAL_S = 1.0
-"""How often to look at engines that must be heard, which speak as often."""
-MAX_CHECK_DELAY_S = 2.0
-"""A supervisor that looks this much later was stopped or starved itself, and perhaps its engines with it."""
 
 
 class ProcessManager:
@@ -46,29 +43,28 @@ class ProcessManager:
         drain_timeout: float,
         engine_hang_timeout: float,
         coordinator: bool = False,
-        lockstep: bool = False,
+        expert_parallel: bool = False,
         first_rank: int = 0,
         all_engines: int | None = None,
     ) -> None:
-        """``engines`` are those to start here, from ``first_rank`` on, of ``all_engines`` on all hosts (None:
-        there are no others). ``engine_hang_timeout`` 0: engines may be silent for any time. ``coordinator``:
-        there is one. ``lockstep``: engines run in lock-step. Without API servers, as on a host that runs
-        engines for those of another, engines are drained instead."""
+        """``engines`` start here, from ``first_rank`` on, of ``all_engines`` on all hosts (None: there are no
+        others). ``engine_hang_timeout`` 0: engines may be silent for any time. ``coordinator``: start one.
+        ``expert_parallel``: the engines are one group, restarted together. Without API servers, as on a
+        headless host, engines are drained instead."""
         names = [ProcessName("coordinator", 0)] if coordinator else []
         names += [ProcessName("engine", first_rank + index) for index in range(engines)]
         names += [ProcessName("api-server", index) for index in range(api_servers)]
         self._children = ChildTable(names, startup_timeout)
         self._lifecycle = Lifecycle(self._children, "api-server" if api_servers else "engine", drain_timeout)
-        self._recovery = Recovery(self._children, self._lifecycle, lockstep=lockstep)
+        self._recovery = Recovery(self._children, self._lifecycle, expert_parallel=expert_parallel)
+        self._hang_detector = HangDetector(self._children, self._recovery, engine_hang_timeout)
         self._rolling_restart = RollingRestart(self._children, api_servers)
         self._broadcast = ApiServerBroadcast(self._children, engines if all_engines is None else all_engines)
         self._startup_timeout = startup_timeout
-        self._engine_hang_timeout = engine_hang_timeout
-        self._checked_at = 0.0
 
     @property
     def phase(self) -> Phase:
-        return self._lifecycle.current
+        return self._lifecycle.phase
 
     @property
     def exit_code(self) -> int | None:
@@ -80,30 +76,29 @@ class ProcessManager:
         return self._children.names()
 
     def info(self, name: ProcessName) -> Info:
-        """What the child said of itself when it became ready."""
+        """The child's description of itself when it became ready."""
         return self._children[name].info
 
     def restarts(self, name: ProcessName) -> int:
-        """How often the child was started again after it had died."""
+        """Restarts of the child after an exit that nobody asked for."""
         return self._children[name].restarts
 
     def next_deadline(self) -> float | None:
         """When :meth:`tick` has something to do."""
-        deadlines = [child.deadline for child in self._children] + [self._lifecycle.deadline]
-        if any(self._expects_heartbeat(child) for child in self._children):
-            deadlines.append(self._checked_at + HEARTBEAT_CHECK_INTERVAL_S)
+        deadlines = [child.deadline for child in self._children]
+        deadlines += [self._lifecycle.deadline, self._hang_detector.next_check()]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
-    # -- events, each returns what is to be done ---------------------------------------------------
+    # -- events, each returns the actions to take --------------------------------------------------
 
     def start(self, now: float) -> list[Action]:
-        """Starts everybody: API servers at once after the others, as they connect later."""
+        """Starts all children; API servers do not wait for the others, as they connect later."""
         for child in self._children:
             self._children.spawn(child, now)
         return self._children.take_actions()
 
     def report(self, name: ProcessName, report: ChildReport, now: float) -> list[Action]:
-        """A message from a child that lives."""
+        """A message from a living child."""
         child = self._children[name]
         match report:
             case Progress():
@@ -114,13 +109,13 @@ class ProcessManager:
             case Ready():
                 self._on_ready(child, report, now)
             case Heartbeat():
-                self._on_heartbeat(child, now)
+                self._hang_detector.on_heartbeat(child, now)
             case DrainEngine():
                 self._broadcast.drain_engine(child, report)
             case ProposeState():
                 self._broadcast.propose(child, report)
             case StatesAdopted():
-                self._broadcast.adopted(name, report.revision)
+                self._broadcast.confirm(name, report.revision)
             case ProcessFailed():
                 self._on_failure(child, report, now)
         return self._children.take_actions()
@@ -133,21 +128,21 @@ class ProcessManager:
         return self._children.take_actions()
 
     def channel_closed(self, name: ProcessName, now: float) -> list[Action]:
-        """The child closed its end of the control channel: its death follows, or is helped along."""
+        """The child closed its end of the control channel: it exits within EXIT_GRACE_S, or is killed."""
         child = self._children[name]
         if not child.exiting:
-            child.exiting, child.deadline = True, now + EXIT_GRACE_S
+            child.expect_exit(now + EXIT_GRACE_S)
         return self._children.take_actions()
 
     def start_failed(self, name: ProcessName, message: str, now: float) -> list[Action]:
-        """There is no process: the machine refused it."""
+        """The operating system refused to start the process."""
         child = self._children[name]
         child.failure = ProcessFailed(message=message, fatal=False)
         self._on_exit(child, "could not be started", now)
         return self._children.take_actions()
 
     def exited(self, name: ProcessName, returncode: int, now: float) -> list[Action]:
-        """The process is gone; ``returncode`` is negative for a signal, as subprocess gives it."""
+        """The process has exited; ``returncode`` is negative for a signal, as subprocess gives it."""
         child = self._children[name]
         if returncode == EXIT_FATAL and child.failure is None:
             child.failure = ProcessFailed(message="it would fail the same way again", fatal=True)
@@ -156,25 +151,22 @@ class ProcessManager:
         return self._children.take_actions()
 
     def signalled(self, signum: int, now: float) -> list[Action]:
-        """SIGINT, SIGTERM, or SIGHUP of a closed terminal.
-
-        The first one drains; the next one ends the running streams with an error, one more kills.
-        """
+        """SIGINT, SIGTERM, or SIGHUP of a closed terminal: shut down, or faster than before."""
         self._lifecycle.signalled(signum, now)
         return self._children.take_actions()
 
     def start_rolling_restart(self, now: float) -> list[Action]:
-        """SIGHUP: new API servers take the place of those that serve, one after the other."""
+        """SIGHUP: replace the API servers one by one."""
         if self.phase is not Phase.SERVING or self._rolling_restart.running:
             doing = "replacing API servers" if self._rolling_restart.running else self.phase.name.lower()
-            self._children.log(logging.WARNING, f"SIGHUP while {doing}: passed over")
+            self._children.log(logging.WARNING, f"SIGHUP while {doing}: ignored")
         else:
             self._rolling_restart.start(now)
         return self._children.take_actions()
 
     def tick(self, now: float) -> list[Action]:
-        """Does what is due."""
-        self._extend_deadlines_after_pause(now)
+        """Handles the deadlines that have passed."""
+        self._hang_detector.check(now)
         for child in self._children:
             if child.deadline is not None and child.deadline <= now:
                 child.deadline = None
@@ -188,9 +180,9 @@ class ProcessManager:
         if child.state is not ChildState.STARTING or child.exiting:
             self._children.log(logging.DEBUG, f"{child.name} reported ready out of turn")
             return
-        child.state, child.deadline, child.info = ChildState.READY, None, report.info
-        self._recovery.ready(child, now)
-        self._on_heartbeat(child, now)
+        child.ready(report.info)
+        self._recovery.on_ready(child, now)
+        self._hang_detector.on_heartbeat(child, now)
         if child.name.role == "api-server":
             self._broadcast.send_current_state(child)
         if child.replaces is not None:
@@ -203,74 +195,43 @@ class ProcessManager:
                 self._lifecycle.all_ready()
         self._broadcast.choose_throughput_logger()
 
-    def _expects_heartbeat(self, child: Child) -> bool:
-        """An engine that is ready must be heard again in time."""
-        engine = child.name.role == "engine" and self._engine_hang_timeout > 0
-        return engine and child.state is ChildState.READY and not child.exiting
-
-    def _on_heartbeat(self, child: Child, now: float) -> None:
-        if self._expects_heartbeat(child):
-            child.deadline = now + self._engine_hang_timeout
-
-    def _extend_deadlines_after_pause(self, now: float) -> None:
-        """Time in which this process did not run counts as nobody's silence."""
-        missed, self._checked_at = now - self._checked_at - HEARTBEAT_CHECK_INTERVAL_S, now
-        if missed <= MAX_CHECK_DELAY_S:
-            return
-        for child in self._children:
-            if self._expects_heartbeat(child) and child.deadline is not None:
-                child.deadline = min(child.deadline + missed, now + self._engine_hang_timeout)
-
     def _on_failure(self, child: Child, failure: ProcessFailed, now: float) -> None:
         child.failure = child.failure or failure
-        child.exiting, child.deadline = True, now + EXIT_GRACE_S
+        child.expect_exit(now + EXIT_GRACE_S)
 
     def _on_deadline(self, child: Child, now: float) -> None:
-        """The child's deadline has passed."""
         if child.state is ChildState.WAITING:
             self._children.spawn(child, now)
-            return
-        if child.state is ChildState.STARTING and not child.exiting:
-            last = f"; it was at: {child.last_progress}" if child.last_progress else ""
-            child.failure = ProcessFailed(
-                message=f"not ready within {self._startup_timeout:g} s (--startup-timeout){last}",
-                # What never worked is too slow for its timeout, and would be again.
-                fatal=child.epoch == 0,
-            )
         elif child.state is ChildState.READY and not child.exiting:
-            fellows = self._recovery.group_peers(child)
-            if any(other.killed for other in fellows):  # it falls with that one
-                self._on_heartbeat(child, now)
-                return
-            child.failure = ProcessFailed(message=self._hang_message(fellows, now), fatal=False)
-        self._children.kill(child)
+            self._hang_detector.on_silence(child, now)
+        else:
+            if child.state is ChildState.STARTING and not child.exiting:
+                child.failure = self._late_start(child)
+            self._children.kill(child)
 
-    def _hang_message(self, fellows: list[Child], now: float) -> str:
-        """What is to be said of a silent engine: those that compute in step with one that hangs wait for it
-        within a step, and may have been heard of a little earlier or later."""
-        told = f"not heard of for {self._engine_hang_timeout:g} s (--engine-hang-timeout)"
-        soon = now + self._engine_hang_timeout / 2
-        ready = [other for other in fellows if other.state is ChildState.READY and not other.exiting]
-        silent = [other for other in ready if other.deadline is not None and other.deadline < soon]
-        if not silent:
-            return told
-        return f"{told}, and {join_names(silent)} hardly less: one of them hangs, the others may wait for it"
+    def _late_start(self, child: Child) -> ProcessFailed:
+        last = f"; it was at: {child.last_progress}" if child.last_progress else ""
+        return ProcessFailed(
+            message=f"not ready within {self._startup_timeout:g} s (--startup-timeout){last}",
+            # A first start that is too slow for its timeout would be again.
+            fatal=child.epoch == 0,
+        )
 
     def _on_exit(self, child: Child, cause: str, now: float, *, orderly: bool = False) -> None:
-        """Tells the death once, with its cause, and settles what follows."""
+        """Logs the exit once, with its cause, and decides what follows."""
         retired = child.state is ChildState.RETIRING
-        child.state, child.deadline = ChildState.GONE, None
+        child.exit()
         self._broadcast.forget(child.name)
         reason = f": {child.failure.message}" if child.failure else ""
-        if self._lifecycle.ending:
+        if self._lifecycle.shutting_down:
             if not orderly:
                 self._children.log(logging.WARNING, f"{child.name} {cause} while shutting down{reason}")
         elif self._recovery.in_group(child):
             self._recovery.restart_group(child, f"{cause}{reason}", now)
         elif retired:
             self._children.remove(child)
-            told = "has served all it had" if orderly else f"{cause} before it had served all it had{reason}"
-            self._children.log(logging.INFO if orderly else logging.WARNING, f"{child.name} {told}")
+            text = "has served all it had" if orderly else f"{cause} before it had served all it had{reason}"
+            self._children.log(logging.INFO if orderly else logging.WARNING, f"{child.name} {text}")
         else:
             self._children.log(logging.ERROR, f"{child.name} {cause}{reason}")
             if not self._rolling_restart.handle_exit(child, now):

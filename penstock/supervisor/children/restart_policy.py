@@ -1,4 +1,4 @@
-"""When a child that died is started again: a pure rule, fed with times."""
+"""When a child that exited is restarted: exponential back-off, and a limit on failed starts. No clock."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ MAX_DELAY_S = 30.0
 STABLE_AFTER_S = 60.0
 """A child that was ready for this long starts over with the first delay."""
 MAX_FAILED_STARTS = 3
-"""Starts in a row that may fail. Counted without a window of time: an engine that takes minutes to fail
-would never fail often enough within one."""
+"""Failed starts in a row after which a child is given up. Counted without a time window: an engine that takes
+minutes to fail would never fail often enough within one."""
 
 
 class RestartPolicy:
-    """The back-off of one child. Times are seconds of any monotonic clock."""
+    """The back-off of one child, or of a group. Times are seconds of any monotonic clock."""
 
     def __init__(self) -> None:
         self._ready_at: float | None = None
         self._failed_starts = 0
         self._delay = FIRST_DELAY_S
 
-    def ready(self, now: float) -> None:
-        """The child serves."""
+    def on_ready(self, now: float) -> None:
         self._ready_at = now
         self._failed_starts = 0
 
     def next_delay(self, now: float) -> float | None:
-        """Seconds to wait before the next start; None: it failed too often, give up."""
+        """Counts an exit. Returns seconds to wait before the next start; None: it failed too often, give
+        up."""
         if self._ready_at is None:
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:

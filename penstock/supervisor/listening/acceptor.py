@@ -1,7 +1,8 @@
-"""Accepts connections and hands each to the API server that has the fewest.
+"""Accepts connections and hands each to the API server with the fewest connections.
 
-Where several API servers share one listening socket, the one that wakes first takes a connection, and on some
-machines one takes nearly all. Here one thread takes all of them, so that the spread is even.
+When several API servers accept from one listening socket, the first to wake up gets the connection, and on
+some machines one of them gets nearly all. Here one thread accepts all of them, so that they are spread
+evenly.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from penstock.supervisor.listening.least_connections import LeastConnectionsBalancer
@@ -25,32 +25,32 @@ from penstock.wire.handover import HandoverSender
 
 log = logging.getLogger(__name__)
 
-ACCEPTED_PER_TURN = 32
+MAX_ACCEPTS_PER_TURN = 32
 """Connections accepted before reports are read again."""
 RETRY_S = 1.0
-"""Pause after the system had no descriptor or memory for another connection."""
+"""Seconds to wait after the system had no descriptor or memory for another connection."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class ConnectionTarget:
-    """One API server's place at the acceptor, from before its start until after its death."""
+    """An API server that connections go to, from before its start until after its exit."""
 
     def __init__(self, name: str, post: Callable[[ConnectionTarget, bool], None]) -> None:
         self.name = name
-        self.giver = HandoverSender()
+        self.sender = HandoverSender()
         self._post = post
         post(self, True)
 
     def remove(self) -> None:
-        """The API server is dead: what it has not taken goes to others. To be called once."""
+        """The API server has exited: connections that it has not taken go to others. To be called once."""
         self._post(self, False)
 
 
 class Acceptor:
-    """A thread with a listening socket, which it does not own. Use it as a context.
+    """A thread that accepts from a listening socket, which it does not own. Use it as a context.
 
-    A thread of its own, because the supervisor's main thread starts processes and writes to a log that may
-    block. It never waits for an API server: one without room is passed over, and while there is none for any,
+    A separate thread, because the supervisor's main thread may block while it starts processes or writes to
+    the log. It never waits for an API server: one whose socket is full is skipped, and while all are,
     connections wait in the listener's backlog.
     """
 
@@ -58,11 +58,11 @@ class Acceptor:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._balancer: LeastConnectionsBalancer[ConnectionTarget] = LeastConnectionsBalancer()
-        # Seats taken and left, by the main thread; a byte on the socket says that there are some.
+        # Targets added (True) and removed by the main thread, which then writes a byte to the socket.
         self._changes: deque[tuple[ConnectionTarget, bool]] = deque()
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
-        # Connections that nobody could be given yet.
+        # Accepted connections that no API server could get yet.
         self._waiting: deque[socket.socket] = deque()
         self._listener_registered = False
         # When accepting goes on after the system was exhausted.
@@ -75,13 +75,11 @@ class Acceptor:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ending = True
         self._wake.send(b"x")
         self._thread.join()
-        self._apply_changes()  # seats that were left at last
+        self._apply_changes()  # targets removed at last
         for connection in self._waiting:
             connection.close()
         self._selector.close()
@@ -89,11 +87,11 @@ class Acceptor:
         self._woken.close()
 
     def add_target(self, name: str) -> ConnectionTarget:
-        """For an API server that is about to start; ``name`` is for the log."""
+        """Adds an API server that is about to start; ``name`` is for the log."""
         return ConnectionTarget(name, self._post)
 
-    def _post(self, seat: ConnectionTarget, joins: bool) -> None:
-        self._changes.append((seat, joins))
+    def _post(self, target: ConnectionTarget, added: bool) -> None:
+        self._changes.append((target, added))
         self._wake.send(b"x")
 
     # -- in the thread -----------------------------------------------------------------------------
@@ -113,13 +111,13 @@ class Acceptor:
         ready = [key.data for key, _ in self._selector.select(self._timeout(time.monotonic()))]
         for handle in sorted(ready, key=self._is_last):
             handle()
-        for seat in self._balancer.stalled(time.monotonic()):
-            log.warning("%s takes no connections: others get those that wait for it", seat.name)
-            self._take_back(seat)
-            seat.giver.request_report()
+        for target in self._balancer.stalled(time.monotonic()):
+            log.warning("%s takes no connections: others get those that wait for it", target.name)
+            self._take_back(target)
+            target.sender.request_report()
 
     def _is_last(self, handle: Callable[[], None]) -> bool:
-        """Reports are read first: they tell what closed before a connection came."""
+        """Reports are read first: they count connections that closed before the next one came."""
         return handle == self._accept
 
     def _timeout(self, now: float) -> float | None:
@@ -127,7 +125,7 @@ class Acceptor:
         return max(0.0, min(times) - now) if times else None
 
     def _update_listener_registration(self, now: float) -> None:
-        """Poll the listener while there is somebody to give connections to."""
+        """Polls the listener only while an API server takes connections."""
         if self._resume_at is not None and now >= self._resume_at:
             self._resume_at = None
         wanted = self._resume_at is None and not self._waiting and self._balancer.choose() is not None
@@ -138,7 +136,7 @@ class Acceptor:
         self._listener_registered = wanted
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTED_PER_TURN):
+        for _ in range(MAX_ACCEPTS_PER_TURN):
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
@@ -155,36 +153,36 @@ class Acceptor:
                 return
 
     def _hand_over(self) -> None:
-        while self._waiting and (seat := self._balancer.choose()) is not None:
-            if seat.giver.send(self._waiting[0]):
-                self._balancer.connection_sent(seat, time.monotonic())
+        while self._waiting and (target := self._balancer.choose()) is not None:
+            if target.sender.send(self._waiting[0]):
+                self._balancer.connection_sent(target, time.monotonic())
                 self._waiting.popleft().close()
             else:
-                self._balancer.connection_refused(seat, time.monotonic())
+                self._balancer.connection_refused(target, time.monotonic())
 
-    def _take_back(self, seat: ConnectionTarget) -> None:
-        count, connections = seat.giver.reclaim()
+    def _take_back(self, target: ConnectionTarget) -> None:
+        count, connections = target.sender.reclaim()
         self._waiting.extend(connections)
-        self._balancer.connections_taken_back(seat, count)
+        self._balancer.connections_taken_back(target, count)
 
     def _apply_changes(self) -> None:
         while self._changes:
-            seat, joins = self._changes.popleft()
-            if joins:
-                self._balancer.add(seat)
-                self._selector.register(seat.giver, selectors.EVENT_READ, partial(self._on_report, seat))
+            target, added = self._changes.popleft()
+            if added:
+                self._balancer.add(target)
+                self._selector.register(target.sender, selectors.EVENT_READ, partial(self._on_report, target))
             else:
-                self._take_back(seat)
-                self._balancer.remove(seat)
-                self._selector.unregister(seat.giver)
-                seat.giver.close()
+                self._take_back(target)
+                self._balancer.remove(target)
+                self._selector.unregister(target.sender)
+                target.sender.close()
 
     def _on_wake(self) -> None:
         self._woken.recv(4096)
 
-    def _on_report(self, seat: ConnectionTarget) -> None:
-        report = seat.giver.report()
+    def _on_report(self, target: ConnectionTarget) -> None:
+        report = target.sender.report()
         if report is not None:
-            self._balancer.on_report(seat, report, time.monotonic())
+            self._balancer.on_report(target, report, time.monotonic())
             if not report.accepts:
-                self._take_back(seat)
+                self._take_back(target)

@@ -1,4 +1,4 @@
-"""Which API server gets the next connection: the one with the fewest, without sockets or clocks."""
+"""Chooses the API server that gets the next connection: the one with the fewest. No sockets, no clock."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Generic, TypeVar
 from penstock.wire.handover import HandoverReport
 
 STALL_S = 5.0
-"""An API server that takes nothing for so long while connections wait for it hangs: others get these, and it
-gets no more until it reports. One that is only starved of CPU should keep its share."""
+"""Seconds after which an API server that takes none of its waiting connections counts as hung: others get
+those, and it gets no more until it reports. Long enough for one that is only starved of CPU to keep its
+share."""
 
 _NO_REPORT = HandoverReport(taken=0, open=0, accepts=False)
 
@@ -19,21 +20,21 @@ Server = TypeVar("Server", bound=Hashable)
 
 @dataclass(slots=True)
 class _ServerState:
-    """What is known of one API server."""
+    """Connections of one API server."""
 
     report: HandoverReport = _NO_REPORT
-    # Connections given to it, without those that were taken back.
-    given: int = 0
-    # Its socket has no room, or it hangs: it gets nothing until it reports.
+    # Connections sent to it, without those that were taken back.
+    sent: int = 0
+    # Its socket is full, or it hangs: it gets nothing until it reports.
     excluded: bool = False
-    # Since when connections wait to be taken by it without any being taken; None: none waits.
+    # Since when it has taken none of the connections that wait for it; None: none wait.
     waits_since: float | None = None
-    # When it last got one, as a count of all that were given.
+    # Serial number of the last connection sent to it.
     last: int = 0
 
     @property
     def untaken(self) -> int:
-        return self.given - self.report.taken
+        return self.sent - self.report.taken
 
     @property
     def connections(self) -> int:
@@ -41,73 +42,72 @@ class _ServerState:
 
 
 class LeastConnectionsBalancer(Generic[Server]):
-    """Chooses among API servers by their connections: those that are open, and those on their way.
+    """Chooses among API servers by their connections: open ones and those sent but not taken yet.
 
     Times are seconds of any monotonic clock.
     """
 
     def __init__(self) -> None:
         self._servers: dict[Server, _ServerState] = {}
-        self._given = 0
+        self._sent = 0
 
     def add(self, server: Server) -> None:
-        """It gets connections once it reports that it accepts."""
+        """Adds a server; it gets connections once it reports that it accepts them."""
         self._servers[server] = _ServerState()
 
     def remove(self, server: Server) -> None:
         del self._servers[server]
 
     def choose(self) -> Server | None:
-        """The one with the fewest connections, of several the one that has waited longest; None: nobody
-        takes any."""
+        """The server with the fewest connections, among equals the one whose last connection is oldest; None:
+        no server takes any."""
         chosen, fewest = None, (0, 0)
-        for server, place in self._servers.items():
-            if place.report.accepts and not place.excluded:
-                rank = place.connections, place.last
-                if chosen is None or rank < fewest:
-                    chosen, fewest = server, rank
+        for server, state in self._servers.items():
+            if state.report.accepts and not state.excluded:
+                key = state.connections, state.last
+                if chosen is None or key < fewest:
+                    chosen, fewest = server, key
         return chosen
 
     def connection_sent(self, server: Server, now: float) -> None:
-        """It was given a connection."""
-        place = self._servers[server]
-        place.given += 1
-        self._given += 1
-        place.last = self._given
-        if place.waits_since is None:
-            place.waits_since = now
+        """A connection was sent to the server."""
+        state = self._servers[server]
+        state.sent += 1
+        self._sent += 1
+        state.last = self._sent
+        if state.waits_since is None:
+            state.waits_since = now
 
     def connection_refused(self, server: Server, now: float) -> None:
-        """It could not be given one: there is no room on the way to it."""
-        place = self._servers[server]
-        place.excluded = True
-        if (
-            place.waits_since is None
-        ):  # the system has no room, and nothing waits whose taking it would report
-            place.waits_since = now
+        """A connection could not be sent to the server: its socket is full."""
+        state = self._servers[server]
+        state.excluded = True
+        if state.waits_since is None:  # the system is short of room, and no connection of its own waits
+            state.waits_since = now
 
     def on_report(self, server: Server, report: HandoverReport, now: float) -> None:
-        place = self._servers[server]
-        taken_before, place.report, place.excluded = place.report.taken, report, False
-        if not place.untaken:
-            place.waits_since = None
+        """The server reports its connections, and gets some again if it was excluded."""
+        state = self._servers[server]
+        taken_before, state.report, state.excluded = state.report.taken, report, False
+        if not state.untaken:
+            state.waits_since = None
         elif report.taken > taken_before:
-            place.waits_since = now
+            state.waits_since = now
 
     def connections_taken_back(self, server: Server, count: int) -> None:
-        """Connections that it had been given and has not taken."""
-        place = self._servers[server]
-        place.given -= count
-        place.waits_since = None
+        """Connections sent to the server, which it had not taken, are no longer its own."""
+        state = self._servers[server]
+        state.sent -= count
+        state.waits_since = None
 
     def stalled(self, now: float) -> Iterator[Server]:
-        """Those that hang; they are passed over from here on."""
-        for server, place in self._servers.items():
-            if place.waits_since is not None and now >= place.waits_since + STALL_S:
-                place.excluded, place.waits_since = True, None
+        """Excludes the servers that hang, and yields them."""
+        for server, state in self._servers.items():
+            if state.waits_since is not None and now >= state.waits_since + STALL_S:
+                state.excluded, state.waits_since = True, None
                 yield server
 
     def next_stall(self) -> float | None:
-        """When :meth:`stalled` may have something to say."""
-        waits = [place.waits_since for place in self._servers.values() if place.waits_since is not None]
+        """When :meth:`stalled` may find a server."""
+        waits = [state.waits_since for state in self._servers.values() if state.waits_since is not None]
         return min(waits) + STALL_S if waits else None

@@ -1,4 +1,4 @@
-"""What the operator reads once everything is ready."""
+"""The banner that the operator sees when everything is ready."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def banner(
     pids: Mapping[ProcessName, int],
     infos: Mapping[ProcessName, Info],
 ) -> str:
-    """The block of lines, without a newline at its end.
+    """The lines of the banner, without a final newline.
 
-    ``address`` is what the server listens on, None on a host without API servers; ``infos`` holds what each
-    child said of itself, API servers on other hosts their URL.
+    ``address`` is the listening address, None on a host without API servers; ``infos`` holds each child's
+    description of itself, for API servers on other hosts their URL.
     """
     names = ", ".join(served_model_names)
     source = model_dir if model_dir not in names else ""
@@ -55,10 +55,10 @@ def banner(
 
 
 def base_url(address: Address, *, tls: bool = False) -> str:
-    """A URL to reach a server that listens on ``address``, from the same machine."""
+    """A URL by which the same machine reaches a server that listens on ``address``."""
     scheme = "https" if tls else "http"
     if isinstance(address, str):
-        return f"{scheme}://localhost"  # clients send it as the Host, whatever they connect to
+        return f"{scheme}://localhost"  # clients send it in the Host header; they connect to the socket
     ip = ipaddress.ip_address(address[0])
     if ip.is_unspecified:
         ip = ipaddress.ip_address("127.0.0.1" if ip.version == 4 else "::1")
@@ -72,15 +72,15 @@ def _reach(address: Address) -> str:
 
 
 def _engine(config: ServeConfig, infos: Mapping[ProcessName, Info]) -> str:
-    """The kind, and what the engines say of themselves, once for those that say the same."""
-    said: dict[str, list[int]] = {}
+    """The kind of engine and the engines' descriptions, equal ones once."""
+    ranks_by_text: dict[str, list[int]] = {}
     for name, info in infos.items():
         if name.role == "engine" and info:
             text = ", ".join(f"{key} {_text(value)}" for key, value in info.items())
-            said.setdefault(text, []).append(name.index)
-    if len(said) == 1:
-        return f"{config.engine}: {next(iter(said))}"
-    each = "; ".join(f"engine {', '.join(map(str, ranks))}: {text}" for text, ranks in said.items())
+            ranks_by_text.setdefault(text, []).append(name.index)
+    if len(ranks_by_text) == 1:
+        return f"{config.engine}: {next(iter(ranks_by_text))}"
+    each = "; ".join(f"engine {', '.join(map(str, ranks))}: {text}" for text, ranks in ranks_by_text.items())
     return f"{config.engine}; {each}" if each else config.engine
 
 

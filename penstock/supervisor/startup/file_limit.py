@@ -1,4 +1,4 @@
-"""How many files a process may have open: every connection is one."""
+"""Raises the limit of open files; every connection is one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ log = logging.getLogger(__name__)
 
 
 def raise_file_limit() -> None:
-    """Takes the open files that the system allows. Children inherit it."""
+    """Raises RLIMIT_NOFILE to its hard limit. Children inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # macOS calls its hard limit infinite and refuses that; 10240 is OPEN_MAX of its sys/syslimits.h.
+    # macOS reports an infinite hard limit but refuses it; 10240 is OPEN_MAX of its sys/syslimits.h.
     for limit in (hard, 10240):
         if soft in (hard, limit):
             return

@@ -1,4 +1,4 @@
-"""Fetches models from the Hugging Face hub."""
+"""Downloads models from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from penstock.config.errors import ConfigError
-from penstock.exit_codes import StartupError
+from penstock.exit_codes import StartupError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +27,10 @@ _UNUSED_FILES = ("*/*", "consolidated*")
 
 
 def download_model(hub_id: str, revision: str | None, *, weights: bool) -> Path:
-    """The local snapshot of a hub id; files that are there already are not fetched again.
+    """The local snapshot of a hub id; files in the cache are not downloaded again.
 
-    ``weights``: with the model's weights, not only its tokenizer and configuration. Raises ConfigError when
-    there is no such model or revision, StartupError when it cannot be fetched.
+    ``weights``: include the model's weights, not only its tokenizer and configuration. Raises ConfigError
+    when there is no such model or revision, StartupError when it cannot be downloaded.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -67,13 +67,8 @@ def download_model(hub_id: str, revision: str | None, *, weights: bool) -> Path:
     except (LocalEntryNotFoundError, HfHubHTTPError, HTTPError) as error:
         raise StartupError(
             f"model {hub_id}: no such directory, {at} is not in the Hugging Face cache, and the hub cannot "
-            f"be reached ({_first_line(error)}); give a directory to serve without a network"
+            f"be reached ({first_line(error)}); give a directory to serve without a network"
         ) from error
     except OSError as error:
-        raise StartupError(f"model {hub_id}: cannot be downloaded: {_first_line(error)}") from error
+        raise StartupError(f"model {hub_id}: cannot be downloaded: {first_line(error)}") from error
     return Path(directory)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Which model is served: from what the user wrote to directories on this machine."""
+"""Resolves MODEL and --tokenizer to directories on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """Absolute directories, and the names that clients may use, the reported one first."""
+    """Absolute directories, and the model names that clients may use; the first one is reported."""
 
     model_dir: str
     tokenizer_dir: str
@@ -32,13 +32,13 @@ class ResolvedModel:
 
 
 def resolve_model(config: ServeConfig, run_dir: str, *, for_engine: bool = True) -> ResolvedModel:
-    """Finds or downloads the model and sees that it has what the engine needs.
+    """Finds or downloads the model and checks that it has what the engine needs.
 
-    ``run_dir`` takes a converted tokenizer. Not ``for_engine``: API servers need no weights, nor what
-    computes with them. Raises ConfigError, StartupError.
+    A converted tokenizer is written to ``run_dir``. ``for_engine`` False: for an API server, which needs
+    neither weights nor the engine's libraries. Raises ConfigError, StartupError.
     """
     if for_engine:
-        _require_software(config)
+        _check_software(config)
     model_dir = _model_directory(config, for_engine=for_engine)
     if for_engine:
         _check_model(config, model_dir)
@@ -46,7 +46,7 @@ def resolve_model(config: ServeConfig, run_dir: str, *, for_engine: bool = True)
     return ResolvedModel(str(model_dir), str(_tokenizer_directory(config, model_dir, run_dir)), names)
 
 
-def _require_software(config: ServeConfig) -> None:
+def _check_software(config: ServeConfig) -> None:
     if config.engine == "torch":
         _require_torch()
     elif config.engine == "vllm":

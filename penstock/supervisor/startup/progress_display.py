@@ -1,4 +1,4 @@
-"""How the progress of a start is shown: live lines on a terminal, log lines everywhere else."""
+"""Shows the progress of the start: live lines on a terminal, log lines everywhere else."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _REPEAT_INTERVAL_S = 5.0
 
 
 class ProgressDisplay(Protocol):
-    """Who watches the start."""
+    """Shows the progress of children that start."""
 
     refresh_s: float | None
     """Seconds between calls of :meth:`refresh`; None: never."""
 
     def progress(self, process: str, progress: Progress) -> None:
-        """A child's start goes on."""
+        """A child reports progress."""
 
     def refresh(self) -> None:
-        """Time has passed, or something has happened."""
+        """Redraws; called after every event and every ``refresh_s``."""
 
     def close(self) -> None:
-        """The first start is over, whatever came of it. May be called again."""
+        """The first start is over, successful or not. May be called again."""
 
 
 class LogProgressDisplay:
-    """A line when a child says something new, and at most one in 5 seconds about the same thing."""
+    """A log line when a child reports something new; repeats of the same text at most every 5 seconds."""
 
     refresh_s: float | None = None
 
@@ -65,7 +65,7 @@ class TerminalProgressDisplay:
     """One status line per child that reports progress, redrawn in place and removed at the end."""
 
     def __init__(self, console: Console | None = None) -> None:
-        """``console`` is standard error's when absent."""
+        """``console`` is standard error by default."""
         from rich.console import Console
         from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bars
@@ -88,7 +88,7 @@ class TerminalProgressDisplay:
         self._bars.start()
 
     def progress(self, process: str, progress: Progress) -> None:
-        """After :meth:`close`, when a child is started again, as a log line."""
+        """After :meth:`close`, when a child is restarted, a log line."""
         if self.refresh_s is None:
             self._after.progress(process, progress)
             return
@@ -105,7 +105,7 @@ class TerminalProgressDisplay:
 
     def refresh(self) -> None:
         if self.refresh_s is not None:
-            with contextlib.suppress(OSError):  # the terminal is gone
+            with contextlib.suppress(OSError):  # the terminal was closed
                 self._bars.refresh()
 
     def close(self) -> None:
@@ -115,5 +115,5 @@ class TerminalProgressDisplay:
 
 
 def make_progress_display() -> ProgressDisplay:
-    """What suits standard error."""
+    """Live lines if standard error is a terminal, log lines otherwise."""
     return TerminalProgressDisplay() if sys.stderr.isatty() else LogProgressDisplay()

@@ -1,4 +1,4 @@
-"""The run directory: where the sockets between processes lie, for nobody else to reach."""
+"""The run directory: holds the sockets between processes, private to this user."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shutil
 import stat
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from penstock.config.errors import ConfigError
@@ -17,20 +16,20 @@ from penstock.exit_codes import StartupError
 from penstock.wire.sockets import RENDEZVOUS_PREFIX
 
 MAX_PATH_BYTES = 70
-"""Longest path of a run directory. A Unix socket's path holds 103 bytes on macOS (107 on Linux), of which
-socket names may take 32."""
+"""Longest path of a run directory: the path of a Unix socket has at most 103 bytes on macOS (107 on Linux),
+and socket names take up to 32 of them."""
 PID_FILE = "penstock.pid"
-"""Holds the supervisor's process id, and its lock while it lives."""
+"""Holds the supervisor's process id; the supervisor locks it while it runs."""
 _PREFIX = "penstock-"
-"""Of temporary directories."""
+"""Name prefix of temporary run directories."""
 
 
 class RunDirectory:
-    """A directory of mode 0700 that belongs to this process until the ``with`` block ends.
+    """A directory of mode 0700 that this process holds until the ``with`` block ends.
 
-    Without ``path`` it is a temporary one and removed at the end, and those that killed instances left behind
-    are removed at the start. A given one stays, and only sockets and the like are removed: what an instance
-    that was killed left there at the start, our own at the end.
+    Without ``path`` it is temporary: removed at the end, and those that killed instances left behind are
+    removed at the start. With ``path`` the directory stays, and only its sockets and rendezvous files are
+    removed: those of a killed instance at the start, our own at the end.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -39,7 +38,7 @@ class RunDirectory:
         self.path = ""
 
     def __enter__(self) -> Self:
-        """Raises ConfigError for a path that cannot be used, StartupError when another instance has it."""
+        """Raises ConfigError for a path that cannot be used, StartupError when another instance uses it."""
         if self._given is None:
             self.path = _temporary()
         else:
@@ -52,9 +51,7 @@ class RunDirectory:
         _remove_sockets(self.path)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._given is None:
             self._remove_temporary()
         else:
@@ -78,9 +75,9 @@ def _temporary() -> str:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Removes our temporary directories whose supervisor was killed: its lock went with it.
+    """Removes temporary run directories of killed supervisors, which nobody locks any more.
 
-    One without a process id is just being made, or not ours.
+    A directory without a process id is just being made, or not a run directory.
     """
     for path in parent.glob(f"{_PREFIX}????????"):
         with contextlib.suppress(OSError):  # another user's, in use (the lock), or removed meanwhile
@@ -91,7 +88,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def _prepare(given: str) -> str:
-    """Makes the directory, or checks that it may become ours."""
+    """Makes the directory, or checks that it can be a run directory."""
     path = Path(given).expanduser().absolute()
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise ConfigError(
@@ -114,7 +111,7 @@ def _prepare(given: str) -> str:
 
 
 def _lock(path: Path) -> int:
-    """Takes the directory for this process, until the descriptor is closed."""
+    """Locks the directory until the returned descriptor is closed."""
     fd = os.open(path / PID_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,7 +128,7 @@ def _lock(path: Path) -> int:
 
 
 def _remove_sockets(path: str) -> None:
-    """Sockets, and the files by which ranks find each other."""
+    """Removes sockets, and the rendezvous files by which ranks find each other."""
     with os.scandir(path) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):

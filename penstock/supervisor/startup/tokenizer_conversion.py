@@ -1,4 +1,4 @@
-"""Sees that a model has a tokenizer.json, which is what API servers read."""
+"""Makes sure that a model has a tokenizer.json, the only form that API servers read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.supervisor.children.module_command import module_command
 
 log = logging.getLogger(__name__)
 
-# What holds a vocabulary that transformers can convert → what it needs for that, module → package.
+# Vocabulary files that transformers can convert → modules needed for that → packages that hold them.
 _TRANSFORMERS = {"transformers": "transformers"}
 _SENTENCEPIECE = _TRANSFORMERS | {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
 _CONVERTIBLE = {
@@ -28,10 +28,10 @@ _TIMEOUT_S = 300.0
 
 
 def ensure_tokenizer_json(model_dir: Path, run_dir: str) -> Path:
-    """``model_dir`` when it has a tokenizer.json, else a directory in ``run_dir`` with a converted one.
+    """``model_dir`` if it has a tokenizer.json, else a directory in ``run_dir`` with a converted one.
 
-    transformers converts, in a process of its own: this one never imports it. Raises ConfigError when there
-    is nothing to convert or no transformers, StartupError when the conversion fails.
+    transformers converts in another process, so that this one never imports it. Raises ConfigError when
+    there is nothing to convert or a package is missing, StartupError when the conversion fails.
     """
     if (model_dir / "tokenizer.json").is_file():
         return model_dir
@@ -53,10 +53,10 @@ def ensure_tokenizer_json(model_dir: Path, run_dir: str) -> Path:
 
 
 def _importable(module: str) -> bool:
-    """Without importing it."""
+    """Whether ``module`` is installed; does not import it."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent
+    except ModuleNotFoundError:  # its parent package
         return False
 
 

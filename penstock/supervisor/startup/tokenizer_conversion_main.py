@@ -1,6 +1,6 @@
-"""Makes a tokenizer.json where a model has none: ``python -m <this module> SOURCE TARGET``.
+"""Converts a tokenizer to tokenizer.json: ``python -m <this module> SOURCE TARGET``.
 
-A program of its own, because transformers takes seconds and hundreds of megabytes to import.
+A separate process, because importing transformers takes seconds and hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 
 
 def convert(source: str, target: str) -> None:
-    """Writes the fast form of the tokenizer in directory ``source`` to directory ``target``."""
+    """Converts the tokenizer in directory ``source`` and writes it to directory ``target``."""
     from transformers import AutoTokenizer
 
     AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False).save_pretrained(target)

@@ -1,4 +1,4 @@
-"""Fleets in known states, and what there is to read in their actions."""
+"""Process managers in known states, and filters for their actions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make(
     first_rank: int = 0,
     all_engines: int | None = None,
 ) -> ProcessManager:
-    """With ``engines``, or a ``group`` of so many in lock-step."""
+    """With ``engines``, or an expert-parallel ``group`` of so many."""
     return ProcessManager(
         engines=group or engines,
         api_servers=api_servers,
@@ -35,33 +35,33 @@ def make(
         drain_timeout=DRAIN_S,
         engine_hang_timeout=hang_timeout,
         coordinator=coordinator,
-        lockstep=group > 0,
+        expert_parallel=group > 0,
         first_rank=first_rank,
         all_engines=all_engines,
     )
 
 
-def ready(fleet: ProcessManager) -> ProcessManager:
-    """Started at time 0, and all are ready at time 1."""
-    fleet.start(0.0)
-    for name in fleet.names():
-        fleet.report(name, Ready(), 1.0)
-    assert fleet.phase is Phase.SERVING
-    return fleet
+def ready(manager: ProcessManager) -> ProcessManager:
+    """Starts all children at time 0; they are ready at time 1."""
+    manager.start(0.0)
+    for name in manager.names():
+        manager.report(name, Ready(), 1.0)
+    assert manager.phase is Phase.SERVING
+    return manager
 
 
 def serving(api_servers: int = 1, hang_timeout: float = 0, group: int = 0) -> ProcessManager:
     return ready(make(api_servers, hang_timeout, group))
 
 
-def watched(fleet: ProcessManager, since: float, until: float) -> list[Action]:
-    """What a supervisor that looks as often as it should does after ``since`` and before ``until``, then."""
+def watched(manager: ProcessManager, since: float, until: float) -> list[Action]:
+    """Actions of a supervisor that calls tick at every deadline between ``since`` and ``until``, and then."""
     actions: list[Action] = []
     now = since
-    while (deadline := fleet.next_deadline()) is not None and deadline < until and now < until:
+    while (deadline := manager.next_deadline()) is not None and deadline < until and now < until:
         now = max(now, deadline)
-        actions += fleet.tick(now)
-    return actions + fleet.tick(until)
+        actions += manager.tick(now)
+    return actions + manager.tick(until)
 
 
 def said(actions: list[Action]) -> list[str]:
@@ -73,21 +73,22 @@ def errors(actions: list[Action]) -> list[str]:
 
 
 def done(actions: list[Action]) -> list[Action]:
-    """What has nothing to do with the log."""
+    """Actions that have nothing to do with the log."""
     return [
         a
         for a in actions
-        if not isinstance(a, WriteLog) and not (isinstance(a, Send) and a.order == EnableThroughputLog())
+        if not isinstance(a, WriteLog) and not (isinstance(a, Send) and a.command == EnableThroughputLog())
     ]
 
 
-def fail_for_good(fleet: ProcessManager, name: ProcessName, now: float) -> tuple[list[Action], float]:
-    """Dies, and fails to start until that is given up; returns what the last failure led to, and when."""
-    fleet.exited(name, 1, now)
+def fail_for_good(manager: ProcessManager, name: ProcessName, now: float) -> tuple[list[Action], float]:
+    """Exits, and fails to start until it is given up; returns the actions of the last failure, and its
+    time."""
+    manager.exited(name, 1, now)
     for _ in range(2):
         now += 40.0
-        assert done(fleet.tick(now)) != []
-        fleet.exited(name, 1, now)
+        assert done(manager.tick(now)) != []
+        manager.exited(name, 1, now)
     now += 40.0
-    fleet.tick(now)
-    return fleet.exited(name, 1, now), now
+    manager.tick(now)
+    return manager.exited(name, 1, now), now

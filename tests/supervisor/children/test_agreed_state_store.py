@@ -12,40 +12,40 @@ def proposal(key: str, base: int, level: int = 1, name: str = "sleep") -> Propos
 
 
 def test_the_first_of_two_that_began_alike_is_decided() -> None:
-    register = AgreedStateStore()
-    assert register.propose(proposal("a", 0))
-    assert not register.propose(proposal("b", 0, 2))
-    assert register.agreed.states == [AgreedState(name="sleep", key="a", version=1, arguments={"level": 1})]
-    assert register.propose(proposal("c", 1, 0))
-    assert [(state.key, state.version) for state in register.agreed.states] == [("c", 2)]
+    store = AgreedStateStore()
+    assert store.propose(proposal("a", 0))
+    assert not store.propose(proposal("b", 0, 2))
+    assert store.agreed.states == [AgreedState(name="sleep", key="a", version=1, arguments={"level": 1})]
+    assert store.propose(proposal("c", 1, 0))
+    assert [(state.key, state.version) for state in store.agreed.states] == [("c", 2)]
 
 
 def test_states_have_versions_of_their_own() -> None:
-    register = AgreedStateStore()
-    register.propose(proposal("a", 0))
-    assert register.propose(proposal("b", 0, name="adapters"))
-    assert register.propose(proposal("c", 1))
-    assert {state.name: state.version for state in register.agreed.states} == {"sleep": 3, "adapters": 2}
-    assert register.agreed.revision == 3
+    store = AgreedStateStore()
+    store.propose(proposal("a", 0))
+    assert store.propose(proposal("b", 0, name="adapters"))
+    assert store.propose(proposal("c", 1))
+    assert {state.name: state.version for state in store.agreed.states} == {"sleep": 3, "adapters": 2}
+    assert store.agreed.revision == 3
 
 
 def test_adopted_by_all_that_serve() -> None:
-    register = AgreedStateStore()
-    register.propose(proposal("a", 0))
-    register.confirm(ZERO, 1)
-    assert not register.advance_adopted([ZERO, ONE])
-    register.confirm(ONE, 1)
-    assert register.advance_adopted([ZERO, ONE])
-    assert register.agreed.adopted == 1
-    assert not register.advance_adopted([ZERO, ONE])
+    store = AgreedStateStore()
+    store.propose(proposal("a", 0))
+    store.confirm(ZERO, 1)
+    assert not store.advance_adopted([ZERO, ONE])
+    store.confirm(ONE, 1)
+    assert store.advance_adopted([ZERO, ONE])
+    assert store.agreed.adopted == 1
+    assert not store.advance_adopted([ZERO, ONE])
 
 
 def test_one_that_comes_back_confirms_again() -> None:
-    register = AgreedStateStore()
-    register.confirm(ONE, 1)
-    register.forget(ONE)
-    register.propose(proposal("a", 0))
-    register.confirm(ZERO, 1)
-    assert not register.advance_adopted([ZERO, ONE])
-    assert register.advance_adopted([ZERO])
-    assert not register.advance_adopted([])
+    store = AgreedStateStore()
+    store.confirm(ONE, 1)
+    store.forget(ONE)
+    store.propose(proposal("a", 0))
+    store.confirm(ZERO, 1)
+    assert not store.advance_adopted([ZERO, ONE])
+    assert store.advance_adopted([ZERO])
+    assert not store.advance_adopted([])

@@ -18,32 +18,33 @@ from tests.supervisor.children.managers import ENGINE, OTHER, SERVER, done, erro
 
 
 def test_every_api_server_learns_which_engines_are_drained() -> None:
-    fleet = serving(2)
+    manager = serving(2)
     drained = EnginesDraining(ranks=[0])
-    actions = fleet.report(SERVER, DrainEngine(rank=0, draining=True), 5.0)
+    actions = manager.report(SERVER, DrainEngine(rank=0, draining=True), 5.0)
     assert done(actions) == [Send(SERVER, drained), Send(OTHER, drained)]
-    assert said(actions) == ["engine 0 gets new streams no longer"]
+    assert said(actions) == ["engine 0 gets no new streams"]
     # One that starts is told when it is ready; the engine's own restart changes nothing.
-    fleet.exited(OTHER, 1, 6.0)
-    fleet.exited(ENGINE, 1, 6.0)
-    fleet.tick(7.0)
-    assert done(fleet.report(ENGINE, Ready(), 8.0)) == []
-    assert done(fleet.report(OTHER, Ready(), 8.0)) == [Send(OTHER, drained)]
-    actions = fleet.report(OTHER, DrainEngine(rank=0, draining=False), 9.0)
+    manager.exited(OTHER, 1, 6.0)
+    manager.exited(ENGINE, 1, 6.0)
+    manager.tick(7.0)
+    assert done(manager.report(ENGINE, Ready(), 8.0)) == []
+    assert done(manager.report(OTHER, Ready(), 8.0)) == [Send(OTHER, drained)]
+    actions = manager.report(OTHER, DrainEngine(rank=0, draining=False), 9.0)
     assert done(actions) == [Send(SERVER, EnginesDraining(ranks=[])), Send(OTHER, EnginesDraining(ranks=[]))]
 
 
 def test_an_engine_that_does_not_exist_cannot_be_drained() -> None:
     actions = serving().report(SERVER, DrainEngine(rank=7, draining=True), 5.0)
     assert done(actions) == []
-    assert errors(actions) == ["api-server 0 asked for engine 7, which there is not"]
+    assert errors(actions) == ["api-server 0 asked for engine 7, which does not exist"]
 
 
 def test_engines_of_other_hosts_can_be_drained() -> None:
-    fleet = ready(make(all_engines=2))
-    actions = fleet.report(SERVER, DrainEngine(rank=1, draining=True), 2.0)
+    manager = ready(make(all_engines=2))
+    actions = manager.report(SERVER, DrainEngine(rank=1, draining=True), 2.0)
     assert done(actions) == [Send(SERVER, EnginesDraining(ranks=[1]))]
-    assert "which there is not" in errors(fleet.report(SERVER, DrainEngine(rank=2, draining=True), 2.0))[0]
+    [error] = errors(manager.report(SERVER, DrainEngine(rank=2, draining=True), 2.0))
+    assert "which does not exist" in error
 
 
 # -- states that all engines agree on ----------------------------------------------------------------
@@ -57,29 +58,29 @@ def agreed(adopted: int = 0) -> AgreedStates:
 
 
 def test_a_decision_is_told_to_all_api_servers_and_again_when_all_act_by_it() -> None:
-    fleet = serving(2)
-    actions = fleet.report(OTHER, SLEEP, 2.0)
+    manager = serving(2)
+    actions = manager.report(OTHER, SLEEP, 2.0)
     assert done(actions) == [Send(SERVER, agreed()), Send(OTHER, agreed())]
     assert said(actions) == ["agreed: sleep {'level': 1}"]
-    assert fleet.report(SERVER, StatesAdopted(revision=1), 3.0) == []
+    assert manager.report(SERVER, StatesAdopted(revision=1), 3.0) == []
     everyone = [Send(SERVER, agreed(1)), Send(OTHER, agreed(1))]
-    assert fleet.report(OTHER, StatesAdopted(revision=1), 3.0) == everyone
+    assert manager.report(OTHER, StatesAdopted(revision=1), 3.0) == everyone
 
 
 def test_who_comes_too_late_is_told_what_is_agreed() -> None:
-    fleet = serving(2)
-    fleet.report(OTHER, SLEEP, 2.0)
+    manager = serving(2)
+    manager.report(OTHER, SLEEP, 2.0)
     late = ProposeState(name="sleep", key="b", base=0, arguments={"level": 2})
-    assert fleet.report(SERVER, late, 2.0) == [Send(SERVER, agreed())]
+    assert manager.report(SERVER, late, 2.0) == [Send(SERVER, agreed())]
 
 
 def test_one_that_dies_is_not_waited_for_and_told_when_it_is_back() -> None:
-    fleet = serving(2)
-    fleet.report(OTHER, SLEEP, 2.0)
-    fleet.report(OTHER, StatesAdopted(revision=1), 2.0)
-    assert done(fleet.exited(SERVER, -signal.SIGKILL, 3.0)) == [Send(OTHER, agreed(1))]
-    fleet.tick(3.0 + FIRST_DELAY_S)
-    assert done(fleet.report(SERVER, Ready(), 5.0)) == [Send(SERVER, agreed(1))]
+    manager = serving(2)
+    manager.report(OTHER, SLEEP, 2.0)
+    manager.report(OTHER, StatesAdopted(revision=1), 2.0)
+    assert done(manager.exited(SERVER, -signal.SIGKILL, 3.0)) == [Send(OTHER, agreed(1))]
+    manager.tick(3.0 + FIRST_DELAY_S)
+    assert done(manager.report(SERVER, Ready(), 5.0)) == [Send(SERVER, agreed(1))]
 
 
 # -- the log
@@ -89,20 +90,20 @@ def told_to_speak(actions: list[Action]) -> list[ProcessName]:
     return [
         action.name
         for action in actions
-        if isinstance(action, Send) and action.order == EnableThroughputLog()
+        if isinstance(action, Send) and action.command == EnableThroughputLog()
     ]
 
 
 def test_one_api_server_that_serves_speaks_for_all() -> None:
-    fleet = make(2)
-    fleet.start(0.0)
-    fleet.report(ENGINE, Ready(), 1.0)
-    assert told_to_speak(fleet.report(OTHER, Ready(), 1.0)) == [OTHER]
-    assert told_to_speak(fleet.report(SERVER, Ready(), 2.0)) == []
-    assert told_to_speak(fleet.exited(OTHER, 1, 3.0)) == [SERVER]
-    assert told_to_speak(fleet.exited(SERVER, 1, 3.0)) == []  # there is none
-    fleet.tick(3.0 + FIRST_DELAY_S)
-    assert told_to_speak(fleet.report(SERVER, Ready(), 4.0)) == [SERVER]  # another process
-    fleet.report(OTHER, Ready(), 4.0)
-    fleet.start_rolling_restart(10.0)
-    assert told_to_speak(fleet.report(ProcessName("api-server", 2), Ready(), 11.0)) == [OTHER]
+    manager = make(2)
+    manager.start(0.0)
+    manager.report(ENGINE, Ready(), 1.0)
+    assert told_to_speak(manager.report(OTHER, Ready(), 1.0)) == [OTHER]
+    assert told_to_speak(manager.report(SERVER, Ready(), 2.0)) == []
+    assert told_to_speak(manager.exited(OTHER, 1, 3.0)) == [SERVER]
+    assert told_to_speak(manager.exited(SERVER, 1, 3.0)) == []  # there is none
+    manager.tick(3.0 + FIRST_DELAY_S)
+    assert told_to_speak(manager.report(SERVER, Ready(), 4.0)) == [SERVER]  # another process
+    manager.report(OTHER, Ready(), 4.0)
+    manager.start_rolling_restart(10.0)
+    assert told_to_speak(manager.report(ProcessName("api-server", 2), Ready(), 11.0)) == [OTHER]

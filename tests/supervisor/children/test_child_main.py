@@ -153,8 +153,8 @@ def test_a_child_of_somebody_else_is_an_orphan(make_child: type[Child]) -> None:
 def test_the_kernel_ends_it_with_its_parent_though_the_channel_stays_open() -> None:
     ours, theirs = socket.socketpair()
     child_code = (
-        "import os, signal, sys; from penstock.supervisor import orphans; "
-        "orphans.exit_with_supervisor(os.getppid(), int(sys.argv[1])); "
+        "import os, signal, sys; from penstock.supervisor.children import parent_death; "
+        "parent_death.exit_with_supervisor(os.getppid(), int(sys.argv[1])); "
         "print(os.getpid(), flush=True); signal.pause()"
     )
     parent_code = (
@@ -210,6 +210,7 @@ def test_processes_do_not_load_what_is_not_theirs(code: str, unwanted: set[str])
 
 def test_the_end_waits_for_no_clean_up_of_the_interpreter() -> None:
     late = "import atexit; atexit.register(print, 'late')"
-    code = f"{late}; from penstock.supervisor.children.child_main import end; print('said'); end(3)"
+    imported = "from penstock.supervisor.children.child_main import exit_process"
+    code = f"{late}; {imported}; print('said'); exit_process(3)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (3, "said\n")

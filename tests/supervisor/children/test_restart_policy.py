@@ -25,7 +25,7 @@ def test_a_start_that_works_forgives_those_that_did_not() -> None:
     policy = RestartPolicy()
     policy.next_delay(0.0)
     policy.next_delay(1.0)
-    policy.ready(2.0)
+    policy.on_ready(2.0)
     assert policy.next_delay(3.0) is not None
     assert policy.next_delay(4.0) is not None
     assert policy.next_delay(5.0) is not None
@@ -36,7 +36,7 @@ def test_the_delay_grows_to_its_limit_while_deaths_come_soon() -> None:
     policy = RestartPolicy()
     delays = []
     for now in range(12):
-        policy.ready(float(now))
+        policy.on_ready(float(now))
         delays.append(policy.next_delay(float(now)))
     assert delays[:4] == [FIRST_DELAY_S * 2**power for power in range(4)]
     assert delays[-1] == MAX_DELAY_S
@@ -45,9 +45,9 @@ def test_the_delay_grows_to_its_limit_while_deaths_come_soon() -> None:
 def test_a_child_that_was_stable_starts_over() -> None:
     policy = RestartPolicy()
     for now in (0.0, 1.0, 2.0):
-        policy.ready(now)
+        policy.on_ready(now)
         policy.next_delay(now)
-    policy.ready(10.0)
+    policy.on_ready(10.0)
     assert policy.next_delay(10.0 + STABLE_AFTER_S) == FIRST_DELAY_S
 
 
@@ -57,7 +57,7 @@ def test_never_waits_longer_than_the_limit_nor_gives_up_early(events: list[tuple
     for works, lasted in events:
         now += lasted
         if works:
-            policy.ready(now)
+            policy.on_ready(now)
             now += lasted
         failed = 0 if works else failed + 1
         delay = policy.next_delay(now)

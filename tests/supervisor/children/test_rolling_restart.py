@@ -22,69 +22,71 @@ RETIRE = Drain(replaced=True)
 
 
 def test_api_servers_are_replaced_one_by_one() -> None:
-    fleet = serving(2)
-    actions = fleet.start_rolling_restart(10.0)
+    manager = serving(2)
+    actions = manager.start_rolling_restart(10.0)
     assert done(actions) == [Spawn(NEW, 0)]
     assert said(actions) == ["SIGHUP: replacing 2 API servers one by one"]
     third = ProcessName("api-server", 3)
-    actions = fleet.report(NEW, Ready(), 12.0)
+    actions = manager.report(NEW, Ready(), 12.0)
     assert done(actions) == [Send(SERVER, RETIRE), Spawn(third, 0)]
     assert said(actions) == ["api-server 2 is ready and replaces api-server 0"]
-    assert done(fleet.report(third, Ready(), 14.0)) == [Send(OTHER, RETIRE)]
-    assert fleet.next_deadline() is None  # their streams may take any time
-    assert said(fleet.exited(SERVER, 0, 500.0)) == ["api-server 0 has served all it had"]
-    actions = fleet.exited(OTHER, -signal.SIGSEGV, 501.0)
+    assert done(manager.report(third, Ready(), 14.0)) == [Send(OTHER, RETIRE)]
+    assert manager.next_deadline() is None  # their streams may take any time
+    assert said(manager.exited(SERVER, 0, 500.0)) == ["api-server 0 has served all it had"]
+    actions = manager.exited(OTHER, -signal.SIGSEGV, 501.0)
     assert errors(actions) == ["api-server 1 was killed by SIGSEGV before it had served all it had"]
     assert done(actions) == []
     # Free numbers are used again, with epochs of their own.
-    assert done(fleet.start_rolling_restart(600.0)) == [Spawn(SERVER, 1)]
-    assert fleet.restarts(SERVER) == 0
+    assert done(manager.start_rolling_restart(600.0)) == [Spawn(SERVER, 1)]
+    assert manager.restarts(SERVER) == 0
 
 
 def test_a_replacement_that_fails_changes_nothing() -> None:
-    fleet = serving(2)
-    fleet.start_rolling_restart(10.0)
-    actions = fleet.exited(NEW, EXIT_FATAL, 11.0)
+    manager = serving(2)
+    manager.start_rolling_restart(10.0)
+    actions = manager.exited(NEW, EXIT_FATAL, 11.0)
     assert done(actions) == []
-    assert errors(actions)[1] == "api-server 0 goes on; nothing more is replaced"
-    assert fleet.next_deadline() is None
-    assert done(fleet.start_rolling_restart(20.0)) == [Spawn(NEW, 1)]
+    assert errors(actions)[1] == "api-server 0 goes on; the rolling restart ends"
+    assert manager.next_deadline() is None
+    assert done(manager.start_rolling_restart(20.0)) == [Spawn(NEW, 1)]
 
 
 def test_an_api_server_that_dies_before_its_replacement_is_ready_is_not_started_again() -> None:
-    fleet = serving(2)
-    fleet.start_rolling_restart(10.0)
+    manager = serving(2)
+    manager.start_rolling_restart(10.0)
     third = ProcessName("api-server", 3)
-    assert done(fleet.exited(SERVER, 1, 11.0)) == [Spawn(third, 0)]  # the next replacement, of the other one
-    assert done(fleet.report(NEW, Ready(), 12.0)) == []
-    assert done(fleet.report(third, Ready(), 12.0)) == [Send(OTHER, RETIRE)]
+    assert done(manager.exited(SERVER, 1, 11.0)) == [
+        Spawn(third, 0)
+    ]  # the next replacement, of the other one
+    assert done(manager.report(NEW, Ready(), 12.0)) == []
+    assert done(manager.report(third, Ready(), 12.0)) == [Send(OTHER, RETIRE)]
 
 
 def test_only_a_server_that_serves_is_replaced_and_once_at_a_time() -> None:
-    fleet = make()
-    fleet.start(0.0)
-    assert errors(fleet.start_rolling_restart(0.5)) == ["SIGHUP while starting: passed over"]
-    fleet = serving()
-    fleet.start_rolling_restart(10.0)
-    assert errors(fleet.start_rolling_restart(11.0)) == ["SIGHUP while replacing API servers: passed over"]
-    fleet.signalled(signal.SIGTERM, 12.0)
-    assert done(fleet.start_rolling_restart(13.0)) == []
+    manager = make()
+    manager.start(0.0)
+    assert errors(manager.start_rolling_restart(0.5)) == ["SIGHUP while starting: ignored"]
+    manager = serving()
+    manager.start_rolling_restart(10.0)
+    assert errors(manager.start_rolling_restart(11.0)) == ["SIGHUP while replacing API servers: ignored"]
+    manager.signalled(signal.SIGTERM, 12.0)
+    assert done(manager.start_rolling_restart(13.0)) == []
 
 
 def test_the_end_drains_replaced_api_servers_too() -> None:
-    fleet = serving()
-    fleet.start_rolling_restart(10.0)
+    manager = serving()
+    manager.start_rolling_restart(10.0)
     first = ProcessName("api-server", 1)
-    fleet.report(first, Ready(), 11.0)
-    assert done(fleet.signalled(signal.SIGTERM, 12.0)) == [Send(SERVER, Drain()), Send(first, Drain())]
-    assert fleet.exited(first, 0, 13.0) == []
-    assert fleet.exited(SERVER, 0, 14.0) == [Send(ENGINE, Stop())]
+    manager.report(first, Ready(), 11.0)
+    assert done(manager.signalled(signal.SIGTERM, 12.0)) == [Send(SERVER, Drain()), Send(first, Drain())]
+    assert manager.exited(first, 0, 13.0) == []
+    assert manager.exited(SERVER, 0, 14.0) == [Send(ENGINE, Stop())]
 
 
 def test_a_retiring_api_server_does_not_keep_a_fleet_without_others() -> None:
-    fleet = serving()
-    fleet.start_rolling_restart(10.0)
+    manager = serving()
+    manager.start_rolling_restart(10.0)
     first = ProcessName("api-server", 1)
-    fleet.report(first, Ready(), 11.0)
-    actions, _ = fail_for_good(fleet, first, 12.0)
+    manager.report(first, Ready(), 11.0)
+    actions, _ = fail_for_good(manager, first, 12.0)
     assert done(actions) == [Send(SERVER, Drain())]

@@ -35,19 +35,21 @@ class Server:
     """What an API server does with its end, step by step."""
 
     def __init__(self, acceptor: Acceptor) -> None:
-        self.seat = acceptor.add_target("it")
-        self.taker = HandoverReceiver(os.dup(self.seat.giver.server_end))
+        self.target = acceptor.add_target("it")
+        self.taker = HandoverReceiver(os.dup(self.target.sender.server_end))
         self.connections: list[socket.socket] = []
         self.dead = False
 
     def die(self) -> None:
         self.dead = True
-        self.seat.remove()
+        self.target.remove()
 
     def report(self, *, accepts: bool = True) -> None:
         """Until the acceptor has read it: what connects later is spread by it."""
         assert self.taker.report(len(self.connections), accepts=accepts)
-        wait_until(lambda: not select.select([self.seat.giver], [], [], 0)[0], PATIENCE_S, "reading a report")
+        wait_until(
+            lambda: not select.select([self.target.sender], [], [], 0)[0], PATIENCE_S, "reading a report"
+        )
 
     def wait(self) -> None:
         assert select.select([self.taker], [], [], PATIENCE_S)[0], "nothing came"

@@ -1,0 +1,64 @@
+"""What each signal asks of the supervisor; with processes and terminals it runs in test_main.py."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.supervisor import signals
+from penstock.supervisor.signals import (
+    Interrupted,
+    SignalReceiver,
+    SignalRequest,
+    handlers_restored,
+    interruptible,
+)
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    with handlers_restored():
+        yield
+
+
+@pytest.mark.parametrize(
+    ("terminal_before", "terminal_now", "nohup", "request_"),
+    [
+        (False, False, False, SignalRequest.ROLLING_RESTART),
+        (True, True, False, SignalRequest.ROLLING_RESTART),
+        (True, False, False, SignalRequest.SHUT_DOWN),
+        (True, True, True, SignalRequest.ROLLING_RESTART),
+        (True, False, True, SignalRequest.NOTHING),
+    ],
+)
+def test_what_sighup_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+    terminal_before: bool,
+    terminal_now: bool,
+    nohup: bool,
+    request_: SignalRequest,
+) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
+    monkeypatch.setattr(signals, "_has_controlling_terminal", lambda: terminal_before)
+    receiver = SignalReceiver()
+    monkeypatch.setattr(signals, "_has_controlling_terminal", lambda: terminal_now)
+    assert receiver.request(signal.SIGHUP) is request_
+    assert receiver.request(signal.SIGTERM) is SignalRequest.SHUT_DOWN
+    assert receiver.request(signal.SIGINT) is SignalRequest.SHUT_DOWN
+    assert receiver.request(signal.SIGCHLD) is SignalRequest.REAP
+
+
+def test_signals_are_received_in_order() -> None:
+    with SignalReceiver() as receiver:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGHUP)
+        assert receiver.receive() == bytes([signal.SIGTERM, signal.SIGHUP])
+
+
+def test_a_signal_interrupts_the_block_and_nothing_after_it() -> None:
+    with pytest.raises(Interrupted) as interrupted, interruptible():
+        signal.raise_signal(signal.SIGTERM)
+    assert interrupted.value.signum == signal.SIGTERM
+    signal.raise_signal(signal.SIGTERM)
