@@ -12,14 +12,10 @@ import msgspec
 from penstock import __version__
 from penstock.config.gateway import GatewayConfig
 from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConnection, WriteBatch
-from penstock.gateway.relay.relay import IncomingRequest, Relay, RequestRecord
-from penstock.gateway.requests.request_body import (
-    GENERATION_PATHS,
-    BodyError,
-    ModelRewrites,
-    RequestBody,
-    read_request,
-)
+from penstock.gateway.relay.relay import IncomingRequest, Relay
+from penstock.gateway.relay.request_record import RequestRecord
+from penstock.gateway.requests.model_rewrites import ModelRewrites
+from penstock.gateway.requests.request_body import GENERATION_PATHS, BodyError, RequestBody, read_request
 from penstock.gateway.requests.trace_context import TracePropagator, inject_trace_context
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.telemetry.metrics import GatewayMetrics

@@ -19,9 +19,8 @@ from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origins
 from penstock.exit_codes import EXIT_FAILED, EXIT_OK, StartupError
 from penstock.gateway.app import GatewayApp
-from penstock.gateway.relay.attempt import Timeouts
 from penstock.gateway.relay.relay import Relay
-from penstock.gateway.requests.request_body import ModelRewrites, parse_weight
+from penstock.gateway.requests.model_rewrites import ModelRewrites, parse_weight
 from penstock.gateway.requests.trace_context import TracePropagator
 from penstock.gateway.routing.endpoint_discovery import (
     EndpointsFile,
@@ -31,10 +30,12 @@ from penstock.gateway.routing.endpoint_discovery import (
 )
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.picker import SCORERS, Picker, PickerLimits
+from penstock.gateway.telemetry.access_log import log_to_file
 from penstock.gateway.telemetry.metrics import GatewayMetrics, MetricsOptions
-from penstock.gateway.telemetry.request_recorder import RequestRecorder, log_to_file
+from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.telemetry.spans import BatchSpanExporter, make_span_exporter
 from penstock.gateway.upstream.http_client import port_of
+from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.api_key_file import load_api_keys
 from penstock.http.connection_source import ListeningSocket
 from penstock.http.listener import ListenSocket, listen

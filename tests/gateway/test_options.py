@@ -11,7 +11,7 @@ import pytest
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.gateway.process import EndpointSource, read_weights
-from penstock.gateway.requests.request_body import ModelRewrites
+from penstock.gateway.requests.model_rewrites import ModelRewrites
 from tests.gateway.processes import WAIT_S
 
 

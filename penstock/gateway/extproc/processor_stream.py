@@ -15,7 +15,7 @@ from penstock.gateway.extproc.messages import (
 )
 from penstock.gateway.extproc.routed_requests import NAMESPACE, PROCESS_KEY, RoutedRequest, RoutedRequests
 from penstock.gateway.relay.attempt import error_body, expected_reply, local_reply_headers, make_observer
-from penstock.gateway.relay.relay import RequestRecord
+from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.requests.request_body import GENERATION_PATHS, BodyError, RequestBody, read_request
 from penstock.gateway.requests.trace_context import TRACESTATE, inject_trace_context
 from penstock.gateway.responses.outcome import Outcome

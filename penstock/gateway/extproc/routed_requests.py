@@ -12,8 +12,9 @@ from penstock.config.gateway import GatewayConfig
 from penstock.gateway.extproc.access_log_entry import is_local_reply, transport_result_of
 from penstock.gateway.extproc.messages import AccessLogEntry
 from penstock.gateway.relay.attempt import ExpectedReply
-from penstock.gateway.relay.relay import Relay, RequestRecord, failure_reason
-from penstock.gateway.requests.request_body import ModelRewrites
+from penstock.gateway.relay.relay import Relay
+from penstock.gateway.relay.request_record import RequestRecord, failure_reason
+from penstock.gateway.requests.model_rewrites import ModelRewrites
 from penstock.gateway.requests.trace_context import TracePropagator
 from penstock.gateway.responses.outcome import ENDPOINT_FAULTS, Outcome, TransportResult, classify_outcome
 from penstock.gateway.responses.response_observer import Observation, ReplyObserver, StreamObserver

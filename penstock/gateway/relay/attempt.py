@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import msgspec
@@ -13,6 +12,7 @@ from penstock.gateway.requests.request_body import RequestBody
 from penstock.gateway.responses.outcome import TransportResult
 from penstock.gateway.responses.response_observer import Observation, ReplyObserver, StreamObserver
 from penstock.gateway.upstream.http_client import Connection, Headers, without_hop_by_hop
+from penstock.gateway.upstream.timeouts import Timeouts
 
 RETRIABLE_STATUSES = frozenset({429, 502, 503})
 """Replies that another endpoint may better; 500 is the model server's own failure, which a retry repeats."""
@@ -36,18 +36,6 @@ class ClientStream(Protocol):
     def cut(self) -> None:
         """Break the connection, so that the body cannot be taken for a whole one."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds."""
-
-    connect: float = 5.0
-    first_token: float = 300.0
-    """From sending the request to the first event with tokens, or the body's first byte."""
-    event: float = 60.0
-    """Between reads."""
-    total: float = 3600.0
 
 
 class Attempt:

@@ -10,26 +10,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from penstock.gateway.responses.token_usage import TokenUsage, UsageFields, read_usage
+
 DONE = b"[DONE]"
 
 
 class ContentError(ValueError):
     """Data that is not the JSON of any of the dialects."""
-
-
-class _Details(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    # responses and messages
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -52,13 +39,13 @@ class _Choice(msgspec.Struct, gc=False):
 class _Response(msgspec.Struct, gc=False):
     """The object within an event of responses, or the message within one of messages."""
 
-    usage: _Usage | None = None
+    usage: UsageFields | None = None
 
 
 class _Event(msgspec.Struct, gc=False):
     type: str = ""
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: UsageFields | None = None
     error: msgspec.Raw = msgspec.Raw()
     delta: msgspec.Raw = msgspec.Raw()
     response: _Response | None = None
@@ -68,23 +55,6 @@ class _Event(msgspec.Struct, gc=False):
 _event = msgspec.json.Decoder(_Event)
 _delta = msgspec.json.Decoder(_Delta)
 _response = msgspec.json.Decoder(_Response)
-
-
-@dataclass(slots=True, frozen=True)
-class TokenUsage:
-    """Tokens as the model server counted them; None: not said."""
-
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-
-    def merged_with(self, later: TokenUsage) -> TokenUsage:
-        """What a later statement leaves unsaid stays: messages say input first and output at the end."""
-        return TokenUsage(
-            self.input_tokens if later.input_tokens is None else later.input_tokens,
-            self.output_tokens if later.output_tokens is None else later.output_tokens,
-            self.cached_tokens if later.cached_tokens is None else later.cached_tokens,
-        )
 
 
 @dataclass(slots=True, frozen=True)
@@ -136,7 +106,7 @@ def read_reply(body: bytes) -> ParsedEvent:
         event = _read(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ContentError(f"{error}: {body[:200]!r}") from None
-    return ParsedEvent(usage=_usage(event.usage), error=_error(event), end=True)
+    return ParsedEvent(usage=read_usage(event.usage), error=_error(event), end=True)
 
 
 def _read(data: bytes) -> _Event:
@@ -159,7 +129,7 @@ def _parse_chunk(event: _Event) -> ParsedEvent:
         return TOKENS_ONLY if tokens else EMPTY_EVENT
     return ParsedEvent(
         tokens=tokens,
-        usage=_usage(event.usage),
+        usage=read_usage(event.usage),
         usage_only=event.usage is not None and choices == [],
         error=error,
     )
@@ -179,7 +149,7 @@ def _parse_typed(event: _Event, name: bytes) -> ParsedEvent:
     tokens = kind in _TOKENS
     if kind == "content_block_delta" and event.delta:
         tokens = _has_output(_delta.decode(event.delta))
-    return ParsedEvent(tokens=tokens, usage=_usage(usage), error=error, end=kind in _TERMINATORS)
+    return ParsedEvent(tokens=tokens, usage=read_usage(usage), error=error, end=kind in _TERMINATORS)
 
 
 def _has_tokens(choice: _Choice) -> bool:
@@ -203,15 +173,3 @@ def _has_output(delta: _Delta) -> bool:
 def _error(event: _Event) -> bytes | None:
     raw = bytes(event.error)
     return None if raw in (b"", b"null") else raw
-
-
-def _usage(usage: _Usage | None) -> TokenUsage | None:
-    if usage is None:
-        return None
-    details = usage.prompt_tokens_details or usage.input_tokens_details
-    cached = details.cached_tokens if details is not None else usage.cache_read_input_tokens
-    return TokenUsage(
-        usage.prompt_tokens if usage.input_tokens is None else usage.input_tokens,
-        usage.completion_tokens if usage.output_tokens is None else usage.output_tokens,
-        cached,
-    )

@@ -11,12 +11,12 @@ from penstock.gateway.responses.event_reader import (
     TOKENS_ONLY,
     ContentError,
     ParsedEvent,
-    TokenUsage,
     read_event,
     read_reply,
 )
 from penstock.gateway.responses.event_template import EventTemplate
 from penstock.gateway.responses.sse_parser import Event, SSEError, SSEParser
+from penstock.gateway.responses.token_usage import TokenUsage
 
 _GAP_BOUNDS = ITL.bounds
 

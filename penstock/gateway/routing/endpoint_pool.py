@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from penstock.gateway.relay.attempt import Timeouts
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.load_scrape import NoLoadError, read_load
 from penstock.gateway.upstream.http_client import ConnectionPool, Headers, UpstreamError, request_bytes
+from penstock.gateway.upstream.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
 

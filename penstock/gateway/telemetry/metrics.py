@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.gateway import metric_definitions
 from penstock.gateway.metric_definitions import Metric, MetricsDialect
-from penstock.gateway.relay.relay import RequestRecord
+from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.metrics.exposition import render

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 from penstock import __version__
 from penstock.config.errors import ConfigError
-from penstock.gateway.relay.relay import RequestRecord
-from penstock.gateway.responses.event_reader import TokenUsage
+from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.responses.outcome import SUCCESSFUL
+from penstock.gateway.responses.token_usage import TokenUsage
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource

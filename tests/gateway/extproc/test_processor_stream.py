@@ -22,15 +22,15 @@ from penstock.gateway.extproc.processor_stream import (
     ProcessorStream,
 )
 from penstock.gateway.extproc.routed_requests import LOG_DELAY_S, PROCESS_KEY, RoutedRequests
-from penstock.gateway.relay.attempt import Timeouts
 from penstock.gateway.relay.relay import Relay
-from penstock.gateway.requests.request_body import ModelRewrites
+from penstock.gateway.requests.model_rewrites import ModelRewrites
 from penstock.gateway.requests.trace_context import TracePropagator
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.picker import Picker
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
+from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.access_keys import Keys
 
 BODY = json.dumps({"model": "m", "prompt": "p", "stream": True}).encode()
