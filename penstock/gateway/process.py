@@ -20,6 +20,7 @@ from penstock.config.origins import Origins
 from penstock.exit_codes import EXIT_FAILED, EXIT_OK, StartupError
 from penstock.gateway.app import GatewayApp
 from penstock.gateway.relay.relay import Relay
+from penstock.gateway.relay.retry_policy import RetryPolicy
 from penstock.gateway.requests.model_rewrites import ModelRewrites, parse_weight
 from penstock.gateway.requests.trace_context import TracePropagator
 from penstock.gateway.routing.endpoint_discovery import (
@@ -229,7 +230,13 @@ class _Gateway:
             scraped=config.scrape_interval > 0,
         )
         self._relay = Relay(
-            pool, picker, timeouts, loop.time, config.include_usage, config.max_attempts, config.ttft_slo
+            pool=pool,
+            picker=picker,
+            retry_policy=RetryPolicy(pool, picker, config.max_attempts),
+            timeouts=timeouts,
+            clock=loop.time,
+            include_usage=config.include_usage,
+            ttft_slo_s=config.ttft_slo,
         )
         if config.otlp_endpoint is not None:
             self._spans = make_span_exporter(config.otlp_endpoint, config.otlp_service_name)

@@ -135,7 +135,7 @@ class RoutedRequests:
             request.subset = frozenset(each.url for each in endpoints if each.destination in subset)
         if not endpoints:
             raise NoEndpointError(503, "none_ready", "No model server has an address.")
-        ranked = self.relay.picker.ranked(request, endpoints, now, self.relay.max_attempts)
+        ranked = self.relay.picker.ranked(request, endpoints, now, self.relay.retry_policy.max_attempts)
         record.pick_s = perf_counter() - began
         pick = RoutedRequest(record, ranked, request.tokens, expects, request_id, now)
         ranked[0].request_sent(request.tokens, now)

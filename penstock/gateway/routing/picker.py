@@ -122,6 +122,13 @@ class Picker:
         rest = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
         return [picked, *(candidates[row] for row in rest if row != choice)][:most]
 
+    def has_candidate(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> bool:
+        """Whether :meth:`pick` would find an endpoint."""
+        try:
+            return bool(self._candidates(request, endpoints, now))
+        except NoEndpointError:
+            return False
+
     def forget(self, endpoint: Endpoint) -> None:
         """The endpoint is no longer in the pool."""
         self.index.forget(endpoint)

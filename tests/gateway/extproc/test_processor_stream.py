@@ -23,6 +23,7 @@ from penstock.gateway.extproc.processor_stream import (
 )
 from penstock.gateway.extproc.routed_requests import LOG_DELAY_S, PROCESS_KEY, RoutedRequests
 from penstock.gateway.relay.relay import Relay
+from penstock.gateway.relay.retry_policy import RetryPolicy
 from penstock.gateway.requests.model_rewrites import ModelRewrites
 from penstock.gateway.requests.trace_context import TracePropagator
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
@@ -62,7 +63,7 @@ class World:
         self.endpoints = pool.endpoints
         self.endpoints[1].in_flight_tokens = 10**6
         picker = Picker({"tokens": 1.0}, scraped=False)
-        relay = Relay(pool, picker, Timeouts(), lambda: self.now)
+        relay = Relay(pool, picker, RetryPolicy(pool, picker), Timeouts(), lambda: self.now)
         self.metrics = GatewayMetrics(list)
         rewrites = ModelRewrites([] if rewrite is None else [rewrite])
         keys = Keys([] if key is None else [key])
@@ -181,8 +182,8 @@ def test_the_log_has_the_ids(status: int, caplog: pytest.LogCaptureFixture) -> N
     if status == 503:
         for endpoint in world.endpoints:
             endpoint.breaker.record_failure(world.now, world.now)
-            endpoint.breaker.failed(world.now, world.now)
-            endpoint.breaker.failed(world.now, world.now)
+            endpoint.breaker.record_failure(world.now, world.now)
+            endpoint.breaker.record_failure(world.now, world.now)
     exchange = ProcessorStream(world.picks)
     first = head()
     first.headers += [(b":method", b"POST"), (b"traceparent", TRACEPARENT)]

@@ -135,6 +135,6 @@ def test_it_changes_nothing_of_what_is_seen(stream: list[bytes], cuts: list[int]
     at = sorted({0, len(raw), *(cut for cut in cuts if cut < len(raw))})
     cut = [raw[begin:end] for begin, end in itertools.pairwise(at)]
     for chunks in (stream, cut):
-        with mock.patch.object(EventTemplate, "fits", return_value=False):
+        with mock.patch.object(EventTemplate, "matches", return_value=False):
             expected = observed(chunks, strip_usage=strip_usage)
         assert observed(chunks, strip_usage=strip_usage) == expected
