@@ -27,9 +27,9 @@ def test_weights() -> None:
         ("queue", None, "--scorers queue: '' is not a number"),
         ("queue=-1", None, "the weight -1 is not allowed, it takes one of at least 0"),
         ("queue=nan", None, "the weight nan is not allowed"),
-        ("queue=1,queue=2", None, "--scorers queue=1,queue=2: queue stands there twice"),
-        ("queue=1,slo=1", None, "there is no --ttft-slo that it aims at"),
-        ("queue=1", 0.5, "--ttft-slo 0.5: the scorer that aims at it, slo, is not in --scorers"),
+        ("queue=1,queue=2", None, "--scorers queue=1,queue=2: queue is given twice"),
+        ("queue=1,slo=1", None, "the scorer slo needs --ttft-slo"),
+        ("queue=1", 0.5, "--ttft-slo 0.5: the scorer that uses it, slo, is not in --scorers"),
     ],
 )
 def test_weights_that_are_none(scorers: str, slo: float | None, problem: str) -> None:

@@ -15,8 +15,8 @@ from penstock.gateway.responses.event_reader import (
     read_reply,
 )
 from penstock.gateway.responses.event_template import EventTemplate
-from penstock.gateway.responses.sse_parser import Event, SSEError, SSEParser
 from penstock.gateway.responses.token_usage import TokenUsage
+from penstock.streaming.sse_parser import Event, SSEError, SSEParser
 
 _GAP_BOUNDS = ITL.bounds
 
