@@ -25,7 +25,7 @@ def test_weights() -> None:
     [
         ("queu=1", None, "--scorers queu=1: there is no scorer 'queu', but queue, running"),
         ("queue", None, "--scorers queue: '' is not a number"),
-        ("queue=-1", None, "the weight -1 is not allowed, it takes one of at least 0"),
+        ("queue=-1", None, "the weight -1 is not allowed; it must be finite and at least 0"),
         ("queue=nan", None, "the weight nan is not allowed"),
         ("queue=1,queue=2", None, "--scorers queue=1,queue=2: queue is given twice"),
         ("queue=1,slo=1", None, "the scorer slo needs --ttft-slo"),

@@ -12,7 +12,7 @@ from penstock.gateway.responses.response_observer import Observation
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """Of an attempt that was followed by another one, or by the gateway's own answer."""
+    """An attempt after which the request was retried, or answered by the gateway itself."""
 
     at: float
     endpoint: str
@@ -22,48 +22,48 @@ class FailedAttempt:
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """What is known about one request when it has ended. Times are seconds of the relay's clock. Compared by
-    identity."""
+    """Facts about one request, complete when it has ended. Times are seconds of the relay's clock.
+    Compared by identity."""
 
     path: str
     request_id: str = ""
-    """The client's, or one the gateway made."""
+    """The client's id, or one that the gateway generated."""
     method: str = ""
-    """Empty: unknown, as the request of another process behind the same Envoy."""
+    """Empty: unknown, for a request that another gateway process routed for the same Envoy."""
     trace: TraceContext | None = None
     model: str = ""
-    """What the client asked for."""
+    """The model that the client named."""
     target_model: str = ""
-    """What the endpoint was asked for."""
+    """The model that the endpoint was sent."""
     priority: int = 0
     streamed: bool = False
-    """Whether the client asked for a stream."""
+    """Whether the client requested a stream."""
     began_at: float = 0.0
     ended_at: float = 0.0
     sent_at: float | None = None
-    """When the endpoint that answered was sent the request."""
+    """When the request was sent to the endpoint that answered."""
     outcome: Outcome = Outcome.REJECTED
     reason: str = ""
     endpoint: str = ""
     attempts: int = 0
     failures: list[FailedAttempt] = field(default_factory=list)
-    """In their order; of requests that Envoy sends, it alone knows them."""
+    """In order of time. Empty for requests that Envoy sends: only Envoy knows its failed attempts."""
     status: int = 0
-    """What the client got; 0: nothing."""
+    """Status that the client got; 0: none."""
     seen: Observation = field(default_factory=Observation)
     bytes_in: int = 0
     bytes_out: int = 0
     pick_s: float = 0.0
-    """What picking endpoints for it has taken."""
+    """Seconds spent on picking endpoints."""
 
     def set_body(self, body: RequestBody) -> None:
-        """It is a request for generation."""
+        """Take model, priority and streaming from the body of a generation request."""
         self.model, self.target_model = body.asked_model, body.model
         self.priority, self.streamed = body.priority, body.stream
 
 
 def failure_reason(record: RequestRecord) -> str:
-    """Why a reply that arrived is not a good one; nothing for one that is."""
+    """Why a reply counts as failed; empty for a good one."""
     seen = record.seen
     if record.outcome is Outcome.CONTENT_ERROR:
         return seen.content_problem or ""

@@ -1,4 +1,4 @@
-"""``--model-rewrite``: replaces the model that a request names by another one, by weight."""
+"""``--model-rewrite``: replaces the model that a request names by one drawn by weight."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from penstock.gateway.requests.request_body import RequestBody
 
 
 def parse_weight(text: str, option: str) -> float:
-    """A weight among the values of ``option``. Raises ConfigError."""
+    """The weight in ``text``, a part of the value of ``option``. Raises ConfigError."""
     try:
         weight = float(text)
     except ValueError:
         raise ConfigError(f"{option}: {text!r} is not a number") from None
     if not 0 <= weight < math.inf:
-        raise ConfigError(f"{option}: the weight {text} is not allowed, it takes one of at least 0")
+        raise ConfigError(f"{option}: the weight {text} is not allowed; it must be finite and at least 0")
     return weight
 
 
 class ModelRewrites:
-    """Of ``--model-rewrite``: which models are asked for instead of a name, by weight."""
+    """The replacements of each model name, with their weights."""
 
     def __init__(self, texts: Sequence[str], rng: random.Random | None = None) -> None:
         """``texts`` are ``NAME=MODEL[:WEIGHT],…`` each. Raises ConfigError."""
@@ -40,12 +40,12 @@ class ModelRewrites:
             self._targets[name] = [model for model, _, _ in pairs], weights
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """Each name, and each model that is asked for instead of it."""
+        """Every pair of a name and a model that replaces it."""
         for name, (models, _) in self._targets.items():
             for model in models:
                 yield name, model
 
     def apply(self, body: RequestBody) -> RequestBody:
-        """The request for the model that is drawn, or as it is."""
+        """The request for the model drawn, or ``body`` itself when its model is not rewritten."""
         targets = self._targets.get(body.model)
         return body if targets is None else body.with_model(self._rng.choices(*targets)[0])

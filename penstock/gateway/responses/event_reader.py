@@ -1,7 +1,7 @@
-"""What one event of a stream says: OpenAI's completions, chat and responses, Anthropic's messages.
+"""Reads one event of a stream: OpenAI's completions, chat and responses, and Anthropic's messages.
 
-One declared type covers all of them, because their field names do not collide; msgspec reads an event of
-200 bytes into it in about a microsecond and checks its syntax on the way.
+One struct covers all of them, because their field names do not collide; msgspec decodes and checks an event
+of 200 bytes in about a microsecond.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DONE = b"[DONE]"
 
 
 class ContentError(ValueError):
-    """Data that is not the JSON of any of the dialects."""
+    """The data is not an event or reply of any of the dialects."""
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -37,7 +37,7 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Response(msgspec.Struct, gc=False):
-    """The object within an event of responses, or the message within one of messages."""
+    """``response`` in an event of the responses API, ``message`` in one of the messages API."""
 
     usage: UsageFields | None = None
 
@@ -59,17 +59,17 @@ _response = msgspec.json.Decoder(_Response)
 
 @dataclass(slots=True, frozen=True)
 class ParsedEvent:
-    """Of one event."""
+    """Content of one event."""
 
     tokens: bool = False
-    """It carries generated text, reasoning or tool arguments."""
+    """It has generated text, reasoning or tool arguments."""
     usage: TokenUsage | None = None
     usage_only: bool = False
-    """It was sent for its usage alone (``choices`` is empty): the event that include_usage adds."""
+    """It has only usage (``choices`` is empty): the event that include_usage adds."""
     error: bytes | None = None
-    """JSON of the error that it reports."""
+    """JSON of the error in it."""
     end: bool = False
-    """The protocol's terminator."""
+    """It terminates the stream."""
 
 
 _TERMINATORS = {
@@ -90,7 +90,7 @@ _END = ParsedEvent(end=True)
 
 
 def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
-    """What an event with ``data`` and event field ``name`` means. Raises ContentError."""
+    """Parse an event with ``data`` and event field ``name``. Raises ContentError."""
     if data == DONE:
         return _END
     try:
@@ -101,7 +101,7 @@ def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
 
 
 def read_reply(body: bytes) -> ParsedEvent:
-    """What a whole reply says, one that is not streamed. Raises ContentError."""
+    """Parse the body of a reply that is not streamed. Raises ContentError."""
     try:
         event = _read(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -112,12 +112,12 @@ def read_reply(body: bytes) -> ParsedEvent:
 def _read(data: bytes) -> _Event:
     """Raises MsgspecError, UnicodeDecodeError."""
     if not data.isascii():
-        data.decode()  # msgspec looks only at strings that it returns
+        data.decode()  # msgspec checks the UTF-8 of decoded strings only
     return _event.decode(data)
 
 
 def _parse_chunk(event: _Event) -> ParsedEvent:
-    """Of completions and chat."""
+    """An event of completions or chat."""
     choices = event.choices
     tokens = False
     for choice in choices or ():
@@ -136,7 +136,7 @@ def _parse_chunk(event: _Event) -> ParsedEvent:
 
 
 def _parse_typed(event: _Event, name: bytes) -> ParsedEvent:
-    """Of responses and messages; a server may leave the type to the event field."""
+    """An event of responses or messages; servers may give the type in the event field only."""
     kind = event.type or name.decode(errors="replace")
     usage = event.usage
     if event.response is not None:
@@ -157,7 +157,7 @@ def _has_tokens(choice: _Choice) -> bool:
 
 
 def _has_output(delta: _Delta) -> bool:
-    """Whether it has something that was generated."""
+    """Whether it has generated content."""
     return bool(
         delta.content
         or delta.reasoning

@@ -1,4 +1,4 @@
-"""Token counts of one request, as the model server reports them in any of the dialects."""
+"""Token counts of one request as the model server reports them, in any of the dialects."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class UsageFields(msgspec.Struct, gc=False):
 
 @dataclass(slots=True, frozen=True)
 class TokenUsage:
-    """Tokens as the model server counted them; None: not said."""
+    """Tokens as counted by the model server; None: not reported."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
 
     def merged_with(self, later: TokenUsage) -> TokenUsage:
-        """What a later statement leaves unsaid stays: messages say input first and output at the end."""
+        """These counts, updated with those that ``later`` has: messages report input first, output last."""
         return TokenUsage(
             self.input_tokens if later.input_tokens is None else later.input_tokens,
             self.output_tokens if later.output_tokens is None else later.output_tokens,

@@ -11,12 +11,12 @@ from penstock.config.errors import ConfigError
 from penstock.gateway.relay.request_record import FailedAttempt, RequestRecord
 
 access_logger = logging.getLogger("penstock.gateway.access")
-access_logger.setLevel(logging.INFO)  # whatever --log-level is: --access-log alone decides
+access_logger.setLevel(logging.INFO)  # independent of --log-level: only --access-log decides
 
 
 def log_to_file(path: str) -> None:
-    """From here on the access log goes to a file instead: nothing but JSON, one object on each line. A file
-    that is moved away is opened anew. Raises ConfigError."""
+    """Write the access log to a file instead of the process log: one JSON object on each line. A file that is
+    moved away is reopened. Raises ConfigError."""
     try:
         handler = WatchedFileHandler(path)
     except OSError as error:
@@ -26,6 +26,7 @@ def log_to_file(path: str) -> None:
 
 
 def log_request(record: RequestRecord) -> None:
+    """Write the line of a request that has ended. Empty fields are omitted."""
     usage = record.seen.usage
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),

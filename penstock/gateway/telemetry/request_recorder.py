@@ -1,4 +1,4 @@
-"""Where a request that has ended is counted and logged, once."""
+"""Counts and logs each request once, when it has ended."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from penstock.gateway.telemetry.spans import BatchSpanExporter
 
 @dataclass(frozen=True, slots=True)
 class RequestRecorder:
-    """Of one gateway; ``wanted`` is its ``--access-log``."""
+    """The recorder of one gateway; ``wanted`` is ``--access-log``."""
 
     metrics: GatewayMetrics
     wanted: Literal["none", "errors", "all"]
     spans: BatchSpanExporter | None = None
 
     def finish(self, record: RequestRecord) -> None:
-        """The request has ended, and it is known how."""
+        """Record a request that has ended with an outcome."""
         self.metrics.request_ended(record)
         if self.spans is not None:
             self.spans.add(record)

@@ -75,9 +75,9 @@ def test_all_facts(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_is_wanted(
     wanted: Literal["none", "errors", "all"], outcomes: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    ledger = RequestRecorder(GatewayMetrics(list), wanted)
+    recorder = RequestRecorder(GatewayMetrics(list), wanted)
     for outcome in (Outcome.OK, Outcome.OK_WITHOUT_USAGE, Outcome.REJECTED):
-        ledger.finish(RequestRecord("/v1/completions", outcome=outcome))
+        recorder.finish(RequestRecord("/v1/completions", outcome=outcome))
     assert [line["outcome"] for line in lines(caplog)] == outcomes
 
 
