@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import msgspec
 
+from penstock.streaming.sse_parser import SSEError, SSEParser
+
 CONNECT_TIMEOUT = 10.0
 """Seconds to wait for a connection; a server that accepts at all does so at once."""
 LONGEST_MESSAGE = 2000
@@ -25,32 +27,6 @@ _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 class ClientError(Exception):
     """The server could not be reached, refused, or broke off; the message is for the user."""
-
-
-class SSEReader:
-    """Server-sent events out of bytes that arrive in any pieces: the data of each event, in order."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._data: list[bytes] = []
-
-    def feed(self, received: bytes) -> list[bytes]:
-        """The data of the events that ``received`` completes.
-
-        Lines end with LF or CRLF, the space after the colon is optional, several data lines of an event are
-        joined with LF, comments and other fields are skipped (https://html.spec.whatwg.org, 9.2.6).
-        """
-        *lines, self._rest = (self._rest + received).split(b"\n")
-        events = []
-        for line in lines:
-            line = line.removesuffix(b"\r")
-            name, _, value = line.partition(b":")
-            if name == b"data":
-                self._data.append(value.removeprefix(b" "))
-            elif not line and self._data:
-                events.append(b"\n".join(self._data))
-                self._data = []
-        return events
 
 
 class Usage(msgspec.Struct):
@@ -254,12 +230,16 @@ class Client:
 
 def _until_done(received: Iterator[bytes]) -> Iterator[bytes]:
     """The data of each event up to, without, ``[DONE]``. Raises ClientError when that does not come."""
-    reader = SSEReader()
-    for piece in received:
-        for data in reader.feed(piece):
-            if data == DONE:
-                return
-            yield data
+    parser = SSEParser()
+    try:
+        for piece in received:
+            for event in parser.feed(piece):
+                if event.data == DONE:
+                    return
+                if event.data is not None:
+                    yield event.data
+    except SSEError as error:
+        raise ClientError(f"the server sent {error}") from None
     raise ClientError("the server ended the stream before [DONE]; the answer is not complete")
 
 

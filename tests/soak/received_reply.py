@@ -8,7 +8,8 @@ from typing import Any
 import httptools
 import msgspec
 
-from penstock.client import DONE, SSEReader
+from penstock.client import DONE
+from penstock.streaming.sse_parser import SSEParser
 
 EVENTS = b"text/event-stream"
 _SHOWN = 300
@@ -70,7 +71,7 @@ class ReceivedReply:
         self.reusable = False
         self._parser = httptools.HttpResponseParser(self)
         self._streamed = False
-        self._sse = SSEReader()
+        self._sse = SSEParser()
         self._body = bytearray()
 
     def feed(self, data: bytes) -> None:
@@ -97,13 +98,15 @@ class ReceivedReply:
             self._body += data
             return
         for event in self._sse.feed(data):
+            if event.data is None:
+                continue
             self.events += 1
             if self.done:
-                self.error = self.error or f"an event after [DONE]: {event[:_SHOWN]!r}"
-            elif event == DONE:
+                self.error = self.error or f"an event after [DONE]: {event.data[:_SHOWN]!r}"
+            elif event.data == DONE:
                 self.done = True
             else:
-                self._take(event)
+                self._take(event.data)
 
     def on_message_complete(self) -> None:
         self.whole = True
