@@ -112,7 +112,7 @@ class _Server:
             servers=launch.api_server_count,
         )
         self._two_phase_commit = TwoPhaseCommit(
-            self._engine_client, self._control.propose, self._control.adopted
+            self._engine_client, self._control.forward, self._control.adopted
         )
         loop.add_reader(self._control.fileno(), self._on_order)
         self._engine_client.connect()

@@ -73,11 +73,11 @@ class Host:
         self.table.process_frame(
             stream.rank,
             TokenFrame(
-                1,
-                np.array([stream.handle], np.int32),
-                np.array([position], np.int32),
-                np.array(tokens, np.int32),
-                np.array([len(tokens)], np.int32),
+                step=1,
+                stream=np.array([stream.handle], np.int32),
+                position=np.array([position], np.int32),
+                tokens=np.array(tokens, np.int32),
+                count=np.array([len(tokens)], np.int32),
             ),
             1.0,
         )
