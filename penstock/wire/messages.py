@@ -136,7 +136,7 @@ class Disconnect(msgspec.Struct, array_like=True, frozen=True, tag=4, gc=False):
 
 
 class RpcPhase(enum.IntEnum):
-    """What a call does. The last three are the phases of a two-phase commit over all engines: ``method`` names
+    """What a call does. The last three are phases of a two-phase commit over all engines: ``method`` names
     the state that changes, ``key`` the change."""
 
     RUN = 0

@@ -136,9 +136,7 @@ class RouterSocket:
                 if address.startswith("tcp:"):
                     assert key is not None
                     _set_tcp_options(self._socket)
-                    self._socket.setsockopt(
-                        zmq.IPV6, int("[" in address)
-                    )  # 1 shows IPv4 as IPv6
+                    self._socket.setsockopt(zmq.IPV6, int("[" in address))  # 1 shows IPv4 as IPv6
                 self._socket.bind(address)
         except zmq.ZMQError:
             self.close()
