@@ -186,7 +186,7 @@ class _Server:
             self._clients,
         )
         if self._coordinator_client is not None:
-            self._coordinator_client.speak(self._metrics_endpoint.snapshot)
+            self._coordinator_client.start_reporting(self._metrics_endpoint.snapshot)
         return App(
             self._config,
             model_info,
