@@ -112,7 +112,7 @@ class _Server:
             servers=launch.api_server_count,
         )
         self._two_phase_commit = TwoPhaseCommit(
-            self._engine_client, self._control.propose, self._control.adopted
+            self._engine_client, self._control.forward, self._control.adopted
         )
         loop.add_reader(self._control.fileno(), self._on_order)
         self._engine_client.connect()
@@ -186,7 +186,7 @@ class _Server:
             self._clients,
         )
         if self._coordinator_client is not None:
-            self._coordinator_client.speak(self._metrics_endpoint.snapshot)
+            self._coordinator_client.start_reporting(self._metrics_endpoint.snapshot)
         return App(
             self._config,
             model_info,

@@ -55,7 +55,7 @@ class EngineRun(msgspec.Struct, frozen=True, kw_only=True):
     gc_threshold: tuple[int, int, int]
 
 
-class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
+class EngineBenchmarkReport(msgspec.Struct, frozen=True, kw_only=True):
     """The first run's figures, and all runs: one for each pair of ``--rows`` and ``--sequence-length``."""
 
     host_ms_per_step: float
@@ -69,7 +69,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
-def render(report: EngineReport) -> str:
+def render(report: EngineBenchmarkReport) -> str:
     """The report as a table to read."""
     lines = [
         f"{'rows':>6} {'length':>8} {'ms/step':>9} {'median':>8} {'us/row':>8} {'objects':>8} {'GCs':>5}"
@@ -85,7 +85,7 @@ def render(report: EngineReport) -> str:
     return "\n".join(lines)
 
 
-def measure(config: BenchEngineConfig, say: Callable[[str], None]) -> EngineReport:
+def measure(config: BenchEngineConfig, say: Callable[[str], None]) -> EngineBenchmarkReport:
     """Runs all measurements; ``say`` gets a line before each. Raises BenchError when one cannot be made."""
     runs = []
     for rows in config.rows:
@@ -93,7 +93,7 @@ def measure(config: BenchEngineConfig, say: Callable[[str], None]) -> EngineRepo
             say(f"{rows:,} rows at sequence length {length:,}: {config.steps:,} steps")
             runs.append(_measure(rows, length, config.steps))
     first = runs[0]
-    return EngineReport(
+    return EngineBenchmarkReport(
         host_ms_per_step=first.host_ms_per_step,
         tracked_objects_per_step=first.tracked_objects_per_step,
         collections=first.collections,

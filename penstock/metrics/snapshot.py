@@ -1,9 +1,8 @@
-"""What a process has counted so far, as it crosses to other processes, and how a fleet's add up.
+"""Merges counters and histograms of all processes, from the snapshots of metrics that they exchange.
 
-A snapshot is cumulative since the start of its process. Of every process, incarnation (run of its supervisor)
-and epoch (its count of restarts therein) the latest one is kept, of dead ones, too: so counters and
-histograms of the fleet never go backwards, and it does not matter in which order, by which way or how often
-snapshots arrive.
+A snapshot is cumulative since the start of its process. The latest one is kept per process, incarnation (run
+of its supervisor) and epoch (restarts within that run), also of processes that have ended. So the fleet's
+counters and histograms never decrease, and snapshots may arrive in any order, by any way and repeatedly.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Labels: TypeAlias = tuple[str, ...]
 
 
 class Distribution(msgspec.Struct, array_like=True, frozen=True):
-    """A histogram: observations per bucket of its family's bounds, the last one above all, and their sum."""
+    """A histogram: observations per bucket of its family's bounds, then those above all bounds; their sum."""
 
     counts: tuple[int, ...]
     total: float
@@ -38,11 +37,11 @@ class Distribution(msgspec.Struct, array_like=True, frozen=True):
 Value: TypeAlias = float | Distribution
 
 ProcessKey: TypeAlias = tuple[str, int, int]
-"""Process, incarnation and epoch, by which one start of a process is known; later ones are greater."""
+"""Process, incarnation and epoch: identifies one start of a process; a later start has a greater key."""
 
 
 class Series(msgspec.Struct, array_like=True, frozen=True):
-    """One value of a family."""
+    """The value of one family with one set of labels."""
 
     family: str
     labels: Labels
@@ -50,7 +49,7 @@ class Series(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Snapshot(msgspec.Struct, array_like=True, frozen=True):
-    """All series of one process. ``sequence`` grows from snapshot to snapshot of the same epoch."""
+    """All series of one process. ``sequence`` increases within an epoch."""
 
     process: str
     epoch: Annotated[int, Meta(ge=0)]
@@ -64,7 +63,7 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True):
 
 
 def process_name(role: str, index: int) -> str:
-    """What a process is called in snapshots and labels; ``role`` is supervisor or one of its children's."""
+    """A process's name in snapshots and labels; ``role``: supervisor, or the role of a child."""
     return f"{role} {index}"
 
 
@@ -74,7 +73,7 @@ def role_of(process: str) -> str:
 
 
 View: TypeAlias = Mapping[ProcessKey, Snapshot]
-"""The latest snapshot of every known start of a process."""
+"""The latest snapshot of each known start of a process."""
 
 Totals: TypeAlias = dict[str, dict[Labels, Value]]
 """Values by family and labels."""
@@ -84,12 +83,12 @@ _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 def histogram_series(family: MetricFamily, labels: Labels, histogram: Histogram) -> Series:
-    """What a histogram has seen, as a series of ``family``."""
+    """A histogram's current counts as a series of ``family``."""
     return Series(family.name, labels, Distribution(tuple(histogram.counts.tolist()), histogram.total))
 
 
 def process_series(process: str, restarts: int, pauses: GcPauses | None) -> Iterator[Series]:
-    """The families that every process has; ``process`` is their label."""
+    """The series that every process has; ``process``: value of the label of that name."""
     yield Series(RESTARTS.name, (process,), restarts)
     if pauses is not None:
         for generation, counts in enumerate(pauses.counts):
@@ -99,8 +98,8 @@ def process_series(process: str, restarts: int, pauses: GcPauses | None) -> Iter
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """Raises ValueError for what is no snapshot. Series of families that are unknown here, or known in
-    another shape, are left out: their process is of another version."""
+    """Raises ValueError if ``data`` is not a snapshot. Omits series whose family is unknown here or has
+    another shape, as those of another version may."""
     try:
         snapshot = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -119,9 +118,9 @@ def _fits(each: Series) -> bool:
 
 
 def merge_views(*views: View) -> dict[ProcessKey, Snapshot]:
-    """What all views together know: of each start of a process the latest snapshot.
+    """The union of views, with the latest snapshot of each start of a process.
 
-    Commutative, associative and idempotent; no total of a counter is less than in any of the views.
+    Commutative, associative and idempotent. No counter's total is less than in any of the views.
     """
     merged: dict[ProcessKey, Snapshot] = {}
     for view in views:
@@ -133,13 +132,13 @@ def merge_views(*views: View) -> dict[ProcessKey, Snapshot]:
 
 
 def view_of(*snapshots: Snapshot) -> dict[ProcessKey, Snapshot]:
-    """The view of somebody who knows just these."""
+    """A view of these snapshots."""
     return merge_views(*({snapshot.key: snapshot} for snapshot in snapshots))
 
 
 def totals(view: View) -> Totals:
-    """Sums of counters and histograms over all starts of all processes; gauges of each process's last one,
-    summed where labels are the same."""
+    """Sums of counters and histograms over all starts of all processes, and of gauges over each process's
+    last start, by family and labels."""
     last: dict[str, ProcessKey] = {}
     for key in view:
         last[key[0]] = max(key, last.get(key[0], key))
@@ -155,7 +154,7 @@ def totals(view: View) -> Totals:
 
 
 def _sum(a: Value, b: Value) -> Value:
-    """Of two values of one family."""
+    """The sum of two values of one family."""
     if isinstance(a, Distribution):
         assert isinstance(b, Distribution)
         return a + b

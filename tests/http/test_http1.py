@@ -13,9 +13,9 @@ import pytest
 import uvicorn
 
 from penstock.http.asgi import send_json
-from penstock.http.http1 import ServerProtocol, unframed
+from penstock.http.http1 import ServerProtocol
 from penstock.http.sink import EXTENSION
-from penstock.streaming.stream import chunk
+from penstock.streaming.chunked import chunk
 
 REQUEST = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
 TIMES = (30.0, 75.0)
@@ -331,8 +331,3 @@ def test_a_connection_that_ended_needs_no_garbage_collector(requests: bytes) -> 
             assert asyncio.run(run(app))() is None
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("contents", [[], [b"a"], [b"a" * 20, b"\r\n0\r\n", b"c"]])
-def test_chunks_lose_their_frames(contents: list[bytes]) -> None:
-    assert unframed(b"".join(map(chunk, contents))) == b"".join(contents)

@@ -156,18 +156,18 @@ class Publisher:
         self.flush()
         if len(rows.server):
             frame = TokenFrame(
-                self._step,
-                rows.stream,
-                rows.position,
-                rows.tokens,
-                rows.count,
-                rows.finish,
-                rows.cached,
-                rows.logprobs,
-                load.waiting,
-                load.running,
-                round(load.kv_used * 1000),
-                rows.prompt,
+                step=self._step,
+                stream=rows.stream,
+                position=rows.position,
+                tokens=rows.tokens,
+                count=rows.count,
+                finish=rows.finish,
+                cached=rows.cached,
+                logprobs=rows.logprobs,
+                waiting=load.waiting,
+                running=load.running,
+                kv_used_permille=round(load.kv_used * 1000),
+                prompt=rows.prompt,
             )
             self._split(rows, frame, rows.kv_transfer_params or {})
         self._drain_rate.step(0 if rows.finish is None else int(np.count_nonzero(rows.finish)))

@@ -408,7 +408,10 @@ def test_every_token_arrives_once_and_in_order(seed: int) -> None:
 
 def frame_of(step: int, rows: int) -> TokenFrame:
     return TokenFrame(
-        step, np.arange(rows, dtype=np.int32), np.full(rows, step, np.int32), i32(*[step] * rows)
+        step=step,
+        stream=np.arange(rows, dtype=np.int32),
+        position=np.full(rows, step, np.int32),
+        tokens=i32(*[step] * rows),
     )
 
 
