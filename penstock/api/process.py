@@ -41,7 +41,8 @@ from penstock.http.tls import CertificateWatch, server_context
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
-from penstock.metrics.snapshot import decode_snapshot, merge_views, view_of
+from penstock.metrics.merge import merge_views, view_of
+from penstock.metrics.snapshot import decode_snapshot
 from penstock.streaming.burst_writer import make_burst_writer
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.token_log import TokenLog

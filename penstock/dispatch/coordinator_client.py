@@ -7,14 +7,8 @@ import logging
 from collections.abc import Callable
 
 from penstock.dispatch.engine_client import EngineClient
-from penstock.metrics.snapshot import (
-    ProcessKey,
-    Snapshot,
-    decode_snapshot,
-    encode_snapshot,
-    merge_views,
-    view_of,
-)
+from penstock.metrics.merge import merge_views, view_of
+from penstock.metrics.snapshot import ProcessKey, Snapshot, decode_snapshot, encode_snapshot
 from penstock.wire.control import Launch
 from penstock.wire.coordination import (
     COORDINATOR_PROTOCOL_VERSION,

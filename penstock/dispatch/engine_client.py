@@ -12,15 +12,8 @@ from penstock.dispatch.connections import Connections, EngineState
 from penstock.dispatch.engine_rpc import Calls
 from penstock.dispatch.load_balancer import LoadBalancer, affinity_keys
 from penstock.dispatch.resumption import Resumption
-from penstock.metrics.snapshot import (
-    ProcessKey,
-    Snapshot,
-    decode_snapshot,
-    merge_views,
-    process_name,
-    role_of,
-    view_of,
-)
+from penstock.metrics.merge import merge_views, view_of
+from penstock.metrics.snapshot import ProcessKey, Snapshot, decode_snapshot, process_name, role_of
 from penstock.streaming.output_processor import NO_ENGINE, OutputProcessor
 from penstock.streaming.stream import Stream, StreamError
 from penstock.wire.coordination import EngineAddress, EngineLoad

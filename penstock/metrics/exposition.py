@@ -15,7 +15,8 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from penstock.metrics.families import METRIC_FAMILIES, MetricFamily, MetricKind
-from penstock.metrics.snapshot import Distribution, Labels, Totals, Value
+from penstock.metrics.merge import Totals
+from penstock.metrics.snapshot import Distribution, Labels, Value
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 

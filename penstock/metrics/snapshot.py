@@ -1,13 +1,12 @@
-"""Merges counters and histograms of all processes, from the snapshots of metrics that they exchange.
+"""The snapshot of a process's metrics, as it is sent to other processes; :mod:`penstock.metrics.merge` adds them up.
 
-A snapshot is cumulative since the start of its process. The latest one is kept per process, incarnation (run
-of its supervisor) and epoch (restarts within that run), also of processes that have ended. So the fleet's
-counters and histograms never decrease, and snapshots may arrive in any order, by any way and repeatedly.
+A snapshot is cumulative since the start of its process. ``incarnation`` is the run of its supervisor,
+``epoch`` counts restarts within that run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
@@ -72,12 +71,6 @@ def role_of(process: str) -> str:
     return process.rpartition(" ")[0]
 
 
-View: TypeAlias = Mapping[ProcessKey, Snapshot]
-"""The latest snapshot of each known start of a process."""
-
-Totals: TypeAlias = dict[str, dict[Labels, Value]]
-"""Values by family and labels."""
-
 encode_snapshot = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 
@@ -115,48 +108,3 @@ def _fits(each: Series) -> bool:
     if family.kind is MetricKind.HISTOGRAM:
         return isinstance(each.value, Distribution) and len(each.value.counts) == len(family.bounds) + 1
     return not isinstance(each.value, Distribution)
-
-
-def merge_views(*views: View) -> dict[ProcessKey, Snapshot]:
-    """The union of views, with the latest snapshot of each start of a process.
-
-    Commutative, associative and idempotent. No counter's total is less than in any of the views.
-    """
-    merged: dict[ProcessKey, Snapshot] = {}
-    for view in views:
-        for key, snapshot in view.items():
-            known = merged.get(key)
-            if known is None or known.sequence < snapshot.sequence:
-                merged[key] = snapshot
-    return merged
-
-
-def view_of(*snapshots: Snapshot) -> dict[ProcessKey, Snapshot]:
-    """A view of these snapshots."""
-    return merge_views(*({snapshot.key: snapshot} for snapshot in snapshots))
-
-
-def totals(view: View) -> Totals:
-    """Sums of counters and histograms over all starts of all processes, and of gauges over each process's
-    last start, by family and labels."""
-    last: dict[str, ProcessKey] = {}
-    for key in view:
-        last[key[0]] = max(key, last.get(key[0], key))
-    found: Totals = {}
-    for key, snapshot in sorted(view.items()):
-        alive = key == last[key[0]]
-        for each in snapshot.series:
-            if alive or METRIC_FAMILIES[each.family].kind is not MetricKind.GAUGE:
-                values = found.setdefault(each.family, {})
-                before = values.get(each.labels)
-                values[each.labels] = each.value if before is None else _sum(before, each.value)
-    return found
-
-
-def _sum(a: Value, b: Value) -> Value:
-    """The sum of two values of one family."""
-    if isinstance(a, Distribution):
-        assert isinstance(b, Distribution)
-        return a + b
-    assert not isinstance(b, Distribution)
-    return a + b

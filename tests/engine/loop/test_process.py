@@ -11,7 +11,8 @@ import pytest
 
 from penstock.metrics import families
 from penstock.metrics.families import MetricFamily
-from penstock.metrics.snapshot import Distribution, Labels, Value, decode_snapshot, totals, view_of
+from penstock.metrics.merge import totals, view_of
+from penstock.metrics.snapshot import Distribution, Labels, Value, decode_snapshot
 from penstock.wire.control import ChildReport, Heartbeat, Stop
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Abort, Disconnect, GoAway
