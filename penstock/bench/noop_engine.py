@@ -42,11 +42,13 @@ class NoOpEngine:
         self._scheduler = Scheduler(table, sampling, blocks, config)
         self._sampled = np.full(slots, TOKEN, np.int32)
         self._missing = slots
-        self._info = EngineInfo("noop", max_model_len, VOCAB_SIZE, slots, (EOS,))
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
+        self.info = EngineInfo(
+            engine="noop",
+            max_model_len=max_model_len,
+            vocab_size=VOCAB_SIZE,
+            max_num_seqs=slots,
+            eos_token_ids=(EOS,),
+        )
 
     def submit(self, server: int, request: Submit) -> None:
         self._scheduler.submit(server, request)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from penstock.engine.synthetic.engine import stream_state, token_indexes
+from penstock.engine.sampling.rng import stream_state, token_indexes
 from penstock.engine.vocabulary import read_vocabulary
 
 

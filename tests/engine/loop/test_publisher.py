@@ -129,7 +129,7 @@ def test_rows_of_several_servers_are_split(publisher: Publisher, outbox: Room) -
         count=i32(1, 2, 1, 2),
         finish=np.array([0, 0, FinishReason.EOS, 0], np.int8),
         cached=i32(16, 0, 0, 0),
-        logprobs=Logprobs(i32(4, 0), i32(14, 10)[:, None], np.array([[-1.0], [-2.0]], np.float32), i32(1, 2)),
+        logprobs=Logprobs(i32(0, 4), i32(10, 14)[:, None], np.array([[-2.0], [-1.0]], np.float32), i32(2, 1)),
         kv_transfer_params={0: {1: b"{}"}},
     )
     publisher.publish(rows, Load(1, 4))
