@@ -18,7 +18,7 @@ from typing import Self
 import psutil
 
 from penstock.bench.errors import BenchError
-from penstock.config.bench import BenchHostConfig, BenchSoakConfig
+from penstock.config.bench import BenchHostConfig
 from penstock.config.introspect import PREFIX
 
 SHOWN_LINES = 20
@@ -29,7 +29,6 @@ BASE_MODEL_LEN = 2048
 SLOW_MODEL_LEN = 32768
 """With slow readers, whose streams are to outlast the measurement."""
 BASE_SLOTS = 1024
-SOAK_BACKLOG = 256 * 1024
 
 _URL = re.compile(r"^\s*URL\s+(http://\S+?)/v1\b")
 _READY = re.compile(r"^ready in ")
@@ -137,26 +136,10 @@ def serve_arguments(config: BenchHostConfig, api_servers: int = 1) -> list[str]:
         "--max-model-len": max(SLOW_MODEL_LEN if config.slow_readers else BASE_MODEL_LEN, longest),
         "--drain-timeout": 1,
     }
-    return _arguments(options, config.server_args)
+    return serve_command(options, config.server_args)
 
 
-def soak_arguments(config: BenchSoakConfig, run_dir: str) -> list[str]:
-    """The command line of a server to be soaked, likewise. What it holds for a client that does not read is
-    little, so that such clients are cut soon."""
-    options = {
-        "--engine": "synthetic",
-        "--port": 0,
-        "--synthetic-step-ms": config.step_ms,
-        "--api-server-count": config.api_server_count,
-        "--data-parallel-size": config.engines,
-        "--engine-hang-timeout": config.hang_timeout,
-        "--max-model-len": BASE_MODEL_LEN * 2,
-        "--max-stream-backlog": SOAK_BACKLOG,
-        "--run-dir": run_dir,
-    }
-    return _arguments(options, config.server_args)
-
-
-def _arguments(options: Mapping[str, object], further: str | None) -> list[str]:
+def serve_command(options: Mapping[str, object], further: str | None) -> list[str]:
+    """``serve`` with ``options``, then the words of ``further``, a text as a shell reads it."""
     given = [f"{name}={value}" for name, value in options.items()]
     return ["serve", *given, *shlex.split(further or "")]

@@ -38,14 +38,6 @@ COMMANDS = (
         ("bench", "engine"), "penstock.cli.bench_engine", "Measure what a decode step costs the host."
     ),
     CommandEntry(("bench", "gateway"), "penstock.cli.bench_gateway", "Measure what relaying costs the host."),
-    CommandEntry(
-        ("bench", "gateway-memory"),
-        "penstock.cli.bench_gateway_memory",
-        "Measure whether the gateway's memory stays flat.",
-    ),
-    CommandEntry(
-        ("bench", "soak"), "penstock.cli.bench_soak", "Load a server, kill its parts, check every token."
-    ),
     CommandEntry(("version",), "penstock.cli.version", "Print the versions of Penstock and what it runs on."),
     CommandEntry(("docs-options",), "penstock.cli.docs_options", ""),
 )

@@ -34,10 +34,13 @@ class Formatter(argparse.HelpFormatter):
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
-def build(command: Command[Any]) -> Parser:
-    """The parser of one command. Values stay text: :func:`penstock.config.values.convert` reads them."""
+def build(command: Command[Any], program: str = "penstock") -> Parser:
+    """The parser of one command of ``program``.
+
+    Values stay text: :func:`penstock.config.values.convert` reads them.
+    """
     options = options_of(command.config)
-    words = " ".join(("penstock", *command.name))
+    words = " ".join((program, *command.name))
     positional = "".join(f" [{option.flag}]" for option in options if option.positional)
     parser = Parser(
         prog=words,
@@ -62,7 +65,9 @@ def build(command: Command[Any]) -> Parser:
     return parser
 
 
-def parse(command: Command[Any], argv: list[str]) -> tuple[dict[str, Any], str | None]:
+def parse(
+    command: Command[Any], argv: list[str], program: str = "penstock"
+) -> tuple[dict[str, Any], str | None]:
     """The text of every flag in ``argv``, by field name, and the file that ``--config`` names.
 
     Raises ConfigError for an unknown flag, a missing value or a superfluous one; for ``--help`` it prints and
@@ -70,7 +75,7 @@ def parse(command: Command[Any], argv: list[str]) -> tuple[dict[str, Any], str |
     """
     options = options_of(command.config)
     argv, behind = _cut(argv, options)
-    parser = build(command)
+    parser = build(command, program)
     namespace, rest = parser.parse_known_args(_with_dashes(argv, options))
     if rest:
         raise _unknown(rest, options)

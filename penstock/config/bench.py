@@ -131,7 +131,7 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("--url: CPU time can be read only of known processes, give them with --pid")
         if self.pid is not None and self.url is None:
             raise ValueError("--pid: names processes of a running server, give its address with --url")
-        _check_arguments(self.server_args)
+        check_server_args(self.server_args)
 
     @property
     def connections(self) -> int:
@@ -195,75 +195,7 @@ class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     json: Report = None
 
 
-class BenchGatewayMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock bench gateway-memory`` runs with."""
-
-    requests: Annotated[int, option("Requests in all.", "Load", ge=10)] = 100_000
-    clients: Annotated[int, option("Requests at a time.", "Load", ge=1, le=1024)] = 16
-    seed: Annotated[int, option("Seed of what becomes of requests.", "Load", ge=0)] = 0
-    timeout: Timeout = 3600.0
-    json: Report = None
-
-
-class BenchSoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock bench soak`` runs with."""
-
-    # -- load
-    minutes: Annotated[float, option("How long requests are sent.", "Load", gt=0, le=10_000)] = 30.0
-    requests: Annotated[
-        Annotated[int, Meta(ge=1)] | None, option("End after so many requests, if that is earlier.", "Load")
-    ] = None
-    concurrency: Annotated[
-        int, option("Clients, with one request each at a time.", "Load", ge=1, le=4096)
-    ] = 48
-    seed: Annotated[
-        int, option("Seed of requests, of how clients behave and of disturbances.", "Load", ge=0)
-    ] = 0
-    round_s: Annotated[
-        float,
-        option(
-            "Seconds of load between two rests, at which tokens are balanced and memory is looked at.",
-            "Load",
-            gt=0,
-        ),
-    ] = 60.0
-    disturb_every: Annotated[
-        float,
-        option(
-            "Seconds between disturbances (kills, hangs, pauses, replacements), on average; 0: none.",
-            "Load",
-            ge=0,
-        ),
-    ] = 5.0
-
-    # -- server
-    api_server_count: Annotated[int, option("Number of API server processes.", "Server", ge=1, le=64)] = 2
-    engines: Annotated[int, option("Number of engine processes.", "Server", ge=1, le=64)] = 3
-    step_ms: Annotated[float, option(STEP_MS, "Server", gt=0)] = 10.0
-    hang_timeout: Annotated[
-        float, option("Seconds an engine may be silent before it is replaced.", "Server", gt=0)
-    ] = 8.0
-    server_args: ServerArgs = None
-
-    # -- bounds
-    most_mib_per_hour: Annotated[
-        float,
-        option("Most that a process may grow by over the second half, in MiB an hour.", "Bounds", gt=0),
-    ] = 12.0
-    most_objects: Annotated[
-        float,
-        option("Most objects that a process may track more after 1,000 requests.", "Bounds", gt=0),
-    ] = 200.0
-
-    # -- report
-    json: Report = None
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for --server-args that are no command line."""
-        _check_arguments(self.server_args)
-
-
-def _check_arguments(text: str | None) -> None:
+def check_server_args(text: str | None) -> None:
     """Raises ValueError for a --server-args that a shell could not read."""
     try:
         shlex.split(text or "")

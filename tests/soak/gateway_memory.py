@@ -1,4 +1,4 @@
-"""``penstock bench gateway-memory``: whether the gateway's memory stays flat, whatever requests come to."""
+"""``python -m tests.soak gateway``: whether the gateway's memory stays flat, whatever requests come to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import uvloop
 from penstock.bench.errors import BenchError
 from penstock.bench.host_benchmark import Deadline, ProgressCallback
 from penstock.bench.server_process import ServerProcess
-from penstock.config.bench import BenchGatewayMemoryConfig
+from tests.soak.config import GatewayMemoryConfig
 from tests.soak.failure_scenarios import WEIGHTS, ModelServers, ScenarioClient
 from tests.soak.leaks import MemorySample, slope
 
@@ -42,7 +42,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
-def measure_memory(config: BenchGatewayMemoryConfig, say: ProgressCallback) -> MemoryReport:
+def measure_memory(config: GatewayMemoryConfig, say: ProgressCallback) -> MemoryReport:
     """Runs the requests; leaves no process behind. Raises BenchError."""
     deadline = Deadline(config.timeout)
     try:
@@ -52,9 +52,7 @@ def measure_memory(config: BenchGatewayMemoryConfig, say: ProgressCallback) -> M
     return report
 
 
-async def _measure(
-    config: BenchGatewayMemoryConfig, deadline: Deadline, say: ProgressCallback
-) -> MemoryReport:
+async def _measure(config: GatewayMemoryConfig, deadline: Deadline, say: ProgressCallback) -> MemoryReport:
     async with ModelServers(SERVERS) as servers:
         arguments = ["gateway", "--port=0", "--access-log=none", "--max-request-bytes=65536"]
         arguments += [f"--first-token-timeout={FIRST_TOKEN_TIMEOUT_S}", "--endpoints", *servers.urls]

@@ -1,4 +1,4 @@
-"""``penstock bench soak``: rounds of load and deaths, after each of which all must add up."""
+"""``python -m tests.soak server``: rounds of load and deaths, after each of which all must add up."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import uvloop
 
 from penstock.bench import report as machine
 from penstock.bench.errors import BenchError
-from penstock.bench.server_process import ServerProcess, soak_arguments
-from penstock.config.bench import BenchSoakConfig
+from penstock.bench.server_process import ServerProcess
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.soak.client import ClientPool
+from tests.soak.config import SoakConfig, soak_arguments
 from tests.soak.fault_injection import FaultInjector
 from tests.soak.leaks import MOST_FILES, Growth, MemorySample, growth, leaks
 from tests.soak.oracle import Oracle
@@ -49,7 +49,7 @@ on its way to or from it is lost."""
 ProgressCallback = Callable[[str], None]
 
 
-def measure(config: BenchSoakConfig, say: ProgressCallback) -> SoakReport:
+def measure(config: SoakConfig, say: ProgressCallback) -> SoakReport:
     """Runs the soak; ``say`` gets a line after every round. Leaves no process behind.
 
     Raises BenchError when it cannot be made. What must not happen is no reason for that, it is reported.
@@ -67,7 +67,7 @@ class _Soak:
     """One run."""
 
     def __init__(
-        self, config: BenchSoakConfig, server: ServerProcess, directory: Path, say: ProgressCallback
+        self, config: SoakConfig, server: ServerProcess, directory: Path, say: ProgressCallback
     ) -> None:
         rng = random.Random(config.seed)
         oracle = Oracle(DEMO_DIR)
@@ -324,7 +324,7 @@ class _Soak:
         ]
 
 
-def _options(config: BenchSoakConfig) -> dict[str, object]:
+def _options(config: SoakConfig) -> dict[str, object]:
     """Those that are set, but for where the report goes."""
     values = msgspec.structs.asdict(config)
     return {name: value for name, value in values.items() if value is not None and name != "json"}
