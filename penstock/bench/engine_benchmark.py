@@ -13,16 +13,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from types import TracebackType
 from typing import Literal, Self
 
 import msgspec
 
+from penstock.bench.deadline import ProgressCallback
 from penstock.bench.errors import BenchError
 from penstock.bench.frame_reader import ReaderPlan
+from penstock.bench.machine import Machine, this_machine
 from penstock.bench.noop_engine import TOKEN, NoOpEngine
-from penstock.bench.report import Machine, this_machine
 from penstock.config.bench import BenchEngineConfig
 from penstock.engine.loop.process import EngineLoop
 from penstock.wire.control import SupervisorCommand
@@ -64,10 +63,6 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[EngineRun]
     machine: Machine
 
-    def to_json(self) -> bytes:
-        """Indented, with a final newline."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-
 
 def render(report: EngineReport) -> str:
     """The report as a table to read."""
@@ -85,7 +80,7 @@ def render(report: EngineReport) -> str:
     return "\n".join(lines)
 
 
-def measure(config: BenchEngineConfig, say: Callable[[str], None]) -> EngineReport:
+def measure(config: BenchEngineConfig, say: ProgressCallback) -> EngineReport:
     """Runs all measurements; ``say`` gets a line before each. Raises BenchError when one cannot be made."""
     runs = []
     for rows in config.rows:
@@ -205,9 +200,7 @@ class _ReaderProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
 

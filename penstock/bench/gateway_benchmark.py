@@ -7,11 +7,11 @@ import random
 import shlex
 import statistics
 import time
-from collections.abc import Callable
 
 import msgspec
 
-from penstock.bench.host_benchmark import Deadline, measure
+from penstock.bench.deadline import Deadline, ProgressCallback
+from penstock.bench.host_benchmark import measure
 from penstock.bench.report import HostReport
 from penstock.bench.server_process import ServerProcess, serve_arguments
 from penstock.config.bench import BenchGatewayConfig, BenchHostConfig
@@ -22,8 +22,6 @@ PICKED_PROMPT_BYTES = 8000
 """About 2,000 tokens."""
 PICKS = 2000
 PICK_RUNS = 5
-
-ProgressCallback = Callable[[str], None]
 
 
 class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,10 +34,6 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
     resident_bytes: int
     errors: int
     relay: HostReport
-
-    def to_json(self) -> bytes:
-        """Indented, with a final newline."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
 def measure_gateway(config: BenchGatewayConfig, say: ProgressCallback) -> GatewayReport:

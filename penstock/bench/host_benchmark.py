@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
 from penstock.bench import report
+from penstock.bench.deadline import Deadline, ProgressCallback
 from penstock.bench.errors import BenchError
 from penstock.bench.kernel_floor import KernelFloor
 from penstock.bench.load_client import LoadPlan, RoundResult
 from penstock.bench.load_process import LoadProcess
+from penstock.bench.machine import this_machine
 from penstock.bench.process_usage import (
     PeakMemory,
     ServerPids,
@@ -39,24 +40,6 @@ AFTER_S = 1.0
 DEFAULT_PORT = 80
 NOT_SHOWN = ("json", "api_key", "timeout", "rounds", "warmup_rounds")
 """Options that change neither load nor server."""
-
-ProgressCallback = Callable[[str], None]
-
-
-class Deadline:
-    """The end of the time that everything has together."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._seconds = seconds
-        self._clock = clock
-        self._end = clock() + seconds
-
-    def left(self, what: str) -> float:
-        """Seconds for ``what``, which is next. Raises BenchError when there are none."""
-        left = self._end - self._clock()
-        if left <= 0:
-            raise BenchError(f"--timeout: {self._seconds:g} s are over before {what}")
-        return left
 
 
 def measure(config: BenchHostConfig, say: ProgressCallback) -> HostReport:
@@ -99,7 +82,7 @@ def measure(config: BenchHostConfig, say: ProgressCallback) -> HostReport:
     )
     per_stream = (peak - memory.before) / config.in_flight
     used = report.StreamMemory(memory.before, peak, after, per_stream)
-    return report.build(rounds, floors, subject, report.this_machine(), used, slow)
+    return report.build(rounds, floors, subject, this_machine(), used, slow)
 
 
 def _server(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import statistics
 import subprocess
 import tempfile
 from importlib import resources
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from penstock.bench.errors import BenchError
@@ -43,9 +41,7 @@ class KernelFloor:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._directory.cleanup()
 
     def measure(self, sockets: int, chunk: int, *, times: int, seconds: float) -> list[float]:
@@ -88,11 +84,6 @@ class KernelFloor:
         if process.returncode:
             raise BenchError(f"the C floor failed with exit code {process.returncode}: {err.strip()}")
         return out
-
-
-def median(values: list[float]) -> float | None:
-    """The floor of several measurements; None for none."""
-    return statistics.median(values) if values else None
 
 
 def _cores() -> list[str]:

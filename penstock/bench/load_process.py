@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import subprocess
 import sys
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -59,9 +58,7 @@ class LoadProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(self, message: LoadPlan | RoundOrder, seconds: float) -> LoadMessage:

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from penstock import __version__
 from penstock.bench.latency import Latency
 from penstock.bench.load_client import RoundResult
+from penstock.bench.machine import Machine
 from penstock.bench.process_usage import CpuTime
+from penstock.bench.tables import format_table, options_line
 
 BUSY_CLIENT = 0.9
 """Share of a core from which on the client's own queue shows in the latencies."""
 UNSTEADY_FLOOR = 1.5
 """Largest to smallest measurement of the floor from which on the machine was not quiet."""
-
-
-class Machine(msgspec.Struct, frozen=True):
-    """Where it was measured."""
-
-    cpu: str
-    cores: int
-    system: str
-    python: str
-    penstock: str
 
 
 class MeasuredRound(msgspec.Struct, frozen=True):
@@ -112,10 +100,6 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True):
     subject: Subject
     machine: Machine
 
-    def to_json(self) -> bytes:
-        """Indented, with a final newline."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-
 
 def slow_reading(
     readers: int,
@@ -178,21 +162,9 @@ def build(
     )
 
 
-def this_machine() -> Machine:
-    """Facts of this machine. ``cores`` are those this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine(
-        cpu=_cpu_model(),
-        cores=cores,
-        system=f"{platform.system()} {platform.release()}",
-        python=platform.python_version(),
-        penstock=__version__,
-    )
-
-
 def render(report: HostReport) -> str:
     """The report as text for a terminal, without a newline at its end."""
-    here, subject = report.machine, report.subject
+    subject = report.subject
     rates = [each.tokens_per_cpu_s for each in report.rounds]
     span = f"{min(rates):,.0f} to {max(rates):,.0f} in {len(rates)} rounds" if len(rates) > 1 else "1 round"
     cpu, memory = report.api_server_cpu_s, subject.api_server_resident_bytes / 2**20
@@ -229,8 +201,8 @@ def render(report: HostReport) -> str:
         *_memory_rows(report.memory),
     ]
     lines = [
-        f"penstock {here.penstock}, Python {here.python}, {here.system}, {here.cpu}, {here.cores} cores",
-        " ".join(f"--{name.replace('_', '-')} {value}" for name, value in subject.options.items()),
+        str(report.machine),
+        options_line(subject.options),
         f"model {subject.model}, prompts of about {subject.prompt_tokens:,} tokens",
         "",
         *format_table(rows),
@@ -293,18 +265,6 @@ def _latency_row(name: str, latency: Latency) -> tuple[str, ...]:
     return (name, *("-" if value is None else f"{value:,.1f}" for value in values))
 
 
-def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of cells, the first to the left and others to the right; a third of three is a remark."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
-        if len(others) == 2:
-            cells[1] = others[1]
-        lines.append("  ".join([f"{first:{widths[0]}}", *cells]).rstrip())
-    return lines
-
-
 def _floor_spread(report: HostReport) -> str:
     low, high = min(report.floor_measurements), max(report.floor_measurements)
     return f"{low:,.0f} to {high:,.0f} in {len(report.floor_measurements)} runs before and after"
@@ -316,13 +276,3 @@ def _share(cpu: CpuTime) -> str:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
-
-
-def _cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()

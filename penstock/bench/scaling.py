@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from penstock.bench import host_benchmark
+from penstock.bench.deadline import Deadline, ProgressCallback
 from penstock.bench.errors import BenchError
 from penstock.bench.load_process import LoadProcess
+from penstock.bench.machine import Machine, this_machine
 from penstock.bench.process_usage import ServerPids, cpu_time, pids_of_supervisor
-from penstock.bench.report import Machine, MeasuredRound, format_table, this_machine
+from penstock.bench.report import MeasuredRound
 from penstock.bench.server_process import ServerProcess, serve_arguments
+from penstock.bench.tables import format_table, options_line
 from penstock.config.bench import BenchHostConfig
 
 SIMULATED = 64
@@ -80,10 +83,6 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any]
     machine: Machine
 
-    def to_json(self) -> bytes:
-        """Indented, with a final newline."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-
 
 class _ServerUnderLoad:
     """A server with its load client, for as long as the measurement goes on."""
@@ -93,7 +92,7 @@ class _ServerUnderLoad:
         config: BenchHostConfig,
         api_servers: int,
         stack: contextlib.ExitStack,
-        deadline: host_benchmark.Deadline,
+        deadline: Deadline,
     ) -> None:
         if config.grow_load:
             config = msgspec.structs.replace(config, streams=config.streams * api_servers)
@@ -115,9 +114,9 @@ class _ServerUnderLoad:
         return ScalingSample(measured, (cpu_time(self._processes.coordinators) - before).total)
 
 
-def measure(config: BenchHostConfig, say: Callable[[str], None]) -> ScalingReport:
+def measure(config: BenchHostConfig, say: ProgressCallback) -> ScalingReport:
     """Runs the rounds of all numbers of API servers by turns. Raises BenchError as :func:`host.measure`."""
-    deadline = host_benchmark.Deadline(config.timeout)
+    deadline = Deadline(config.timeout)
     with contextlib.ExitStack() as stack:
         fleets = []
         for count in config.api_server_count:
@@ -220,7 +219,7 @@ def _extrapolate(counts: Sequence[float], values: Sequence[float]) -> float:
 
 def render(report: ScalingReport) -> str:
     """The report as text for a terminal, without a newline at its end."""
-    here, far = report.machine, report.limit
+    far = report.limit
     table = [("API servers", "streams", "us/token", "ratio", "events/token", "engine ms/step", "coordinator")]
     for each in report.points:
         table.append(
@@ -236,8 +235,8 @@ def render(report: ScalingReport) -> str:
         )
     accepted = "-" if far.connections_per_s is None else f"{far.connections_per_s:,.0f}"
     lines = [
-        f"penstock {here.penstock}, Python {here.python}, {here.system}, {here.cpu}, {here.cores} cores",
-        " ".join(f"--{name.replace('_', '-')} {value}" for name, value in report.options.items()),
+        str(report.machine),
+        options_line(report.options),
         "",
         *format_table(table),
         "",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import socket
 import threading
-from types import TracebackType
 from typing import Self
 
 from penstock.bench.errors import BenchError
@@ -48,9 +47,7 @@ class SlowReaders:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done.set()
         self._reader.join()
         self._close()

@@ -22,23 +22,24 @@ class CommandEntry(NamedTuple):
     name: tuple[str, ...]
     module: str
     help: str
+    attribute: str = "COMMAND"
 
 
 COMMANDS = (
     CommandEntry(("serve",), "penstock.cli.serve", "Serve a model over the OpenAI HTTP API."),
+    CommandEntry(("gateway",), "penstock.cli.gateway", "Route requests to OpenAI-compatible model servers."),
+    CommandEntry(("complete",), "penstock.cli.complete", "Continue a text with a served model."),
+    CommandEntry(("chat",), "penstock.cli.chat", "Chat with a served model."),
+    CommandEntry(("status",), "penstock.cli.status", "Show the load of a gateway or a Penstock server."),
+    CommandEntry(("keys",), "penstock.cli.keys", "Make the key file that the hosts of one server share."),
+    CommandEntry(("bench", "host"), "penstock.cli.bench", "Measure the CPU time of API servers.", "HOST"),
     CommandEntry(
-        ("gateway",), "penstock.cli.gateway", "Spread requests over OpenAI-compatible model servers."
+        ("bench", "engine"), "penstock.cli.bench", "Measure the CPU time of an engine's steps.", "ENGINE"
     ),
-    CommandEntry(("complete",), "penstock.cli.complete", "Continue a text with a model that a server runs."),
-    CommandEntry(("chat",), "penstock.cli.chat", "Talk to a model that a server runs."),
-    CommandEntry(("status",), "penstock.cli.status", "Show what a gateway or a Penstock server does."),
-    CommandEntry(("keys",), "penstock.cli.keys", "Make the key that the hosts of a fleet share."),
-    CommandEntry(("bench", "host"), "penstock.cli.bench_host", "Measure what an API server costs the host."),
     CommandEntry(
-        ("bench", "engine"), "penstock.cli.bench_engine", "Measure what a decode step costs the host."
+        ("bench", "gateway"), "penstock.cli.bench", "Measure the CPU time of the gateway.", "GATEWAY"
     ),
-    CommandEntry(("bench", "gateway"), "penstock.cli.bench_gateway", "Measure what relaying costs the host."),
-    CommandEntry(("version",), "penstock.cli.version", "Print the versions of Penstock and what it runs on."),
+    CommandEntry(("version",), "penstock.cli.version", "Print versions of Penstock and its libraries."),
     CommandEntry(("docs-options",), "penstock.cli.docs_options", ""),
 )
 
@@ -66,8 +67,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def load(entry: CommandEntry) -> Command[Any]:
-    """Import the module of a command and return it."""
-    command = importlib.import_module(entry.module).COMMAND
+    """Imports a command."""
+    command = getattr(importlib.import_module(entry.module), entry.attribute)
     assert isinstance(command, Command)
     return command
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from penstock.bench import kernel_floor
+from penstock.bench.deadline import Deadline
 from penstock.bench.errors import BenchError
-from penstock.bench.host_benchmark import Deadline
 from penstock.bench.server_process import ServerProcess, serve_arguments
 from penstock.cli.main import main
 from penstock.config.bench import BenchHostConfig

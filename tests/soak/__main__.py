@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from penstock.cli import parser
-from penstock.cli.bench_command import run_measurement
+from penstock.cli.bench import run_measurement
 from penstock.cli.command import Command
 from penstock.cli.main import EXIT_INTERRUPTED, EXIT_USAGE, all_options
 from penstock.config.errors import ConfigError

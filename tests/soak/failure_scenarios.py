@@ -9,7 +9,6 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self, cast
 
 import msgspec
@@ -157,9 +156,7 @@ class ModelServers:
             self._servers.append(await loop.create_server(_ModelServer, sock=listener))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for server in self._servers:
             server.close()
 

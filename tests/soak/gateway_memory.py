@@ -11,8 +11,8 @@ import msgspec
 import psutil
 import uvloop
 
+from penstock.bench.deadline import Deadline, ProgressCallback
 from penstock.bench.errors import BenchError
-from penstock.bench.host_benchmark import Deadline, ProgressCallback
 from penstock.bench.server_process import ServerProcess
 from tests.soak.config import GatewayMemoryConfig
 from tests.soak.failure_scenarios import WEIGHTS, ModelServers, ScenarioClient
@@ -36,10 +36,6 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     objects_per_1000_requests: float
     outcomes: dict[str, int]
     """Requests by outcome, as the gateway counted them."""
-
-    def to_json(self) -> bytes:
-        """Indented, with a final newline."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
 def measure_memory(config: GatewayMemoryConfig, say: ProgressCallback) -> MemoryReport:

@@ -11,7 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from penstock.bench.report import Machine
+from penstock.bench.machine import Machine
+from penstock.bench.tables import options_line
 from tests.soak.leaks import Growth
 from tests.soak.token_accounting import TokenBalance
 
@@ -47,20 +48,13 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any]
     machine: Machine
 
-    def to_json(self) -> bytes:
-        """Indented, with a final newline."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-
 
 def render(report: SoakReport) -> str:
     """The report as text for a terminal, without a newline at its end."""
-    here = report.machine
     out = StringIO()
     console = Console(file=out, width=WIDTH, highlight=False, markup=False)
-    console.print(
-        f"penstock {here.penstock}, Python {here.python}, {here.system}, {here.cpu}, {here.cores} cores"
-    )
-    console.print(" ".join(f"--{name.replace('_', '-')} {value}" for name, value in report.options.items()))
+    console.print(str(report.machine))
+    console.print(options_line(report.options))
     console.print(_counts("requests", report.ends, report.requests, f"in {report.wall_s:,.0f} s"))
     if report.disturbances:
         died = f"{report.deaths:,} processes died"

@@ -8,7 +8,6 @@ import random
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,8 +15,9 @@ import httpx
 import msgspec
 import uvloop
 
-from penstock.bench import report as machine
+from penstock.bench.deadline import ProgressCallback
 from penstock.bench.errors import BenchError
+from penstock.bench.machine import this_machine
 from penstock.bench.server_process import ServerProcess
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.soak.client import ClientPool
@@ -45,8 +45,6 @@ CALM_EVERY = 3
 LOST_S = 3.0
 """Seconds of tokens that the counts of a killed process may lack: it tells them once a second, and what was
 on its way to or from it is lost."""
-
-ProgressCallback = Callable[[str], None]
 
 
 def measure(config: SoakConfig, say: ProgressCallback) -> SoakReport:
@@ -313,7 +311,7 @@ class _Soak:
             growth=grown,
             run_directory_files=[self._files[0], self._files[-1]],
             options=_options(self._config),
-            machine=machine.this_machine(),
+            machine=this_machine(),
         )
 
     def _growth(self) -> list[Growth]:
