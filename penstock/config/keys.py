@@ -13,5 +13,5 @@ class KeysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What ``penstock keys`` runs with."""
 
     cluster_key_file: Annotated[
-        str, option("File to make; it must not exist yet.", "Files", positional=True)
+        str, option("Key file to create; it must not exist.", "Files", positional=True)
     ] = "penstock.key"

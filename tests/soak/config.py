@@ -20,20 +20,19 @@ class SoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Options of ``python -m tests.soak server``."""
 
     # -- load
-    minutes: Annotated[float, option("How long requests are sent.", "Load", gt=0, le=10_000)] = 30.0
+    minutes: Annotated[float, option("Duration of the load, in minutes.", "Load", gt=0, le=10_000)] = 30.0
     requests: Annotated[
-        Annotated[int, Meta(ge=1)] | None, option("End after so many requests, if that is earlier.", "Load")
+        Annotated[int, Meta(ge=1)] | None,
+        option("Requests after which the load ends, if earlier. Default: no limit.", "Load"),
     ] = None
     concurrency: Annotated[
-        int, option("Clients, with one request each at a time.", "Load", ge=1, le=4096)
+        int, option("Number of clients, each with one request in flight.", "Load", ge=1, le=4096)
     ] = 48
-    seed: Annotated[
-        int, option("Seed of requests, of how clients behave and of disturbances.", "Load", ge=0)
-    ] = 0
+    seed: Annotated[int, option("Seed of requests, client behaviour and faults.", "Load", ge=0)] = 0
     round_s: Annotated[
         float,
         option(
-            "Seconds of load between two rests, at which tokens are balanced and memory is looked at.",
+            "Time between two pauses, at which tokens are reconciled and memory is sampled, in seconds.",
             "Load",
             gt=0,
         ),
@@ -41,7 +40,7 @@ class SoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     disturb_every: Annotated[
         float,
         option(
-            "Seconds between disturbances (kills, hangs, pauses, replacements), on average; 0: none.",
+            "Mean time between faults (kill, hang, pause, rolling restart), in seconds; 0: none.",
             "Load",
             ge=0,
         ),
@@ -52,18 +51,21 @@ class SoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     engines: Annotated[int, option("Number of engine processes.", "Server", ge=1, le=64)] = 3
     step_ms: Annotated[float, option(STEP_MS, "Server", gt=0)] = 10.0
     hang_timeout: Annotated[
-        float, option("Seconds an engine may be silent before it is replaced.", "Server", gt=0)
+        float,
+        option(
+            "Time without a heartbeat before an engine is killed and restarted, in seconds.", "Server", gt=0
+        ),
     ] = 8.0
     server_args: ServerArgs = None
 
     # -- bounds
     most_mib_per_hour: Annotated[
         float,
-        option("Most that a process may grow by over the second half, in MiB an hour.", "Bounds", gt=0),
+        option("Maximum growth of a process in the second half, in MiB per hour.", "Bounds", gt=0),
     ] = 12.0
     most_objects: Annotated[
         float,
-        option("Most objects that a process may track more after 1,000 requests.", "Bounds", gt=0),
+        option("Maximum growth in tracked objects of a process, per 1,000 requests.", "Bounds", gt=0),
     ] = 200.0
 
     # -- report
@@ -77,9 +79,11 @@ class SoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class GatewayMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of ``python -m tests.soak gateway``."""
 
-    requests: Annotated[int, option("Requests in all.", "Load", ge=10)] = 100_000
-    clients: Annotated[int, option("Requests at a time.", "Load", ge=1, le=1024)] = 16
-    seed: Annotated[int, option("Seed of what becomes of requests.", "Load", ge=0)] = 0
+    requests: Annotated[int, option("Number of requests.", "Load", ge=10)] = 100_000
+    clients: Annotated[
+        int, option("Number of clients, each with one request in flight.", "Load", ge=1, le=1024)
+    ] = 16
+    seed: Annotated[int, option("Seed of the failure scenarios.", "Load", ge=0)] = 0
     timeout: Timeout = 3600.0
     json: Report = None
 

@@ -16,22 +16,19 @@ class CorsOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_fields=
     allowed_origins: Annotated[
         list[Annotated[str, Meta(pattern=r"^(\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+)$")]] | None,
         option(
-            "Origins whose pages may use the server, such as https://chat.example.com; * for every one. "
-            "Default: none, a browser keeps others out.",
+            "Origins allowed by CORS, such as https://chat.example.com; *: all. Default: none.",
             "CORS",
         ),
     ] = None
     allowed_methods: Annotated[
         list[Annotated[str, Meta(pattern=r"^(\*|[A-Z]+)$")]] | None,
-        option("Methods that these pages may use; default: every one.", "CORS"),
+        option("Methods that CORS allows. Default: all.", "CORS"),
     ] = None
     allowed_headers: Annotated[
         list[Annotated[str, Meta(pattern=r"^[!#-'*+.0-9A-Z^-z|~-]+$")]] | None,
-        option("Headers that these pages may send; default: every one.", "CORS"),
+        option("Request headers that CORS allows. Default: all.", "CORS"),
     ] = None
     allow_credentials: Annotated[
         bool,
-        option(
-            "Let these pages use the cookies and certificates that a browser keeps for the server.", "CORS"
-        ),
+        option("Allow cross-origin requests with credentials (cookies, client certificates).", "CORS"),
     ] = False

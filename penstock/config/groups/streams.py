@@ -16,15 +16,15 @@ class StreamOptions(TlsOptions, frozen=True, kw_only=True, forbid_unknown_fields
     stream_interval: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"],
         option(
-            "Tokens per event: a number, or auto for one event per token while the server keeps up. "
-            "The first token is always sent at once.",
+            "Tokens per event. auto: one, more while the server is behind. The first token is always "
+            "sent immediately.",
             "Streaming",
         ),
     ] = "auto"
     min_stream_interval: Annotated[
         int,
         option(
-            "Fewest tokens per event that a request may ask for; finer wishes get this.",
+            "Minimum of tokens per event; requests that ask for fewer get this.",
             "Streaming",
             ge=1,
             le=1024,
@@ -33,18 +33,22 @@ class StreamOptions(TlsOptions, frozen=True, kw_only=True, forbid_unknown_fields
     stream_interval_ms: Annotated[
         Annotated[int, Meta(ge=1, le=60_000)] | None,
         option(
-            "One event per so many milliseconds instead of per number of tokens; no token is held longer.",
+            "Time between events, in milliseconds, instead of tokens per event. Default: by tokens.",
             "Streaming",
         ),
     ] = None
     max_stream_backlog: Annotated[
         int,
-        option("Bytes that may wait for a client that reads slowly before it is cut.", "Streaming", ge=4096),
+        option(
+            "Maximum unsent output for a slow client, in bytes; beyond it the connection is closed.",
+            "Streaming",
+            ge=4096,
+        ),
     ] = 4 << 20
     sse_keep_alive: Annotated[
         float,
         option(
-            "Seconds of silence after which a stream's client gets a comment line; 0: never.",
+            "Time without events after which a stream gets a comment line, in seconds; 0: never.",
             "Streaming",
             ge=0,
         ),
@@ -52,7 +56,7 @@ class StreamOptions(TlsOptions, frozen=True, kw_only=True, forbid_unknown_fields
     compat_done_after_error: Annotated[
         bool,
         option(
-            "Send [DONE] after an error event, as vLLM does; such a stream ends like a complete one.",
+            "Send [DONE] after an error event, as vLLM does.",
             "Streaming",
         ),
     ] = False
