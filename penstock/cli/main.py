@@ -1,4 +1,4 @@
-"""The ``penstock`` command: finds the command that is asked for, imports it alone, and runs it."""
+"""The ``penstock`` command line. Only the module of the requested command is imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.config.sources import resolve
 
 
 class CommandEntry(NamedTuple):
-    """A command before its module is imported; without ``help`` it is not listed."""
+    """A command whose module is not imported yet. One without ``help`` is not listed."""
 
     name: tuple[str, ...]
     module: str
@@ -49,7 +49,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``penstock`` with these arguments (the process's own when None) and return its exit code."""
+    """Runs ``penstock`` with these arguments (default: those of the process) and returns its exit code."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         code = _run(argv)
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has left. Standard output must not be flushed into the pipe at exit again.
+        # The reader of the output is gone. Standard output must not be flushed into the pipe again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
 
@@ -74,7 +74,7 @@ def load(entry: CommandEntry) -> Command[Any]:
 
 
 def all_options() -> Iterator[Option]:
-    """The options of every command; imports the modules of all."""
+    """The options of all commands; imports all their modules."""
     for entry in COMMANDS:
         yield from options_of(load(entry).config)
 
@@ -103,7 +103,7 @@ def _find(argv: list[str]) -> CommandEntry | None:
 
 
 def _help(argv: list[str]) -> int:
-    """The list of commands, of all or of one host of sub-commands such as ``bench``."""
+    """Prints the list of commands: all, or those of a group such as ``bench``."""
     words = [word for word in argv if word not in ("-h", "--help")]
     group = tuple(words[:1]) if _is_group(tuple(words[:1])) else ()
     entries = [entry for entry in COMMANDS if entry.help and entry.name[: len(group)] == group]

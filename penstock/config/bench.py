@@ -1,4 +1,4 @@
-"""Options of the measuring commands, ``penstock bench …``."""
+"""Options of the ``penstock bench`` commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Report = Annotated[str | None, option("File for the report, as JSON.", "Report",
 
 
 class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock bench host`` runs with."""
+    """Options of ``penstock bench host``."""
 
     # -- load
     streams: Annotated[
@@ -137,7 +137,7 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def connections(self) -> int:
-        """Connections that are read."""
+        """Connections of the load client, without the slow readers."""
         return self.streams - self.slow_readers
 
     @property
@@ -152,7 +152,7 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class BenchEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock bench engine`` runs with."""
+    """Options of ``penstock bench engine``."""
 
     rows: Annotated[
         list[Annotated[int, Meta(ge=1, le=65536)]],
@@ -166,20 +166,20 @@ class BenchEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     json: Report = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for more than can be held."""
+        """Raises ValueError when the prompts need too much memory."""
         tokens = max(self.rows) * max(self.sequence_length)
-        if tokens > MOST_BENCH_TOKENS:
+        if tokens > MAX_PROMPT_TOKENS:
             raise ValueError(
-                f"--rows, --sequence-length: {tokens:,} tokens of prompts, at most {MOST_BENCH_TOKENS:,}"
+                f"--rows, --sequence-length: {tokens:,} tokens of prompts, at most {MAX_PROMPT_TOKENS:,}"
             )
 
 
-MOST_BENCH_TOKENS = 1 << 28
-"""Prompts of ``penstock bench engine``: two processes hold them at 4 bytes a token."""
+MAX_PROMPT_TOKENS = 1 << 28
+"""Maximum prompt tokens of ``penstock bench engine``: two processes hold them, 4 bytes per token."""
 
 
 class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock bench gateway`` runs with."""
+    """Options of ``penstock bench gateway``."""
 
     streams: Annotated[int, option("Concurrent streams.", "Load", ge=1, le=65536)] = 256
     tokens: Tokens = 128
@@ -200,7 +200,7 @@ class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 def check_server_args(text: str | None) -> None:
-    """Raises ValueError for a --server-args that a shell could not read."""
+    """Raises ValueError for a --server-args that a shell cannot parse."""
     try:
         shlex.split(text or "")
     except ValueError as error:
@@ -215,4 +215,4 @@ OF_STARTED_SERVER = (
     "server_args",
     "slow_readers",
 )
-"""Fields that have no meaning with ``--url``."""
+"""Fields of a server that the command starts; they have no effect with ``--url``."""

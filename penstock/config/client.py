@@ -1,4 +1,4 @@
-"""Options of the commands that talk to a server: ``penstock complete`` and ``penstock chat``."""
+"""Options of ``penstock complete`` and ``penstock chat``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from penstock.config.describe import option
 
 
 def short(letter: str) -> Meta:
-    """Gives an option a one-letter flag, ``-q``, besides its long one."""
+    """Adds a one-letter flag, such as ``-q``, to an option."""
     return Meta(extra={"short": f"-{letter}"})
 
 
 class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every client command needs: the server, the model and the sampling parameters."""
+    """Options of both commands: server, model and sampling parameters."""
 
     url: Annotated[
         str,
@@ -57,7 +57,7 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class CompleteConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock complete`` runs with."""
+    """Options of ``penstock complete``."""
 
     prompt: Annotated[
         str | None,
@@ -71,7 +71,7 @@ class CompleteConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ChatConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock chat`` runs with."""
+    """Options of ``penstock chat``."""
 
     quick: Annotated[
         str | None,

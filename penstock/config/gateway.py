@@ -11,11 +11,11 @@ from penstock.config.describe import option
 from penstock.config.groups import http
 
 Url = Annotated[str, Meta(pattern=r"^https?://[^/@?#]+/?$")]
-"""Of an endpoint: a scheme, a host and perhaps a port."""
+"""URL of an endpoint: scheme, host and optional port."""
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock gateway`` runs with."""
+    """Options of ``penstock gateway``."""
 
     endpoints: Annotated[
         list[Url] | None,

@@ -10,7 +10,7 @@ from penstock.config.describe import option
 
 
 class KeysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock keys`` runs with."""
+    """Options of ``penstock keys``."""
 
     cluster_key_file: Annotated[
         str, option("Key file to create; it must not exist.", "Files", positional=True)

@@ -43,13 +43,13 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def ranks(self) -> range:
-        """Of the engines that this host runs."""
+        """Ranks of the engines that this host runs."""
         first = self.data_parallel_start_rank
         count = self.data_parallel_size_local
         return range(first, self.data_parallel_size if count is None else first + count)
 
     def host_of_server(self, index: int) -> str:
-        """Which of --api-server-hosts has this API server; one that replaces another is where that was."""
+        """The entry of --api-server-hosts for this API server. A replacement runs on the same host."""
         names = self.api_server_hosts.split(",") if self.api_server_hosts else [HEAD]
         return names[index % self.api_server_count % len(names)]
 

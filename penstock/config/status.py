@@ -10,7 +10,7 @@ from penstock.config.describe import option
 
 
 class StatusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock status`` runs with."""
+    """Options of ``penstock status``."""
 
     url: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""Options of which pages of other origins a browser lets in."""
+"""CORS options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.config.groups.http import HttpOptions
 
 
 class CorsOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of which pages of other origins a browser lets in."""
+    """CORS options."""
 
     allowed_origins: Annotated[
         list[Annotated[str, Meta(pattern=r"^(\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+)$")]] | None,

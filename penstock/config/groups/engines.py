@@ -1,4 +1,4 @@
-"""Options of engines, their batches and their memory."""
+"""Options of engines: batches, scheduling and memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.config.groups.streams import StreamOptions
 
 
 class EngineOptions(StreamOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of engines, their batches and their memory."""
+    """Options of engines: batches, scheduling and memory."""
 
     engine: Annotated[
         Literal["torch", "synthetic", "vllm"],

@@ -1,4 +1,4 @@
-"""Options of a fleet on several hosts."""
+"""Options of a server that spans several hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAD = "head"
 
 
 class HostOptions(SyntheticOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of a fleet on several hosts."""
+    """Options of a server that spans several hosts."""
 
     data_parallel_size_local: Annotated[
         Annotated[int, Meta(ge=0, le=1024)] | None,

@@ -1,4 +1,4 @@
-"""Options of the HTTP server: where it listens, whom it serves, and how much it takes."""
+"""Options of the HTTP server: address, authentication and limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MaxRequestBytes = Annotated[int, option("Maximum size of a request body, in byte
 
 
 class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the HTTP server: where it listens, whom it serves, and how much it takes."""
+    """Options of the HTTP server: address, authentication and limits."""
 
     host: Host = "127.0.0.1"
     port: Port = 8000

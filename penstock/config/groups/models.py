@@ -1,4 +1,4 @@
-"""Options of which model is served, and how it is read."""
+"""Options of the model: source, formats and data type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.config.describe import option
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of which model is served, and how it is read."""
+    """Options of the model: source, formats and data type."""
 
     model: Annotated[
         str | None,

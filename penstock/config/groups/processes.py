@@ -1,4 +1,4 @@
-"""Options of the life of processes, their logs and their garbage."""
+"""Options of processes: timeouts, logs and garbage collection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.config.groups.hosts import HostOptions
 
 
 class ProcessOptions(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the life of processes, their logs and their garbage."""
+    """Options of processes: timeouts, logs and garbage collection."""
 
     run_dir: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""Options of how replies are streamed."""
+"""Options of streamed replies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.config.groups.tls import TlsOptions
 
 
 class StreamOptions(TlsOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of how replies are streamed."""
+    """Options of streamed replies."""
 
     stream_interval: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"],

@@ -1,4 +1,4 @@
-"""Options of the engine without a model."""
+"""Options of the synthetic engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEP_MS = "Step duration of the synthetic engine, in milliseconds."
 
 
 class SyntheticOptions(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the engine without a model."""
+    """Options of the synthetic engine."""
 
     synthetic_step_ms: Annotated[float, option(STEP_MS, "Synthetic engine", ge=0)] = 10.0
     synthetic_prefill_tokens_per_s: Annotated[

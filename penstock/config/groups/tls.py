@@ -1,4 +1,4 @@
-"""Options of certificates."""
+"""TLS options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.config.groups.cors import CorsOptions
 
 
 class TlsOptions(CorsOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of certificates."""
+    """TLS options."""
 
     ssl_certfile: Annotated[
         str | None,
