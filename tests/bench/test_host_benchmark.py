@@ -56,7 +56,7 @@ def test_slow_readers_are_compared_to_rounds_without_them(
     assert report["requests"] == 4  # two rounds of the two that are read
     out, err = capsys.readouterr()
     assert "others' p99 between events, ratio" in out
-    assert "2 slow readers start" in err
+    assert "starting 2 slow readers" in err
 
 
 def test_numbers_of_api_servers_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
