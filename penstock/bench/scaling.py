@@ -67,7 +67,7 @@ class Extrapolation(msgspec.Struct, frozen=True, kw_only=True):
 
     Linear in CPU time per token and per engine step; the coordinator's CPU time per message and the
     supervisor's per connection are constant. ``engine_tokens_per_s`` is the limit of one engine by the host's
-    work. With --grow-load every API server has all the streams, and the number of engines stays the same.
+    work. With --grow-load every API server has --streams of its own, all on the same engines.
     """
 
     api_servers: int
@@ -204,9 +204,9 @@ def limit(config: BenchHostConfig, points: Sequence[ScalingPoint]) -> Extrapolat
 def coordinator_messages(api_servers: int, engines: int) -> float:
     """Messages that a coordinator receives and sends per second while all engines are busy.
 
-    Each API server sends Join and its metrics. The coordinator forwards these to all others, and its
-    own metrics to all. Engines report their load; the coordinator sends the loads of all engines to each API
-    server in one message.
+    Each API server sends ServerJoin and its metrics once a second. The coordinator forwards these metrics to
+    all others, and its own to all. Engines report their load; the coordinator sends the loads of all engines
+    to each API server in one message.
     """
     received = 2 * api_servers + LOADS_PER_S * engines
     sent = api_servers * (api_servers - 1) + api_servers + LOADS_PER_S * api_servers

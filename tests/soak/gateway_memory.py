@@ -1,4 +1,4 @@
-"""``python -m tests.soak gateway``: whether the gateway's memory stays flat, whatever requests come to."""
+"""``python -m tests.soak gateway``: whether the gateway's memory stays flat while requests fail."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from tests.soak.leaks import MemorySample, slope
 SERVERS = 3
 SAMPLES = 10
 FIRST_TOKEN_TIMEOUT_S = 1.0
-"""Of the gateway: how long a request to a server that stalls takes."""
+"""Option of the gateway: duration of a request to a server that stalls."""
 REST_S = 0.6
-"""Before each sample: the gateway collects garbage in idle gaps, which it looks for four times a second."""
+"""Pause before each sample: the gateway checks four times a second whether it may collect garbage."""
 MIB = 1 << 20
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings. Slopes are medians over all pairs of samples of the second half."""
+    """The results. Slopes are medians over all pairs of samples of the second half."""
 
     samples: list[MemorySample]
-    """After each tenth of the requests, with none in flight."""
+    """One after each tenth of the requests, with none in flight."""
     kib_per_1000_requests: float
     objects_per_1000_requests: float
     outcomes: dict[str, int]
-    """Requests by outcome, as the gateway counted them."""
+    """The gateway's request counts by outcome."""
 
 
 def measure_memory(config: GatewayMemoryConfig, say: ProgressCallback) -> MemoryReport:
-    """Runs the requests; leaves no process behind. Raises BenchError."""
+    """Runs the requests and ends all processes. Raises BenchError."""
     deadline = Deadline(config.timeout)
     try:
         report: MemoryReport = uvloop.run(asyncio.wait_for(_measure(config, deadline, say), config.timeout))
@@ -71,7 +71,9 @@ async def _measure(config: GatewayMemoryConfig, deadline: Deadline, say: Progres
                 tracked = await clients[0].tracked_objects()
                 process = psutil.Process(gateway.pid)
                 resident, descriptors = process.memory_info().rss, process.num_fds()
-                samples.append(MemorySample(time.monotonic() - began, asked, resident, descriptors, tracked))
+                samples.append(
+                    MemorySample(time.monotonic() - began, asked, resident, descriptors, objects=tracked)
+                )
                 say(_line(samples[-1]))
             outcomes = await clients[0].outcomes()
             for client in clients:
@@ -80,7 +82,7 @@ async def _measure(config: GatewayMemoryConfig, deadline: Deadline, say: Progres
 
 
 def build(samples: list[MemorySample], outcomes: Counter[str]) -> MemoryReport:
-    """The report of these samples."""
+    """Builds the report."""
     half = samples[len(samples) // 2 :]
     return MemoryReport(
         samples=samples,
@@ -98,7 +100,7 @@ def _line(sample: MemorySample) -> str:
 
 
 def render(report: MemoryReport) -> str:
-    """Samples, slopes and outcomes to read."""
+    """The report as text."""
     outcomes = [f"{name:22s} {count:9,d}" for name, count in sorted(report.outcomes.items())]
     return "\n".join(
         [
