@@ -1,4 +1,4 @@
-"""The snapshot of a process's metrics, as it is sent to other processes (:mod:`penstock.metrics.merge` adds up).
+"""The snapshot of a process's metrics, as it is sent to others (:mod:`penstock.metrics.merge` adds them up).
 
 A snapshot is cumulative since the start of its process. ``incarnation`` is the run of its supervisor,
 ``epoch`` counts restarts within that run.

@@ -1,4 +1,4 @@
-"""What came of one request, from the bytes of its connection."""
+"""Parses the reply to one request from the bytes of its connection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.streaming.sse_parser import SSEParser
 
 EVENTS = b"text/event-stream"
 _SHOWN = 300
-"""Characters of an error that are kept."""
+"""Maximum characters of an error that are kept."""
 
 
 class Usage(msgspec.Struct):
@@ -50,24 +50,24 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 class ReceivedReply:
-    """Fed with what a connection receives during one request; holds what that says."""
+    """Fed with the bytes that a connection receives during one request."""
 
     def __init__(self) -> None:
         self.status = 0
-        """0 while there is none."""
+        """HTTP status; 0 before it is received."""
         self.texts: defaultdict[int, str] = defaultdict(str)
         """By choice."""
         self.tokens: defaultdict[int, list[int]] = defaultdict(list)
-        """By choice, for requests that ask for them."""
+        """By choice, if requested."""
         self.finish_reasons: dict[int, str] = {}
         self.usage: Usage | None = None
         self.events = 0
         self.done = False
-        """``[DONE]`` came."""
+        """``[DONE]`` was received."""
         self.error = ""
-        """Of the server's, as JSON, or what is wrong with what it sent."""
+        """The server's error as JSON, or a description of an invalid reply."""
         self.whole = False
-        """The reply ended as HTTP has it."""
+        """The HTTP reply is complete."""
         self.reusable = False
         self._parser = httptools.HttpResponseParser(self)
         self._streamed = False
