@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from penstock.config.describe import option
 from penstock.config.groups.hosts import HostOptions
 
-
 GcPolicy = Literal["idle", "default", "off"]
 
 
