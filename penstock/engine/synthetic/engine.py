@@ -22,7 +22,7 @@ from penstock.engine.base import Load, RequestRejected, StepRows, StreamFailure
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.rng import stream_state, token_indexes
-from penstock.engine.schedule.request_checks import check_request
+from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue
 from penstock.engine.vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
 from penstock.wire.arrays import I8, I32

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.engine.sampling.metadata import PENALTIES, LogitEdits, SamplingFeature, SamplingMetadata
+from penstock.engine.torch.grammar_mask import apply_token_mask, put_rows, row_indexes, select_rows
 from penstock.engine.torch.penalties import TokenCounts, penalize
 from penstock.engine.torch.sampler_output import SamplerOutput, TopLogprobs
 from penstock.wire.arrays import I32
@@ -55,10 +56,10 @@ class Sampler:
     def _edit(self, logits: Tensor, slots: Slots, needs: Needs, every: SamplingFeature) -> None:
         if every & SamplingFeature.ALLOWED:
             rows = np.flatnonzero(needs & SamplingFeature.ALLOWED)
-            _apply_bitmask(logits, rows, self._metadata.allowed(slots[rows]))
+            apply_token_mask(logits, rows, self._metadata.allowed(slots[rows]))
         if every & SamplingFeature.GRAMMAR:
             rows = np.flatnonzero(needs & SamplingFeature.GRAMMAR)
-            _apply_bitmask(logits, rows, self._metadata.grammars.masks(slots[rows]))
+            apply_token_mask(logits, rows, self._metadata.grammars.masks(slots[rows]))
         if every & SamplingFeature.BIAS:
             rows = np.flatnonzero(needs & SamplingFeature.BIAS)
             _add(logits, rows, self._metadata.logit_biases(slots[rows]))
@@ -72,7 +73,7 @@ class Sampler:
         metadata = self._metadata
         rows = np.flatnonzero(needs & PENALTIES)
         penalized = slots[rows]
-        chosen = _rows(logits, rows)
+        chosen = select_rows(logits, rows)
         penalize(
             chosen,
             *self._token_counts.counts_of(penalized, logits.device),
@@ -80,7 +81,7 @@ class Sampler:
             presence=_column(metadata.presence[penalized], logits),
             frequency=_column(metadata.frequency[penalized], logits),
         )
-        _put(logits, rows, chosen)
+        put_rows(logits, rows, chosen)
 
     # -- drawing
 
@@ -89,11 +90,11 @@ class Sampler:
         rows = np.flatnonzero(needs & SamplingFeature.RANDOM)
         if not len(rows):
             return greedy_tokens(logits)
-        drawn = self._draw(_rows(logits, rows), slots[rows], needs[rows])
+        drawn = self._draw(select_rows(logits, rows), slots[rows], needs[rows])
         if len(rows) == len(slots):
             return drawn
         tokens = greedy_tokens(logits)
-        tokens[_indexes(rows, logits)] = drawn
+        tokens[row_indexes(rows, logits)] = drawn
         return tokens
 
     def _draw(self, logits: Tensor, slots: Slots, needs: Needs) -> Tensor:
@@ -110,8 +111,8 @@ class Sampler:
             weights.masked_fill_(weights < _column(share, logits), 0)
         if every & (SamplingFeature.TOP_K | SamplingFeature.TOP_P):
             rows = np.flatnonzero(needs & (SamplingFeature.TOP_K | SamplingFeature.TOP_P))
-            chosen = _rows(weights, rows)
-            _put(weights, rows, self._cut_tail(chosen, slots[rows], needs[rows]))
+            chosen = select_rows(weights, rows)
+            put_rows(weights, rows, self._cut_tail(chosen, slots[rows], needs[rows]))
         uniforms = torch.from_numpy(metadata.uniforms(slots)).to(logits.device)
         return sample_from_weights(weights, uniforms[:, None])
 
@@ -132,9 +133,9 @@ class Sampler:
         rest = np.arange(len(weights))
         for width in (few, SOME_CANDIDATES, vocab):
             value, found = smallest_kept_weight(
-                _rows(weights, rest), top_k[rest], top_p[rest], min(width, vocab)
+                select_rows(weights, rest), top_k[rest], top_p[rest], min(width, vocab)
             )
-            least[_indexes(rest, weights)] = value
+            least[row_indexes(rest, weights)] = value
             rest = rest[~found.cpu().numpy()]
             if not len(rest):
                 break
@@ -145,12 +146,12 @@ class Sampler:
     def _raw_logprobs(self, logits: Tensor, needs: Needs, every: SamplingFeature) -> Tensor | None:
         if not every & SamplingFeature.LOGPROBS:
             return None
-        return torch.log_softmax(_rows(logits, np.flatnonzero(needs & SamplingFeature.LOGPROBS)), -1)
+        return torch.log_softmax(select_rows(logits, np.flatnonzero(needs & SamplingFeature.LOGPROBS)), -1)
 
     def _candidates(self, raw: Tensor, slots: Slots, needs: Needs, tokens: Tensor) -> TopLogprobs:
         rows = np.flatnonzero(needs & SamplingFeature.LOGPROBS)
         wanted = self._metadata.logprobs[slots[rows]]
-        chosen = _rows(tokens, rows)
+        chosen = select_rows(tokens, rows)
         return top_logprobs(rows, raw, chosen, wanted)
 
 
@@ -212,21 +213,6 @@ def greedy_tokens(logits: Tensor) -> Tensor:
     return torch.from_numpy(logits.numpy().argmax(-1))
 
 
-def _indexes(rows: NDArray[np.intp], like: Tensor) -> Tensor:
-    return torch.from_numpy(rows).to(like.device)
-
-
-def _rows(logits: Tensor, rows: NDArray[np.intp]) -> Tensor:
-    """The given rows (ascending); ``logits`` itself if these are all rows."""
-    return logits if len(rows) == len(logits) else logits[_indexes(rows, logits)]
-
-
-def _put(logits: Tensor, rows: NDArray[np.intp], changed: Tensor) -> None:
-    """Write back the result of :func:`_rows`."""
-    if changed is not logits:
-        logits[_indexes(rows, logits)] = changed
-
-
 def _column(values: NDArray[Any], like: Tensor) -> Tensor:
     """float32[n, 1] on the device of ``like``."""
     return torch.from_numpy(values.astype(np.float32)).to(like.device)[:, None]
@@ -237,13 +223,3 @@ def _add(logits: Tensor, rows: NDArray[np.intp], edits: LogitEdits) -> None:
     token = torch.from_numpy(edits.token).to(logits.device)
     value = torch.from_numpy(edits.value).to(logits.device)
     logits.index_put_((row, token), value, accumulate=True)
-
-
-def _apply_bitmask(logits: Tensor, rows: NDArray[np.intp], masks: NDArray[np.uint8]) -> None:
-    """Set the logits of tokens whose bit is 0 to -inf. ``masks``: uint8[n, bytes], token t is bit t % 8 of
-    byte t // 8."""
-    packed = torch.from_numpy(masks).to(logits.device)
-    bit = torch.tensor([1 << index for index in range(8)], dtype=torch.uint8, device=logits.device)
-    forbidden = (packed[:, :, None] & bit == 0).view(len(packed), -1)[:, : logits.shape[-1]]
-    chosen = _rows(logits, rows)
-    _put(logits, rows, chosen.masked_fill_(forbidden, -torch.inf))

@@ -16,7 +16,7 @@ from penstock.engine.batch.logprobs import LogprobsBuffer
 from penstock.engine.batch.prompt_logprobs import PromptLogprobsState
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
-from penstock.engine.schedule.request_checks import check_request
+from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue, WaitingStream
 from penstock.engine.torch.profiler import TorchProfiler
 from penstock.engine.vllm.arguments import arguments
