@@ -82,10 +82,20 @@ class CoordinatorMetrics:
             return None
         self._reported_at = now
         self._sequence += 1
-        epoch, incarnation = self._launch.epoch, self._launch.incarnation
-        series = list(process_series(self._process, self._launch.restarts, self._pauses))
-        snapshot = encode_snapshot(Snapshot(self._process, epoch, self._sequence, series, incarnation))
-        return ProcessMetrics(self._process, epoch, self._sequence, snapshot, incarnation)
+        snapshot = Snapshot(
+            process=self._process,
+            epoch=self._launch.epoch,
+            sequence=self._sequence,
+            series=list(process_series(self._process, self._launch.restarts, self._pauses)),
+            incarnation=self._launch.incarnation,
+        )
+        return ProcessMetrics(
+            process=snapshot.process,
+            epoch=snapshot.epoch,
+            sequence=snapshot.sequence,
+            snapshot=encode_snapshot(snapshot),
+            incarnation=snapshot.incarnation,
+        )
 
 
 class Coordinator:

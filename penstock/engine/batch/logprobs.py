@@ -57,28 +57,28 @@ class LogprobsBuffer:
         return self._release(slots[released], held[released], first[released])
 
     def _hold(
-        self, slots: NDArray[np.intp], place: I32, sampled: Logprobs, entries: NDArray[np.intp]
+        self, slots: NDArray[np.intp], index: I32, sampled: Logprobs, entries: NDArray[np.intp]
     ) -> None:
         width = sampled.ids.shape[1]
-        self._make_room(int(place.max()) + 1, width)
-        self._ids[slots, place, :width] = sampled.ids[entries]
-        self._ids[slots, place, width:] = -1
-        self._values[slots, place, :width] = sampled.values[entries]
-        self._values[slots, place, width:] = -np.inf
-        self._rank[slots, place] = sampled.rank[entries]
+        self._make_room(int(index.max()) + 1, width)
+        self._ids[slots, index, :width] = sampled.ids[entries]
+        self._ids[slots, index, width:] = -1
+        self._values[slots, index, :width] = sampled.values[entries]
+        self._values[slots, index, width:] = -np.inf
+        self._rank[slots, index] = sampled.rank[entries]
 
     def _release(self, slots: NDArray[np.intp], held: I32, first: NDArray[np.intp]) -> Logprobs:
         """All entries of the slots. ``held``: how many each slot has; ``first``: index of its first token."""
         ends = np.cumsum(held)
-        place = np.arange(int(ends[-1])) - np.repeat(ends - held, held)
+        index = np.arange(int(ends[-1])) - np.repeat(ends - held, held)
         owner = np.repeat(slots, held)
-        ids = self._ids[owner, place]
+        ids = self._ids[owner, index]
         width = int((ids >= 0).any(axis=0).sum())  # other streams may have more candidates
         return Logprobs(
-            (np.repeat(first, held) + place).astype(np.int32),
+            (np.repeat(first, held) + index).astype(np.int32),
             ids[:, :width],
-            self._values[owner, place, :width],
-            self._rank[owner, place],
+            self._values[owner, index, :width],
+            self._rank[owner, index],
         )
 
     def _make_room(self, tokens: int, width: int) -> None:

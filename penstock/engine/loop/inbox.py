@@ -138,7 +138,11 @@ class Inbox:
         self._servers[identity] = hello
         self._publisher.attach(hello.server, identity)
         welcome = Welcome(
-            ENGINE_PROTOCOL_VERSION, self._rank, self._epoch, self._engine.info, self._incarnation
+            protocol=ENGINE_PROTOCOL_VERSION,
+            rank=self._rank,
+            epoch=self._epoch,
+            info=self._engine.info,
+            incarnation=self._incarnation,
         )
         self._publisher.send(hello.server, welcome)
 
@@ -152,7 +156,9 @@ class Inbox:
                 raise refusal
             self._engine.submit(server, request)
         except RequestRejected as error:
-            failure = StreamFailure(server, request.stream, request.resumed, error.code, str(error))
+            failure = StreamFailure(
+                server, request.stream, position=request.resumed, code=error.code, message=str(error)
+            )
             self._publisher.fail(failure, self._engine.load())
         else:
             self._stats.arrive(server, request, self._clock())

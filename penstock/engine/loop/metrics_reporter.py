@@ -64,8 +64,13 @@ class MetricsReporter:
         self._next = now + REPORT_INTERVAL_S
         self._reported = self._stats.changes, self._publisher.attach_count
         self._sequence += 1
-        series = list(self._series())
-        snapshot = Snapshot(self._process, self._epoch, self._sequence, series, self._incarnation)
+        snapshot = Snapshot(
+            process=self._process,
+            epoch=self._epoch,
+            sequence=self._sequence,
+            series=list(self._series()),
+            incarnation=self._incarnation,
+        )
         load = self._engine.load()
         self._publisher.offer_to_all(
             EngineMetrics(encode_snapshot(snapshot), load.waiting, load.running, round(load.kv_used * 1000))

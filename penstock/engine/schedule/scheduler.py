@@ -203,9 +203,15 @@ class Scheduler:
             self.prefix_cache.mark_computed(slot, int(self.computed[slot]))
         self._last_step[slots] = self.steps
         samples = np.flatnonzero(start + count == self._ahead(slots))
-        singles = int(np.count_nonzero(count == 1))
-        tenants = self.table.generation[slots[samples]]
-        return Batch(slots, start, count, singles, samples, tenants, scheduled_at)
+        return Batch(
+            slots=slots,
+            start=start,
+            count=count,
+            singles=int(np.count_nonzero(count == 1)),
+            samples=samples,
+            generations=self.table.generation[slots[samples]],
+            scheduled_at=scheduled_at,
+        )
 
     def mark_launched(self, batch: Batch) -> None:
         """The batch is running; its sampled tokens are on the device until it is settled."""

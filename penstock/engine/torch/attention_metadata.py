@@ -100,7 +100,9 @@ def dummy_attention_metadata(
     """The metadata of one token without a stream, in the null block, whose contents are never used."""
     first = NULL_BLOCK * geometry.kv_heads + np.arange(geometry.kv_heads)
     own = np.zeros((1, 1), np.int64)
-    part = AttentionPart(slice(0, 1), None, _to(first, device), _to(own, device), block_size)
+    part = AttentionPart(
+        tokens=slice(0, 1), real=None, pages=_to(first, device), own=_to(own, device), length=block_size
+    )
     return AttentionMetadata(_to(first * block_size, device), [part])
 
 

@@ -37,7 +37,7 @@ class PendingPromptLogprobs:
         """Rows with the logprobs; no stream may have left its slot since the launch."""
         whole = concat_logprobs([part.read() for part in self.parts])
         assert whole is not None
-        return state.rows(self.slots, self.positions, whole.ids, whole.values, whole.rank)
+        return state.rows(self.slots, self.positions, ids=whole.ids, values=whole.values, rank=whole.rank)
 
 
 @dataclass(slots=True, frozen=True)
@@ -115,7 +115,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def dummy_run(self) -> None:
-        """Order a forward pass that other ranks need."""
+        """Enqueue a forward pass for the other ranks' tokens."""
         self._model.dummy_run()
 
     def _tokens(self, batch: Batch, owners: NDArray[np.intp], positions: NDArray[np.int64]) -> Tensor:

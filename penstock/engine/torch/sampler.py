@@ -162,7 +162,13 @@ def top_logprobs(row: NDArray[np.intp], raw: Tensor, chosen: Tensor, wanted: I32
     own = raw.gather(-1, chosen[:, None])
     rank = (raw > own).sum(-1) + 1
     values, ids = raw.topk(most, -1) if most else (raw[:, :0], chosen[:, None][:, :0])
-    return TopLogprobs(row, wanted, torch.cat((chosen[:, None], ids), -1), torch.cat((own, values), -1), rank)
+    return TopLogprobs(
+        row,
+        wanted,
+        ids=torch.cat((chosen[:, None], ids), -1),
+        values=torch.cat((own, values), -1),
+        rank=rank,
+    )
 
 
 def smallest_kept_weight(

@@ -254,7 +254,7 @@ class VllmCore:
         return self._failed or self._core.scheduler.has_requests() or bool(self._core.batch_queue)
 
     def step(self) -> VllmStepOutput:
-        """One step of vLLM's engine. Raises what it raises."""
+        """One step of vLLM's engine. Raises RuntimeError when a worker has ended, and what vLLM raises."""
         if self._failed:
             raise RuntimeError("a worker process of vLLM's has ended")
         outputs, executed = self._core.step_fn()
