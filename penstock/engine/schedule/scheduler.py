@@ -27,8 +27,8 @@ from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import READS_HISTORY, SamplingMetadata
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.prefix_cache import BlockHashChain, PrefixCache
-from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.step_cost import StepCost
+from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue, WaitingStream
 from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason
