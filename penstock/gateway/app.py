@@ -29,7 +29,8 @@ from penstock.http.access_keys import Keys, is_administrative
 from penstock.http.admission import unavailable
 from penstock.http.asgi import ClientGone, request_header, send_error, send_json
 from penstock.http.errors import ApiError
-from penstock.http.sink import EXTENSION, Receive, Scope, Send
+from penstock.http.http1 import ServerProtocol
+from penstock.http.sink import Receive, Scope, Send
 from penstock.metrics.gc_policy import GarbageCollector
 
 log = logging.getLogger(__name__)
@@ -84,11 +85,11 @@ class GatewayApp:
         self._keys = Keys(config.api_key or ())
         self._session_header = config.session_header.lower().encode()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, protocol: ServerProtocol) -> None:
         path = scope["path"]
         try:
             if path not in OWN_PATHS:
-                await self._relay_request(scope, receive)
+                await self._relay_request(scope, receive, protocol)
                 return
             self._keys.check(path, scope)
             if path == "/metrics":
@@ -119,7 +120,7 @@ class GatewayApp:
 
     # -- relaying
 
-    async def _relay_request(self, scope: Scope, receive: Receive) -> None:
+    async def _relay_request(self, scope: Scope, receive: Receive, protocol: ServerProtocol) -> None:
         request_id = request_header(scope, REQUEST_ID) or secrets.token_hex(8)
         trace = self._tracing.extract(scope["headers"])
         record = RequestRecord(scope["path"], request_id, scope["method"], trace, began_at=self._clock())
@@ -128,7 +129,7 @@ class GatewayApp:
         named = (REQUEST_ID, request_id.encode("latin-1"))
         try:
             incoming = await self._incoming(scope, receive, record)
-            client = HttpClientConnection(scope["extensions"][EXTENSION], named, self._write_batch)
+            client = HttpClientConnection(protocol, named, self._write_batch)
             await self._relay.run(incoming, client, record)
         except ClientGone:
             record.outcome, record.reason = Outcome.CLIENT_DISCONNECT, "the request did not arrive whole"

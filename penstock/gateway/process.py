@@ -36,9 +36,10 @@ from penstock.gateway.telemetry.request_recorder import RequestRecorder, log_to_
 from penstock.gateway.telemetry.spans import BatchSpanExporter, make_span_exporter
 from penstock.gateway.upstream.http_client import port_of
 from penstock.http.api_key_file import load_api_keys
+from penstock.http.connection_settings import Limits
 from penstock.http.connection_source import ListeningSocket
 from penstock.http.listener import ListenSocket, listen
-from penstock.http.server import HttpServer, Limits
+from penstock.http.server import HttpServer
 from penstock.metrics.gc_policy import GarbageCollector
 
 if TYPE_CHECKING:
@@ -244,7 +245,13 @@ class _Gateway:
         self._picks, self._envoy = make_external_processor(
             config, self._relay, ledger, rewrites, tracing, self._app
         )
-        limits = Limits(HEADER_TIMEOUT_S, KEEP_ALIVE_S, config.max_connections, MAX_HEADER_BYTES, MAX_BACKLOG)
+        limits = Limits(
+            header_timeout_s=HEADER_TIMEOUT_S,
+            keep_alive_timeout_s=KEEP_ALIVE_S,
+            max_connections=config.max_connections,
+            max_header_bytes=MAX_HEADER_BYTES,
+            max_backlog=MAX_BACKLOG,
+        )
         self._http = HttpServer(
             self._app, ListeningSocket(self._listener.socket), limits, on_listening=self._announce
         )
