@@ -125,5 +125,5 @@ class HttpServer(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 if isinstance(connection, ServerProtocol):
                     connection.cut_if_slow(now, header_timeout_s, self._keep_alive_s)
-            if self._retiring and not (self.connection_count or self._connection_source.coming):
+            if self._retiring and not (self.connection_count or self._connection_source.pending):
                 self.drain()
