@@ -39,7 +39,7 @@ class Echo(asyncio.Protocol):
 
 
 class Side:
-    """Both sides of an source: the supervisor, which gives connections, and the server."""
+    """The supervisor that hands connections over, and the server's source."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -113,7 +113,7 @@ def test_what_comes_after_the_close_is_not_taken() -> None:
             side.give()
             await side.reports(HandoverReport(0, 0, False))
             await asyncio.sleep(0)
-            count, connections = side.giver.reclaim()
+            count, connections = side.sender.reclaim()
             assert count == len(connections) == 1
             connections[0].close()
 
@@ -142,7 +142,7 @@ def test_a_report_that_finds_no_room_comes_later() -> None:
     async def test() -> None:
         async with a_side() as side:
             await side.open()
-            full = HandoverReceiver(os.dup(side.giver.server_end))
+            full = HandoverReceiver(os.dup(side.sender.server_end))
             number = 100
             while full.report(number, accepts=True):
                 number += 1
