@@ -1,6 +1,6 @@
-"""A small client of the OpenAI HTTP API: lists models and streams answers, for the terminal commands.
+"""A client of the OpenAI HTTP API for the terminal commands: lists models and streams answers.
 
-It trusts nothing: an answer counts as whole only when its stream ends with ``[DONE]``.
+An answer is complete only when its stream ends with ``[DONE]``.
 """
 
 from __future__ import annotations
@@ -14,43 +14,19 @@ from typing import Any
 import httpx
 import msgspec
 
+from penstock.streaming.sse_parser import SSEError, SSEParser
+
 CONNECT_TIMEOUT = 10.0
-"""Seconds to wait for a connection; a server that accepts at all does so at once."""
-LONGEST_MESSAGE = 2000
-"""Characters of a server's error that are shown."""
+"""Maximum time to connect, in seconds."""
+MAX_ERROR_LENGTH = 2000
+"""Maximum characters of a server's error that are shown."""
 DONE = b"[DONE]"
 DEFAULT_PORT = 8000
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 class ClientError(Exception):
-    """The server could not be reached, refused, or broke off; the message is for the user."""
-
-
-class SSEReader:
-    """Server-sent events out of bytes that arrive in any pieces: the data of each event, in order."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._data: list[bytes] = []
-
-    def feed(self, received: bytes) -> list[bytes]:
-        """The data of the events that ``received`` completes.
-
-        Lines end with LF or CRLF, the space after the colon is optional, several data lines of an event are
-        joined with LF, comments and other fields are skipped (https://html.spec.whatwg.org, 9.2.6).
-        """
-        *lines, self._rest = (self._rest + received).split(b"\n")
-        events = []
-        for line in lines:
-            line = line.removesuffix(b"\r")
-            name, _, value = line.partition(b":")
-            if name == b"data":
-                self._data.append(value.removeprefix(b" "))
-            elif not line and self._data:
-                events.append(b"\n".join(self._data))
-                self._data = []
-        return events
+    """The server is unreachable, refused the request or did not complete it. The message is for the user."""
 
 
 class Usage(msgspec.Struct):
@@ -75,7 +51,7 @@ class _Error(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """One event of either API: the parts that a terminal shows."""
+    """One event of either API; only the fields that a terminal shows."""
 
     choices: list[_Choice] = []
     usage: Usage | None = None
@@ -91,7 +67,7 @@ class _ModelList(msgspec.Struct):
 
 
 class _Refusal(msgspec.Struct):
-    """The body of an error: OpenAI's shape, or the one of plain web frameworks."""
+    """The body of an error, in OpenAI's format or that of web frameworks (``detail``)."""
 
     error: _Error | str | None = None
     detail: str | None = None
@@ -100,8 +76,8 @@ class _Refusal(msgspec.Struct):
 class Answer:
     """The answer to one request while it streams. Iterating yields its text as it arrives.
 
-    ``started`` is when the request was sent, ``first`` when the first text came, ``ended`` when ``[DONE]``
-    came, all on the monotonic clock in seconds; ``usage`` and ``finish_reason`` are what the server reported.
+    ``started`` (request sent), ``first`` (first text) and ``ended`` (``[DONE]``) are seconds of the monotonic
+    clock. ``usage`` and ``finish_reason`` are the server's.
     """
 
     def __init__(self, client: Client, path: str, body: dict[str, Any]) -> None:
@@ -116,7 +92,7 @@ class Answer:
         self._body = body
 
     def __iter__(self) -> Generator[str, None, None]:
-        """Send the request and yield text; closing the iterator ends the stream at the server too.
+        """Sends the request and yields text. Closing the iterator closes the connection.
 
         Raises ClientError, also when the stream ends before ``[DONE]``.
         """
@@ -131,7 +107,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """What has arrived."""
+        """The text that has arrived."""
         return "".join(self._pieces)
 
     def _take(self, data: bytes) -> str:
@@ -166,14 +142,14 @@ class Client:
     """One server. Use as a context manager; methods raise ClientError."""
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
-        """``timeout`` is how many seconds the server may stay silent."""
+        """``timeout``: maximum time without data from the server, in seconds."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.timeout = timeout
         self._local = _is_loopback(self.url)
         self._http = httpx.Client(
             headers={b"Authorization": f"Bearer {api_key}".encode()} if api_key else {},
             timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT),
-            trust_env=not self._local,  # a proxy that the environment names does not lead to this machine
+            trust_env=not self._local,  # a proxy from the environment cannot reach this machine
         )
 
     def __enter__(self) -> Client:
@@ -214,7 +190,7 @@ class Client:
         return Answer(self, "/v1/chat/completions", body)
 
     def events(self, path: str, body: dict[str, Any]) -> Generator[bytes, None, None]:
-        """POST ``body`` and yield the data of each event up to, without, ``[DONE]``."""
+        """Sends ``body`` and yields the data of each event before ``[DONE]``."""
         headers = {"Content-Type": "application/json"}
         content = msgspec.json.encode(body)
         with (
@@ -228,14 +204,14 @@ class Client:
                 raise ClientError(f"{self.url}{path} answered with {kind}, not with an event stream")
             received = response.iter_bytes()
             yield from _until_done(received)
-            # The end of the body is read too: leaving before it would look like a user who gave up.
+            # Read to the end of the body: closing earlier would count as a client disconnect.
             with contextlib.suppress(httpx.HTTPError):
                 for _ in received:
                     pass
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
-        """httpx's errors as ClientError."""
+        """Converts httpx's errors to ClientError."""
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -253,18 +229,22 @@ class Client:
 
 
 def _until_done(received: Iterator[bytes]) -> Iterator[bytes]:
-    """The data of each event up to, without, ``[DONE]``. Raises ClientError when that does not come."""
-    reader = SSEReader()
-    for piece in received:
-        for data in reader.feed(piece):
-            if data == DONE:
-                return
-            yield data
+    """The data of each event before ``[DONE]``. Raises ClientError when ``[DONE]`` is missing."""
+    parser = SSEParser()
+    try:
+        for piece in received:
+            for event in parser.feed(piece):
+                if event.data == DONE:
+                    return
+                if event.data is not None:
+                    yield event.data
+    except SSEError as error:
+        raise ClientError(f"the server sent {error}") from None
     raise ClientError("the server ended the stream before [DONE]; the answer is not complete")
 
 
 def _is_loopback(url: str) -> bool:
-    """Whether ``url`` leads to this machine. Raises ClientError when it is not a URL."""
+    """Whether ``url`` is a loopback address. Raises ClientError when it is not a URL."""
     try:
         host = httpx.URL(url).host
     except httpx.InvalidURL as error:
@@ -276,7 +256,7 @@ def _is_loopback(url: str) -> bool:
 
 
 def _refused(status: int, body: bytes) -> ClientError:
-    """The server's own words for a status other than 200, or the start of what it sent."""
+    """The error for a status other than 200, with the server's message or the start of its body."""
     message = body.decode(errors="replace").strip()
     with contextlib.suppress(msgspec.DecodeError):
         refusal = msgspec.json.decode(body, type=_Refusal)
@@ -289,4 +269,4 @@ def _refused(status: int, body: bytes) -> ClientError:
 
 
 def _shorten(message: str) -> str:
-    return message if len(message) <= LONGEST_MESSAGE else message[:LONGEST_MESSAGE] + "…"
+    return message if len(message) <= MAX_ERROR_LENGTH else message[:MAX_ERROR_LENGTH] + "…"

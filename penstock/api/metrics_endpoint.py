@@ -13,17 +13,8 @@ from penstock.metrics import families as f
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.exposition import CONTENT_TYPE, exposition
 from penstock.metrics.gc_policy import GarbageCollector
-from penstock.metrics.snapshot import (
-    Labels,
-    Series,
-    Snapshot,
-    Totals,
-    merge_views,
-    process_name,
-    process_series,
-    totals,
-    view_of,
-)
+from penstock.metrics.merge import Totals, merge_views, totals, view_of
+from penstock.metrics.snapshot import Labels, Series, Snapshot, process_name, process_series
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.wire.control import Launch
 

@@ -41,7 +41,8 @@ from penstock.http.tls import CertificateWatch, server_context
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
-from penstock.metrics.snapshot import decode_snapshot, merge_views, view_of
+from penstock.metrics.merge import merge_views, view_of
+from penstock.metrics.snapshot import decode_snapshot
 from penstock.streaming.burst_writer import make_burst_writer
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.token_log import TokenLog
@@ -113,7 +114,7 @@ class _Server:
             servers=launch.api_server_count,
         )
         self._two_phase_commit = TwoPhaseCommit(
-            self._engine_client, self._control.propose, self._control.adopted
+            self._engine_client, self._control.forward, self._control.adopted
         )
         loop.add_reader(self._control.fileno(), self._on_command)
         self._engine_client.connect()
@@ -193,7 +194,7 @@ class _Server:
             clients=self._clients,
         )
         if self._coordinator_client is not None:
-            self._coordinator_client.speak(self._metrics_endpoint.snapshot)
+            self._coordinator_client.start_reporting(self._metrics_endpoint.snapshot)
         return App(
             config=self._config,
             model_info=model_info,

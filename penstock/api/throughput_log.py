@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from penstock.metrics import families as f
-from penstock.metrics.snapshot import Labels, Totals, Value
+from penstock.metrics.merge import Totals
+from penstock.metrics.snapshot import Labels, Value
 
 log = logging.getLogger(__name__)
 

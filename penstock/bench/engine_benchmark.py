@@ -1,7 +1,7 @@
-"""``penstock bench engine``: what a decode step costs the host, and what it leaves to the garbage collector.
+"""``penstock bench engine``: CPU time and garbage collector objects of a decode step, without a model.
 
-The engine process's own loop runs here, with its scheduler, rows and socket, but a model that computes
-nothing. An API server in another process takes the frames.
+The loop of an engine process runs here, with its scheduler, rows and socket, and a model that computes
+nothing. Another process receives the frames, as an API server does.
 """
 
 from __future__ import annotations
@@ -13,34 +13,33 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from types import TracebackType
 from typing import Literal, Self
 
 import msgspec
 
+from penstock.bench.deadline import ProgressCallback
 from penstock.bench.errors import BenchError
 from penstock.bench.frame_reader import ReaderPlan
+from penstock.bench.machine import Machine, this_machine
 from penstock.bench.noop_engine import TOKEN, NoOpEngine
-from penstock.bench.report import Machine, this_machine
 from penstock.config.bench import BenchEngineConfig
 from penstock.engine.loop.process import EngineLoop
 from penstock.wire.control import SupervisorCommand
 from penstock.wire.sockets import FRAMES_IN_FLIGHT, RouterSocket, engine_address
 
 STEPS_AT_A_TIME = FRAMES_IN_FLIGHT // 2
-"""Steps between two looks at the reader: the frames of so many always have room in its queue, and what finds
-no room would wait for a step that does not come."""
+"""Steps between two waits for the reader. Its queue has room for their frames: a frame that finds no room
+would wait for a step that does not come."""
 WARMUP_STEPS = 2 * STEPS_AT_A_TIME
 READER_SECONDS = 60.0
-"""Time the reader has for the start, and for the frames of :data:`STEPS_AT_A_TIME` steps."""
+"""Maximum time for the reader to start, and to read the frames of :data:`STEPS_AT_A_TIME` steps."""
 
 
 class EngineRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement. Milliseconds are CPU time of the whole process, ZMQ's thread included.
+    """One measurement. Milliseconds are CPU time of the whole process, including ZMQ's thread.
 
-    ``tracked_objects`` is how many more objects the garbage collector tracks after the measured steps than
-    before them; ``collections`` how many it made meanwhile, in all generations, at ``gc_threshold``.
+    ``tracked_objects``: growth in objects that the garbage collector tracks, over the measured steps.
+    ``collections``: its collections meanwhile, in all generations, at ``gc_threshold``.
     """
 
     rows: int
@@ -55,8 +54,8 @@ class EngineRun(msgspec.Struct, frozen=True, kw_only=True):
     gc_threshold: tuple[int, int, int]
 
 
-class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The first run's figures, and all runs: one for each pair of ``--rows`` and ``--sequence-length``."""
+class EngineBenchmarkReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All runs, one per pair of ``--rows`` and ``--sequence-length``, and the figures of the first."""
 
     host_ms_per_step: float
     tracked_objects_per_step: float
@@ -64,13 +63,9 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[EngineRun]
     machine: Machine
 
-    def to_json(self) -> bytes:
-        """Indented, with a final newline."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
-
-def render(report: EngineReport) -> str:
-    """The report as a table to read."""
+def render(report: EngineBenchmarkReport) -> str:
+    """The report as a table."""
     lines = [
         f"{'rows':>6} {'length':>8} {'ms/step':>9} {'median':>8} {'us/row':>8} {'objects':>8} {'GCs':>5}"
     ]
@@ -85,15 +80,15 @@ def render(report: EngineReport) -> str:
     return "\n".join(lines)
 
 
-def measure(config: BenchEngineConfig, say: Callable[[str], None]) -> EngineReport:
-    """Runs all measurements; ``say`` gets a line before each. Raises BenchError when one cannot be made."""
+def measure(config: BenchEngineConfig, say: ProgressCallback) -> EngineBenchmarkReport:
+    """Runs all measurements; ``say`` gets a line before each. Raises BenchError."""
     runs = []
     for rows in config.rows:
         for length in config.sequence_length:
             say(f"{rows:,} rows at sequence length {length:,}: {config.steps:,} steps")
             runs.append(_measure(rows, length, config.steps))
     first = runs[0]
-    return EngineReport(
+    return EngineBenchmarkReport(
         host_ms_per_step=first.host_ms_per_step,
         tracked_objects_per_step=first.tracked_objects_per_step,
         collections=first.collections,
@@ -103,14 +98,21 @@ def measure(config: BenchEngineConfig, say: Callable[[str], None]) -> EngineRepo
 
 
 def _measure(rows: int, sequence_length: int, steps: int) -> EngineRun:
-    output = WARMUP_STEPS + steps + 2  # with the first step one more than are run: no stream ends
+    output = WARMUP_STEPS + steps + 2  # more than the steps that run, so that no stream ends
     engine = NoOpEngine(rows, sequence_length + output, rows * sequence_length)
     with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
         address = engine_address(directory, 0)
         socket = RouterSocket(address)
         try:
             loop = EngineLoop(engine, socket, 0, 0)
-            plan = ReaderPlan(address, rows, sequence_length, TOKEN, output, STEPS_AT_A_TIME)
+            plan = ReaderPlan(
+                address=address,
+                streams=rows,
+                prompt_tokens=sequence_length,
+                prompt_token=TOKEN,
+                max_tokens=output,
+                every=STEPS_AT_A_TIME,
+            )
             with _ReaderProcess(plan) as reader:
                 stepper = _Stepper(loop, reader)
                 while not engine.has_work():
@@ -125,7 +127,7 @@ def _measure(rows: int, sequence_length: int, steps: int) -> EngineRun:
 def _steady(stepper: _Stepper, rows: int, sequence_length: int, steps: int) -> EngineRun:
     """Measures ``steps`` steps in which no stream starts or ends."""
     parts = -(-steps // STEPS_AT_A_TIME)
-    cpu_s = [0.0] * parts  # made before it counts
+    cpu_s = [0.0] * parts  # allocated before objects are counted
     collections = _CollectionCounter()
     gc.collect()
     with collections:
@@ -166,7 +168,7 @@ class _CollectionCounter:
 
 
 class _Stepper:
-    """Runs turns of the loop, and lets the reader catch up between them."""
+    """Runs steps of the loop and waits for the reader between them."""
 
     def __init__(self, loop: EngineLoop, reader: _ReaderProcess) -> None:
         self._loop = loop
@@ -174,11 +176,11 @@ class _Stepper:
         self._steps = 0
 
     def run(self, steps: int) -> float:
-        """CPU seconds of at most STEPS_AT_A_TIME steps, without the wait for the reader after them."""
-        turn, reader = self._loop.run_once, self._reader
+        """Runs at most STEPS_AT_A_TIME steps. Returns their CPU seconds, without the wait for the reader."""
+        step, reader = self._loop.run_once, self._reader
         began = time.process_time()
         for _ in range(steps):
-            turn(reader)
+            step(reader)
         taken = time.process_time() - began
         self._steps += steps
         reader.wait_for(self._steps // STEPS_AT_A_TIME)
@@ -186,7 +188,7 @@ class _Stepper:
 
 
 class _ReaderProcess:
-    """The reader's process; stands in for the supervisor, too, which never says anything."""
+    """The process that reads frames; also the loop's control channel, which receives no commands."""
 
     def __init__(self, plan: ReaderPlan) -> None:
         self._lines = 0
@@ -195,7 +197,7 @@ class _ReaderProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # its end is ours
+            start_new_session=True,  # Ctrl-C must not kill it
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -205,32 +207,30 @@ class _ReaderProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
 
     def wait_for(self, lines: int) -> None:
-        """Until it has written so many lines since its start. Raises BenchError when it does not."""
+        """Waits until it has written this many lines in total. Raises BenchError after READER_SECONDS."""
         while self._lines < lines:
             if not select.select([self._stdout], [], [], READER_SECONDS)[0]:
-                raise BenchError(f"the frames were not taken in {READER_SECONDS:.0f} s")
+                raise BenchError(f"the frames were not read within {READER_SECONDS:.0f} s")
             data = self._stdout.read(4096)
             if not data:
                 raise BenchError(f"the reader ended with exit code {self._process.wait()}")
             self._lines += len(data)
 
-    # -- what the loop asks of a control channel
+    # -- the interface of a control channel
 
     def receive(self) -> list[SupervisorCommand]:
-        """No orders. Raises BenchError when the process is gone: nothing would wake the loop up again."""
+        """No commands. Raises BenchError when the process has exited: nothing would wake the loop."""
         if self._process.poll() is not None:
             raise BenchError(f"the reader ended with exit code {self._process.returncode}")
         return []
 
     def heartbeat(self) -> None:
-        """Nobody listens."""
+        """Does nothing."""
 
     def fileno(self) -> int:
         return self._stdout.fileno()

@@ -1,7 +1,7 @@
-"""What measuring commands fail with."""
+"""The error of the bench commands."""
 
 from __future__ import annotations
 
 
 class BenchError(Exception):
-    """A measurement that cannot be made; the message is for the user."""
+    """The measurement is impossible. The message is for the user."""

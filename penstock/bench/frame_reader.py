@@ -1,9 +1,9 @@
-"""The API server of an engine's measurement, in a process of its own: submits streams, takes their frames.
+"""The process that submits streams to a measured engine and reads their frames, as an API server does.
 
 Runs as ``python -m penstock.bench.frame_reader``, started by :mod:`penstock.bench.engine_benchmark`. Reads a
-Plan as a line of JSON from standard input, and writes a line to standard output whenever every stream has got
-another ``Plan.every`` tokens, so that the engine is never measured while its queue is full. Ends when it is
-killed, or its standard input does.
+ReaderPlan as a line of JSON from standard input. Writes an empty line to standard output each time all
+streams have another ``every`` tokens, so that the engine is never measured while its queue is full. Exits
+when it is killed or standard input is closed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from penstock.wire.messages import (
 from penstock.wire.sockets import EngineLink, server_identity
 
 SUBMITS_PER_MESSAGE = 16
-"""As the API servers batch them."""
+"""The batch size of API servers."""
 
 
 class ReaderPlan(msgspec.Struct, frozen=True):
-    """``streams`` requests of ``prompt_tokens``, told on after every ``every`` tokens of each."""
+    """``streams`` requests of ``prompt_tokens`` tokens; a line is written after ``every`` tokens of each."""
 
     address: str
     streams: int
@@ -46,7 +46,7 @@ class ReaderPlan(msgspec.Struct, frozen=True):
 
 
 class FrameReader:
-    """One DEALER, as an API server has it."""
+    """One DEALER socket, as in an API server."""
 
     def __init__(self, plan: ReaderPlan) -> None:
         self._plan = plan
@@ -56,11 +56,11 @@ class FrameReader:
         self._poller.register(sys.stdin.fileno(), select.POLLHUP)
 
     def submit(self) -> None:
-        """All streams, after the greeting."""
+        """Sends Hello and all streams."""
         plan = self._plan
         self._link.send([encode(Hello(ENGINE_PROTOCOL_VERSION, 0, 0))])
         prompts = np.full((plan.streams, plan.prompt_tokens), plan.prompt_token, "<i4")
-        prompts[:, 0] = np.arange(plan.streams)  # none has a prefix in common with another
+        prompts[:, 0] = np.arange(plan.streams)  # no two have a common prefix
         requests = [
             encode(Submit(stream, prompts[stream].tobytes(), SamplingParams(plan.max_tokens, stream)))
             for stream in range(plan.streams)
@@ -69,13 +69,13 @@ class FrameReader:
             self._link.send(requests[start : start + SUBMITS_PER_MESSAGE])
 
     def run(self) -> None:
-        """Take frames for good. Raises BenchError for anything else that an engine may say."""
+        """Reads frames until standard input is closed. Raises BenchError for an unexpected message."""
         tokens = np.zeros(self._plan.streams, np.int64)
-        told = self._plan.every
+        goal = self._plan.every
         while True:
             parts = self._link.receive()
             if parts is None:
-                # The descriptor is edge-triggered: the timeout finds what a lost edge would leave lying.
+                # The descriptor is edge-triggered: the timeout covers a missed edge.
                 events = self._poller.poll(20)
                 if any(mask & select.POLLHUP for _, mask in events):
                     return
@@ -86,8 +86,8 @@ class FrameReader:
                 if not (tokens[frame.stream] == frame.position).all():
                     raise BenchError("rows are out of order")
                 tokens[frame.stream] += frame.counts()
-                if tokens[0] >= told and int(tokens.min()) >= told:
-                    told += self._plan.every
+                if tokens[0] >= goal and int(tokens.min()) >= goal:
+                    goal += self._plan.every
                     sys.stdout.write("\n")
                     sys.stdout.flush()
             elif not isinstance(message, Welcome | EngineMetrics):
@@ -95,7 +95,7 @@ class FrameReader:
 
 
 def main() -> None:
-    """Until there is nobody to read for."""
+    """Entry point of the process."""
     reader = FrameReader(msgspec.json.decode(sys.stdin.buffer.readline(), type=ReaderPlan))
     reader.submit()
     reader.run()

@@ -1,4 +1,4 @@
-"""``penstock bench gateway``: what relaying costs, per event, and what picking costs, per request."""
+"""``penstock bench gateway``: CPU time per relayed event and per choice of an endpoint."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import random
 import shlex
 import statistics
 import time
-from collections.abc import Callable
 
 import msgspec
 
-from penstock.bench.host_benchmark import Deadline, measure
+from penstock.bench.deadline import Deadline, ProgressCallback
+from penstock.bench.host_benchmark import measure
 from penstock.bench.report import HostReport
 from penstock.bench.server_process import ServerProcess, serve_arguments
 from penstock.config.bench import BenchGatewayConfig, BenchHostConfig
@@ -23,27 +23,21 @@ PICKED_PROMPT_BYTES = 8000
 PICKS = 2000
 PICK_RUNS = 5
 
-ProgressCallback = Callable[[str], None]
-
 
 class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings; ``relay`` has all figures of the load, where the API server is the gateway."""
+    """The results. ``relay`` has all figures of the load; in it, the API server is the gateway."""
 
     cpu_us_per_event: float
-    """CPU time of the gateway per relayed event, requests included."""
+    """CPU time of the gateway per relayed event, including the requests."""
     cpu_us_per_pick: float
-    """CPU time to pick one of 64 endpoints by four scorers for a prompt of 8,000 bytes."""
+    """CPU time to choose one of 64 endpoints with four scorers for a prompt of 8,000 bytes."""
     resident_bytes: int
     errors: int
     relay: HostReport
 
-    def to_json(self) -> bytes:
-        """Indented, with a final newline."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-
 
 def measure_gateway(config: BenchGatewayConfig, say: ProgressCallback) -> GatewayReport:
-    """Runs the measurement; leaves no process behind. Raises BenchError."""
+    """Runs the measurement and ends all its processes. Raises BenchError."""
     deadline = Deadline(config.timeout)
     with contextlib.ExitStack() as stack:
         urls = []
@@ -80,7 +74,7 @@ def measure_gateway(config: BenchGatewayConfig, say: ProgressCallback) -> Gatewa
 
 
 def pick_cost_us(picks: int = PICKS, runs: int = PICK_RUNS) -> float:
-    """CPU microseconds per pick, hashing the prompt included: the median of ``runs`` runs."""
+    """CPU microseconds per choice, including the hash of the prompt: the median of ``runs`` runs."""
     from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
     from penstock.gateway.routing.picker import Picker, PickRequest
     from penstock.gateway.routing.prefix_affinity import prefix_blocks
@@ -102,7 +96,7 @@ def pick_cost_us(picks: int = PICKS, runs: int = PICK_RUNS) -> float:
 
 
 def render(report: GatewayReport) -> str:
-    """A table to read."""
+    """The report as a table."""
     relay = report.relay
     floor = relay.floor_sends_per_cpu_s
     lines = [

@@ -1,20 +1,21 @@
-"""``penstock bench host``: what an API server costs the host, measured against the kernel's own price."""
+"""``penstock bench host``: CPU time of API servers per token, compared to a C program that only sends."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
 from penstock.bench import report
+from penstock.bench.deadline import Deadline, ProgressCallback
 from penstock.bench.errors import BenchError
 from penstock.bench.kernel_floor import KernelFloor
 from penstock.bench.load_client import LoadPlan, RoundResult
 from penstock.bench.load_process import LoadProcess
+from penstock.bench.machine import this_machine
 from penstock.bench.process_usage import (
     PeakMemory,
     ServerPids,
@@ -30,40 +31,21 @@ from penstock.bench.slow_readers import SlowReaders
 from penstock.config.bench import OF_STARTED_SERVER, BenchHostConfig
 
 LEAD_BYTES = 160 * 1024
-"""What a slow reader is sent before the others are measured beside it: more than the kernel holds for a
-connection to this host (64 KiB unsent, as API servers ask for, and what is on its way)."""
+"""Bytes sent to each slow reader before the others are measured: more than the kernel buffers for a local
+connection (64 KiB unsent, as API servers configure, and data in flight)."""
 FLOOR_RUNS = 5
-"""Measurements of the floor before the rounds, and again after them."""
+"""Measurements of the C floor before the rounds, and again after them."""
 AFTER_S = 1.0
-"""Time for API servers to notice that the connections are closed, and to give back what they held."""
+"""Time for API servers to notice closed connections and free their memory."""
 DEFAULT_PORT = 80
 NOT_SHOWN = ("json", "api_key", "timeout", "rounds", "warmup_rounds")
-"""Options that change neither load nor server."""
-
-ProgressCallback = Callable[[str], None]
-
-
-class Deadline:
-    """The end of the time that everything has together."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._seconds = seconds
-        self._clock = clock
-        self._end = clock() + seconds
-
-    def left(self, what: str) -> float:
-        """Seconds for ``what``, which is next. Raises BenchError when there are none."""
-        left = self._end - self._clock()
-        if left <= 0:
-            raise BenchError(f"--timeout: {self._seconds:g} s are over before {what}")
-        return left
+"""Options that affect neither load nor server."""
 
 
 def measure(config: BenchHostConfig, say: ProgressCallback) -> HostReport:
-    """Runs the measurement; ``say`` gets a line at every stage. Leaves no process behind.
+    """Runs the measurement and ends all its processes; ``say`` gets a line for each stage.
 
-    Raises BenchError when it cannot be made or is not over in time. Errors of single requests are no such
-    reason, they are counted.
+    Raises BenchError when it is impossible or exceeds its time limit. Failed requests are counted instead.
     """
     deadline = Deadline(config.timeout)
     with contextlib.ExitStack() as stack:
@@ -78,11 +60,11 @@ def measure(config: BenchHostConfig, say: ProgressCallback) -> HostReport:
             rounds = _measure_rounds(config, load, processes, deadline, say)
             resident, peak = resident_bytes(processes.api_servers), memory.peak
             if config.slow_readers:
-                say(f"{config.slow_readers:,} slow readers start")
+                say(f"starting {config.slow_readers:,} slow readers")
                 without = [one.load for one in rounds]
                 with SlowReaders(plan, endless, config.slow_readers) as readers:
                     beside, grown = _measure_beside(config, load, processes, without, deadline)
-                say("the slow readers have left")
+                say("slow readers disconnected")
                 without += _plain_rounds(config, load, deadline)
                 slow = report.slow_reading(config.slow_readers, readers.cut, without, beside, grown)
             floors += _measure_floor(floor, config, chunk, deadline, say)
@@ -99,13 +81,13 @@ def measure(config: BenchHostConfig, say: ProgressCallback) -> HostReport:
     )
     per_stream = (peak - memory.before) / config.in_flight
     used = report.StreamMemory(memory.before, peak, after, per_stream)
-    return report.build(rounds, floors, subject, report.this_machine(), used, slow)
+    return report.build(rounds, floors, subject, this_machine(), used, slow)
 
 
 def _server(
     config: BenchHostConfig, deadline: Deadline, stack: contextlib.ExitStack, say: ProgressCallback
 ) -> tuple[str, ServerPids]:
-    """Base URL and processes of the server to measure, started here unless ``--url`` names one."""
+    """Base URL and processes of the measured server, which is started unless ``--url`` is given."""
     if config.url is not None:
         base = config.url.rstrip("/").removesuffix("/v1")
         return base, resolve_pids(config.pid or [])
@@ -122,7 +104,7 @@ def _server(
 
 
 def prepare(config: BenchHostConfig, url: str, deadline: Deadline) -> tuple[ProbeResult, LoadPlan, str]:
-    """Tries one request, plans the others; the last is the body of a slow reader's."""
+    """Sends one request and plans the load. Third: the request body of slow readers, or an empty text."""
     headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     parts = urlsplit(url)
     with httpx.Client(
@@ -151,8 +133,10 @@ def _measure_beside(
     without: list[RoundResult],
     deadline: Deadline,
 ) -> tuple[list[RoundResult], int]:
-    """The same rounds again, once the server has more for the slow readers than the kernel takes; and by how
-    much the API servers' memory has grown since."""
+    """Repeats the rounds once the kernel's buffers of the slow readers are full.
+
+    Returns the rounds, and the growth of the API servers' memory in bytes.
+    """
     resident = resident_bytes(processes.api_servers)
     sent_per_s = sum(one.bytes for one in without) / sum(one.wall_s for one in without) / config.in_flight
     lead = time.monotonic() + LEAD_BYTES / max(sent_per_s, 1.0)
@@ -163,12 +147,12 @@ def _measure_beside(
 
 
 def _plain_rounds(config: BenchHostConfig, load: LoadProcess, deadline: Deadline) -> list[RoundResult]:
-    """Rounds whose latencies alone are of interest."""
+    """Rounds of which only the latencies are used."""
     return [load.run(keep=False, seconds=deadline.left("another round")) for _ in range(config.rounds)]
 
 
 def _warm_up(config: BenchHostConfig, load: LoadProcess, deadline: Deadline, say: ProgressCallback) -> int:
-    """Returns the bytes of an average event."""
+    """Runs the warm-up rounds. Returns the mean size of an event in bytes."""
     chunk = 1
     for number in range(1, config.warmup_rounds + 1):
         say(f"warm-up round {number} of {config.warmup_rounds}")
@@ -217,7 +201,7 @@ def _measure_floor(
 
 
 def options_shown(config: BenchHostConfig) -> dict[str, object]:
-    """The options that the figures depend on."""
+    """The options that affect the results."""
     hidden = set(NOT_SHOWN)
     hidden |= {"url", "pid"} if config.url is None else set(OF_STARTED_SERVER)
     values = msgspec.structs.asdict(config)

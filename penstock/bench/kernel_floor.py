@@ -1,31 +1,29 @@
-"""The C floor: what the kernel charges for sending as many chunks of the same size over as many sockets."""
+"""The C floor: CPU time of a C program that sends chunks of the same size over the same number of sockets."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import statistics
 import subprocess
 import tempfile
 from importlib import resources
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from penstock.bench.errors import BenchError
 
 COMPILER = "cc"
 SENDS = 131_072
-"""Sends of one measurement, about: 1,024 streams of 128 tokens, half a second of CPU time."""
+"""Approximate sends of one measurement: 1,024 streams of 128 tokens, half a second of CPU time."""
 MOST_STEPS = 128
-"""Sends to one socket before the reader must have caught up, see ``kernel_floor.c``."""
+"""Sends to one socket before the program waits for the reader, see ``kernel_floor.c``."""
 COMPILE_SECONDS = 60.0
 
 
 class KernelFloor:
-    """``kernel_floor.c``, compiled into a temporary directory for the time of the context.
+    """``kernel_floor.c``, compiled into a temporary directory; use it as a context.
 
-    ``available`` is False, and ``measure`` must not be called, where there is no C compiler.
+    Without a C compiler ``available`` is False, and ``measure`` must not be called.
     """
 
     def __init__(self) -> None:
@@ -43,17 +41,15 @@ class KernelFloor:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._directory.cleanup()
 
     def measure(self, sockets: int, chunk: int, *, times: int, seconds: float) -> list[float]:
         """Sends per CPU-second of the sender, ``times`` times over, each with ``sockets`` fresh connections.
 
-        ``chunk`` is the size of a send in bytes. All of it takes ``seconds`` at most. The sender runs on one
-        core and the reader on another where the machine has two and lets a process choose.
-        Raises BenchError when the program fails or is not done in time.
+        ``chunk`` is the size of a send in bytes, ``seconds`` the time limit of each measurement. Sender and
+        reader run on different cores, where the machine has two and allows processes to be pinned.
+        Raises BenchError when the program fails or exceeds the time limit.
         """
         steps = min(MOST_STEPS, max(1, SENDS // sockets))
         bursts = max(1, SENDS // (sockets * steps))
@@ -84,19 +80,14 @@ class KernelFloor:
             except subprocess.TimeoutExpired:
                 raise BenchError("the C floor was not measured in time") from None
             finally:
-                process.kill()  # its reader ends with it
+                process.kill()  # its reader exits with it
         if process.returncode:
             raise BenchError(f"the C floor failed with exit code {process.returncode}: {err.strip()}")
         return out
 
 
-def median(values: list[float]) -> float | None:
-    """The floor of several measurements; None for none."""
-    return statistics.median(values) if values else None
-
-
 def _cores() -> list[str]:
-    """Arguments that give sender and reader a core each; none where that is not possible."""
+    """Arguments that pin sender and reader to a core each; empty where that is impossible."""
     if not hasattr(os, "sched_getaffinity"):
         return []
     cores = sorted(os.sched_getaffinity(0))

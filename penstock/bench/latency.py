@@ -1,4 +1,4 @@
-"""Time to first token and gaps between events, from a log that costs a read two array appends."""
+"""Time to first token and inter-token latency, from a log that takes two array appends per read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """What a set of durations looks like, in milliseconds; all None for an empty set."""
+    """Distribution of durations, in milliseconds; all None for an empty set."""
 
     p50: float | None
     p90: float | None
@@ -20,7 +20,7 @@ class Latency(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, seconds: NDArray[np.float64]) -> Latency:
-        """Of float64[n] durations in seconds; percentiles are interpolated linearly."""
+        """From durations float64[n] in seconds; percentiles are interpolated linearly."""
         if not len(seconds):
             return cls(None, None, None, None, None)
         values = [*np.percentile(seconds, (50, 90, 99)), seconds.mean(), seconds.max()]
@@ -28,7 +28,7 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class ReadLog:
-    """What a load client saw in one round, in columns.
+    """The reads of a load client in one round, in columns.
 
     The client appends to the arrays itself, as a method call per read would cost more than the appends:
 
@@ -60,13 +60,13 @@ class ReadLog:
         return len(self.starts) - 1
 
     def end_batch(self, time: float) -> None:
-        """All reads since the last batch are done."""
+        """Ends a batch: ``time`` is that of all reads since the last one."""
         self.ends.append(len(self.entries))
         self.times.append(time)
 
     @property
     def events(self) -> int:
-        """All events, also those of requests that failed."""
+        """All events, including those of failed requests."""
         return int(np.frombuffer(self.counts, np.uint16).sum(dtype=np.int64))
 
     def latencies(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -1,11 +1,11 @@
-"""The load client: many streams over raw sockets, for as little CPU time as possible.
+"""The load client: many streams over raw sockets, at the least possible CPU time.
 
-Runs as a process of its own (``python -m penstock.bench.load_client``), started by
-:mod:`penstock.bench.load_process`. Reads lines of JSON from standard input, a Plan and then an Order for
-every round, and answers each with a line on standard output. Ends when its standard input does.
+Runs as ``python -m penstock.bench.load_client``, started by :mod:`penstock.bench.load_process`. Reads lines
+of JSON from standard input, a LoadPlan and then a RoundOrder per round, and answers each with a line on
+standard output. Exits when standard input is closed.
 
-An event costs one read and a few searches of bytes: no parsing of JSON, no object per event. See
-``docs/benchmarks.md`` for what that leaves unchecked.
+An event takes one read and a few searches in bytes: JSON is not parsed, no object is created per event. See
+``docs/benchmarks.md`` for what is not checked therefore.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from penstock.bench.latency import Latency, ReadLog
 from penstock.bench.reply_counter import ERROR, EVENT, ReplyCounter
 
 WHOLE_EVENTS = (b"}\n\n\r\n", b"}\n\n")
-"""A read that ends so ends with a JSON event, with or without the end of a chunk, not with a part of one."""
+"""Ends of a read that holds only whole JSON events, with or without the end of a chunk."""
 BATCH = 64
-"""Ready connections taken from the kernel at once; they share a time, so it bounds the error of latencies."""
+"""Ready connections taken from the kernel at once. They share a timestamp, which limits its error."""
 READ_BYTES = 65536
-SAMPLES = 5  # different errors that a result tells
+SAMPLES = 5  # different errors in a result
 SPARE_DESCRIPTORS = 64
 
 
 class LoadPlan(msgspec.Struct, frozen=True):
-    """What to send where. Requests take the ``bodies`` (JSON texts) in turn."""
+    """Server, requests and connections. Requests use the ``bodies`` (JSON texts) in turn."""
 
     host: str
     port: int
@@ -49,7 +49,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
 
 
 class RoundOrder(msgspec.Struct, frozen=True):
-    """Run one round within so many seconds. ``keep``: its latencies count in the totals of later results."""
+    """Run one round within ``seconds``. ``keep``: its latencies count in the totals of later results."""
 
     keep: bool
     seconds: float
@@ -60,15 +60,15 @@ class LoadReady(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class LoadFailure(msgspec.Struct, frozen=True, tag="failure"):
-    """The load cannot go on."""
+    """The load client stops."""
 
     reason: str
 
 
 class RoundResult(msgspec.Struct, frozen=True, tag="round"):
-    """What one round gave. ``errors`` counts requests, ``error_samples`` shows some; times are in seconds.
+    """Results of one round. ``errors`` counts failed requests; times are in seconds.
 
-    ``ttft_ms`` and ``itl_ms`` are of this round, ``all_ttft_ms`` and ``all_itl_ms`` of all kept rounds.
+    ``ttft_ms`` and ``itl_ms`` are for this round, ``all_ttft_ms`` and ``all_itl_ms`` for all kept rounds.
     """
 
     requests: int
@@ -88,11 +88,11 @@ LoadMessage = LoadReady | LoadFailure | RoundResult
 
 
 class LoadError(Exception):
-    """The server cannot be reached, or did not finish in time."""
+    """The server is unreachable, or did not finish in time."""
 
 
 class LoadClient:
-    """Drives the connections of a Plan. ``poll`` uses poll() where epoll would be there as well."""
+    """Runs the requests of a LoadPlan. ``poll``: use poll() even where epoll is available."""
 
     def __init__(self, plan: LoadPlan, *, poll: bool = False) -> None:
         self._plan = plan
@@ -109,7 +109,7 @@ class LoadClient:
 
         # -- per request in flight, by descriptor
         self._replies: dict[int, tuple[int, ReplyCounter]] = {}
-        # Everything but those in the middle of a stream, whose next read most likely holds a whole event.
+        # All but those in the middle of a stream, whose next read most likely holds whole events.
         self._careful: set[int] = set()
 
         # -- per round
@@ -118,18 +118,18 @@ class LoadClient:
         self._read_bytes = 0
 
     def open(self) -> None:
-        """Open all connections. Raises LoadError."""
+        """Opens all connections. Raises LoadError."""
         for _ in range(self._plan.connections):
             self._connect()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Closes all connections."""
         for connection in self._sockets.values():
             connection.close()
         self._sockets.clear()
 
     def run(self, order: RoundOrder) -> RoundResult:
-        """One round. Raises LoadError when the server is gone or time is over."""
+        """Runs one round. Raises LoadError when the server is unreachable or the time limit is exceeded."""
         self._renew_idle()
         log = self._log = ReadLog()
         self._errors = []
@@ -160,7 +160,7 @@ class LoadClient:
     # -- a round
 
     def _drive(self, deadline: float) -> None:
-        """Starts the requests of the round and reads until all have ended."""
+        """Starts the requests of the round and reads until all have finished."""
         log, careful, receive, wait = self._log, self._careful, self._receive, self._wait
         buffer, clock = self._buffer, time.perf_counter
         append_entry, append_count = log.entries.append, log.counts.append
@@ -179,14 +179,14 @@ class LoadClient:
                         continue
                     size = receive[fd](buffer)
                     total += size
-                    # The way of nearly all events.
+                    # Fast path of nearly all events.
                     if fd not in careful and ends_with(WHOLE_EVENTS, 0, size) and find(ERROR, 0, size) < 0:
                         append_entry(fd)
                         append_count(count(EVENT, 0, size))
                     else:
                         self._read_carefully(fd, bytes(memoryview(buffer)[:size]))
             except BlockingIOError:
-                pass  # what is left of the batch is reported again
+                pass  # poll reports the rest of the batch again
             except ConnectionError:
                 self._read_carefully(fd, b"")
             self._read_bytes += total
@@ -194,9 +194,9 @@ class LoadClient:
             log.end_batch(now)
 
     def _read_carefully(self, fd: int, data: bytes) -> None:
-        """A read that may hold a head, part of an event or an end; empty when the connection ended."""
+        """Handles a read that may hold a head, part of an event or an end; empty: connection closed."""
         if fd not in self._replies:
-            self._reconnect(fd)  # an idle connection that the server has closed, or spoke on unasked
+            self._reconnect(fd)  # the server closed an idle connection, or sent data on it
             return
         request, reply = self._replies[fd]
         if data:
@@ -225,7 +225,7 @@ class LoadClient:
         self._start_next()
 
     def _start_next(self) -> None:
-        """Sends the next request of the round, if there is one, on the connection that is idle longest."""
+        """Sends the next request of the round, if any, on the connection that has been idle longest."""
         number = len(self._log.starts)
         if number == self._plan.requests:
             return
@@ -238,13 +238,13 @@ class LoadClient:
         except BlockingIOError:
             sent = 0
         except ConnectionError:
-            return  # reading tells the same
+            return  # the next read fails as well
         if sent < len(request):
             self._unsent[fd] = memoryview(request)[sent:]
             self._poller.modify(fd, select.POLLIN | select.POLLOUT)
 
     def _handle_unusual(self, fd: int, mask: int) -> None:
-        """Not just something to read: room for the rest of a request, or a broken connection."""
+        """Handles events other than POLLIN: sends the rest of a request, or reads a broken connection."""
         if mask & select.POLLOUT:
             rest = self._unsent[fd]
             rest = rest[self._sockets[fd].send(rest) :]
@@ -290,7 +290,7 @@ class LoadClient:
         self._connect()
 
     def _renew_idle(self) -> None:
-        """Opens those anew that the server has closed since the last round."""
+        """Reopens connections that the server has closed since the last round."""
         left = len(self._sockets)
         while left > 0 and (ready := self._wait(0)):
             for fd, _ in ready:
@@ -299,7 +299,7 @@ class LoadClient:
 
 
 def request_bytes(plan: LoadPlan, body: bytes) -> bytes:
-    """One HTTP request of the plan."""
+    """One HTTP request, with its head."""
     key = f"Authorization: Bearer {plan.api_key}\r\n" if plan.api_key else ""
     head = (
         f"POST {plan.path} HTTP/1.1\r\nHost: {plan.host}:{plan.port}\r\n{key}"
@@ -309,7 +309,7 @@ def request_bytes(plan: LoadPlan, body: bytes) -> bytes:
 
 
 def _poller(poll: bool) -> tuple[select.epoll | select.poll, Callable[[float], list[tuple[int, int]]]]:
-    """What watches the connections, and a function that waits so many seconds for some to be ready."""
+    """The poll object, and a function that waits at most so many seconds for ready connections."""
     if sys.platform == "linux" and not poll:
         epoll = select.epoll()
         return epoll, lambda seconds: epoll.poll(seconds, BATCH)
@@ -326,7 +326,7 @@ def _allow_descriptors(count: int) -> None:
 
 
 def main() -> None:
-    """Follow the orders on standard input."""
+    """Entry point of the process."""
 
     def answer(value: LoadMessage) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
@@ -339,7 +339,7 @@ def main() -> None:
         client.open()
         answer(LoadReady())
         gc.freeze()
-        gc.disable()  # a collection would show as latency
+        gc.disable()  # a collection would count as latency
         for line in sys.stdin.buffer:
             answer(client.run(msgspec.json.decode(line, type=RoundOrder)))
     except LoadError as error:

@@ -1,11 +1,10 @@
-"""The load client as a process: started, given orders, ended."""
+"""Controls the process of the load client."""
 
 from __future__ import annotations
 
 import select
 import subprocess
 import sys
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -14,17 +13,17 @@ from penstock.bench.errors import BenchError
 from penstock.bench.load_client import LoadFailure, LoadMessage, LoadPlan, LoadReady, RoundOrder, RoundResult
 
 ANSWER_GRACE = 10.0
-"""Seconds an answer may be late: the client ends a round in time itself and then computes percentiles."""
+"""Additional seconds for an answer: the client checks the time limit itself, then computes percentiles."""
 
 
 class LoadProcess:
-    """Starts ``penstock.bench.load_client`` in a session of its own, so that Ctrl-C leaves its end to us.
+    """Runs ``penstock.bench.load_client``, in its own session so that Ctrl-C does not kill it.
 
-    Use it as a context. It ends with its standard input, so it does not outlive this process.
+    Use it as a context. The process exits when its standard input is closed, so it does not outlive this one.
     """
 
     def __init__(self, plan: LoadPlan, seconds: float) -> None:
-        """Opens the connections of ``plan``, within so many seconds. Raises BenchError."""
+        """Opens the connections of ``plan`` within ``seconds``. Raises BenchError."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "penstock.bench.load_client"],
             stdin=subprocess.PIPE,
@@ -41,11 +40,11 @@ class LoadProcess:
 
     @property
     def pid(self) -> int:
-        """The client's process."""
+        """Process id of the client."""
         return self._process.pid
 
     def run(self, *, keep: bool, seconds: float) -> RoundResult:
-        """One round. Raises BenchError when it fails or is not over in so many seconds."""
+        """Runs one round. Raises BenchError when it fails or takes longer than ``seconds``."""
         answer = self._ask(RoundOrder(keep=keep, seconds=seconds), seconds)
         if not isinstance(answer, RoundResult):
             raise BenchError(f"the load client did not run a round: {answer!r}")
@@ -53,15 +52,13 @@ class LoadProcess:
 
     def close(self) -> None:
         """Ends the process."""
-        self._process.kill()  # it owns nothing but sockets
+        self._process.kill()  # it has nothing to clean up but sockets
         self._process.communicate()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(self, message: LoadPlan | RoundOrder, seconds: float) -> LoadMessage:
@@ -72,12 +69,12 @@ class LoadProcess:
         try:
             stdin.write(msgspec.json.encode(message) + b"\n")
             stdin.flush()
-            # It writes a line at once, so a line can be read when anything can.
+            # The client writes whole lines, so readline() does not block.
             if not select.select([stdout], [], [], max(seconds, 0) + ANSWER_GRACE)[0]:
                 raise BenchError(f"the load client gave no answer in {seconds:.0f} s")
             line = stdout.readline()
         except BrokenPipeError:
-            pass  # said below
+            pass  # reported below
         if not line:
             raise BenchError(f"the load client ended with exit code {self._process.wait()}")
         answer: LoadMessage = msgspec.json.decode(line, type=LoadMessage)

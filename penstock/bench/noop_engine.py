@@ -1,4 +1,4 @@
-"""An engine whose model computes nothing: all that is left is the host's work of a step."""
+"""An engine whose model computes nothing, to measure the host's work of a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.engine.schedule.scheduler import Scheduler
 from penstock.wire.messages import EngineInfo, Submit
 
 VOCAB_SIZE = 128_256
-"""Llama 3's, so that checks against the vocabulary are real."""
+"""That of Llama 3."""
 TOKEN = 1000
 EOS = 2
 BLOCK_SIZE = 16
@@ -25,10 +25,10 @@ BLOCK_SIZE = 16
 
 
 class NoOpEngine:
-    """The scheduler, slots, blocks and sampling columns of the torch engine, without its model.
+    """The scheduler, slots, blocks and sampling metadata of the torch engine, without its model.
 
-    Every token is TOKEN. Steps begin when all slots' streams have been submitted, so that every step is as
-    full as the last. The KV cache holds every slot at full length, so nothing is ever preempted.
+    Every token is TOKEN. Steps begin when the streams of all slots are submitted, so that all steps have the
+    same batch size. The KV cache has room for every slot at full length, so nothing is preempted.
     """
 
     can_sleep = False
@@ -42,11 +42,13 @@ class NoOpEngine:
         self._scheduler = Scheduler(table, sampling, blocks, config)
         self._sampled = np.full(slots, TOKEN, np.int32)
         self._missing = slots
-        self._info = EngineInfo("noop", max_model_len, VOCAB_SIZE, slots, (EOS,))
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
+        self.info = EngineInfo(
+            engine="noop",
+            max_model_len=max_model_len,
+            vocab_size=VOCAB_SIZE,
+            max_num_seqs=slots,
+            eos_token_ids=(EOS,),
+        )
 
     def submit(self, server: int, request: Submit) -> None:
         self._scheduler.submit(server, request)
@@ -68,7 +70,7 @@ class NoOpEngine:
         return self._missing <= 0 and self._scheduler.has_work()
 
     def dummy_step(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def step(self) -> StepRows:
         aborted = self._scheduler.take_aborted()
@@ -88,4 +90,4 @@ class NoOpEngine:
         raise ValueError(f"an engine without a model has no operation {method!r}")
 
     def close(self) -> None:
-        """Holds nothing but memory."""
+        """There is nothing to release."""

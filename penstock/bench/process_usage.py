@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
@@ -18,11 +17,11 @@ from penstock.bench.errors import BenchError
 T = TypeVar("T")
 
 MEMORY_INTERVAL_S = 0.05
-"""Time between two looks at the memory of processes."""
+"""Time between two samples of memory."""
 
 
 class CpuTime(msgspec.Struct, frozen=True):
-    """CPU seconds: ``total`` by a precise clock where there is one, its parts by ticks of 10 ms."""
+    """CPU seconds: ``total`` by a precise clock, if available; ``user`` and ``system`` in ticks of 10 ms."""
 
     total: float = 0.0
     user: float = 0.0
@@ -44,7 +43,7 @@ class ServerPids(msgspec.Struct, frozen=True):
 
 
 def pids_of_supervisor(pid: int) -> ServerPids:
-    """The processes that the supervisor of Penstock with this id has started, told by their titles."""
+    """The processes that a Penstock supervisor has started, identified by their titles."""
     children = [(child.pid, _title(child)) for child in _alive(pid, lambda process: process.children())]
     return ServerPids(
         api_servers=tuple(pid for pid, title in children if title.startswith("penstock: api-server")),
@@ -54,7 +53,7 @@ def pids_of_supervisor(pid: int) -> ServerPids:
 
 
 def resolve_pids(pids: Sequence[int]) -> ServerPids:
-    """What ``pids`` stand for: a supervisor of Penstock for its processes, others for themselves."""
+    """The processes to measure: those of a Penstock supervisor in its place, others as given."""
     api_servers: list[int] = []
     engines: list[int] = []
     for pid in pids:
@@ -68,28 +67,28 @@ def resolve_pids(pids: Sequence[int]) -> ServerPids:
 
 
 def cpu_time(pids: Sequence[int]) -> CpuTime:
-    """CPU time that processes have taken since they started, with all their threads.
+    """CPU time of processes since they started, including all threads.
 
-    Raises BenchError when one of them does not exist.
+    Raises BenchError when one does not exist.
     """
     return sum(map(_cpu_time, pids), CpuTime())
 
 
 def resident_bytes(pids: Sequence[int]) -> int:
-    """Resident memory of processes; pages they share count for each."""
+    """Sum of the resident memory of processes; shared pages count for each."""
     return sum(int(_alive(pid, lambda process: process.memory_info().rss)) for pid in pids)
 
 
 class PeakMemory:
-    """Watches the resident memory of processes from a thread; use it as a context."""
+    """Samples the resident memory of processes in a thread; use it as a context."""
 
     def __init__(self, pids: Sequence[int]) -> None:
-        """Raises BenchError when one of them does not exist."""
+        """Raises BenchError when one does not exist."""
         self._pids = pids
         self.before = resident_bytes(pids)
-        """In bytes, of all processes together, when it began."""
+        """Sum over all processes at the start, in bytes."""
         self.peak = self.before
-        """The most of it at a time."""
+        """Maximum of that sum, in bytes."""
         self._done = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="peak-memory", daemon=True)
 
@@ -97,14 +96,12 @@ class PeakMemory:
         self._watcher.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done.set()
         self._watcher.join()
 
     def _watch(self) -> None:
-        with contextlib.suppress(BenchError):  # one has ended, which the measurement itself finds out
+        with contextlib.suppress(BenchError):  # a process has exited; the measurement fails by itself
             while not self._done.wait(MEMORY_INTERVAL_S):
                 self.peak = max(self.peak, resident_bytes(self._pids))
 
@@ -117,13 +114,13 @@ def _cpu_time(pid: int) -> CpuTime:
 def _clock(pid: int, ticks: float) -> float:
     """The process's CPU clock; ``ticks`` seconds where there is none.
 
-    /proc/PID/stat counts by ticks: on some kernels a process that runs in short bursts between them, as a
-    server does, shows a third of its time there.
+    /proc/PID/stat counts ticks: on some kernels it shows a third of the CPU time of a process that runs in
+    short bursts between them, as a server does.
     """
     if sys.platform != "linux":
         return ticks
     try:
-        # What clock_getcpuclockid(3) makes of a process id: CPUCLOCK_SCHED of the whole process.
+        # The clock id as clock_getcpuclockid(3) computes it: CPUCLOCK_SCHED of the whole process.
         return time.clock_gettime((~pid << 3) | 2)
     except OSError:
         raise BenchError(_gone(pid)) from None
@@ -139,8 +136,8 @@ def _alive(pid: int, read: Callable[[psutil.Process], T]) -> T:
     except psutil.NoSuchProcess:
         raise BenchError(_gone(pid)) from None
     except psutil.AccessDenied:
-        raise BenchError(f"process {pid} belongs to somebody else, its CPU time cannot be read") from None
+        raise BenchError(f"process {pid} belongs to another user, its CPU time cannot be read") from None
 
 
 def _gone(pid: int) -> str:
-    return f"process {pid} does not exist, or ended"
+    return f"process {pid} does not exist"

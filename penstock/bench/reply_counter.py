@@ -1,24 +1,24 @@
-"""One HTTP reply with an event stream, fed in pieces as they are read: no sockets, no JSON."""
+"""Counts the events of one streamed HTTP reply, from the bytes read; without sockets and JSON."""
 
 from __future__ import annotations
 
 EVENT = b"data: {"
 DONE = b"data: [DONE]"
 ERROR = b'data: {"error"'
-"""How an error event begins. Inside generated text quotes are escaped, so it cannot be mistaken for one."""
+"""Start of an error event. Quotes are escaped in generated text, which therefore cannot contain it."""
 
 _LAST_CHUNK = b"0\r\n\r\n"
-_SHOWN = 300  # bytes of a refusal that an error repeats
+_SHOWN = 300  # maximum bytes of an error body in an error message
 
 
 class ReplyCounter:
-    """What one reply holds: its events counted, its end found.
+    """Counts the events of one reply and finds its end.
 
-    Counts lines, so an event that is split over reads counts when its line is complete. Chunk headers are
-    passed over as lines of their own: a chunk must hold whole events, which is how servers write them.
+    Lines are counted, so an event that is split over reads counts when its line is complete. Chunk headers
+    are ignored as separate lines: chunks must hold whole events, as servers write them.
 
-    ``feed`` it until ``ended``; then ``error`` is None or says what was wrong: a status other than 200, an
-    error event, an end without ``[DONE]``.
+    Call ``feed`` until ``ended``. Then ``error`` is None, or the reason: a status other than 200, an error
+    event, or an end without ``[DONE]``.
     """
 
     __slots__ = (
@@ -56,7 +56,7 @@ class ReplyCounter:
         return self._head is None and self._left is None and not (self._line or self.done or self.error)
 
     def feed(self, data: bytes) -> int:
-        """Takes what was read; returns how many JSON events it completes."""
+        """Reads more bytes; returns the number of JSON events that they complete."""
         if self._head is not None:
             self._head += data
             head, separator, data = self._head.partition(b"\r\n\r\n")
@@ -69,10 +69,10 @@ class ReplyCounter:
         return events
 
     def close(self) -> None:
-        """The connection ended."""
+        """The connection was closed."""
         if not self.ended:
             self.reusable = False
-            # Only a reply without length and chunks ends with its connection.
+            # Only a reply without length and chunks ends when its connection closes.
             self._finish(cut=self._head is not None or self._left is not None or self._chunked)
 
     # -- parts of a reply
@@ -122,7 +122,7 @@ class ReplyCounter:
     def _finish(self, *, cut: bool = False) -> None:
         self.ended = True
         if self.status not in (0, 200):
-            # Of a chunked body the first chunk, without its header.
+            # The first chunk of a chunked body, without its header.
             body = self._body.partition(b"\r\n")[2].partition(b"\r\n")[0] if self._chunked else self._body
             self.error = f"HTTP {self.status}: {_shown(body)}"
         elif self.error is None and cut:

@@ -1,39 +1,27 @@
-"""What a measurement of the host cost found: as JSON, and as a table to read."""
+"""The report of ``penstock bench host``: as JSON, and as a table."""
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from penstock import __version__
 from penstock.bench.latency import Latency
 from penstock.bench.load_client import RoundResult
+from penstock.bench.machine import Machine
 from penstock.bench.process_usage import CpuTime
+from penstock.bench.tables import format_table, options_line
 
 BUSY_CLIENT = 0.9
-"""Share of a core from which on the client's own queue shows in the latencies."""
+"""CPU share of the load client above which its own queue affects latencies."""
 UNSTEADY_FLOOR = 1.5
-"""Largest to smallest measurement of the floor from which on the machine was not quiet."""
-
-
-class Machine(msgspec.Struct, frozen=True):
-    """Where it was measured."""
-
-    cpu: str
-    cores: int
-    system: str
-    python: str
-    penstock: str
+"""Ratio of the largest to the smallest C floor above which the machine was busy with other work."""
 
 
 class MeasuredRound(msgspec.Struct, frozen=True):
-    """One round: what the client saw, and CPU time of the server's processes meanwhile."""
+    """One round: the load client's results, and the CPU time of the server's processes."""
 
     load: RoundResult
     api_server_cpu_s: CpuTime
@@ -42,11 +30,11 @@ class MeasuredRound(msgspec.Struct, frozen=True):
 
 
 class SlowReading(msgspec.Struct, frozen=True):
-    """What slow readers did to the others, and to the memory of the API servers.
+    """Effect of slow readers on other clients and on the memory of the API servers.
 
-    ``itl_p99_ms`` and ``itl_p99_without_ms``: medians over the rounds beside them, and over those before and
-    after; None where no request had two events. ``cut``: connections that the server ended.
-    ``resident_growth_bytes``: of all API servers, from before the slow readers came to the last round.
+    ``itl_p99_ms`` and ``itl_p99_without_ms``: medians over the rounds with slow readers, and over those
+    before and after; None where no request had two events. ``cut``: connections that the server closed.
+    ``resident_growth_bytes``: growth of all API servers from before the slow readers to the last round.
     """
 
     readers: int
@@ -58,9 +46,11 @@ class SlowReading(msgspec.Struct, frozen=True):
 
 
 class StreamMemory(msgspec.Struct, frozen=True):
-    """Resident memory of all API servers: before the load, the most during it, and after its connections
-    are closed. ``bytes_per_stream``: the growth up to the peak by the streams in flight, connections and code
-    that runs for the first time included; few streams say nothing."""
+    """Resident memory of all API servers: before the load, its peak, and after all connections are closed.
+
+    ``bytes_per_stream``: growth up to the peak per stream in flight, including connections and code that runs
+    for the first time. It is meaningless for few streams.
+    """
 
     idle_bytes: int
     peak_bytes: int
@@ -69,7 +59,7 @@ class StreamMemory(msgspec.Struct, frozen=True):
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """What was measured. Resident memory is that of all API servers, after the last round."""
+    """The measured server. Resident memory is that of all API servers, after the last round."""
 
     model: str
     prompt_tokens: int
@@ -81,11 +71,11 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 class HostReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings. "per CPU-second" is per second of CPU time of all API servers together.
+    """The results. "per CPU-second" means per second of CPU time of all API servers together.
 
-    ``tokens_per_cpu_s`` and ``requests_per_cpu_s`` count requests that ended well. ``floor_sends_per_cpu_s``
-    is the median of ``floor_measurements``, ``floor_ratio`` the CPU time of the API servers per token divided
-    by that of the C floor per send; both are None without a C compiler. ``errors`` counts requests.
+    ``tokens_per_cpu_s`` and ``requests_per_cpu_s`` count successful requests. ``floor_sends_per_cpu_s`` is
+    the median of ``floor_measurements``, ``floor_ratio`` the CPU time of the API servers per token divided by
+    that of the C floor per send; both are None without a C compiler. ``errors`` counts failed requests.
     """
 
     tokens_per_cpu_s: float
@@ -112,10 +102,6 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True):
     subject: Subject
     machine: Machine
 
-    def to_json(self) -> bytes:
-        """Indented, with a final newline."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-
 
 def slow_reading(
     readers: int,
@@ -124,10 +110,17 @@ def slow_reading(
     others: Sequence[RoundResult],
     resident_growth_bytes: int,
 ) -> SlowReading:
-    """Compares rounds without slow readers to rounds of the ``others`` beside them."""
+    """Compares rounds without slow readers to rounds of the ``others`` with slow readers."""
     before, beside = _median_p99(without), _median_p99(others)
     ratio = beside / before if before and beside is not None else None
-    return SlowReading(readers, cut, before, beside, ratio, resident_growth_bytes)
+    return SlowReading(
+        readers=readers,
+        cut=cut,
+        itl_p99_without_ms=before,
+        itl_p99_ms=beside,
+        itl_p99_ratio=ratio,
+        resident_growth_bytes=resident_growth_bytes,
+    )
 
 
 def _median_p99(rounds: Sequence[RoundResult]) -> float | None:
@@ -178,21 +171,9 @@ def build(
     )
 
 
-def this_machine() -> Machine:
-    """Facts of this machine. ``cores`` are those this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine(
-        cpu=_cpu_model(),
-        cores=cores,
-        system=f"{platform.system()} {platform.release()}",
-        python=platform.python_version(),
-        penstock=__version__,
-    )
-
-
 def render(report: HostReport) -> str:
     """The report as text for a terminal, without a newline at its end."""
-    here, subject = report.machine, report.subject
+    subject = report.subject
     rates = [each.tokens_per_cpu_s for each in report.rounds]
     span = f"{min(rates):,.0f} to {max(rates):,.0f} in {len(rates)} rounds" if len(rates) > 1 else "1 round"
     cpu, memory = report.api_server_cpu_s, subject.api_server_resident_bytes / 2**20
@@ -229,8 +210,8 @@ def render(report: HostReport) -> str:
         *_memory_rows(report.memory),
     ]
     lines = [
-        f"penstock {here.penstock}, Python {here.python}, {here.system}, {here.cpu}, {here.cores} cores",
-        " ".join(f"--{name.replace('_', '-')} {value}" for name, value in subject.options.items()),
+        str(report.machine),
+        options_line(subject.options),
         f"model {subject.model}, prompts of about {subject.prompt_tokens:,} tokens",
         "",
         *format_table(rows),
@@ -250,7 +231,7 @@ def render(report: HostReport) -> str:
 
 
 def notes(report: HostReport) -> list[str]:
-    """What a reader of the figures should know."""
+    """Warnings and errors that affect the interpretation of the results."""
     remarks = [f"error: {sample}" for sample in report.error_samples]
     interval = report.subject.options.get("stream_interval")
     if isinstance(interval, int) and report.events_per_token * interval < 0.98:
@@ -293,18 +274,6 @@ def _latency_row(name: str, latency: Latency) -> tuple[str, ...]:
     return (name, *("-" if value is None else f"{value:,.1f}" for value in values))
 
 
-def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of cells, the first to the left and others to the right; a third of three is a remark."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
-        if len(others) == 2:
-            cells[1] = others[1]
-        lines.append("  ".join([f"{first:{widths[0]}}", *cells]).rstrip())
-    return lines
-
-
 def _floor_spread(report: HostReport) -> str:
     low, high = min(report.floor_measurements), max(report.floor_measurements)
     return f"{low:,.0f} to {high:,.0f} in {len(report.floor_measurements)} runs before and after"
@@ -316,13 +285,3 @@ def _share(cpu: CpuTime) -> str:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
-
-
-def _cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()

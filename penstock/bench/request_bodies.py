@@ -1,4 +1,4 @@
-"""Requests of a measurement: prompts of a wanted length, and what a server says of them."""
+"""Request bodies of a measurement, with prompts of a given length."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from penstock.bench.errors import BenchError
 from penstock.config.bench import BenchHostConfig
 
 PROMPTS = 64
-"""Different prompts, taken in turn, so that no cache of whole prompts can answer."""
+"""Different prompts, used in turn, so that caches of whole prompts have no effect."""
 CORRECTIONS = 2
-"""Times the length of a text is corrected, after it has been estimated; each takes one call of /tokenize."""
+"""Corrections of an estimated text length; each calls /tokenize once."""
 SLOW_TOKENS = 16384
 _SEED = 20261121
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """What one request, not streamed, showed: the model asked and tokens as the server counts them."""
+    """Result of one request that is not streamed: the model, and the server's token counts."""
 
     model: str
     prompt_tokens: int
@@ -29,29 +29,29 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 class RequestBodies:
-    """Makes the bodies of requests for one server."""
+    """Builds the request bodies for one server."""
 
     def __init__(self, config: BenchHostConfig, http: httpx.Client) -> None:
-        """Asks the server for its model. ``http`` has the server as its base URL. Raises BenchError."""
+        """Requests the server's model. ``http`` has the server as its base URL. Raises BenchError."""
         self._config = config
         self._http = http
         self._random = random.Random(_SEED)
-        # English with its spread of words, and some code: what caches of a tokenizer see in earnest.
+        # English text and some code: realistic input for the caches of a tokenizer.
         self._words = " ".join(topics.values()).split()
         models = self._ask("GET", "/v1/models", None)
         self.model = str(models["data"][0]["id"])
         self.path = "/v1/chat/completions" if config.endpoint == "chat" else "/v1/completions"
 
     def bodies(self) -> list[str]:
-        """JSON texts of streamed requests. Raises BenchError when the server cannot tokenize."""
+        """JSON texts of streamed requests. Raises BenchError when the server does not tokenize."""
         return [self._body(prompt, stream=True) for prompt in self._prompts()]
 
     def slow_reader_body(self) -> str:
-        """JSON text of a streamed request for as many tokens as a slow reader's server allows."""
+        """JSON text of a slow reader's streamed request, for SLOW_TOKENS tokens."""
         return self._body(self._prompts(1)[0], stream=True, tokens=SLOW_TOKENS)
 
     def probe(self) -> ProbeResult:
-        """Sends one request and checks what no later one is checked for: that all tokens come.
+        """Sends one request and checks its number of tokens, which later requests do not check.
 
         Raises BenchError when the server refuses it or sends another number of tokens.
         """
@@ -83,14 +83,14 @@ class RequestBodies:
         words = wanted + 64
         ids = self._tokenize(self._text(0, words))
         if self._config.prompt_kind == "ids":
-            # The same ids from another offset for every prompt, repeated as often as needed.
+            # Every prompt starts at another offset of the same ids, repeated as needed.
             ids *= 1 + (wanted + count) // len(ids)
             return [ids[offset : offset + wanted] for offset in range(count)]
         tokens_per_word = len(ids) / words
         return [self._text_of(wanted, tokens_per_word) for _ in range(count)]
 
     def _text_of(self, wanted: int, tokens_per_word: float) -> str:
-        """A text of about so many tokens, special ones included: estimated, counted, corrected."""
+        """A text of about ``wanted`` tokens, including special ones: estimated, counted, corrected."""
         start = self._random.randrange(len(self._words))
         words = max(1, round(wanted / tokens_per_word))
         for _ in range(CORRECTIONS):
@@ -99,7 +99,7 @@ class RequestBodies:
         return self._text(start, words)
 
     def _text(self, start: int, words: int) -> str:
-        """So many consecutive words from the ``start``-th on; the first ones follow the last."""
+        """``words`` consecutive words from index ``start`` on, which wrap around."""
         rounds = -(-(start + words) // len(self._words))
         return " ".join((self._words * rounds)[start : start + words])
 

@@ -1,32 +1,37 @@
-"""``penstock bench host --api-server-count 1,2,4``: whether a token costs the same however many API servers
-there are, and what the parts that all of them share would cost with many more."""
+"""``penstock bench host --api-server-count 1,2,4``: CPU time per token by number of API servers.
+
+Also extrapolates the load of the shared processes (engines, coordinator, supervisor) to many API servers.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from penstock.bench import host_benchmark
+from penstock.bench.deadline import Deadline, ProgressCallback
 from penstock.bench.errors import BenchError
 from penstock.bench.load_process import LoadProcess
+from penstock.bench.machine import Machine, this_machine
 from penstock.bench.process_usage import ServerPids, cpu_time, pids_of_supervisor
-from penstock.bench.report import Machine, MeasuredRound, format_table, this_machine
+from penstock.bench.report import MeasuredRound
 from penstock.bench.server_process import ServerProcess, serve_arguments
+from penstock.bench.tables import format_table, options_line
 from penstock.config.bench import BenchHostConfig
 
 SIMULATED = 64
-"""API servers of the fleet that the shared parts are computed for."""
+"""API servers of the extrapolation."""
 LOADS_PER_S = 10
-"""Reports of a busy engine to the coordinator, and pushes from there to an API server, see
+"""Load reports of a busy engine to the coordinator, and of the coordinator to each API server, see
 :mod:`penstock.coordinator.state`."""
 
 
 class ScalingSample(msgspec.Struct, frozen=True):
-    """One round of one fleet. ``coordinator_cpu_s`` and the others are CPU seconds during the round."""
+    """One round on one server. ``coordinator_cpu_s``: CPU seconds of the coordinator during the round."""
 
     round: MeasuredRound
     coordinator_cpu_s: float
@@ -37,13 +42,13 @@ class ScalingSample(msgspec.Struct, frozen=True):
 
 
 class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One number of API servers.
+    """Results for one number of API servers.
 
-    ``us_per_token`` is CPU time of all API servers, the median over the rounds; ``ratio`` is the median of
-    its ratios to the first number's in the same round, which compare only where ``events_per_token`` are the
-    same: a server that is behind merges tokens. ``engine_ms_per_step`` is CPU time of an engine per
-    step with all of its streams running. ``coordinator_share`` is of one core;
-    ``supervisor_us_per_connection`` is None where the only API server accepts itself.
+    ``us_per_token``: CPU time of all API servers, median over the rounds. ``ratio``: median of the ratios to
+    the first number of API servers in the same round. Ratios are comparable only at equal
+    ``events_per_token``, because a server that is behind merges tokens. ``engine_ms_per_step``: CPU time of
+    an engine per step with all its streams running. ``coordinator_share``: fraction of one core.
+    ``supervisor_us_per_connection``: None for one API server, which accepts connections itself.
     """
 
     api_servers: int
@@ -58,10 +63,12 @@ class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Extrapolation(msgspec.Struct, frozen=True, kw_only=True):
-    """The same streams on :data:`SIMULATED` API servers with a core each, computed from the points: straight
-    lines through CPU time per token and through an engine's per step, the coordinator's CPU time per message
-    and the supervisor's per connection. ``engine_tokens_per_s`` is what the host's work leaves possible to
-    one engine. With --grow-load: so many streams for each API server, all on the same engines."""
+    """The same streams on :data:`SIMULATED` API servers with a core each, extrapolated from the points.
+
+    Linear in CPU time per token and per engine step; the coordinator's CPU time per message and the
+    supervisor's per connection are constant. ``engine_tokens_per_s`` is the limit of one engine by the host's
+    work. With --grow-load every API server has --streams of its own, all on the same engines.
+    """
 
     api_servers: int
     us_per_token: float
@@ -80,20 +87,16 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any]
     machine: Machine
 
-    def to_json(self) -> bytes:
-        """Indented, with a final newline."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-
 
 class _ServerUnderLoad:
-    """A server with its load client, for as long as the measurement goes on."""
+    """A server and its load client, during the measurement."""
 
     def __init__(
         self,
         config: BenchHostConfig,
         api_servers: int,
         stack: contextlib.ExitStack,
-        deadline: host_benchmark.Deadline,
+        deadline: Deadline,
     ) -> None:
         if config.grow_load:
             config = msgspec.structs.replace(config, streams=config.streams * api_servers)
@@ -102,7 +105,7 @@ class _ServerUnderLoad:
         server = stack.enter_context(ServerProcess(arguments, deadline.left("the start of a server")))
         self._processes: ServerPids = pids_of_supervisor(server.pid)
         if len(self._processes.api_servers) != api_servers:
-            raise BenchError(f"the server has not the {api_servers} processes titled penstock: api-server")
+            raise BenchError(f"the server does not have {api_servers} processes titled penstock: api-server")
         _, plan, _ = host_benchmark.prepare(config, server.url, deadline)
         before = cpu_time([server.pid])
         self._load = stack.enter_context(LoadProcess(plan, deadline.left("the connections")))
@@ -115,26 +118,26 @@ class _ServerUnderLoad:
         return ScalingSample(measured, (cpu_time(self._processes.coordinators) - before).total)
 
 
-def measure(config: BenchHostConfig, say: Callable[[str], None]) -> ScalingReport:
-    """Runs the rounds of all numbers of API servers by turns. Raises BenchError as :func:`host.measure`."""
-    deadline = host_benchmark.Deadline(config.timeout)
+def measure(config: BenchHostConfig, say: ProgressCallback) -> ScalingReport:
+    """Runs the rounds for all numbers of API servers by turns. Raises BenchError."""
+    deadline = Deadline(config.timeout)
     with contextlib.ExitStack() as stack:
-        fleets = []
+        servers = []
         for count in config.api_server_count:
             say(f"starting penstock serve --engine synthetic --api-server-count {count}")
-            fleets.append(_ServerUnderLoad(config, count, stack, deadline))
+            servers.append(_ServerUnderLoad(config, count, stack, deadline))
         for _ in range(config.warmup_rounds):
-            for fleet in fleets:
-                fleet.run(deadline.left("the warm-up"))
-        samples: list[list[ScalingSample]] = [[] for _ in fleets]
+            for server in servers:
+                server.run(deadline.left("the warm-up"))
+        samples: list[list[ScalingSample]] = [[] for _ in servers]
         for number in range(1, config.rounds + 1):
-            for fleet, taken in zip(fleets, samples, strict=True):
-                taken.append(fleet.run(deadline.left(f"round {number}")))
+            for server, taken in zip(servers, samples, strict=True):
+                taken.append(server.run(deadline.left(f"round {number}")))
             costs = ", ".join(f"{taken[-1].us_per_token:.2f}" for taken in samples)
             say(f"round {number} of {config.rounds}: {costs} microseconds per token")
     points = [
-        point(fleet.config, count, taken, samples[0], fleet.us_per_connection)
-        for count, fleet, taken in zip(config.api_server_count, fleets, samples, strict=True)
+        point(server.config, count, taken, samples[0], server.us_per_connection)
+        for count, server, taken in zip(config.api_server_count, servers, samples, strict=True)
     ]
     return ScalingReport(
         points=points,
@@ -152,7 +155,7 @@ def point(
     first: Sequence[ScalingSample],
     us_per_connection: float | None,
 ) -> ScalingPoint:
-    """``first``: the samples to compare to, of the same rounds. Rounds without tokens have no ratio."""
+    """``first``: samples of the same rounds to compare with. Rounds without tokens have no ratio."""
     ratios = [
         own.us_per_token / other.us_per_token
         for own, other in zip(samples, first, strict=True)
@@ -176,7 +179,7 @@ def point(
 
 
 def limit(config: BenchHostConfig, points: Sequence[ScalingPoint]) -> Extrapolation:
-    """What :class:`Extrapolation` says, from at least two points."""
+    """Extrapolates from at least two points."""
     counts = [float(each.api_servers) for each in points]
     us_per_token = _extrapolate(counts, [each.us_per_token for each in points])
     step_ms = _extrapolate(counts, [each.engine_ms_per_step for each in points])
@@ -199,28 +202,31 @@ def limit(config: BenchHostConfig, points: Sequence[ScalingPoint]) -> Extrapolat
 
 
 def coordinator_messages(api_servers: int, engines: int) -> float:
-    """That a coordinator takes and sends in a second while all engines are busy: every API server joins and
-    tells its metrics, which all others are told, as they are the coordinator's own; engines report their
-    loads, and every API server is told those of all engines in one message."""
+    """Messages that a coordinator receives and sends per second while all engines are busy.
+
+    Each API server sends ServerJoin and its metrics once a second. The coordinator forwards these metrics to
+    all others, and its own to all. Engines report their load; the coordinator sends the loads of all engines
+    to each API server in one message.
+    """
     received = 2 * api_servers + LOADS_PER_S * engines
     sent = api_servers * (api_servers - 1) + api_servers + LOADS_PER_S * api_servers
     return float(received + sent)
 
 
 def _rows(config: BenchHostConfig) -> float:
-    """Of an engine's step, while all requests run."""
+    """Rows of an engine's step while all requests run."""
     return config.in_flight / config.engines
 
 
 def _extrapolate(counts: Sequence[float], values: Sequence[float]) -> float:
-    """The value at :data:`SIMULATED` on a straight line through the others, which does not fall."""
+    """The value at :data:`SIMULATED` by linear regression, with a slope of at least 0."""
     slope = max(0.0, statistics.linear_regression(counts, values).slope)
     return statistics.mean(values) + slope * (SIMULATED - statistics.mean(counts))
 
 
 def render(report: ScalingReport) -> str:
     """The report as text for a terminal, without a newline at its end."""
-    here, far = report.machine, report.limit
+    far = report.limit
     table = [("API servers", "streams", "us/token", "ratio", "events/token", "engine ms/step", "coordinator")]
     for each in report.points:
         table.append(
@@ -236,8 +242,8 @@ def render(report: ScalingReport) -> str:
         )
     accepted = "-" if far.connections_per_s is None else f"{far.connections_per_s:,.0f}"
     lines = [
-        f"penstock {here.penstock}, Python {here.python}, {here.system}, {here.cpu}, {here.cores} cores",
-        " ".join(f"--{name.replace('_', '-')} {value}" for name, value in report.options.items()),
+        str(report.machine),
+        options_line(report.options),
         "",
         *format_table(table),
         "",

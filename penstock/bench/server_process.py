@@ -1,4 +1,4 @@
-"""Servers started for one measurement."""
+"""Starts a server for one measurement."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 import psutil
 
 from penstock.bench.errors import BenchError
-from penstock.config.bench import BenchHostConfig, BenchSoakConfig
+from penstock.config.bench import BenchHostConfig
 from penstock.config.introspect import PREFIX
 
 SHOWN_LINES = 20
-"""Lines of the server's output that an error repeats."""
+"""Last lines of the server's output that an error shows."""
 END_SECONDS = 10.0
-"""Time the server has to end itself before it is killed."""
+"""Time for the server to exit before it is killed, in seconds."""
 BASE_MODEL_LEN = 2048
 SLOW_MODEL_LEN = 32768
-"""With slow readers, whose streams are to outlast the measurement."""
+"""With slow readers, whose streams must outlast the measurement."""
 BASE_SLOTS = 1024
-SOAK_BACKLOG = 256 * 1024
 
 _URL = re.compile(r"^\s*URL\s+(http://\S+?)/v1\b")
 _READY = re.compile(r"^ready in ")
@@ -38,13 +36,15 @@ _READY = re.compile(r"^ready in ")
 class ServerProcess:
     """``penstock serve`` or ``penstock gateway`` with all its processes; use it as a context.
 
-    ``url`` is set once it is ready. Its environment holds no ``PENSTOCK_`` variable: what is measured depends
-    on the options of the measurement alone.
+    ``url`` is the address of the ready server. ``PENSTOCK_`` variables are removed from its environment, so
+    that the results depend on the options of the measurement only.
     """
 
     def __init__(self, arguments: Sequence[str], seconds: float) -> None:
-        """Starts ``penstock`` with ``arguments`` and waits until it is ready. Raises BenchError when it is
-        not in so many seconds."""
+        """Starts ``penstock`` with ``arguments`` and waits at most ``seconds`` until it is ready.
+
+        Raises BenchError.
+        """
         self._lines: collections.deque[str] = collections.deque(maxlen=SHOWN_LINES)
         self._ready = threading.Event()
         self.url = ""
@@ -56,7 +56,7 @@ class ServerProcess:
             text=True,
             errors="replace",
             env={name: value for name, value in os.environ.items() if not name.startswith(PREFIX)},
-            start_new_session=True,  # Ctrl-C is ours, it is ended in order
+            start_new_session=True,  # Ctrl-C must not kill it: it is shut down in order
         )
         self._reader = threading.Thread(target=self._read, name="server-output", daemon=True)
         self._reader.start()
@@ -75,12 +75,12 @@ class ServerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; below 0 when a signal ended it."""
+        """None while it runs; negative after a signal."""
         return self._process.poll()
 
     @property
     def output(self) -> str:
-        """The last lines it wrote."""
+        """The last lines of its output."""
         return "\n".join(self._lines)
 
     def close(self) -> None:
@@ -103,13 +103,11 @@ class ServerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read(self) -> None:
-        """Keeps the pipe empty; finds the URL, then the line that says ready."""
+        """Reads the output; finds the URL, then the ready line."""
         url = ""
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -119,13 +117,12 @@ class ServerProcess:
             if _READY.match(line):
                 self.url = url
                 self._ready.set()
-        self._ready.set()  # it ended
+        self._ready.set()  # it has exited
 
 
 def serve_arguments(config: BenchHostConfig, api_servers: int = 1) -> list[str]:
-    """The command line of a server on the synthetic engine, with so many API servers; ``--server-args`` come
-    last and win."""
-    longest = config.prompt_tokens + config.prompt_tokens // 16 + config.tokens + 256  # lengths of texts vary
+    """The command line of a server with the synthetic engine. ``--server-args`` come last and override."""
+    longest = config.prompt_tokens + config.prompt_tokens // 16 + config.tokens + 256  # text lengths vary
     options = {
         "--engine": "synthetic",
         "--port": 0,
@@ -137,26 +134,10 @@ def serve_arguments(config: BenchHostConfig, api_servers: int = 1) -> list[str]:
         "--max-model-len": max(SLOW_MODEL_LEN if config.slow_readers else BASE_MODEL_LEN, longest),
         "--drain-timeout": 1,
     }
-    return _arguments(options, config.server_args)
+    return serve_command(options, config.server_args)
 
 
-def soak_arguments(config: BenchSoakConfig, run_dir: str) -> list[str]:
-    """The command line of a server to be soaked, likewise. What it holds for a client that does not read is
-    little, so that such clients are cut soon."""
-    options = {
-        "--engine": "synthetic",
-        "--port": 0,
-        "--synthetic-step-ms": config.step_ms,
-        "--api-server-count": config.api_server_count,
-        "--data-parallel-size": config.engines,
-        "--engine-hang-timeout": config.hang_timeout,
-        "--max-model-len": BASE_MODEL_LEN * 2,
-        "--max-stream-backlog": SOAK_BACKLOG,
-        "--run-dir": run_dir,
-    }
-    return _arguments(options, config.server_args)
-
-
-def _arguments(options: Mapping[str, object], further: str | None) -> list[str]:
+def serve_command(options: Mapping[str, object], further: str | None) -> list[str]:
+    """``serve`` with ``options``, then the arguments in ``further``, which is parsed as by a shell."""
     given = [f"{name}={value}" for name, value in options.items()]
     return ["serve", *given, *shlex.split(further or "")]

@@ -1,30 +1,29 @@
-"""Clients that read slower than they are written to: many streams, hardly read."""
+"""Clients that read slower than the server writes."""
 
 from __future__ import annotations
 
 import select
 import socket
 import threading
-from types import TracebackType
 from typing import Self
 
 from penstock.bench.errors import BenchError
 from penstock.bench.load_client import LoadPlan, request_bytes
 
 WINDOW_BYTES = 4096
-"""Receive buffer of each connection, so that what is not read waits at the server."""
+"""Receive buffer of each connection: small, so that unread data stays at the server."""
 READ_BYTES = 256
 READ_INTERVAL_S = 0.1
-"""Each connection is read that much that often: about one event of sixteen at 15 ms per token."""
+"""Time between two reads of READ_BYTES on a connection: about one of sixteen events at 15 ms per token."""
 
 
 class SlowReaders:
-    """Connections with one stream each, read by a thread. Use it as a context; its end closes them."""
+    """Connections with one stream each, read by a thread. Use it as a context, which closes them."""
 
     def __init__(self, plan: LoadPlan, body: str, count: int) -> None:
         """Sends ``body`` on ``count`` connections to the server of ``plan``. Raises BenchError."""
         self.cut = 0
-        """Connections that the server has ended."""
+        """Connections that the server closed."""
         self._done = threading.Event()
         self._sockets: dict[int, socket.socket] = {}
         self._reader = threading.Thread(target=self._read_on, name="slow-readers", daemon=True)
@@ -48,9 +47,7 @@ class SlowReaders:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done.set()
         self._reader.join()
         self._close()
@@ -70,7 +67,7 @@ class SlowReaders:
                     self.cut += 1
 
     def _read(self, fd: int) -> bool:
-        """False once the connection has ended."""
+        """False once the connection is closed."""
         try:
             return bool(self._sockets[fd].recv(READ_BYTES))
         except ConnectionError:

@@ -12,14 +12,14 @@ from penstock.config.client import ChatConfig
 from penstock.config.errors import ConfigError
 from penstock.config.origins import Origins
 
-if TYPE_CHECKING:  # httpx stays out of the start of the command line
+if TYPE_CHECKING:  # httpx is not imported at startup
     from penstock.client import Client
 
 GREETING = "Talking to {model} at {url}. /exit or Ctrl-D leaves, /clear starts over, Ctrl-C ends an answer."
 
 
 class Conversation:
-    """The messages so far. The model sees all of them with every new one."""
+    """The messages so far, all of which are sent with every new one."""
 
     def __init__(self, client: Client, model: str, config: ChatConfig) -> None:
         self.client = client
@@ -29,15 +29,15 @@ class Conversation:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything but the system prompt."""
+        """Removes all messages but the system prompt."""
         prompt = self.config.system_prompt
         self.messages = [{"role": "system", "content": prompt}] if prompt else []
 
     def say(self, message: str) -> None:
-        """Send a message and write the answer as it arrives.
+        """Sends a message and prints the answer as it arrives.
 
-        An answer that the user ends (KeyboardInterrupt) stays in the conversation as far as it came; one that
-        the server fails to give (ClientError) is forgotten with its message, which can be sent again.
+        An answer that the user interrupts (KeyboardInterrupt) stays in the conversation, incomplete.
+        When the server fails (ClientError), the message and its answer are dropped.
         """
         asked = [*self.messages, {"role": "user", "content": message}]
         answer = self.client.chat(self.model, asked, terminal.sampling(self.config))
@@ -51,7 +51,7 @@ class Conversation:
 
 
 def run(config: ChatConfig, origins: Origins) -> int:
-    """Answer one message, or converse until the user leaves; 1 when the server fails to answer."""
+    """Sends one message, or chats until the user exits. 1 when the server fails."""
     from penstock.client import Client, ClientError
 
     try:
@@ -67,7 +67,7 @@ def run(config: ChatConfig, origins: Origins) -> int:
 
 
 def _converse(conversation: Conversation) -> int:
-    """Lines from the user, answers from the model. Without a terminal, a failure or Ctrl-C ends it."""
+    """Reads lines from the user and prints answers. Without a terminal, a failure or Ctrl-C ends it."""
     from penstock.client import ClientError
 
     interactive = sys.stdin.isatty()
@@ -87,7 +87,7 @@ def _converse(conversation: Conversation) -> int:
         except KeyboardInterrupt:
             if not interactive:
                 raise
-            print()  # the answer or the line ends here, the conversation goes on
+            print()  # ends the answer or the line; the conversation continues
         except ClientError as error:
             if not interactive:
                 raise
@@ -95,7 +95,7 @@ def _converse(conversation: Conversation) -> int:
 
 
 def _ask(interactive: bool) -> str | None:
-    """The next line of the user, None at the end of input. Raises ConfigError when it is not UTF-8."""
+    """The user's next line; None at the end of input. Raises ConfigError when it is not UTF-8."""
     try:
         line = input("> " if interactive else "").strip()
         line.encode()
@@ -109,5 +109,5 @@ def _ask(interactive: bool) -> str | None:
 
 
 COMMAND = Command(
-    ("chat",), "Talk to a model that a server runs: -q for one message, else until /exit.", ChatConfig, run
+    ("chat",), "Chat with a served model: one message with -q, else until /exit.", ChatConfig, run
 )

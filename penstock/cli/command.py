@@ -1,15 +1,15 @@
-"""What a command is: every module of this package that holds one exposes it as ``COMMAND``.
+"""The interface of a command. A module of this package with one command exposes it as ``COMMAND``.
 
-``penstock bench host`` for example is a module with::
+``penstock complete`` for example is a module with::
 
-    def run(config: BenchHostConfig, origins: Origins) -> int: ...
+    def run(config: CompleteConfig, origins: Origins) -> int: ...
 
-    COMMAND = Command(("bench", "host"), "Measure the host cost of an API server.", BenchHostConfig, run)
+    COMMAND = Command(("complete",), "Continue a text with a served model.", CompleteConfig, run)
 
-Flags, variables, file keys, help and documentation come from the fields of the config Struct, written with
-:func:`penstock.config.describe.option`. :mod:`penstock.cli.main` lists name and module of each command and
-imports a module only when it is needed. Importing one must stay cheap: heavy imports (torch, numpy, uvicorn,
-httpx, rich …) belong inside ``run``.
+Flags, variables, file keys, help and documentation are derived from the fields of the config Struct, which
+are described with :func:`penstock.config.describe.option`. :mod:`penstock.cli.main` lists the commands and
+imports a module when its command runs. Importing a module must stay cheap: heavy imports (torch, numpy,
+uvicorn, httpx, rich …) belong inside ``run``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ C = TypeVar("C", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True)
 class Command(Generic[C]):
-    """One command: its words after ``penstock``, one line of help, its options and what it does.
+    """One command: its words after ``penstock``, one line of help, its options and its function.
 
-    ``run`` gets the checked config and where its values came from, and returns the exit code: 0 for success,
-    1 for a failure it has reported on standard error, 2 for a config that cannot be run.
+    ``run`` gets the checked config and the origins of its values, and returns the exit code: 0 for success, 1
+    for a failure reported on standard error, 2 for an invalid config.
     """
 
     name: tuple[str, ...]

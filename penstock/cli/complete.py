@@ -10,7 +10,7 @@ from penstock.config.origins import Origins
 
 
 def run(config: CompleteConfig, origins: Origins) -> int:
-    """Stream the continuation to standard output; 1 when the server fails to give all of it."""
+    """Streams the continuation to standard output. 1 when the server does not complete it."""
     from penstock.client import Client, ClientError
 
     if config.prompt is None:
@@ -27,5 +27,5 @@ def run(config: CompleteConfig, origins: Origins) -> int:
 
 
 COMMAND = Command(
-    ("complete",), "Continue a text with a model that a server runs, as it is generated.", CompleteConfig, run
+    ("complete",), "Continue a text with a served model and print it as it is generated.", CompleteConfig, run
 )

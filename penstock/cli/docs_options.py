@@ -1,4 +1,4 @@
-"""``penstock docs-options``: writes the documentation page of all options. Not listed in ``--help``."""
+"""``penstock docs-options``: writes the options page of the documentation. Not listed in ``--help``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from penstock.config.origins import Origins
 
 
 class DocsOptionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the page goes."""
+    """Options of ``penstock docs-options``."""
 
     page: Annotated[
-        str | None, option("File to write; standard output when absent.", "Output", positional=True)
+        str | None, option("File to write. Default: standard output.", "Output", positional=True)
     ] = None
 
 
 def page() -> str:
-    """The page for every command that ``penstock --help`` lists."""
+    """The page for all commands that ``penstock --help`` lists."""
     from penstock.cli.main import COMMANDS, load
     from penstock.config.options_page import options_page
 
@@ -30,7 +30,7 @@ def page() -> str:
 
 
 def run(config: DocsOptionsConfig, origins: Origins) -> int:
-    """Write the page to the file, or print it."""
+    """Writes the page to the file, or prints it."""
     if config.page is None:
         sys.stdout.write(page())
     else:

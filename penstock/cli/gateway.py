@@ -8,7 +8,7 @@ from penstock.config.origins import Origins
 
 
 def run(config: GatewayConfig, origins: Origins) -> int:
-    """Serve until SIGINT or SIGTERM."""
+    """Serves until SIGINT or SIGTERM."""
     from penstock.gateway.process import serve
 
     return serve(config, origins)
@@ -16,7 +16,7 @@ def run(config: GatewayConfig, origins: Origins) -> int:
 
 COMMAND = Command(
     ("gateway",),
-    "Spread requests over OpenAI-compatible model servers, and see how they end.",
+    "Route requests to OpenAI-compatible model servers.",
     GatewayConfig,
     run,
 )

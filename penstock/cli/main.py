@@ -1,4 +1,4 @@
-"""The ``penstock`` command: finds the command that is asked for, imports it alone, and runs it."""
+"""The ``penstock`` command line. Only the module of the requested command is imported."""
 
 from __future__ import annotations
 
@@ -18,36 +18,29 @@ from penstock.exit_codes import EXIT_USAGE
 
 
 class CommandEntry(NamedTuple):
-    """A command before its module is imported; without ``help`` it is not listed."""
+    """A command whose module is not imported yet. One without ``help`` is not listed."""
 
     name: tuple[str, ...]
     module: str
     help: str
+    attribute: str = "COMMAND"
 
 
 COMMANDS = (
     CommandEntry(("serve",), "penstock.cli.serve", "Serve a model over the OpenAI HTTP API."),
+    CommandEntry(("gateway",), "penstock.cli.gateway", "Route requests to OpenAI-compatible model servers."),
+    CommandEntry(("complete",), "penstock.cli.complete", "Continue a text with a served model."),
+    CommandEntry(("chat",), "penstock.cli.chat", "Chat with a served model."),
+    CommandEntry(("status",), "penstock.cli.status", "Show the load of a gateway or a Penstock server."),
+    CommandEntry(("keys",), "penstock.cli.keys", "Make the key file that the hosts of one server share."),
+    CommandEntry(("bench", "host"), "penstock.cli.bench", "Measure the CPU time of API servers.", "HOST"),
     CommandEntry(
-        ("gateway",), "penstock.cli.gateway", "Spread requests over OpenAI-compatible model servers."
-    ),
-    CommandEntry(("complete",), "penstock.cli.complete", "Continue a text with a model that a server runs."),
-    CommandEntry(("chat",), "penstock.cli.chat", "Talk to a model that a server runs."),
-    CommandEntry(("status",), "penstock.cli.status", "Show what a gateway or a Penstock server does."),
-    CommandEntry(("keys",), "penstock.cli.keys", "Make the key that the hosts of a fleet share."),
-    CommandEntry(("bench", "host"), "penstock.cli.bench_host", "Measure what an API server costs the host."),
-    CommandEntry(
-        ("bench", "engine"), "penstock.cli.bench_engine", "Measure what a decode step costs the host."
-    ),
-    CommandEntry(("bench", "gateway"), "penstock.cli.bench_gateway", "Measure what relaying costs the host."),
-    CommandEntry(
-        ("bench", "gateway-memory"),
-        "penstock.cli.bench_gateway_memory",
-        "Measure whether the gateway's memory stays flat.",
+        ("bench", "engine"), "penstock.cli.bench", "Measure the CPU time of an engine's steps.", "ENGINE"
     ),
     CommandEntry(
-        ("bench", "soak"), "penstock.cli.bench_soak", "Load a server, kill its parts, check every token."
+        ("bench", "gateway"), "penstock.cli.bench", "Measure the CPU time of the gateway.", "GATEWAY"
     ),
-    CommandEntry(("version",), "penstock.cli.version", "Print the versions of Penstock and what it runs on."),
+    CommandEntry(("version",), "penstock.cli.version", "Print versions of Penstock and its libraries."),
     CommandEntry(("docs-options",), "penstock.cli.docs_options", ""),
 )
 
@@ -56,7 +49,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``penstock`` with these arguments (the process's own when None) and return its exit code."""
+    """Runs ``penstock`` with these arguments (default: those of the process) and returns its exit code."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         code = _run(argv)
@@ -68,20 +61,20 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has left. Standard output must not be flushed into the pipe at exit again.
+        # The reader of the output is gone. Standard output must not be flushed into the pipe again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
 
 
 def load(entry: CommandEntry) -> Command[Any]:
-    """Import the module of a command and return it."""
-    command = importlib.import_module(entry.module).COMMAND
+    """Imports a command."""
+    command = getattr(importlib.import_module(entry.module), entry.attribute)
     assert isinstance(command, Command)
     return command
 
 
 def all_options() -> Iterator[Option]:
-    """The options of every command; imports the modules of all."""
+    """The options of all commands; imports all their modules."""
     for entry in COMMANDS:
         yield from options_of(load(entry).config)
 
@@ -110,7 +103,7 @@ def _find(argv: list[str]) -> CommandEntry | None:
 
 
 def _help(argv: list[str]) -> int:
-    """The list of commands, of all or of one host of sub-commands such as ``bench``."""
+    """Prints the list of commands: all, or those of a group such as ``bench``."""
     words = [word for word in argv if word not in ("-h", "--help")]
     group = tuple(words[:1]) if _is_group(tuple(words[:1])) else ()
     entries = [entry for entry in COMMANDS if entry.help and entry.name[: len(group)] == group]

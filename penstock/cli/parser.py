@@ -1,4 +1,4 @@
-"""Command lines: an argument parser from the options of a command."""
+"""The argument parser of a command, built from its options."""
 
 from __future__ import annotations
 
@@ -12,32 +12,35 @@ from penstock.config.introspect import Option, options_of
 from penstock.config.sources import CONFIG_VARIABLE
 
 HELP_WIDTH = 100
-"""Columns that ``--help`` uses at most."""
+"""Maximum width of ``--help``, in columns."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises ConfigError instead of leaving the process."""
+    """An argparse parser that raises ConfigError instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message.removeprefix("argument "))
 
 
 class Formatter(argparse.HelpFormatter):
-    """Narrow columns of text stay readable on a wide terminal."""
+    """Limits the width of the text on wide terminals."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
         self._width = min(self._width, HELP_WIDTH)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        """Names of options stay in one piece."""
+        """Wraps without breaking names of options."""
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
-def build(command: Command[Any]) -> Parser:
-    """The parser of one command. Values stay text: :func:`penstock.config.values.convert` reads them."""
+def build(command: Command[Any], program: str = "penstock") -> Parser:
+    """The parser of one command of ``program``.
+
+    Values stay text: :func:`penstock.config.values.convert` reads them.
+    """
     options = options_of(command.config)
-    words = " ".join(("penstock", *command.name))
+    words = " ".join((program, *command.name))
     positional = "".join(f" [{option.flag}]" for option in options if option.positional)
     parser = Parser(
         prog=words,
@@ -58,19 +61,21 @@ def build(command: Command[Any]) -> Parser:
         general.add_argument(
             "--config", metavar="FILE", action="append", help=f"YAML file with options. [{CONFIG_VARIABLE}]"
         )
-    general.add_argument("-h", "--help", action="help", help="Show this help and leave.")
+    general.add_argument("-h", "--help", action="help", help="Show this help and exit.")
     return parser
 
 
-def parse(command: Command[Any], argv: list[str]) -> tuple[dict[str, Any], str | None]:
-    """The text of every flag in ``argv``, by field name, and the file that ``--config`` names.
+def parse(
+    command: Command[Any], argv: list[str], program: str = "penstock"
+) -> tuple[dict[str, Any], str | None]:
+    """The text of every flag in ``argv``, by field name, and the path given with ``--config``.
 
-    Raises ConfigError for an unknown flag, a missing value or a superfluous one; for ``--help`` it prints and
+    Raises ConfigError for an unknown flag and a missing or unexpected value. ``--help`` prints the help and
     raises SystemExit(0).
     """
     options = options_of(command.config)
     argv, behind = _cut(argv, options)
-    parser = build(command)
+    parser = build(command, program)
     namespace, rest = parser.parse_known_args(_with_dashes(argv, options))
     if rest:
         raise _unknown(rest, options)
@@ -98,16 +103,16 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
 
 
 def help_text(option: Option) -> str:
-    """Description, then in brackets the default, the bounds and the variable."""
+    """The description, with default, bounds and variable in brackets."""
     facts = [f"default: {option.default_text}"] if option.default_text else []
     facts += [one.range for one in option.alternatives if one.range]
     return f"{option.description} [{'; '.join([*facts, option.variable])}]"
 
 
 def _cut(argv: list[str], options: tuple[Option, ...]) -> tuple[list[str], dict[str, list[str]]]:
-    """``argv`` up to ``--``, and the flags that follow by the name of the field that takes them, if one does.
+    """``argv`` up to ``--``, and the flags after it by the name of the field that takes them (``rest=True``).
 
-    What follows and begins with no flag is a positional argument, as usual.
+    Without such a field, or when no flag follows ``--``, ``argv`` stays as it is.
     """
     takers = [option for option in options if option.rest]
     end = argv.index("--") if "--" in argv else len(argv)
@@ -119,7 +124,7 @@ def _cut(argv: list[str], options: tuple[Option, ...]) -> tuple[list[str], dict[
 
 
 def _with_dashes(argv: list[str], options: tuple[Option, ...]) -> list[str]:
-    """``--max_num_seqs=1`` as ``--max-num-seqs=1``; what follows ``--`` stays as it is."""
+    """``argv`` with dashes in the names of flags (``--max_num_seqs``); unchanged after ``--``."""
     switches = {option.flag for option in options if option.is_switch}
     end = argv.index("--") if "--" in argv else len(argv)
     result = []
@@ -138,7 +143,7 @@ def _with_dashes(argv: list[str], options: tuple[Option, ...]) -> list[str]:
 
 
 def _unknown(rest: list[str], options: tuple[Option, ...]) -> ConfigError:
-    """The error for what the parser left over: a flag first, as it explains the values behind it."""
+    """The error for unparsed arguments: about the first flag, if there is one, as values may belong to it."""
     flags = [token for token in rest if token.startswith("-")]
     if not flags:
         return ConfigError(f"unexpected argument {rest[0]!r}")

@@ -1,4 +1,4 @@
-"""``penstock serve``: the config goes to the supervisor, which runs everything."""
+"""``penstock serve``: runs the supervisor, which starts all other processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.config.origins import Origins
 
 
 def run(config: ServeConfig, origins: Origins) -> int:
-    """Serve until SIGINT or SIGTERM; the exit code is the supervisor's."""
+    """Serves until SIGINT or SIGTERM; returns the supervisor's exit code."""
     from penstock.supervisor.main import serve
 
     return serve(config, origins)
@@ -16,7 +16,7 @@ def run(config: ServeConfig, origins: Origins) -> int:
 
 COMMAND = Command(
     ("serve",),
-    "Serve a model over the OpenAI HTTP API. MODEL stands before options that take several values.",
+    "Serve a model over the OpenAI HTTP API. Put MODEL before options that take several values.",
     ServeConfig,
     run,
 )

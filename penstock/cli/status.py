@@ -1,4 +1,4 @@
-"""``penstock status``: what a gateway or a Penstock server does at the moment, read from its ``/metrics``."""
+"""``penstock status``: the current load of a gateway or a Penstock server, from its ``/metrics``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.config.origins import Origins
 from penstock.config.status import StatusConfig
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
-"""Sample name to labels and values."""
+"""Labels and values by sample name."""
 Row = dict[str, Any]
 
 _GATEWAY = "penstock_gateway_"
@@ -42,7 +42,7 @@ _SERVER_RATES = {"tokens_per_s": "penstock:tokens_delivered_total"}
 
 
 def run(config: StatusConfig, origins: Origins) -> int:
-    """Print tables or JSON to standard output; 1 when the server cannot be read."""
+    """Prints tables or JSON to standard output. 1 when the metrics cannot be read."""
     from penstock.client import Client, ClientError
 
     try:
@@ -62,7 +62,7 @@ def run(config: StatusConfig, origins: Origins) -> int:
 
 
 def read_samples(text: str) -> Samples:
-    """Of an exposition in Prometheus' text format. Raises ClientError when it is something else."""
+    """The samples of a text in Prometheus' exposition format. Raises ClientError for any other text."""
     from prometheus_client.parser import text_string_to_metric_families
 
     from penstock.client import ClientError
@@ -78,8 +78,10 @@ def read_samples(text: str) -> Samples:
 
 
 def status_of(earlier: Samples, later: Samples, seconds: float) -> dict[str, Any] | None:
-    """What ``--json`` prints, with rates unless ``seconds``, the time between both readings, is 0. None when
-    neither a gateway nor a Penstock server says these things."""
+    """The output of ``--json``; None when the samples are of neither a gateway nor a Penstock server.
+
+    ``seconds`` is the time between both readings; without rates if it is 0.
+    """
     if f"{_GATEWAY}requests_in_flight" in later:
         outcomes: dict[str, float] = {}
         for labels, value in later.get(f"{_GATEWAY}request_total", ()):
@@ -103,7 +105,7 @@ def status_of(earlier: Samples, later: Samples, seconds: float) -> dict[str, Any
 
 
 def _rows(samples: Samples, label: str, names: dict[str, str]) -> list[Row]:
-    """One for each value of ``label``, with the values of ``names`` as columns."""
+    """One row for each value of ``label``; ``names`` maps columns to metrics."""
     rows: dict[str, Row] = {}
     for column, name in names.items():
         for labels, value in samples.get(name, ()):
@@ -137,11 +139,11 @@ _SHOWN: dict[str, Callable[[float], str]] = {
     "tokens_per_s": lambda value: f"{value:.1f}",
     "prompt_tokens_per_s": lambda value: f"{value:.1f}",
 }
-"""How values are shown that are no counts."""
+"""Formats of the columns that are not counts."""
 
 
 def tables(status: dict[str, Any]) -> str:
-    """A status for people."""
+    """A status as text."""
     if status["kind"] == "gateway":
         outcomes = [{"outcome": outcome, "requests": count} for outcome, count in status["requests"].items()]
         first = f"gateway, {status['in_flight']:.0f} requests in flight"
@@ -152,7 +154,7 @@ def tables(status: dict[str, Any]) -> str:
 
 
 def _table(rows: list[Row]) -> Iterable[str]:
-    """Lines: names of columns, then rows; the first column to the left, the others to the right."""
+    """Lines of a header and rows; the first column is left-aligned, others are right-aligned."""
     if not rows:
         return []
     columns = list(dict.fromkeys(column for row in rows for column in row))
@@ -173,6 +175,4 @@ def _cell(column: str, value: Any) -> str:
     return _SHOWN.get(column, "{:.0f}".format)(value)
 
 
-COMMAND = Command(
-    ("status",), "Show what a gateway or a Penstock server does at the moment.", StatusConfig, run
-)
+COMMAND = Command(("status",), "Show the load of a gateway or a Penstock server.", StatusConfig, run)

@@ -1,4 +1,4 @@
-"""What the commands that talk to a server share: reading a message, writing an answer as it arrives."""
+"""Input and output of ``penstock complete`` and ``penstock chat``."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 from penstock.config.client import ClientConfig
 from penstock.config.errors import ConfigError
 
-if TYPE_CHECKING:  # httpx stays out of the start of the command line
+if TYPE_CHECKING:  # httpx is not imported at startup
     from penstock.client import Answer
 
-# A model may write escape sequences, which a terminal would obey: it gets the symbols of control characters.
-_HARMLESS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
-_HARMLESS |= dict.fromkeys(range(0x7F, 0xA0), 0xFFFD)
+# Escape sequences from a model must not reach the terminal: control characters become visible symbols.
+_VISIBLE_CONTROLS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
+_VISIBLE_CONTROLS |= dict.fromkeys(range(0x7F, 0xA0), 0xFFFD)
 
 
 def sampling(config: ClientConfig) -> dict[str, Any]:
-    """The sampling parameters that are set, as fields of a request; the server decides on the others."""
+    """The sampling parameters that are set, as fields of a request."""
     values = {"max_tokens": config.max_tokens, "temperature": config.temperature}
     values |= {"top_p": config.top_p, "seed": config.seed}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def text_or_stdin(text: str) -> str:
-    """``text``, or for ``-`` all of standard input without its last line break. Raises ConfigError."""
+    """``text``; for ``-`` all of standard input without its last line break. Raises ConfigError."""
     if text != "-":
         return text
     try:
@@ -38,14 +38,14 @@ def text_or_stdin(text: str) -> str:
 
 
 def write(answer: Answer, *, stats: bool) -> None:
-    """Write an answer to standard output as it arrives, then its figures to standard error.
+    """Writes an answer to standard output as it arrives, then its statistics to standard error.
 
-    When it ends early (ClientError, KeyboardInterrupt), what has arrived stands there and its line is ended.
+    An answer that ends early (ClientError, KeyboardInterrupt) is shown as far as it arrived, with a newline.
     """
     try:
         with contextlib.closing(iter(answer)) as pieces:
             for piece in pieces:
-                sys.stdout.write(piece.translate(_HARMLESS) if sys.stdout.isatty() else piece)
+                sys.stdout.write(piece.translate(_VISIBLE_CONTROLS) if sys.stdout.isatty() else piece)
                 sys.stdout.flush()
     finally:
         if answer.text and not answer.text.endswith("\n"):
@@ -56,6 +56,6 @@ def write(answer: Answer, *, stats: bool) -> None:
 
 
 def report(error: Exception) -> int:
-    """Show a failure on standard error; returns the exit code for it."""
+    """Prints an error to standard error and returns its exit code."""
     print(f"penstock: error: {error}", file=sys.stderr)
     return 1

@@ -1,4 +1,4 @@
-"""``penstock version``: what runs here, for reports of defects."""
+"""``penstock version``: the installed versions, for bug reports."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from penstock.config.origins import Origins
 
 
 class VersionConfig(msgspec.Struct, frozen=True):
-    """``penstock version`` has no options."""
+    """No options."""
 
 
 def run(config: VersionConfig, origins: Origins) -> int:
-    """Print one line for Penstock, Python and each library of the token path or the embedded engine."""
+    """Prints the versions of Penstock, Python and the main libraries, one per line."""
     import platform
     from importlib import metadata
 
@@ -39,4 +39,4 @@ def run(config: VersionConfig, origins: Origins) -> int:
     return 0
 
 
-COMMAND = Command(("version",), "Print the versions of Penstock and what it runs on.", VersionConfig, run)
+COMMAND = Command(("version",), "Print versions of Penstock and its libraries.", VersionConfig, run)

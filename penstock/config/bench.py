@@ -1,4 +1,4 @@
-"""Options of the measuring commands, ``penstock bench …``."""
+"""Options of the ``penstock bench`` commands."""
 
 from __future__ import annotations
 
@@ -13,72 +13,74 @@ from penstock.config.groups.synthetic import STEP_MS
 
 # -- of several commands
 
-Tokens = Annotated[int, option("Tokens that every request asks for and gets.", "Load", ge=1)]
-Endpoint = Annotated[
-    Literal["completions", "chat"], option("API that is asked, always with streaming.", "Load")
-]
-Rounds = Annotated[int, option("Measured rounds.", "Load", ge=1, le=1000)]
-Timeout = Annotated[
-    float, option("Seconds after which the command gives up, everything included.", "Load", gt=0)
-]
+Tokens = Annotated[int, option("Output tokens per request.", "Load", ge=1)]
+Endpoint = Annotated[Literal["completions", "chat"], option("API to call, with streaming.", "Load")]
+Rounds = Annotated[int, option("Number of measured rounds.", "Load", ge=1, le=1000)]
+Timeout = Annotated[float, option("Maximum duration of the whole command, in seconds.", "Load", gt=0)]
 ServerArgs = Annotated[
     str | None,
-    option("Further options for penstock serve: --server-args='--log-level debug'.", "Server"),
+    option("Additional options of penstock serve, such as --server-args='--log-level debug'.", "Server"),
 ]
-Report = Annotated[str | None, option("File to write the report to, as JSON.", "Report", metavar="FILE")]
+Report = Annotated[str | None, option("File for the report, as JSON.", "Report", metavar="FILE")]
 
 
 class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock bench host`` runs with."""
+    """Options of ``penstock bench host``."""
 
     # -- load
     streams: Annotated[
-        int, option("Connections, kept open and reused from round to round.", "Load", ge=1, le=65536)
+        int, option("Connections, kept open and reused in all rounds.", "Load", ge=1, le=65536)
     ] = 1024
     tokens: Tokens = 128
-    prompt_tokens: Annotated[int, option("Length of the prompts, in tokens.", "Load", ge=1)] = 32
+    prompt_tokens: Annotated[int, option("Prompt length, in tokens.", "Load", ge=1)] = 32
     prompt_kind: Annotated[
         Literal["text", "ids"],
-        option("text: the server tokenizes; ids: prompts are lists of exactly that many token ids.", "Load"),
+        option(
+            "Kind of prompts. text: about --prompt-tokens long, tokenized by the server; ids: lists "
+            "of exactly that many token ids.",
+            "Load",
+        ),
     ] = "text"
     endpoint: Endpoint = "completions"
     requests: Annotated[
-        Annotated[int, Meta(ge=1)] | None, option("Requests of a round; default: one per stream.", "Load")
+        Annotated[int, Meta(ge=1)] | None, option("Requests per round. Default: one per stream.", "Load")
     ] = None
     concurrency: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        option("Requests in flight at a time, at most --streams; default: --streams.", "Load"),
+        option("Maximum requests in flight. Default: --streams, which is also the maximum.", "Load"),
     ] = None
     slow_readers: Annotated[
         int,
         option(
-            "How many of --streams are hardly read; the latencies of the others are compared to rounds "
-            "without them.",
+            "Number of streams, out of --streams, that hardly read. Latencies of the others are "
+            "compared to rounds without slow readers.",
             "Load",
             ge=0,
         ),
     ] = 0
     rounds: Rounds = 3
-    warmup_rounds: Annotated[int, option("Rounds before the measured ones.", "Load", ge=1, le=1000)] = 1
+    warmup_rounds: Annotated[
+        int, option("Number of rounds before the measured ones.", "Load", ge=1, le=1000)
+    ] = 1
     timeout: Timeout = 300.0
 
     # -- server started for the run
     step_ms: Annotated[float, option(STEP_MS, "Server", ge=0)] = 15.0
     stream_interval: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"],
-        option("Tokens per event: a number, or auto as for penstock serve.", "Server"),
+        option("Tokens per event, or auto, as for penstock serve.", "Server"),
     ] = 1
     api_server_count: Annotated[
         list[Annotated[int, Meta(ge=1, le=1024)]],
         option(
-            "Number of API server processes; several numbers are measured by turns and compared: 1,2,4.",
+            "Number of API server processes. Several numbers are measured by turns and compared: 1,2,4.",
             "Server",
         ),
     ] = msgspec.field(default_factory=lambda: [1])
     grow_load: Annotated[
         bool,
         option(
-            "With several numbers of API servers: so many --streams for each API server, not together.",
+            "With several --api-server-count: --streams per API server, not in total.",
             "Server",
         ),
     ] = False
@@ -89,19 +91,19 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     url: Annotated[
         Annotated[str, Meta(pattern=r"^http://[^/]+")] | None,
         option(
-            "Address of a running server to measure instead, with or without /v1; needs --pid.",
+            "URL of a running server to measure, with or without /v1; needs --pid.",
             "Running server",
         ),
     ] = None
     pid: Annotated[
         list[Annotated[int, Meta(ge=1)]] | None,
         option(
-            "Processes whose CPU time counts; the supervisor of Penstock stands for its API servers.",
+            "Processes whose CPU time is measured; Penstock's supervisor stands for its API servers.",
             "Running server",
         ),
     ] = None
     api_key: Annotated[
-        str | None, option("Key to present as a bearer token.", "Running server", secret=True)
+        str | None, option("API key, sent as a bearer token.", "Running server", secret=True)
     ] = None
 
     # -- report
@@ -131,11 +133,11 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("--url: CPU time can be read only of known processes, give them with --pid")
         if self.pid is not None and self.url is None:
             raise ValueError("--pid: names processes of a running server, give its address with --url")
-        _check_arguments(self.server_args)
+        check_server_args(self.server_args)
 
     @property
     def connections(self) -> int:
-        """Connections that are read."""
+        """Connections of the load client, without the slow readers."""
         return self.streams - self.slow_readers
 
     @property
@@ -150,121 +152,55 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class BenchEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock bench engine`` runs with."""
+    """Options of ``penstock bench engine``."""
 
     rows: Annotated[
         list[Annotated[int, Meta(ge=1, le=65536)]],
-        option("Streams that decode in every step; several are measured one after the other.", "Load"),
+        option("Streams that decode in every step; several values are measured one after the other.", "Load"),
     ] = msgspec.field(default_factory=lambda: [1024])
-    steps: Annotated[int, option("Measured steps.", "Load", ge=1, le=1_000_000)] = 1000
+    steps: Annotated[int, option("Number of measured steps.", "Load", ge=1, le=1_000_000)] = 1000
     sequence_length: Annotated[
         list[Annotated[int, Meta(ge=1, le=1 << 20)]],
-        option("Length of the streams' prompts, in tokens; several are measured, too.", "Load"),
+        option("Prompt length, in tokens; several values are measured one after the other.", "Load"),
     ] = msgspec.field(default_factory=lambda: [128])
     json: Report = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for more than can be held."""
+        """Raises ValueError when the prompts need too much memory."""
         tokens = max(self.rows) * max(self.sequence_length)
-        if tokens > MOST_BENCH_TOKENS:
+        if tokens > MAX_PROMPT_TOKENS:
             raise ValueError(
-                f"--rows, --sequence-length: {tokens:,} tokens of prompts, at most {MOST_BENCH_TOKENS:,}"
+                f"--rows, --sequence-length: {tokens:,} tokens of prompts, at most {MAX_PROMPT_TOKENS:,}"
             )
 
 
-MOST_BENCH_TOKENS = 1 << 28
-"""Prompts of ``penstock bench engine``: two processes hold them at 4 bytes a token."""
+MAX_PROMPT_TOKENS = 1 << 28
+"""Maximum prompt tokens of ``penstock bench engine``: two processes hold them, 4 bytes per token."""
 
 
 class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock bench gateway`` runs with."""
+    """Options of ``penstock bench gateway``."""
 
-    streams: Annotated[int, option("Streams at a time.", "Load", ge=1, le=65536)] = 256
+    streams: Annotated[int, option("Concurrent streams.", "Load", ge=1, le=65536)] = 256
     tokens: Tokens = 128
     endpoint: Endpoint = "completions"
     rounds: Rounds = 3
     step_ms: Annotated[
-        float, option("Duration of one step of the model servers, in milliseconds.", "Load", ge=0)
+        float, option("Step duration of the model servers, in milliseconds.", "Load", ge=0)
     ] = 20.0
-    servers: Annotated[int, option("Model servers behind the gateway.", "Servers", ge=1, le=16)] = 1
+    servers: Annotated[int, option("Number of model servers behind the gateway.", "Servers", ge=1, le=16)] = 1
     gateway_args: Annotated[
         str | None,
-        option("Further options for penstock gateway: --gateway-args='--include-usage off'.", "Servers"),
+        option(
+            "Additional options of penstock gateway, such as --gateway-args='--include-usage off'.", "Servers"
+        ),
     ] = None
     timeout: Timeout = 300.0
     json: Report = None
 
 
-class BenchGatewayMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock bench gateway-memory`` runs with."""
-
-    requests: Annotated[int, option("Requests in all.", "Load", ge=10)] = 100_000
-    clients: Annotated[int, option("Requests at a time.", "Load", ge=1, le=1024)] = 16
-    seed: Annotated[int, option("Seed of what becomes of requests.", "Load", ge=0)] = 0
-    timeout: Timeout = 3600.0
-    json: Report = None
-
-
-class BenchSoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock bench soak`` runs with."""
-
-    # -- load
-    minutes: Annotated[float, option("How long requests are sent.", "Load", gt=0, le=10_000)] = 30.0
-    requests: Annotated[
-        Annotated[int, Meta(ge=1)] | None, option("End after so many requests, if that is earlier.", "Load")
-    ] = None
-    concurrency: Annotated[
-        int, option("Clients, with one request each at a time.", "Load", ge=1, le=4096)
-    ] = 48
-    seed: Annotated[
-        int, option("Seed of requests, of how clients behave and of disturbances.", "Load", ge=0)
-    ] = 0
-    round_s: Annotated[
-        float,
-        option(
-            "Seconds of load between two rests, at which tokens are balanced and memory is looked at.",
-            "Load",
-            gt=0,
-        ),
-    ] = 60.0
-    disturb_every: Annotated[
-        float,
-        option(
-            "Seconds between disturbances (kills, hangs, pauses, replacements), on average; 0: none.",
-            "Load",
-            ge=0,
-        ),
-    ] = 5.0
-
-    # -- server
-    api_server_count: Annotated[int, option("Number of API server processes.", "Server", ge=1, le=64)] = 2
-    engines: Annotated[int, option("Number of engine processes.", "Server", ge=1, le=64)] = 3
-    step_ms: Annotated[float, option(STEP_MS, "Server", gt=0)] = 10.0
-    hang_timeout: Annotated[
-        float, option("Seconds an engine may be silent before it is replaced.", "Server", gt=0)
-    ] = 8.0
-    server_args: ServerArgs = None
-
-    # -- bounds
-    most_mib_per_hour: Annotated[
-        float,
-        option("Most that a process may grow by over the second half, in MiB an hour.", "Bounds", gt=0),
-    ] = 12.0
-    most_objects: Annotated[
-        float,
-        option("Most objects that a process may track more after 1,000 requests.", "Bounds", gt=0),
-    ] = 200.0
-
-    # -- report
-    json: Report = None
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for --server-args that are no command line."""
-        _check_arguments(self.server_args)
-
-
-def _check_arguments(text: str | None) -> None:
-    """Raises ValueError for a --server-args that a shell could not read."""
+def check_server_args(text: str | None) -> None:
+    """Raises ValueError for a --server-args that a shell cannot parse."""
     try:
         shlex.split(text or "")
     except ValueError as error:
@@ -279,4 +215,4 @@ OF_STARTED_SERVER = (
     "server_args",
     "slow_readers",
 )
-"""Fields that have no meaning with ``--url``."""
+"""Fields of a server that the command starts; they have no effect with ``--url``."""

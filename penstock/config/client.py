@@ -1,4 +1,4 @@
-"""Options of the commands that talk to a server: ``penstock complete`` and ``penstock chat``."""
+"""Options of ``penstock complete`` and ``penstock chat``."""
 
 from __future__ import annotations
 
@@ -11,74 +11,75 @@ from penstock.config.describe import option
 
 
 def short(letter: str) -> Meta:
-    """Gives an option a one-letter flag, ``-q``, besides its long one."""
+    """Adds a one-letter flag, such as ``-q``, to an option."""
     return Meta(extra={"short": f"-{letter}"})
 
 
 class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every client command needs: the server, the model and the sampling parameters."""
+    """Options of both commands: server, model and sampling parameters."""
 
     url: Annotated[
         str,
-        option("Address of the server, with or without /v1.", "Server", pattern=r"^https?://[^/]+"),
+        option("URL of the server, with or without /v1.", "Server", pattern=r"^https?://[^/]+"),
     ] = "http://127.0.0.1:8000"
     model: Annotated[
-        str | None, option("Model to ask; default: the first one the server lists.", "Server")
+        str | None, option("Model name. Default: the first that the server lists.", "Server")
     ] = None
-    api_key: Annotated[str | None, option("Key to present as a bearer token.", "Server", secret=True)] = None
+    api_key: Annotated[str | None, option("API key, sent as a bearer token.", "Server", secret=True)] = None
     timeout: Annotated[
-        float, option("Seconds the server may stay silent before the client gives up.", "Server", gt=0)
+        float, option("Maximum time without data from the server, in seconds.", "Server", gt=0)
     ] = 600.0
 
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        option("Most tokens to generate; default: what the server allows.", "Sampling"),
+        option("Maximum output tokens. Default: the server's.", "Sampling"),
     ] = None
     temperature: Annotated[
         Annotated[float, Meta(ge=0)] | None,
-        option("Randomness, 0 always takes the likeliest token; default: the server's.", "Sampling"),
+        option("Sampling temperature; 0: greedy. Default: the server's.", "Sampling"),
     ] = None
     top_p: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,
-        option("Share of the probability to sample from; default: the server's.", "Sampling"),
+        option(
+            "Nucleus sampling: cumulative probability of the tokens to sample from. Default: the server's.",
+            "Sampling",
+        ),
     ] = None
     seed: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        option("Seed that makes the answer repeatable; default: a random one.", "Sampling"),
+        option("Seed for reproducible sampling. Default: random.", "Sampling"),
     ] = None
 
     stats: Annotated[
         bool,
-        option("Print time to first token, number of tokens and tokens per second to stderr.", "Output"),
+        option("Print time to first token, token counts and tokens per second to standard error.", "Output"),
     ] = False
 
 
 class CompleteConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock complete`` runs with."""
+    """Options of ``penstock complete``."""
 
     prompt: Annotated[
         str | None,
         option(
-            "Text to continue; - reads it from standard input, without its last line break.",
+            "Text to continue; -: read from standard input, without its last line break.",
             "Prompt",
             positional=True,
         ),
     ] = None
-    max_tokens: Annotated[int, option("Most tokens to generate.", "Sampling", ge=1)] = 128
+    max_tokens: Annotated[int, option("Maximum output tokens.", "Sampling", ge=1)] = 128
 
 
 class ChatConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock chat`` runs with."""
+    """Options of ``penstock chat``."""
 
     quick: Annotated[
         str | None,
         option(
-            "Send one message, print the answer and leave; - reads the message from standard input.",
+            "Send one message, print the answer and exit; -: read the message from standard input.",
             "Conversation",
             metavar="MESSAGE",
         ),
         short("q"),
     ] = None
-    system_prompt: Annotated[
-        str | None, option("Instructions that precede the conversation.", "Conversation")
-    ] = None
+    system_prompt: Annotated[str | None, option("System message of the conversation.", "Conversation")] = None

@@ -1,4 +1,4 @@
-"""How an option is described."""
+"""The metadata of an option."""
 
 from __future__ import annotations
 

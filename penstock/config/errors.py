@@ -1,4 +1,4 @@
-"""The one error of everything a user configures."""
+"""The error for every mistake in the configuration."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 
 class ConfigError(Exception):
-    """A flag, variable, file or value that cannot be used. The message is for the user and names all three:
-    where the value stands, the value, and what is allowed. It ends the command with exit code 2."""
+    """An invalid flag, variable, file or value. The message is for the user: where the value was set, the
+    value, and what is allowed. It ends the command with exit code 2."""
 
 
 def did_you_mean(name: str, valid: Iterable[str], prefix: str = "") -> str:
-    """``; did you mean X?`` for the valid name that is most like ``name``, or nothing when none is.
+    """``; did you mean X?`` for the valid name closest to ``name``; empty when none is close.
 
-    ``prefix`` begins every valid name and does not count as likeness.
+    ``prefix``, with which every valid name begins, is not compared.
     """
     from difflib import get_close_matches
 

@@ -1,4 +1,4 @@
-"""From the fields of a config Struct to records that flags, variables, file keys and documentation share."""
+"""Options, read from the fields of a config Struct: the source of flags, variables, file keys and docs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from msgspec import inspect
 
 PREFIX = "PENSTOCK_"
 HIDDEN = "***"
-"""What stands in messages in place of a secret."""
+"""Text that replaces a secret in messages."""
 _MEBI = 1 << 20
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """One of the things a value may be, with its bounds."""
+    """One type that a value may have, with its bounds."""
 
     kind: Literal["text", "integer", "number", "switch", "choice"]
     choices: tuple[str, ...] = ()
@@ -55,10 +55,10 @@ class Alternative(msgspec.Struct, frozen=True):
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """One option, whatever the place it is set in.
+    """One option.
 
-    ``type`` is the field's annotated type, for ``msgspec.convert``; ``many`` says that it takes a list, whose
-    items are then described by ``alternatives``; ``optional`` that it may be null.
+    ``type`` is the field's annotated type, for ``msgspec.convert``. ``alternatives`` are the types of its
+    value or, if it takes a list (``many``), of the items. ``optional``: null is allowed.
     """
 
     field: str
@@ -97,7 +97,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def default_text(self) -> str:
-        """The default as one would write it: ``false``, ``64Mi``, ``0.9``; empty when there is none."""
+        """The default as written on the command line: ``false``, ``64Mi``, ``0.9``; empty for None."""
         if self.default is None:
             return ""
         if isinstance(self.default, bool):
@@ -108,7 +108,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def allowed(self) -> str:
-        """What it takes, in words."""
+        """The allowed values, in words."""
         one = " or ".join(map(str, self.alternatives))
         return f"one or more values, each {one}" if self.many else one
 
@@ -116,9 +116,9 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 def options_of(config: type[msgspec.Struct]) -> tuple[Option, ...]:
     """The options of a config Struct, in the order of its fields.
 
-    Raises TypeError for a field that no source could set: a required one, one without
-    :func:`penstock.config.describe.option`, or one of a type other than bool, int, float, str, a Literal of
-    strings, a list of these, or a union of them with each other or None.
+    Raises TypeError for a required field, for one without :func:`penstock.config.describe.option`, and for
+    types other than bool, int, float, str, a Literal of strings, a list of these, or a union of these with
+    each other or None.
     """
     described = {field.name: field for field in inspect.type_info(config).fields}  # type: ignore[attr-defined]
     return tuple(_option(config, field, described[field.name]) for field in msgspec.structs.fields(config))
@@ -150,7 +150,7 @@ def _option(config: type, field: msgspec.structs.FieldInfo, described: inspect.F
 
 
 def _literals(annotation: Any) -> Iterable[str]:
-    """The values of the Literals in a type, as written; msgspec has them in alphabetical order only."""
+    """The values of the Literals in a type, in source order; msgspec sorts them."""
     if get_origin(annotation) is Literal:
         yield from get_args(annotation)
     else:
@@ -161,7 +161,7 @@ def _literals(annotation: Any) -> Iterable[str]:
 def _alternatives(
     where: str, described: inspect.Type, literals: list[str]
 ) -> tuple[bool, bool, tuple[Alternative, ...]]:
-    """Whether the type is a list, whether it may be None, and what (each item of) it may be."""
+    """Whether the type is a list, whether None is allowed, and the types of the value or its items."""
     members = list(_members(described))
     optional = any(isinstance(member, inspect.NoneType) for member in members)
     members = [member for member in members if not isinstance(member, inspect.NoneType)]
@@ -197,13 +197,13 @@ def _alternative(where: str, described: inspect.Type, literals: list[str]) -> Al
 
 
 def _metavar(field: str, alternatives: tuple[Alternative, ...]) -> str:
-    """What stands for the value in ``--help``: ``N``, ``auto|none`` or the last word of the name."""
+    """Placeholder of the value in ``--help``: ``N``, ``auto|none`` or the last word of the name."""
     names = {"integer": "N", "number": "X", "switch": "", "text": field.rsplit("_", 1)[-1].upper()}
     return "|".join("|".join(one.choices) if one.choices else names[one.kind] for one in alternatives)
 
 
 def without_secrets(config: msgspec.Struct) -> dict[str, Any]:
-    """Field name → value of a config, fit for logs and banners: a secret that is set shows as ``***``."""
+    """Field names and values of a config for logs and banners; secrets are replaced by ``***``."""
     secret = {option.field for option in options_of(type(config)) if option.secret}
     values = msgspec.structs.asdict(config)
     return {name: HIDDEN if name in secret and value else value for name, value in values.items()}

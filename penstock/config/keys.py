@@ -10,8 +10,8 @@ from penstock.config.describe import option
 
 
 class KeysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock keys`` runs with."""
+    """Options of ``penstock keys``."""
 
     cluster_key_file: Annotated[
-        str, option("File to make; it must not exist yet.", "Files", positional=True)
+        str, option("Key file to create; it must not exist.", "Files", positional=True)
     ] = "penstock.key"

@@ -1,122 +1,17 @@
-"""Every option of ``penstock serve``, once: name and default here, the rest in :mod:`penstock.config.groups`.
+"""The config of ``penstock serve``: all groups of options, and checks of their combinations.
 
-Command line, YAML file, environment and the documentation table are derived from these fields by
-:mod:`penstock.config.sources`; nothing else may state a name, a default or a bound again.
+Name, type, bounds, default and text of an option stand once, in :mod:`penstock.config.groups`. Command line,
+YAML file, environment and the options page are derived from there.
 """
 
 from __future__ import annotations
 
-import msgspec
+from penstock.config.groups.hosts import HEAD
+from penstock.config.groups.processes import ProcessOptions
 
-from penstock.config.groups import cors, engines, hosts, http, models, processes, streams, synthetic, tls
 
-
-class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``penstock serve`` runs with. Children receive it whole, as JSON."""
-
-    # -- Model
-    model: models.Model = None
-    served_model_name: models.ServedModelName = None
-    revision: models.Revision = None
-    tokenizer: models.Tokenizer = None
-    chat_template: models.ChatTemplate = None
-    tool_call_parser: models.ToolCallParser = "auto"
-    reasoning_parser: models.ReasoningParser = "auto"
-    generation_config: models.GenerationConfig = "auto"
-    max_model_len: models.MaxModelLen = None
-    dtype: models.Dtype = "auto"
-    load_format: models.LoadFormat = "auto"
-    seed: models.Seed = 0
-
-    # -- HTTP server
-    host: http.Host = "127.0.0.1"
-    port: http.Port = 8000
-    uds: http.Uds = None
-    uds_mode: http.UdsMode = "660"
-    root_path: http.RootPath = ""
-    api_key: http.ApiKey = None
-    api_key_file: http.ApiKeyFile = None
-    api_server_count: http.ApiServerCount = 1
-    max_request_bytes: http.MaxRequestBytes = 64 << 20
-    max_header_bytes: http.MaxHeaderBytes = 64 << 10
-    header_timeout: http.HeaderTimeout = 30.0
-    keep_alive_timeout: http.KeepAliveTimeout = 75.0
-    max_connections: http.MaxConnections = 65536
-    access_log: http.AccessLog = "none"
-    enable_request_id_headers: http.EnableRequestIdHeaders = False
-    strict_requests: http.StrictRequests = False
-    enable_force_include_usage: http.EnableForceIncludeUsage = False
-    max_logprobs: http.MaxLogprobs = 20
-
-    # -- CORS
-    allowed_origins: cors.AllowedOrigins = None
-    allowed_methods: cors.AllowedMethods = None
-    allowed_headers: cors.AllowedHeaders = None
-    allow_credentials: cors.AllowCredentials = False
-
-    # -- TLS
-    ssl_certfile: tls.SslCertfile = None
-    ssl_keyfile: tls.SslKeyfile = None
-    enable_ssl_refresh: tls.EnableSslRefresh = False
-    ssl_ca_certs: tls.SslCaCerts = None
-    ssl_cert_reqs: tls.SslCertReqs = 0
-
-    # -- Streaming
-    stream_interval: streams.StreamInterval = "auto"
-    min_stream_interval: streams.MinStreamInterval = 1
-    stream_interval_ms: streams.StreamIntervalMs = None
-    max_stream_backlog: streams.MaxStreamBacklog = 4 << 20
-    sse_keep_alive: streams.SseKeepAlive = 15.0
-    compat_done_after_error: streams.CompatDoneAfterError = False
-
-    # -- Engine
-    engine: engines.Engine = "torch"
-    engine_args: engines.EngineArgs = None
-    data_parallel_size: engines.DataParallelSize = 1
-    enable_expert_parallel: engines.EnableExpertParallel = False
-    dp_sync_interval: engines.DpSyncInterval = 32
-    max_num_seqs: engines.MaxNumSeqs = 1024
-    max_num_batched_tokens: engines.MaxNumBatchedTokens = 2048
-    max_prefill_delay: engines.MaxPrefillDelay = 3.0
-    scheduling_policy: engines.SchedulingPolicy = "fcfs"
-    max_num_queued_reqs: engines.MaxNumQueuedReqs = None
-    max_num_queued_tokens: engines.MaxNumQueuedTokens = None
-    device: engines.Device = "auto"
-    async_scheduling: engines.AsyncScheduling = "auto"
-    block_size: engines.BlockSize = 16
-    enable_prefix_caching: engines.EnablePrefixCaching = True
-    kv_cache_memory: engines.KvCacheMemory = None
-    gpu_memory_utilization: engines.GpuMemoryUtilization = 0.9
-    threads: engines.Threads = None
-
-    # -- Synthetic engine
-    synthetic_step_ms: synthetic.SyntheticStepMs = 10.0
-    synthetic_prefill_tokens_per_s: synthetic.SyntheticPrefillTokensPerS = 0.0
-    synthetic_fault: synthetic.SyntheticFault = None
-
-    # -- Hosts
-    data_parallel_size_local: hosts.DataParallelSizeLocal = None
-    data_parallel_start_rank: hosts.DataParallelStartRank = 0
-    headless: hosts.Headless = False
-    coordinator: hosts.Coordinator = None
-    cluster_key_file: hosts.ClusterKeyFile = None
-    engine_host: hosts.EngineHost = None
-    data_parallel_backend: hosts.DataParallelBackend = "mp"
-    ray_address: hosts.RayAddress = "auto"
-    engine_resources: hosts.EngineResources = None
-    api_server_hosts: hosts.ApiServerHosts = None
-
-    # -- Processes
-    run_dir: processes.RunDir = None
-    startup_timeout: processes.StartupTimeout = 600.0
-    engine_hang_timeout: processes.EngineHangTimeout = 60.0
-    resume_timeout: processes.ResumeTimeout = 60.0
-    drain_timeout: processes.DrainTimeout = 5.0
-    log_interval: processes.LogInterval = 10.0
-    profile_dir: processes.ProfileDir = None
-    gc_policy: processes.GcPolicy = "idle"
-    gc_pause_budget_ms: processes.GcPauseBudgetMs = 5.0
-    log_level: processes.LogLevel = "info"
+class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The options of ``penstock serve``. Child processes receive all of them, as JSON."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for options that contradict each other."""
@@ -148,14 +43,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def ranks(self) -> range:
-        """Of the engines that this host runs."""
+        """Ranks of the engines that this host runs."""
         first = self.data_parallel_start_rank
         count = self.data_parallel_size_local
         return range(first, self.data_parallel_size if count is None else first + count)
 
     def host_of_server(self, index: int) -> str:
-        """Which of --api-server-hosts has this API server; one that replaces another is where that was."""
-        names = self.api_server_hosts.split(",") if self.api_server_hosts else [hosts.HEAD]
+        """The entry of --api-server-hosts for this API server. A replacement runs on the same host."""
+        names = self.api_server_hosts.split(",") if self.api_server_hosts else [HEAD]
         return names[index % self.api_server_count % len(names)]
 
 
@@ -224,6 +119,6 @@ def _check_server_hosts(config: ServeConfig, names: list[str]) -> None:
     flag = f"--api-server-hosts {','.join(names)}"
     if config.api_server_count < len(names):
         raise ValueError(f"{flag}: --api-server-count {config.api_server_count} leaves hosts without one")
-    if set(names) != {hosts.HEAD} and (config.port == 0 or config.uds is not None):
+    if set(names) != {HEAD} and (config.port == 0 or config.uds is not None):
         other = "--port 0" if config.uds is None else f"--uds {config.uds}"
         raise ValueError(f"{flag}: does not go with {other}; every host listens on the same port")

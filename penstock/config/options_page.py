@@ -1,4 +1,4 @@
-"""The documentation page of all options, from the same records as the command line."""
+"""The documentation page of all options."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Integers take suffixes: `k`, `m`, `g` count in thousands (`32k` is 32,000); `K`,
 
 
 def options_page(commands: Iterable[tuple[str, type[msgspec.Struct]]]) -> str:
-    """The Markdown page for pairs of a command's words and its config; those without options are left out."""
+    """The Markdown page for pairs of command name and config. Commands without options are omitted."""
     sections = [PREFACE]
     for name, config in commands:
         options = options_of(config)

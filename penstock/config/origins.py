@@ -1,4 +1,4 @@
-"""Where the value of an option came from."""
+"""Where the value of an option was set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The source of one value that is not the default. ``str()`` of it is what messages show.
+    """The source of a value that is not the default. Messages show its ``str()``.
 
     ``name`` is the flag (``--port``), the variable (``PENSTOCK_PORT``) or, for a file, its path, line and
     key (``serve.yaml:3: port``).
@@ -23,4 +23,4 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 Origins = Mapping[str, Origin]
-"""Field name of a config Struct → origin; fields that hold their default are absent."""
+"""Origins by field name of a config Struct; fields that hold their default are absent."""

@@ -1,6 +1,6 @@
-"""One config from the command line, the environment, a YAML file and the defaults, in that order.
+"""Builds a config from command line, environment, YAML file and defaults, in this order of precedence.
 
-Every value is checked wherever it stands, also where a stronger source overrides it.
+Every value is checked, including those that another source overrides.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ C = TypeVar("C", bound=msgspec.Struct)
 Given = tuple[Option, Origin, str | list[str] | None]
 
 CONFIG_VARIABLE = PREFIX + "CONFIG"
-"""Names an option file, as ``--config`` does."""
+"""Variable with the path of an option file, like ``--config``."""
 
 # Kubernetes sets these in every pod of a namespace that has a service named "penstock".
 _SERVICE_LINK = re.compile(PREFIX + r"(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT_[0-9]+_\w+=|PORT=\w+://)")
@@ -34,12 +34,12 @@ def resolve(
     file: str | None = None,
     other_options: Callable[[], Iterable[Option]] = tuple,
 ) -> tuple[C, dict[str, Origin]]:
-    """The config and the origin of every value that was given.
+    """The config, and the origin of every value that is set.
 
-    ``arguments`` maps field names to the text of their flags; ``file`` is what ``--config`` names.
-    ``other_options`` yields the options of all commands: the environment, and the file that
-    ``PENSTOCK_CONFIG`` names, may serve several commands, so what belongs to another one is passed over
-    there. It is called only when a name is not one of ``config``'s own.
+    ``arguments`` maps field names to the text of their flags; ``file`` is the path given with ``--config``.
+    ``other_options`` yields the options of all commands: the environment and the file of ``PENSTOCK_CONFIG``
+    may hold options of several commands, and those of other commands are ignored. It is called only for a
+    name that ``config`` does not have.
 
     Raises ConfigError for an unknown name or a bad value.
     """

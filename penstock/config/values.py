@@ -1,4 +1,4 @@
-"""From the text of a flag, variable or file key to the value of its option."""
+"""Converts the text of a flag, variable or file key to a checked value."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from penstock.config.origins import Origin
 
 Value = str | int | float | bool
 
-# vLLM's rule: a lower-case suffix counts in thousands, an upper-case one in 1,024s; Ki, Mi and Gi are
-# the unambiguous spelling of the latter.
+# As in vLLM: lower-case suffixes are powers of 1,000, upper-case ones of 1,024. Ki, Mi and Gi are the
+# unambiguous spelling of the latter.
 MULTIPLIERS: dict[str | None, int] = {None: 1, "k": 10**3, "m": 10**6, "g": 10**9}
 MULTIPLIERS |= {
     name: 1 << bits for bits, names in ((10, "K Ki"), (20, "M Mi"), (30, "G Gi")) for name in names.split()
@@ -32,15 +32,15 @@ SWITCH = {
     "0": False,
 }
 INTEGER_BITS = 64
-"""Size of a signed integer that survives the way to the child processes as JSON."""
+"""Signed integers of this size can be passed to child processes as JSON."""
 LONGEST_SHOWN = 80
-"""Characters of a bad value that an error repeats."""
+"""Maximum characters of an invalid value that an error shows."""
 
 
 def parse_integer(text: str) -> int:
     """``32k`` is 32,000, ``32K`` and ``32Ki`` are 32,768, ``1.5Gi`` is 1,610,612,736.
 
-    Raises ValueError for anything that is not a whole number.
+    Raises ValueError for anything but a whole number.
     """
     match = _INTEGER.fullmatch(text)
     if match is None:
@@ -53,16 +53,16 @@ def parse_integer(text: str) -> int:
 
 
 def parse_number(text: str) -> float:
-    """A finite decimal number; ValueError for anything else (``nan`` and ``inf`` do not survive JSON)."""
+    """A finite decimal number. Raises ValueError for anything else: JSON has no ``nan`` and ``inf``."""
     if _NUMBER.fullmatch(text) is None or not math.isfinite(float(text)):
         raise ValueError(text)
     return float(text)
 
 
 def convert(option: Option, origin: Origin, given: str | list[str] | None) -> Value | list[Value] | None:
-    """The checked value of ``option`` for the text (texts, for a list) given at ``origin``.
+    """The checked value of ``option`` for the text (for a list: texts) set at ``origin``.
 
-    Raises ConfigError that names origin, option, text and what is allowed.
+    Raises ConfigError with origin, option, text and the allowed values.
     """
     if given is None:
         if option.optional:
@@ -85,7 +85,7 @@ def convert(option: Option, origin: Origin, given: str | list[str] | None) -> Va
 
 
 def invalid_value(option: Option, origin: Origin, shown: str) -> ConfigError:
-    """The error for a value that ``option`` does not take; ``shown`` names it."""
+    """The error for a value that ``option`` does not allow; ``shown`` is the text of the value."""
     subject = "" if origin.name == option.flag else f" for {option.flag}"
     return ConfigError(f"{origin}: {shown} is not valid{subject}, it takes {option.allowed}")
 
@@ -108,7 +108,7 @@ def _convert_one(option: Option, origin: Origin, text: str) -> Value:
 
 
 def _as(alternative: Alternative, text: str) -> Value:
-    """``text`` as one kind of value, bounds not checked; ValueError when it is none."""
+    """``text`` as a value of this type, without a check of bounds. Raises ValueError."""
     match alternative.kind:
         case "integer":
             return parse_integer(text)
@@ -121,7 +121,8 @@ def _as(alternative: Alternative, text: str) -> Value:
             if text in alternative.choices:
                 return text
         case "text":
-            # An empty text is nearly always an unset shell variable; for a key it would open the server.
+            # An empty text is nearly always an unset shell variable. As an API key it would disable
+            # authentication.
             if text:
                 return text
     raise ValueError(text)

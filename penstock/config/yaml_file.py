@@ -1,7 +1,6 @@
 """The option file: a YAML mapping from option names to values.
 
-Scalars stay the text they are in the file, so that ``revision: 0123`` or ``max-model-len: 32k`` mean the same
-there as on the command line.
+Scalars stay text, so that ``revision: 0123`` or ``max-model-len: 32k`` mean the same as on the command line.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def read(path: str) -> list[YamlEntry]:
     """The entries of the file, in its order, keys with dashes.
 
     Raises ConfigError, with the line, for a file that cannot be read, is not YAML, is not a mapping, has a
-    key twice or a value that is neither a scalar nor a list of scalars. It never repeats a value.
+    duplicate key, or a value other than a scalar or a list of scalars. The error never contains a value.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -46,7 +45,7 @@ def parse(text: str, path: str) -> list[YamlEntry]:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        # The name of an anchor or alias may be the start of a key that was not quoted.
+        # The name of an anchor or alias may be part of an unquoted API key.
         problem = re.sub(r"(alias|anchor) '.*'", r"\1", error.problem or "malformed")
         raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: not valid YAML: {problem}") from None
     except yaml.YAMLError:

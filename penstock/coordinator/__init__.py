@@ -1,1 +1,1 @@
-"""The coordinator: tells API servers what every engine has to do."""
+"""The coordinator: collects engines' loads and processes' metrics, and sends them to all API servers."""

@@ -1,8 +1,9 @@
-"""The coordinator process: one socket, one board.
+"""The coordinator process: passes messages between its socket and the :class:`CoordinatorState`.
 
-The supervisor starts it, one per fleet, and tells it on the control channel what to run as. It ends when
-the supervisor says Stop or is gone. While it is away API servers go by what token frames say, and engines of
-other hosts stay where they are.
+The supervisor starts one per fleet, and sends its configuration over the control channel. It owns the socket
+that engines and API servers connect to. It reads their joins, reports and metrics, and writes loads, metrics
+and engine addresses to API servers. It ends on Stop, or when the supervisor is gone. While it is away, API
+servers use the loads in token frames and the engine addresses that they know.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from penstock.wire.sockets import PeerGone, RouterSocket, coordinator_address, r
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0
-"""Least time between two reports of what this process has counted."""
+"""Minimum seconds between two reports of this process's own metrics."""
 MESSAGES_PER_TURN = 1024
-"""Messages taken before news are due again."""
+"""Messages handled before updates are sent."""
 
 
 def run(control: ControlChannel) -> int:
-    """Be the coordinator that ``control`` asks for; returns the exit code. Raises OSError and zmq.ZMQError
-    for an address that is unknown, not ours, or taken, and SupervisorGone."""
+    """Run the coordinator of ``control.launch``; returns the exit code.
+
+    Raises SupervisorGone, and OSError and zmq.ZMQError for an address that cannot be resolved, is not this
+    host's, or is in use.
+    """
     launch = control.launch
     config = launch.config
     addresses = [coordinator_address(launch.run_dir)]
@@ -38,20 +42,20 @@ def run(control: ControlChannel) -> int:
         addresses.append(resolve_address(config.coordinator))
     socket = RouterSocket(*addresses, key=launch.key)
     try:
-        board = CoordinatorState(
+        state = CoordinatorState(
             ranks=launch.engine_count,
             traits=launch.traits,
             local_ranks=frozenset(launch.local_ranks),
             incarnation=launch.incarnation,
         )
-        coordinator = Coordinator(socket, board)
+        coordinator = Coordinator(socket, state)
         collector = GarbageCollector(config.gc_policy, config.gc_pause_budget_ms / 1000)
         collector.start()
         control.ready()
-        figures = CoordinatorMetrics(launch, collector.pauses)
-        while not any(isinstance(order, Stop) for order in control.receive()):
-            if (metrics := figures.next_report(time.monotonic())) is not None:
-                board.add_metrics(metrics)
+        own_metrics = CoordinatorMetrics(launch, collector.pauses)
+        while not any(isinstance(command, Stop) for command in control.receive()):
+            if (metrics := own_metrics.next_report(time.monotonic())) is not None:
+                state.add_metrics(metrics)
             if socket.wait(coordinator.run_once(time.monotonic()), control.fileno()):
                 collector.on_busy()
             else:
@@ -62,21 +66,21 @@ def run(control: ControlChannel) -> int:
 
 
 class CoordinatorMetrics:
-    """What this process has counted."""
+    """Snapshots of this process's own metrics."""
 
     def __init__(self, launch: Launch, pauses: GcPauses) -> None:
         self._process = process_name("coordinator", launch.index)
         self._launch = launch
         self._pauses = pauses
         self._sequence = 0
-        self._told_at = -math.inf
+        self._reported_at = -math.inf
 
     def next_report(self, now: float) -> ProcessMetrics | None:
-        """The metrics to tell, once in :data:`REPORT_INTERVAL_S`. Members that speak wake the process as
-        often."""
-        if now < self._told_at + REPORT_INTERVAL_S:
+        """The metrics, once in :data:`REPORT_INTERVAL_S`; None in between. Needs no timer: engines' joins
+        wake the process as often."""
+        if now < self._reported_at + REPORT_INTERVAL_S:
             return None
-        self._told_at = now
+        self._reported_at = now
         self._sequence += 1
         epoch, incarnation = self._launch.epoch, self._launch.incarnation
         series = list(process_series(self._process, self._launch.restarts, self._pauses))
@@ -85,29 +89,30 @@ class CoordinatorMetrics:
 
 
 class Coordinator:
-    """Carries messages between the socket and the board."""
+    """Carries messages between the socket and the state."""
 
-    def __init__(self, socket: RouterSocket, board: CoordinatorState) -> None:
+    def __init__(self, socket: RouterSocket, state: CoordinatorState) -> None:
         self._socket = socket
-        self._board = board
+        self._state = state
 
     def run_once(self, now: float) -> float | None:
-        """Take what waits, send what is due. Returns the seconds until something is due, None: nothing."""
+        """Handle waiting messages, send updates that are due. Returns the seconds until the next update is
+        due; None: there is none."""
         for _ in range(MESSAGES_PER_TURN):
             message = self._socket.receive()
             if message is None:
                 break
-            self._take(*message, now)
+            self._handle(*message, now)
         else:
             return 0.0
-        self._send(self._board.take_updates(now))
-        due = self._board.next_update_at()
+        self._send(self._state.take_updates(now))
+        due = self._state.next_update_at()
         return None if due is None else max(0.0, due - now)
 
-    def _take(self, identity: bytes, parts: list[bytes], now: float) -> None:
+    def _handle(self, identity: bytes, parts: list[bytes], now: float) -> None:
         try:
             for part in parts:
-                self._send(self._board.receive(identity, decode_from_member(part), now))
+                self._send(self._state.receive(identity, decode_from_member(part), now))
         except WireError as error:
             log.error("peer %r: %s", identity, error)
 
@@ -118,6 +123,6 @@ class Coordinator:
     def _send_one(self, identity: bytes, message: FromCoordinator) -> None:
         try:
             if not self._socket.send(identity, [encode(message)]):
-                self._board.on_send_failed(identity)
+                self._state.on_send_failed(identity)
         except PeerGone:
-            self._board.remove_member(identity)
+            self._state.remove_member(identity)

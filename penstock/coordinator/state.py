@@ -1,8 +1,8 @@
-"""What the coordinator knows and whom it tells, without sockets or clocks.
+"""The coordinator's state: members, their loads and metrics, and the updates for each API server. No I/O.
 
-Engines post reports, API servers what they have counted; every API server is told what changed since it was
-told last, at most once per ``interval_s``. Engines of one host can be served without: API servers know where
-they are, and go by the loads that come with token frames. Where those of other hosts are they learn here.
+Engines report their loads, API servers their metrics; every API server gets what has changed since its last
+update, at most once per ``interval_s``. API servers of the engines' own host can do without: they know the
+engines' addresses, and token frames carry the loads. The addresses of engines on other hosts come from here.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ from penstock.wire.coordination import (
 )
 
 Outgoing = tuple[bytes, FromCoordinator]
-"""A message and the identity of the member that it is for."""
+"""Identity of the member that a message is for, and the message."""
 
 LEASE_S = 5.0
-"""An engine that was silent for so long loses its rank to another one that wants it."""
+"""An engine that has sent nothing for this many seconds loses its rank to another that asks for it."""
 CONTEST_S = 1.0
-"""One that is heard of later than this after another has asked for its rank is alive."""
+"""An engine that sends something later than this after another has asked for its rank is alive (seconds)."""
 
 
 @dataclass(slots=True)
 class _Engine:
     join: EngineJoin
     last_seen: float
-    """When it sent something last."""
+    """Time of its last message."""
     report: EngineReport | None = None
     version: int = 0
-    """Of the board when ``report`` came."""
+    """Version of the state that has ``report``."""
 
 
 @dataclass(slots=True)
 class _Server:
     index: int
     sent_version: int = 0
-    """Version of the board that it knows."""
+    """Version of the state that it was sent last."""
 
 
 @dataclass(slots=True, frozen=True)
 class _MetricsEntry:
     metrics: ProcessMetrics
     by: bytes
-    """Identity of the API server, which knows them."""
+    """Identity of the API server that sent them; they are not sent back to it."""
     version: int
 
 
 @dataclass(slots=True, frozen=True)
 class _AddressEntry:
-    place: EngineAddress
+    address: EngineAddress
     version: int
 
 
@@ -70,8 +70,8 @@ class _AddressEntry:
 class CoordinatorState:
     """Members by identity; times are seconds of any monotonic clock.
 
-    ``ranks`` is how many engines there may be. ``traits`` are the head's: what engines must have in common
-    with it and each other. ``local_ranks`` are the ranks that the head starts itself, in its ``incarnation``.
+    ``ranks``: maximum number of engines. ``traits``: the head's, which all engines must share.
+    ``local_ranks``: the ranks that the head starts itself, in its ``incarnation``.
     """
 
     interval_s: float = 0.1
@@ -81,25 +81,25 @@ class CoordinatorState:
     incarnation: int = 0
     _engines: dict[bytes, _Engine] = field(default_factory=dict)
     _holders: dict[int, bytes] = field(default_factory=dict)
-    """The engine of each rank."""
+    """Identity of each rank's engine."""
     _contests: dict[bytes, float] = field(default_factory=dict)
-    """Engines that want a rank which another one has, and since when."""
-    _places: dict[int, _AddressEntry] = field(default_factory=dict)
-    """Where engines of other hosts are, or were before they left."""
+    """Engines that ask for a rank which another one has, and the time when they first did."""
+    _addresses: dict[int, _AddressEntry] = field(default_factory=dict)
+    """Addresses of engines on other hosts by rank; empty ones after they left."""
     _servers: dict[bytes, _Server] = field(default_factory=dict)
     _metrics: dict[tuple[str, int, int], _MetricsEntry] = field(default_factory=dict)
-    """By process, incarnation and epoch; those of processes that have ended stay."""
+    """By process, incarnation and epoch; those of ended processes stay."""
     _version: int = 0
     """Counts changes."""
     _pushed: int = 0
-    """Version at the last push."""
+    """Version of the last update."""
     _pushed_at: float = float("-inf")
 
     def receive(self, identity: bytes, message: FromMember, now: float) -> list[Outgoing]:
-        """A message of a member; returns the answers."""
+        """Handle a message of a member; returns the replies."""
         match message:
             case EngineJoin():
-                return [(identity, answer) for answer in self._join_engine(identity, message, now)]
+                return [(identity, reply) for reply in self._join_engine(identity, message, now)]
             case ServerJoin():
                 return self._join_server(identity, message)
             case MemberLeave():
@@ -119,7 +119,7 @@ class CoordinatorState:
                 return []
 
     def add_metrics(self, metrics: ProcessMetrics) -> None:
-        """What this process itself has counted."""
+        """Metrics of the coordinator process itself."""
         self._store_metrics(b"", metrics)
 
     def _store_metrics(self, identity: bytes, metrics: ProcessMetrics) -> None:
@@ -153,11 +153,11 @@ class CoordinatorState:
         holder = self._engines.get(self._holders.get(join.rank, b""))
         if holder is not None and holder.join.incarnation == join.incarnation:
             if holder.join.epoch > join.epoch:
-                return []  # sent by a process that has ended, and came late
+                return []  # a late message of a process that has ended
         elif holder is not None and now < holder.last_seen + LEASE_S:
             began = self._contests.setdefault(identity, now)
             if holder.last_seen <= began + CONTEST_S:
-                return []  # it is not known yet whether the holder lives
+                return []  # it is not known yet whether the holder is alive
             del self._contests[identity]
             return [
                 JoinRejected(
@@ -173,14 +173,14 @@ class CoordinatorState:
         self._engines[identity] = _Engine(join, now)
         self._holders[join.rank] = identity
         if join.address:
-            self._place(EngineAddress(join.rank, join.epoch, join.incarnation, join.address))
+            self._store_address(EngineAddress(join.rank, join.epoch, join.incarnation, join.address))
 
-    def _place(self, place: EngineAddress) -> None:
+    def _store_address(self, address: EngineAddress) -> None:
         self._version += 1
-        self._places[place.rank] = _AddressEntry(place, self._version)
+        self._addresses[address.rank] = _AddressEntry(address, self._version)
 
     def _trait_mismatch(self, join: EngineJoin) -> str | None:
-        """In what the engine differs from the head, and from the engines that are there."""
+        """How the engine differs from the head and from the engines that have joined; None: it does not."""
         others = next((engine.join for engine in self._engines.values()), None)
         fleet = {**(others.traits if others else {}), **self.traits}
         differences = [
@@ -202,7 +202,7 @@ class CoordinatorState:
         engine = self._engines.get(identity)
         if engine is not None and engine.join.address:
             join = engine.join
-            self._place(EngineAddress(join.rank, join.epoch, join.incarnation, ""))
+            self._store_address(EngineAddress(join.rank, join.epoch, join.incarnation, ""))
         self.remove_member(identity)
 
     def remove_member(self, identity: bytes) -> None:
@@ -212,25 +212,27 @@ class CoordinatorState:
             del self._holders[engine.join.rank]
         self._servers.pop(identity, None)
 
-    # -- news
+    # -- updates for API servers
 
     def on_send_failed(self, identity: bytes) -> None:
-        """A message could not be sent to the API server: the next push tells it everything."""
+        """A message could not be sent to the API server: its next update has everything."""
         if identity in self._servers:
             self._servers[identity].sent_version = 0
             self._pushed = -1
 
     def take_updates(self, now: float) -> list[Outgoing]:
-        """News for every API server, when there are any and the last ones are ``interval_s`` old."""
+        """Updates for every API server, if anything has changed and the last ones are ``interval_s`` old."""
         if self._pushed == self._version or now < self._pushed_at + self.interval_s:
             return []
         self._pushed, self._pushed_at = self._version, now
         return [
-            news for identity, server in self._servers.items() for news in self._updates_for(identity, server)
+            update
+            for identity, server in self._servers.items()
+            for update in self._updates_for(identity, server)
         ]
 
     def next_update_at(self) -> float | None:
-        """When :meth:`take_updates` has something to say, None: not before a report comes."""
+        """When :meth:`take_updates` returns updates; None: not before something changes."""
         return None if self._pushed == self._version else self._pushed_at + self.interval_s
 
     def _updates_for(self, identity: bytes, server: _Server) -> list[Outgoing]:
@@ -239,32 +241,32 @@ class CoordinatorState:
             for engine in self._engines.values()
             if engine.report is not None and engine.version > server.sent_version
         ]
-        news: list[Outgoing] = [
-            (identity, placed.place)
-            for placed in self._places.values()
-            if placed.version > server.sent_version
+        updates: list[Outgoing] = [
+            (identity, entry.address)
+            for entry in self._addresses.values()
+            if entry.version > server.sent_version
         ]
-        news += [(identity, FleetLoad(engines))] if engines else []
-        news += [
+        updates += [(identity, FleetLoad(engines))] if engines else []
+        updates += [
             (identity, posted.metrics)
             for posted in self._metrics.values()
             if posted.version > server.sent_version and posted.by != identity
         ]
         server.sent_version = self._version
-        return news
+        return updates
 
 
 def _engine_load(engine: _Engine, report: EngineReport, server: int) -> EngineLoad:
     accepted = dict(zip(report.accepted[::2], report.accepted[1::2], strict=True))
     return EngineLoad(
-        engine.join.rank,
-        engine.join.epoch,
-        report.step,
-        report.waiting,
-        report.running,
-        report.kv_used_permille,
-        accepted.get(server, 0),
-        engine.join.incarnation,
+        rank=engine.join.rank,
+        epoch=engine.join.epoch,
+        step=report.step,
+        waiting=report.waiting,
+        running=report.running,
+        kv_used_permille=report.kv_used_permille,
+        accepted=accepted.get(server, 0),
+        incarnation=engine.join.incarnation,
     )
 
 

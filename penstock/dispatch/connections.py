@@ -1,4 +1,4 @@
-"""An API server's connections to its engines: one link to each that has a place, made anew when it breaks."""
+"""An API server's connections to its engines: connects, reconnects, sends messages, receives token frames."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -18,7 +18,6 @@ from penstock.wire.messages import (
     Disconnect,
     EngineInfo,
     FrameHeader,
-    FromEngine,
     Hello,
     WireError,
     decode_from_engine,
@@ -26,85 +25,91 @@ from penstock.wire.messages import (
 )
 from penstock.wire.sockets import EngineLink, host_and_port, server_identity
 
+if TYPE_CHECKING:
+    from penstock.dispatch.engine_client import EngineClient
+
 log = logging.getLogger(__name__)
 
 SAFETY_INTERVAL_S = 0.02
-"""ZMQ's descriptor is edge-triggered; this timer finds what a lost edge would leave lying."""
+"""Interval of the timer that reads all connections, in case an edge of ZMQ's descriptors was missed."""
 PUMP_INTERVAL_S = 0.003
-"""How long a burst of requests may keep the loop from the frames that wait."""
+"""Maximum time that a burst of requests may delay waiting frames."""
 RECONNECT_S = 0.2
-SILENCE_S = 2.0
-"""An engine that has taken nothing of what it was sent for so long gets new streams only when all are so: its
-step takes long, or it hangs and will be killed for it (``--engine-hang-timeout``)."""
+"""Delay before a broken connection is made again."""
+UNRESPONSIVE_S = 2.0
+"""Time after which an engine that has accepted none of its submitted streams counts as unresponsive. It gets
+new streams only if all engines are: it runs a long step, or hangs and will be killed
+(``--engine-hang-timeout``)."""
 
 
 class EngineState:
-    """One engine as seen from here. Lives as long as the API server; links come and go."""
+    """One engine as this API server sees it. Lives as long as the API server, over all connections."""
 
     def __init__(self, rank: int, address: str | None = None, servers: int = 1) -> None:
-        """``servers``: API servers that share the engine."""
+        """``servers``: number of API servers that share the engine."""
         self.rank = rank
         self._servers = servers
         self.address = address
-        """Where it is; None: it is not known, or it has left."""
+        """The engine's address; None: unknown, or the engine has left."""
         self.link: EngineLink | None = None
         self.info: EngineInfo | None = None
         self.outbox: list[bytes] = []
         self.epoch = self.incarnation = 0
-        """How often it was restarted, and by which run of its supervisor; known while ``info`` is."""
+        """The engine's restarts, and the run of its supervisor. Valid while ``info`` is set."""
         self.draining = False
-        """The operator wants it to finish what it runs, and to get no new streams."""
+        """The operator drains the engine: it gets no new streams."""
         self.leaving = False
-        """So does the engine itself, as it ends."""
+        """The engine drains itself before it exits."""
         self.asleep = False
-        """It is agreed that engines sleep."""
+        """The agreed state is that engines sleep."""
         self.target_revision = 0
-        """Revision of the agreed states that it is to reach."""
+        """Revision of the agreed states that the engine must reach."""
         self.connections = 0
-        """Made so far."""
+        """Connections made so far."""
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is known of its load: the connection is new."""
+        """Resets what belongs to one connection."""
         self.reached_revision = 0
-        """Revision of the agreed states that it is known to have reached; 0: it is as it was started."""
+        """Revision of the agreed states that the engine has confirmed; 0: those it was started with."""
         self.submitted = 0
         """Streams submitted on this connection."""
         # -- from the latest frame or report
         self.accepted = 0
-        """Of those submitted, how many are in the figures below."""
-        self._waits_since = math.inf
-        """Since when streams have been submitted without any being accepted; inf: all are accepted."""
+        """Submitted streams that the load figures below include."""
+        self._waiting_since = math.inf
+        """Monotonic time since which submitted streams have not been accepted; inf: all are accepted."""
         self.waiting = 0
         self.running = 0
         self.kv_used_permille = 0
         self._step = 0
 
     def on_submit(self, now: float) -> None:
-        """A stream is submitted."""
+        """Counts a submitted stream."""
         self.submitted += 1
-        if self._waits_since == math.inf:
-            self._waits_since = now
+        if self._waiting_since == math.inf:
+            self._waiting_since = now
 
     def update_load(
         self, step: int, waiting: int, running: int, kv_used_permille: int, accepted: int, now: float
     ) -> None:
-        """What a frame or a report says; older ones than the latest are passed over."""
+        """Takes the load of a frame or a report, unless a newer one has been taken."""
         if step < self._step:
             return
         self._step = step
         self.waiting, self.running, self.kv_used_permille = waiting, running, kv_used_permille
         if accepted != self.accepted:
             self.accepted = accepted
-            self._waits_since = now if accepted < self.submitted else math.inf
+            self._waiting_since = now if accepted < self.submitted else math.inf
 
-    def silent(self, now: float) -> bool:
-        return now - self._waits_since > SILENCE_S
+    def is_unresponsive(self, now: float) -> bool:
+        """Whether it has accepted none of its submitted streams for UNRESPONSIVE_S."""
+        return now - self._waiting_since > UNRESPONSIVE_S
 
     @property
     def load(self) -> int:
-        """Streams it has, from all API servers, and those that it has not counted yet: ours, and likely as
-        many of every other API server, which sees the same loads and chooses alike."""
+        """Streams of all API servers on the engine, plus an estimate of those that it has not counted yet:
+        every API server has likely submitted as many as this one, since all choose by the same loads."""
         return self.waiting + self.running + self._servers * max(0, self.submitted - self.accepted)
 
     @property
@@ -113,7 +118,7 @@ class EngineState:
 
     @property
     def up_to_date(self) -> bool:
-        """It has reached the agreed states."""
+        """Whether the engine has confirmed the agreed states."""
         return self.up and self.reached_revision == self.target_revision
 
     @property
@@ -122,47 +127,33 @@ class EngineState:
 
     @property
     def host(self) -> str:
-        """The host it is on, local for ours; empty when it is not known."""
+        """The engine's host: "local" for this host, empty if unknown."""
         if self.address is None:
             return ""
-        place = host_and_port(self.address)
-        return place[0] if place else "local"
-
-
-class Receiver(Protocol):
-    """Whom connections tell what comes. It may raise WireError, which ends the connection."""
-
-    def on_frames(self, engine: EngineState, frames: list[TokenFrame], now: float) -> None:
-        """Consecutive token frames, at least one, in order."""
-
-    def on_message(self, engine: EngineState, message: FromEngine) -> None:
-        """Anything but a token frame, in order with them."""
-
-    def on_gone(self, engine: EngineState, reason: str) -> None:
-        """Its end of the connection is no more: to be disconnected. ``reason`` as for :meth:`on_lost`."""
-
-    def on_lost(self, engine: EngineState, reason: str) -> None:
-        """The connection is no more; ``reason`` is for clients whose request the engine ran."""
-
-    def on_tick(self, now: float) -> None:
-        """Called every SAFETY_INTERVAL_S."""
+        host_port = host_and_port(self.address)
+        return host_port[0] if host_port else "local"
 
 
 class Connections:
-    """Synchronous throughout: works in the event loop's reader callbacks and within calls, never awaiting."""
+    """The connections to all engines. ``receiver`` gets what arrives; if it raises WireError, the engine is
+    disconnected.
+
+    Synchronous: works in the event loop's reader callbacks and within calls, and never awaits.
+    """
 
     def __init__(
         self,
         ranks: int,
-        places: Mapping[int, str],
+        addresses: Mapping[int, str],
         server: Hello,
         key: ClusterKey | None,
-        receiver: Receiver,
+        receiver: EngineClient,
         servers: int = 1,
     ) -> None:
-        """``places``: addresses that are known beforehand, by rank; others come by :meth:`place`. ``server``
-        says how this API server introduces itself, one of ``servers``. ``key`` is for tcp:// addresses."""
-        self.engines = [EngineState(rank, places.get(rank), servers) for rank in range(ranks)]
+        """``ranks``: number of engines. ``addresses``: those known at the start, by rank; :meth:`set_address`
+        adds others. ``server``: the first message on each connection, without its number. ``servers``: number
+        of API servers. ``key``: for tcp:// addresses."""
+        self.engines = [EngineState(rank, addresses.get(rank), servers) for rank in range(ranks)]
         self._server = server
         self._key = key
         self._receiver = receiver
@@ -174,15 +165,15 @@ class Connections:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
-    # -- connections come and go
+    # -- connecting and disconnecting
 
     def open(self) -> None:
         for engine in self.engines:
             self._connect(engine)
         self._tick()
 
-    def place(self, rank: int, address: str | None) -> None:
-        """Where the engine of a rank is; None: it leaves, and is not to be looked for when it has gone."""
+    def set_address(self, rank: int, address: str | None) -> None:
+        """Sets the address of an engine; None: it leaves, so a broken connection is not made again."""
         engine = self.engines[rank]
         if engine.address == address:
             return
@@ -191,7 +182,7 @@ class Connections:
             return
         if engine.link is None:
             self._connect(engine)
-        else:  # it was replaced by one elsewhere, to which we get when this connection has ended
+        else:  # another process has replaced it; disconnecting makes the new connection
             self.disconnect(engine, "The engine that ran this request was replaced.")
 
     def _connect(self, engine: EngineState) -> None:
@@ -208,11 +199,12 @@ class Connections:
 
     def _check(self, engine: EngineState) -> None:
         if engine.link is not None and engine.link.lost():
-            self._receive(engine)  # what it sent before it went
+            self._receive(engine)  # messages that were sent before the connection broke
             self._receiver.on_gone(engine, "The engine that ran this request is gone.")
 
     def disconnect(self, engine: EngineState, reason: str) -> None:
-        """End a connection; another one follows, if the engine has a place."""
+        """Closes a connection; it is made again later if the engine has an address. ``reason``: for clients
+        whose request the engine ran."""
         link = engine.link
         if link is None:
             return
@@ -227,7 +219,7 @@ class Connections:
             self._loop.call_later(RECONNECT_S, self._connect, engine)
 
     def _tick(self) -> None:
-        """The safety timer."""
+        """Timer: reads all connections and finds broken ones."""
         self.pump()
         for engine in self.engines:
             self._check(engine)
@@ -236,13 +228,13 @@ class Connections:
             self._timer = self._loop.call_later(SAFETY_INTERVAL_S, self._tick)
 
     def stop(self) -> None:
-        """Make no more connections."""
+        """Makes no more connections."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
 
     def close(self, reason: str) -> None:
-        """Leave the engines."""
+        """Disconnects from all engines."""
         self.stop()
         for engine in self.engines:
             if engine.link is not None:
@@ -250,11 +242,11 @@ class Connections:
                 self.disconnect(engine, reason)
         self._context.destroy(linger=100)
 
-    # -- out
+    # -- sending
 
     def send(self, engine: EngineState, part: bytes, most: int | None = None) -> None:
-        """Put a control message into the next ZMQ message, which goes out with the loop's next turn, or at
-        once when it holds ``most``."""
+        """Adds an encoded message to the next ZMQ message, which is sent in the loop's next iteration, or now
+        if it has ``most`` parts."""
         engine.outbox.append(part)
         if most is not None and len(engine.outbox) >= most:
             self._flush(engine)
@@ -267,28 +259,29 @@ class Connections:
         for engine in self.engines:
             if engine.outbox:
                 self._flush(engine)
-                self._receive(engine)  # a send may swallow the descriptor's edge
+                self._receive(engine)  # sending may consume the descriptor's edge
 
     def _flush(self, engine: EngineState) -> None:
         parts, engine.outbox = engine.outbox, []
         if engine.link is not None:
             engine.link.send(parts)
 
-    # -- in
+    # -- receiving
 
     def yield_to_pump(self) -> None:
-        """Called within bursts of other work: takes what waits, at most every PUMP_INTERVAL_S."""
+        """Receives waiting messages, at most every PUMP_INTERVAL_S. To be called within bursts of work."""
         if time.monotonic() - self._last_pump > PUMP_INTERVAL_S:
             self.pump()
 
     def pump(self) -> None:
+        """Sends and receives on all connections."""
         for engine in self.engines:
             if engine.outbox:
                 self._flush(engine)
             self._receive(engine)
 
     def _receive(self, engine: EngineState) -> None:
-        """Take all messages that wait."""
+        """Receives all waiting messages of an engine; consecutive frames are delivered together."""
         now = self._last_pump = time.monotonic()
         link = engine.link
         frames: list[TokenFrame] = []

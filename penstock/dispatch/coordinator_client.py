@@ -1,5 +1,4 @@
-"""An API server's membership in the fleet: places and loads of engines and metrics of other processes, by way
-of the coordinator."""
+"""An API server's connection to the coordinator: gets engines' loads and addresses, exchanges metrics."""
 
 from __future__ import annotations
 
@@ -8,14 +7,8 @@ import logging
 from collections.abc import Callable
 
 from penstock.dispatch.engine_client import EngineClient
-from penstock.metrics.snapshot import (
-    ProcessKey,
-    Snapshot,
-    decode_snapshot,
-    encode_snapshot,
-    merge_views,
-    view_of,
-)
+from penstock.metrics.merge import merge_views, view_of
+from penstock.metrics.snapshot import ProcessKey, Snapshot, decode_snapshot, encode_snapshot
 from penstock.wire.control import Launch
 from penstock.wire.coordination import (
     COORDINATOR_PROTOCOL_VERSION,
@@ -33,19 +26,19 @@ from penstock.wire.sockets import CoordinatorLink, server_identity
 
 log = logging.getLogger(__name__)
 
-TURN_S = 1.0
-"""How often it joins again, which tells a coordinator that was restarted that it is there, and tells its own
-metrics. Also the safety timer of the link's edge-triggered descriptor."""
+JOIN_INTERVAL_S = 1.0
+"""Interval of repeated joins, which a restarted coordinator needs, and of this process's metrics. Also covers
+missed edges of the link's edge-triggered descriptor."""
 
 
 class CoordinatorClient:
-    """Lives as long as the API server; the coordinator may come and go meanwhile.
+    """Lives as long as the API server; the coordinator may restart meanwhile.
 
-    What others have counted is kept with the fleet's snapshots.
+    Metrics of other processes go to ``engine_client.snapshots``.
     """
 
     def __init__(self, launch: Launch, engine_client: EngineClient) -> None:
-        """Of the API server that ``launch`` asks for, in a fleet with a coordinator."""
+        """``launch``: this API server's, in a fleet with a coordinator."""
         assert launch.coordinator is not None
         index, epoch, incarnation = launch.index, launch.epoch, launch.incarnation
         self._loop = asyncio.get_running_loop()
@@ -56,45 +49,46 @@ class CoordinatorClient:
         self._engine_client = engine_client
         self._snapshot: Callable[[], Snapshot] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._refused = False
-        self._told: set[ProcessKey] = set()
-        """Ended processes that the coordinator was told of."""
+        self._rejected = False
+        self._sent_final: set[ProcessKey] = set()
+        """Ended processes whose final metrics were sent."""
         self._loop.add_reader(self._link.fd, self._receive)
-        self._turn()
+        self._tick()
 
-    def speak(self, snapshot: Callable[[], Snapshot]) -> None:
-        """From here on there is something to tell; ``snapshot`` makes one of this process."""
+    def start_reporting(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Sends this process's metrics from here on; ``snapshot`` returns them."""
         self._snapshot = snapshot
 
     def close(self) -> None:
-        """Tell the last metrics, and leave."""
+        """Sends the final metrics and disconnects."""
         if self._snapshot is not None:
-            self._tell(self._snapshot())
+            self._send_metrics(self._snapshot())
         self._loop.remove_reader(self._link.fd)
         if self._timer is not None:
             self._timer.cancel()
         self._link.close()
 
-    def _turn(self) -> None:
-        self._timer = self._loop.call_later(TURN_S, self._turn)
-        if not self._refused:
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(JOIN_INTERVAL_S, self._tick)
+        if not self._rejected:
             self._link.send(self._join)
             if self._snapshot is not None:
-                self._tell(self._snapshot())
+                self._send_metrics(self._snapshot())
             for snapshot in self._engine_client.ended_snapshots():
-                self._tell_last(snapshot)
+                if snapshot.key not in self._sent_final:
+                    self._sent_final.add(snapshot.key)
+                    self._send_metrics(snapshot)
         self._receive()
 
-    def _tell_last(self, snapshot: Snapshot) -> None:
-        """Of a process that has ended: once."""
-        if snapshot.key not in self._told:
-            self._told.add(snapshot.key)
-            self._tell(snapshot)
-
-    def _tell(self, snapshot: Snapshot) -> None:
-        encoded = encode_snapshot(snapshot)
-        process, incarnation, epoch = snapshot.key
-        self._link.send(encode(ProcessMetrics(process, epoch, snapshot.sequence, encoded, incarnation)))
+    def _send_metrics(self, snapshot: Snapshot) -> None:
+        message = ProcessMetrics(
+            process=snapshot.process,
+            epoch=snapshot.epoch,
+            sequence=snapshot.sequence,
+            snapshot=encode_snapshot(snapshot),
+            incarnation=snapshot.incarnation,
+        )
+        self._link.send(encode(message))
 
     def _receive(self) -> None:
         while (part := self._link.receive()) is not None:
@@ -107,7 +101,7 @@ class CoordinatorClient:
         message = decode_from_coordinator(part)
         match message:
             case EngineAddress():
-                self._engine_client.place(message)
+                self._engine_client.on_engine_address(message)
             case FleetLoad():
                 for load in message.engines:
                     self._engine_client.on_load(load)
@@ -116,9 +110,9 @@ class CoordinatorClient:
                 self._engine_client.snapshots = merge_views(self._engine_client.snapshots, view_of(snapshot))
             case JoinAccepted():
                 for snapshot in self._engine_client.snapshots.values():
-                    self._tell(snapshot)
+                    self._send_metrics(snapshot)
             case Rejoin():
                 self._link.send(self._join)
             case JoinRejected():
                 log.error("the coordinator refuses this API server: %s", message.reason)
-                self._refused = True
+                self._rejected = True

@@ -1,4 +1,4 @@
-"""An API server's view of its engines: which one a stream goes to, and what comes of it."""
+"""Chooses an engine for each stream, submits the stream, and delivers its rows and failures."""
 
 from __future__ import annotations
 
@@ -12,15 +12,8 @@ from penstock.dispatch.connections import Connections, EngineState
 from penstock.dispatch.engine_rpc import Calls
 from penstock.dispatch.load_balancer import LoadBalancer, affinity_keys
 from penstock.dispatch.resumption import Resumption
-from penstock.metrics.snapshot import (
-    ProcessKey,
-    Snapshot,
-    decode_snapshot,
-    merge_views,
-    process_name,
-    role_of,
-    view_of,
-)
+from penstock.metrics.merge import merge_views, view_of
+from penstock.metrics.snapshot import ProcessKey, Snapshot, decode_snapshot, process_name, role_of
 from penstock.streaming.output_processor import NO_ENGINE, OutputProcessor
 from penstock.streaming.stream import Stream, StreamError
 from penstock.wire.coordination import EngineAddress, EngineLoad
@@ -55,27 +48,27 @@ _STATUS = {"invalid_request": 400, OVERLOADED: 429, SLEEPING: 503, "engine_error
 
 
 class RoutingHints(NamedTuple):
-    """What a client says about the engine for its request."""
+    """A client's preferences for the engine of its request."""
 
     session: str | None = None
-    """Requests of one session go to one engine, as long as that is not overloaded."""
+    """Requests of one session go to the same engine unless it is overloaded."""
     rank: int | None = None
-    """This engine and no other."""
+    """Use only the engine of this rank."""
 
 
 NO_HINTS = RoutingHints()
 
 
 class EngineClient:
-    """Submits streams to the least loaded engine, or the one that is wished for, and delivers their rows.
+    """The engines of one API server: streams go out, rows, failures, metrics and replies to calls come in.
 
-    Synchronous as its :class:`Connections`. ``on_up`` runs when an engine is ready to take streams.
+    Synchronous like its :class:`Connections`. ``on_up`` is called when an engine has accepted a connection.
     """
 
     def __init__(
         self,
         ranks: int,
-        places: Mapping[int, str],
+        addresses: Mapping[int, str],
         server: Hello,
         on_up: Callable[[EngineInfo], None],
         key: ClusterKey | None = None,
@@ -83,14 +76,14 @@ class EngineClient:
         lockstep: bool = False,
         servers: int = 1,
     ) -> None:
-        """See :class:`Connections`. ``lockstep``: engines stand and fall together."""
-        self._connections = Connections(ranks, places, server, key, self, servers)
+        """See :class:`Connections`. ``lockstep``: when one engine ends, all end."""
+        self._connections = Connections(ranks, addresses, server, key, receiver=self, servers=servers)
         self.engines = self._connections.engines
         self.streams: OutputProcessor | None = None
         """Set by :meth:`open`."""
         self.calls = Calls(self._send_call)
         self.snapshots: dict[ProcessKey, Snapshot] = {}
-        """The latest metrics of every other process and start of it."""
+        """The latest metrics of every start of every other process."""
         self.frames_received = 0
         self.frames_merged = 0
         self._load_balancer = LoadBalancer(ranks, first=server.server)
@@ -99,48 +92,51 @@ class EngineClient:
         self._lockstep = lockstep
 
     def open(self, streams: OutputProcessor, resume_timeout_s: float, outcomes: Counter[str]) -> None:
-        """Before any submit, once the first engine's vocabulary is known. For ``resume_timeout_s`` and
-        ``outcomes`` see :class:`Resumption`."""
+        """To be called before any submit, once the first engine's vocabulary is known. For the last two
+        arguments see :class:`Resumption`."""
         self.streams = streams
-        self._resumption = Resumption(streams, resume_timeout_s, self._give, outcomes)
+        self._resumption = Resumption(streams, resume_timeout_s, self._resubmit, outcomes)
 
     def connect(self) -> None:
         self._connections.open()
 
-    def place(self, place: EngineAddress) -> None:
-        """The coordinator's news of where an engine of another host is."""
-        if place.rank < len(self.engines):
-            self._connections.place(place.rank, place.address or None)
+    def on_engine_address(self, message: EngineAddress) -> None:
+        """The coordinator sent the address of an engine on another host."""
+        if message.rank < len(self.engines):
+            self._connections.set_address(message.rank, message.address or None)
 
     def on_gone(self, engine: EngineState, reason: str) -> None:
-        """The engine has ended, and with it those that run in lock-step with it."""
+        """The engine has ended, and so have those in lock-step with it: disconnects them. ``reason`` as for
+        :meth:`on_lost`."""
         ended = self.engines if self._lockstep else [engine]
         for other in ended:
-            other.info = None  # none of them takes a stream of another one
+            other.info = None  # first, so that no stream is resumed on one of them
         for other in ended:
             self._connections.disconnect(other, reason)
 
     def on_lost(self, engine: EngineState, reason: str) -> None:
-        self.calls.gone(engine.rank)
+        """The connection is closed. ``reason``: for clients whose request the engine ran."""
+        self.calls.on_disconnected(engine.rank)
         if self._resumption is not None:
             self._resumption.on_lost(engine.rank, reason, time.monotonic())
 
     def on_tick(self, now: float) -> None:
+        """Called every SAFETY_INTERVAL_S."""
         if self._resumption is not None:
             self._resumption.tick(now)
 
     def close(self, message: str) -> None:
-        """End every stream with an error and leave the engines."""
+        """Ends every stream with an error and disconnects from the engines."""
         self._connections.stop()
         if self._resumption is not None:
             self._resumption.close(message)
         self._connections.close(message)
 
     def members(self) -> list[int]:
-        """Ranks of the engines that there are; those of other hosts come and go."""
+        """Ranks of the current engines; those on other hosts may join and leave."""
         return [engine.rank for engine in self.engines if engine.up or engine.address is not None]
 
-    # -- streams out
+    # -- choosing an engine and submitting
 
     def any_up(self) -> bool:
         return any(engine.up for engine in self.engines)
@@ -149,18 +145,18 @@ class EngineClient:
         return any(engine.accepts_streams for engine in self.engines)
 
     def sleeps(self) -> bool:
-        """Whether no engine takes streams because they sleep, or have yet to wake."""
+        """Whether no engine accepts streams because the engines sleep or have not woken up yet."""
         resting = any(engine.asleep or (engine.up and not engine.up_to_date) for engine in self.engines)
         return resting and not self.accepts_streams()
 
     def set_draining(self, ranks: list[int]) -> None:
-        """These engines, and no others, get no new streams."""
+        """Stops new streams to these engines, and allows them to all others."""
         for engine in self.engines:
             engine.draining = engine.rank in ranks
         self.on_engine_available()
 
     def on_engine_available(self) -> None:
-        """There may be engines that take streams again: those that wait for one go on."""
+        """Some engine may accept streams again: resumes the streams that wait for one."""
         whole = not self._lockstep or all(engine.up for engine in self.engines)
         if self._resumption is not None and whole and self.accepts_streams():
             self._resumption.on_engine()
@@ -168,8 +164,8 @@ class EngineClient:
     def pick(
         self, hints: RoutingHints = NO_HINTS, prompt: bytes = b"", cache_salt: str | None = None
     ) -> EngineState | None:
-        """The engine for a stream with this prompt, int32 token ids; None when none takes streams, or not the
-        one that is wished for."""
+        """Chooses the engine for a stream. ``prompt``: int32 token ids. None if no engine accepts streams, or
+        the one of ``hints.rank`` does not."""
         rank: int | None = 0 if len(self.engines) == 1 else hints.rank
         if rank is not None:
             engine = self.engines[rank]
@@ -177,7 +173,7 @@ class EngineClient:
         candidates = [engine for engine in self.engines if engine.accepts_streams]
         if len(candidates) > 1:
             now = time.monotonic()
-            candidates = [engine for engine in candidates if not engine.silent(now)] or candidates
+            candidates = [engine for engine in candidates if not engine.is_unresponsive(now)] or candidates
         loads: list[int | None] = [None] * len(self.engines)
         for engine in candidates:
             loads[engine.rank] = engine.load
@@ -185,12 +181,12 @@ class EngineClient:
         return None if rank is None else self.engines[rank]
 
     def submit(self, stream: Stream, request: Submit) -> None:
-        """Have the stream's engine start it, and remember what was asked for."""
+        """Submits the stream to the engine of its rank, and keeps the request for resumption."""
         stream.request = request
         self._submit(self.engines[stream.rank], request)
 
-    def _give(self, stream: Stream, request: Submit) -> bool:
-        """Have any engine go on with a stream that lost its own; False when there is none."""
+    def _resubmit(self, stream: Stream, request: Submit) -> bool:
+        """Submits a stream that lost its engine to another one; False if no engine accepts streams."""
         engine = self.pick()
         if engine is None or self.streams is None:
             return False
@@ -204,9 +200,9 @@ class EngineClient:
         self._connections.send(engine, encode(request), SUBMITS_PER_MESSAGE)
 
     def abort(self, stream: Stream, *, stopped: bool = False) -> None:
-        """Tell the stream's engine to stop it; its handle is free once the engine has confirmed.
+        """Aborts the stream on its engine; its handle is free once the engine has confirmed.
 
-        ``stopped``: it ends well, as its text has reached a stop string.
+        ``stopped``: the stream is complete, as its text contains a stop string.
         """
         if stream.rank == NO_ENGINE:
             assert self.streams is not None  # it was opened there
@@ -219,25 +215,31 @@ class EngineClient:
     def _send_call(self, rank: int, call: RpcCall) -> None:
         self._connections.send(self.engines[rank], encode(call))
 
-    # -- what engines say
+    # -- messages of engines
 
     def yield_to_pump(self) -> None:
-        """Called within bursts of other work, so that it delays no rows."""
+        """Receives waiting rows. To be called within bursts of other work, which would delay them."""
         self._connections.yield_to_pump()
 
     def on_frames(self, engine: EngineState, frames: list[TokenFrame], now: float) -> None:
-        """Hand the rows of frames to their streams in one pass."""
+        """Delivers consecutive token frames, at least one, to their streams in one pass."""
         if self.streams is None:
             raise WireError("a token frame before any stream")
         self.frames_received += len(frames)
         self.frames_merged += len(frames) - 1
         frame = merge_frames(frames)
         engine.update_load(
-            frame.step, frame.waiting, frame.running, frame.kv_used_permille, frame.accepted, now
+            step=frame.step,
+            waiting=frame.waiting,
+            running=frame.running,
+            kv_used_permille=frame.kv_used_permille,
+            accepted=frame.accepted,
+            now=now,
         )
         self.streams.process_frame(engine.rank, frame, now)
 
     def on_message(self, engine: EngineState, message: FromEngine) -> None:
+        """Handles any message but a token frame, in order with frames."""
         match message:
             case Welcome():
                 if message.protocol != ENGINE_PROTOCOL_VERSION or message.rank != engine.rank:
@@ -248,14 +250,14 @@ class EngineClient:
                 engine.info = message.info
                 engine.epoch, engine.incarnation = message.epoch, message.incarnation
                 self._on_up(message.info)
-                self.calls.connected(engine.rank, engine.epoch, engine.incarnation)
+                self.calls.on_connected(engine.rank, engine.epoch, engine.incarnation)
                 self.on_engine_available()
             case StreamFailed():
                 self._on_failed(engine, message)
             case EngineMetrics():
                 self._on_metrics(engine, message)
             case RpcReply():
-                self.calls.replied(engine.rank, message)
+                self.calls.on_reply(engine.rank, message)
             case Draining():
                 engine.leaving = True
             case GoAway():
@@ -267,16 +269,16 @@ class EngineClient:
         if self.streams is None:
             raise WireError("a failed stream before any stream")
         stream = self.streams.running_stream(engine.rank, failed.stream)
-        if failed.code == OVERLOADED and failed.position == 0 and self._ask_next(stream):
+        if failed.code == OVERLOADED and failed.position == 0 and self._submit_to_next(stream):
             return
         status = _STATUS.get(failed.code, 500)
         error = StreamError(status, failed.code, failed.message, failed.retry_after_ms)
         self.streams.fail(engine.rank, failed.stream, error)
 
-    def _ask_next(self, stream: Stream) -> bool:
-        """Have another engine take a stream that one had no room for: the queue is full when none has any.
+    def _submit_to_next(self, stream: Stream) -> bool:
+        """Submits a stream that an engine with a full queue rejected to the next engine.
 
-        False when each has been asked, or nobody waits for the stream any longer.
+        False if every engine has rejected it, or its request no longer wants it.
         """
         assert self.streams is not None
         assert stream.request is not None  # it was submitted
@@ -299,7 +301,7 @@ class EngineClient:
         self.snapshots = merge_views(self.snapshots, view_of(snapshot))
 
     def ended_snapshots(self) -> list[Snapshot]:
-        """The last ones of engines that are gone."""
+        """The latest snapshots of engine processes that have ended."""
         alive = {
             (process_name("engine", engine.rank), engine.incarnation, engine.epoch)
             for engine in self.engines
@@ -312,12 +314,16 @@ class EngineClient:
         ]
 
     def on_load(self, load: EngineLoad) -> None:
-        """The coordinator's news of one engine."""
+        """The coordinator sent one engine's load."""
         engine = self.engines[load.rank] if load.rank < len(self.engines) else None
         if engine is None or not engine.up:
             return
         if (engine.incarnation, engine.epoch) == (load.incarnation, load.epoch):
-            now = time.monotonic()
             engine.update_load(
-                load.step, load.waiting, load.running, load.kv_used_permille, load.accepted, now
+                step=load.step,
+                waiting=load.waiting,
+                running=load.running,
+                kv_used_permille=load.kv_used_permille,
+                accepted=load.accepted,
+                now=time.monotonic(),
             )

@@ -1,4 +1,4 @@
-"""Operations that run once on every engine, between its steps, with a receipt from each."""
+"""Remote calls to engines: runs an operation once on each engine, between its steps, and returns receipts."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ import msgspec
 from penstock.wire.messages import RpcCall, RpcPhase, RpcReply
 
 EngineEpoch: TypeAlias = tuple[int, int]
-"""Tells an engine's processes apart: how often it was restarted, and by which run of its supervisor."""
+"""Identifies a process of an engine: its restarts, and the run of its supervisor."""
 
 log = logging.getLogger(__name__)
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What one engine said to a call, or why it said nothing."""
+    """One engine's answer to a call, or the reason why there is none."""
 
     rank: int
     epoch: int | None = None
-    """How often it had been started again; None when it was not reached."""
+    """The engine's restarts; None if it was not reached."""
     step: int | None = None
-    """Steps that it had published when the call ran; None when it did not run, as far as is known."""
+    """Steps that the engine had published when the call ran; None unless the call is known to have run."""
     repeated: bool = False
-    """It ran for an earlier call with the same key."""
+    """The call ran earlier, with the same key."""
     restarted: bool = False
-    """The engine was started again while it was asked: what the process before it did is not known."""
+    """The engine restarted during the call; whether its previous process ran the call is unknown."""
     result: Any = None
     error: str | None = None
     code: str = ""
-    """With an error: ``timeout``, ``gone``, ``restarted``, or what the engine says."""
+    """With an error: ``timeout``, ``gone``, ``restarted``, or the engine's code."""
 
 
 @dataclass(frozen=True, slots=True)
 class RpcRequest:
-    """What to call an engine with, see :class:`RpcCall`.
+    """A call without its number, see :class:`RpcCall`.
 
-    Without a key an engine is asked once, and one that is away has no answer. With a key one that is away,
-    or whose connection breaks, is asked when it is there (again): if it has run the call, it answers with the
-    receipt. If it was started again meanwhile, it runs the call only when ``after_restart``.
+    Without a key, the call is sent once, and fails if the engine is not connected. With a key, it is sent
+    again whenever the engine reconnects: an engine that has run it answers with the first result. After a
+    restart of the engine it is sent again only with ``after_restart``.
     """
 
     method: str
@@ -54,34 +54,35 @@ class RpcRequest:
 
     @property
     def patient(self) -> bool:
-        """Whether it is worth waiting for an engine that is away; what one that is gone had prepared is gone
-        with it."""
+        """Whether to wait for an engine that is not connected. ABORT does not: an engine that has ended has
+        lost what it had prepared."""
         return bool(self.key) and self.phase is not RpcPhase.ABORT
 
 
 class Calls:
-    """The calls of one API server that wait for their answers.
+    """The pending calls of one API server.
 
-    ``send`` hands a call to an engine that is connected.
+    ``send`` sends a call to an engine, by rank, that is connected.
     """
 
     def __init__(self, send: Callable[[int, RpcCall], None]) -> None:
         self._send = send
         self._next = 0
         self._open: dict[tuple[int, int], asyncio.Future[RpcReply | None]] = {}
-        """By rank and number of the call."""
+        """Futures of the replies, by rank and number of the call."""
         self._connected: dict[int, EngineEpoch] = {}
-        """The engines that are connected, by rank."""
+        """Connected engines, by rank."""
         self._awaited: dict[int, asyncio.Future[None]] = {}
-        """Ranks that somebody waits for."""
-        self._on_connected: Callable[[int], None] = lambda rank: None
+        """Futures of connections that calls wait for, by rank."""
+        self._connect_listener: Callable[[int], None] = lambda rank: None
 
     async def ask(self, ranks: Sequence[int], request: RpcRequest, timeout_s: float) -> list[Receipt]:
-        """Asks every engine of ``ranks`` at the same time: a receipt of each, in their order."""
+        """Calls the engines of ``ranks`` concurrently; returns their receipts in the same order."""
         asks = (self.ask_one(rank, request, timeout_s) for rank in ranks)
         return list(await asyncio.gather(*asks))
 
     async def ask_one(self, rank: int, request: RpcRequest, timeout_s: float) -> Receipt:
+        """Calls one engine."""
         attempt = _Attempt(rank, request)
         try:
             async with asyncio.timeout(timeout_s):
@@ -94,7 +95,8 @@ class Calls:
         if not request.patient and rank not in self._connected:
             return attempt.without("not connected", "gone")
         while True:
-            if attempt.restarts(await self._connection(rank)) and not request.after_restart:
+            restarted = attempt.on_connected(await self._connection(rank))
+            if restarted and not request.after_restart:
                 return attempt.without("the engine was started again before it answered", "restarted")
             reply = await self._reply(rank, request)
             if reply is not None:
@@ -103,56 +105,56 @@ class Calls:
                 return attempt.without("the engine is gone", "gone")
 
     async def _connection(self, rank: int) -> EngineEpoch:
-        """Waits until the engine is connected."""
+        """Waits until the engine is connected; returns its process."""
         while rank not in self._connected:
             future = self._awaited.get(rank)
             if future is None:
                 future = self._awaited[rank] = asyncio.get_running_loop().create_future()
-            await asyncio.shield(future)  # others wait for it, too
+            await asyncio.shield(future)  # other calls may wait for it, too
         return self._connected[rank]
 
     async def _reply(self, rank: int, request: RpcRequest) -> RpcReply | None:
-        """None when the connection broke before the answer."""
+        """Sends the call; None if the connection broke before the reply."""
         self._next += 1
         call = RpcCall(
-            self._next,
-            request.method,
-            request.arguments,
-            request.key,
-            request.phase,
-            request.version,
+            call=self._next,
+            method=request.method,
+            arguments=request.arguments,
+            key=request.key,
+            phase=request.phase,
+            version=request.version,
         )
-        place = rank, call.call
         future: asyncio.Future[RpcReply | None] = asyncio.get_running_loop().create_future()
-        self._open[place] = future
+        self._open[rank, call.call] = future
         try:
             self._send(rank, call)
             return await future
         finally:
-            del self._open[place]
+            del self._open[rank, call.call]
 
-    # -- what becomes known of engines
+    # -- events of engines
 
-    def listen(self, on_connected: Callable[[int], None]) -> None:
-        """Names who is told of every connection, before anything else happens on it."""
-        self._on_connected = on_connected
+    def set_connect_listener(self, listener: Callable[[int], None]) -> None:
+        """``listener`` is called with the rank of each engine that connects, before pending calls go on."""
+        self._connect_listener = listener
 
-    def connected(self, rank: int, epoch: int, incarnation: int = 0) -> None:
+    def on_connected(self, rank: int, epoch: int, incarnation: int = 0) -> None:
+        """An engine accepted a connection."""
         self._connected[rank] = epoch, incarnation
-        self._on_connected(rank)
+        self._connect_listener(rank)
         future = self._awaited.pop(rank, None)
         if future is not None:
             future.set_result(None)
 
-    def gone(self, rank: int) -> None:
-        """The connection to an engine broke: it does not answer what it was asked."""
+    def on_disconnected(self, rank: int) -> None:
+        """The connection to an engine broke: its pending calls get no reply."""
         self._connected.pop(rank, None)
         for (asked, _), future in self._open.items():
             if asked == rank and not future.done():
                 future.set_result(None)
 
-    def replied(self, rank: int, reply: RpcReply) -> None:
-        """An engine answered."""
+    def on_reply(self, rank: int, reply: RpcReply) -> None:
+        """An engine answered a call."""
         future = self._open.get((rank, reply.call))
         if future is None:
             log.debug("engine %d answered call %d too late", rank, reply.call)
@@ -161,37 +163,37 @@ class Calls:
 
 
 class _Attempt:
-    """A question to one engine, over all its connections until there is a receipt."""
+    """One call to one engine, over all its connections until there is a receipt."""
 
     def __init__(self, rank: int, request: RpcRequest) -> None:
         self.rank = rank
         self.request = request
         self._engine_epoch: EngineEpoch | None = None
-        """The process that was asked last."""
+        """The process that the call was sent to last."""
         self._restarted = False
 
     @property
     def _epoch(self) -> int | None:
         return None if self._engine_epoch is None else self._engine_epoch[0]
 
-    def restarts(self, life: EngineEpoch) -> bool:
-        """It is asked now; whether that is another process than before."""
-        restarts = self._engine_epoch not in (None, life)
-        self._engine_epoch = life
-        self._restarted |= restarts
-        return restarts
+    def on_connected(self, engine_epoch: EngineEpoch) -> bool:
+        """Notes the process that the call is sent to; returns whether it is another one than before."""
+        restarted = self._engine_epoch not in (None, engine_epoch)
+        self._engine_epoch = engine_epoch
+        self._restarted |= restarted
+        return restarted
 
     def answered(self, reply: RpcReply) -> Receipt:
         step = None if reply.error is not None else reply.step
         return Receipt(
-            self.rank,
-            self._epoch,
-            step,
-            reply.repeated,
-            self._restarted,
-            reply.result,
-            reply.error,
-            reply.code,
+            rank=self.rank,
+            epoch=self._epoch,
+            step=step,
+            repeated=reply.repeated,
+            restarted=self._restarted,
+            result=reply.result,
+            error=reply.error,
+            code=reply.code,
         )
 
     def expired(self, timeout_s: float, *, connected: bool) -> Receipt:

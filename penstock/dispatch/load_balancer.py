@@ -1,4 +1,4 @@
-"""Which engine a stream goes to: the least loaded one, or the one that knows its beginning already."""
+"""Picks the engine of a stream: the least loaded one, or the one whose prefix cache likely has its prompt."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 BLOCK_BYTES = 1024
-"""Of prompt per block, 256 tokens: shorter beginnings are not worth a detour."""
+"""Prompt bytes per block, which is 256 tokens: shorter common prefixes are not worth a higher load."""
 MOST_BLOCKS = 32
+"""Maximum blocks of a prompt that count."""
 MOST_KEYS = 1 << 16
-"""Keys remembered; the least recently used one is forgotten first."""
+"""Maximum affinity keys kept; the least recently used one is dropped first."""
 AFFINITY_FACTOR, AFFINITY_SLACK = 1.5, 4
-"""Affinity never takes a stream to an engine with more than FACTOR times the streams of the least loaded one,
-plus SLACK."""
+"""Affinity applies only to an engine with at most FACTOR times the streams of the least loaded one, plus
+SLACK."""
 
 
 def affinity_keys(prompt: bytes, cache_salt: str | None, session: str | None) -> list[bytes]:
-    """What a stream may have in common with earlier ones, most telling first: its session, then the
-    beginnings of its prompt (int32 token ids), the longest first."""
+    """Keys of what a stream may share with earlier ones, best first: its session, then the prefixes of its
+    prompt (int32 token ids), longest first."""
     keys = []
     digest = blake2b((cache_salt or "").encode(), digest_size=16).digest()
     for end in range(BLOCK_BYTES, min(len(prompt), MOST_BLOCKS * BLOCK_BYTES) + 1, BLOCK_BYTES):
@@ -33,24 +34,24 @@ def affinity_keys(prompt: bytes, cache_salt: str | None, session: str | None) ->
 class LoadBalancer:
     """One API server's choices among ``ranks`` engines.
 
-    Equal engines take turns; ``first`` is the one to begin with, different for every API server, so that
-    the first requests of many API servers do not meet at one engine.
+    Engines with equal loads take turns, beginning with ``first``. That differs per API server, so that the
+    first requests of many API servers do not all go to one engine.
     """
 
     def __init__(self, ranks: int, first: int) -> None:
         self._ranks = ranks
         self._next = first % ranks
         self._known: OrderedDict[bytes, int] = OrderedDict()
-        """Affinity key to the engine that was chosen last."""
+        """Per affinity key, the rank chosen last."""
 
     def choose(self, loads: Sequence[int | None], keys: Sequence[bytes] = ()) -> int | None:
-        """An engine's rank, None when there is none. ``loads``: streams of each engine by rank, None for one
-        that takes no streams."""
+        """The chosen engine's rank, or None. ``loads``: streams per rank, None for an engine that accepts no
+        streams."""
         up = [load for load in loads if load is not None]
         if not up:
             return None
         least = min(up)
-        rank = self._familiar(loads, keys, AFFINITY_FACTOR * least + AFFINITY_SLACK)
+        rank = self._by_affinity(loads, keys, AFFINITY_FACTOR * least + AFFINITY_SLACK)
         if rank is None:
             rank = self._least_loaded(loads, least)
         for key in keys:
@@ -60,7 +61,7 @@ class LoadBalancer:
             self._known.popitem(last=False)
         return rank
 
-    def _familiar(self, loads: Sequence[int | None], keys: Sequence[bytes], most: float) -> int | None:
+    def _by_affinity(self, loads: Sequence[int | None], keys: Sequence[bytes], most: float) -> int | None:
         for key in keys:
             rank = self._known.get(key)
             if rank is not None:
@@ -74,4 +75,4 @@ class LoadBalancer:
             if loads[rank] == least:
                 self._next = rank + 1
                 return rank
-        raise AssertionError("least is the load of one of them")
+        raise AssertionError("no engine has the least load")

@@ -1,8 +1,8 @@
-"""What becomes of streams whose engine is gone: they go on on another one, wait for one, or end truthfully.
+"""Resumes the streams of an engine that died on another engine, or ends them with an error.
 
-An engine that is asked to go on gets the prompt with all delivered tokens behind it, and how many of these
-are output. Limits, penalties, seed and position go on from there, so its tokens are those the lost engine
-would have given. Text, stop strings and the connection never left the API server.
+The other engine gets the prompt followed by all delivered tokens, and their number. Limits, penalties, seed
+and position continue from there, so it generates the tokens that the lost engine would have generated. Text,
+stop strings and the client's connection stay in the API server.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from penstock.wire.messages import Submit
 
 log = logging.getLogger(__name__)
 
-MOST_SETBACKS = 2
-"""A stream has a setback when the engine that resumed it is lost before it gave it a token: it may be what
-ends engines. With a setback it goes on only while no other such stream does, so that the next loss tells
-which one it is; with so many it is given up. Any token clears it."""
+MAX_FAILED_RESUMES = 2
+"""A resume fails if the engine is lost before it sends a token of the stream: the stream may have crashed it.
+After that the stream is a suspect: suspects are resumed one at a time, so that another loss identifies the
+cause. A stream with this many failed resumes is ended. Any token resets the count."""
 
 Entry: TypeAlias = tuple[float, Stream]
-"""A stream that no engine runs, and when it has waited too long."""
+"""When a stream that no engine runs expires, and the stream."""
 
 
 class Resumption:
-    """Streams between two engines. Times are seconds of any monotonic clock."""
+    """The streams that no engine runs. Times are seconds of any monotonic clock."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class Resumption:
     ) -> None:
         """``timeout_s``: how long a stream waits for an engine; 0: streams end with their engine.
 
-        ``submit`` gives a stream to an engine; False when there is none to take it. ``outcomes`` counts
-        streams that were interrupted by what became of them: resumed, expired, given_up, ended.
+        ``submit`` submits a stream to any engine; False if none accepts it. ``outcomes`` counts interrupted
+        streams by outcome: resumed, expired, given_up, ended.
         """
         self._streams = streams
         self._timeout_s = timeout_s
@@ -51,16 +51,16 @@ class Resumption:
         self._outcomes = outcomes
         self._closed = False
         self._waiting: deque[Entry] = deque()
-        """In order of their time; streams that have left are skipped."""
+        """Ordered by time; streams that have ended meanwhile are skipped."""
         self._suspects: deque[Entry] = deque()
-        """Streams with a setback, which go on one by one."""
+        """Streams with a failed resume, which are resumed one at a time."""
         self._trial: Stream | None = None
-        """The suspect that goes on."""
+        """The suspect that was resumed."""
 
     # -- events
 
     def on_lost(self, rank: int, message: str, now: float) -> None:
-        """Engine ``rank`` is gone; ``message`` says why to the clients of streams that cannot go on."""
+        """Engine ``rank`` is gone. ``message``: the reason, for clients of streams that are not resumed."""
         orphans = self._streams.detach_engine(rank)
         if not orphans:
             return
@@ -70,28 +70,28 @@ class Resumption:
                 self._end(stream, "ended", message)
         else:
             for stream in orphans:
-                self._judge(stream, message)
+                self._count_failed_resume(stream, message)
             self._resume([(now + self._timeout_s, stream) for stream in orphans])
         if not self._closed:
             waiting = len(self._waiting) + len(self._suspects)
-            became = {**(self._outcomes - before), "waiting": waiting}
-            told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(became.items()))
-            log.warning("engine %d lost with %d streams: %s", rank, len(orphans), told)
+            outcomes = {**(self._outcomes - before), "waiting": waiting}
+            counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+            log.warning("engine %d lost with %d streams: %s", rank, len(orphans), counts)
 
     def on_engine(self) -> None:
-        """An engine takes streams again."""
+        """An engine accepts streams again."""
         waiting, self._waiting = self._waiting, deque()
         self._resume(list(waiting))
 
     def tick(self, now: float) -> None:
-        """Go on with the next suspect; end the streams that have waited too long for an engine."""
+        """Resumes the next suspect, and ends the streams that have expired."""
         self._try_suspect()
         self._expire(self._waiting, now)
-        if self._trial is None:  # none goes on, for want of an engine
+        if self._trial is None:  # no suspect was resumed, for lack of an engine
             self._expire(self._suspects, now)
 
     def close(self, message: str) -> None:
-        """The server stops: what waits ends, and so do streams whose engine is left from here on."""
+        """The server stops: waiting streams end, and so do those of engines lost from here on."""
         self._closed = True
         for entries in (self._waiting, self._suspects):
             while entries:
@@ -99,18 +99,18 @@ class Resumption:
 
     # -- streams
 
-    def _judge(self, stream: Stream, message: str) -> None:
-        """Give a stream up that may be what ends engines."""
+    def _count_failed_resume(self, stream: Stream, message: str) -> None:
+        """Counts a failed resume of a stream that has just lost its engine, and ends one with too many."""
         if stream.resumed_at != self._streams.num_delivered(stream):
             stream.failed_resumes = 0
             return
         stream.failed_resumes += 1
-        if stream.failed_resumes == MOST_SETBACKS:
+        if stream.failed_resumes == MAX_FAILED_RESUMES:
             self._end(
                 stream,
                 "given_up",
-                f"This request is not tried again: {MOST_SETBACKS} engines that resumed it ended before its "
-                f"next token, so it may be the cause. The last one: {message}",
+                f"This request is not tried again: {MAX_FAILED_RESUMES} engines that resumed it ended before "
+                f"its next token, so it may be the cause. The last one: {message}",
             )
 
     def _resume(self, entries: list[Entry]) -> None:
@@ -119,9 +119,9 @@ class Resumption:
         self._try_suspect()
 
     def _go_on(self, entries: list[Entry]) -> list[Entry]:
-        """Have engines go on with streams; returns those for which there is none.
+        """Resumes streams on engines; returns those that no engine accepts.
 
-        Streams that ended meanwhile, as other choices of a request that failed, are skipped.
+        Skips streams that have ended meanwhile, such as other choices of a failed request.
         """
         entries = [entry for entry in entries if self._streams.is_unassigned(entry[1])]
         if not entries:
@@ -138,7 +138,7 @@ class Resumption:
         return left
 
     def _try_suspect(self) -> None:
-        """Go on with the next suspect when the one before it has had a token, has ended or has left."""
+        """Resumes the next suspect, once the one before has had a token or has ended."""
         if self._trial is not None and self._awaits_token(self._trial):
             return
         self._trial = None
@@ -151,7 +151,7 @@ class Resumption:
                 self._trial = entry[1]
 
     def _awaits_token(self, stream: Stream) -> bool:
-        """Whether an engine that resumed the stream has not given it a token yet."""
+        """Whether an engine runs the resumed stream and has not sent a token of it yet."""
         return self._streams.is_running(stream) and self._streams.num_delivered(stream) == stream.resumed_at
 
     def _expire(self, entries: deque[Entry], now: float) -> None:
@@ -171,8 +171,8 @@ class Resumption:
 
 
 def _continuation(stream: Stream, delivered: I32) -> Submit:
-    """The stream's request as of its next token. Logprobs of the prompt came with its first one, and a KV
-    cache that was fetched for the prompt is gone."""
+    """The request for the stream's next token onwards. It has no prompt logprobs, which came before the first
+    token, and no KV transfer parameters, since the KV cache fetched for the prompt is lost."""
     request = stream.request
     assert request is not None  # every stream is opened to be submitted
     if not len(delivered):

@@ -1,14 +1,14 @@
-"""A change that all engines make or none, as the API server sees it that was asked for it, without I/O.
+"""State machine of one two-phase commit over all engines, in the API server that coordinates it, without I/O.
 
-    PREPARE ──every engine is prepared──► DECIDE ──the supervisor notes it──► COMMIT ──every engine has made
-       │                                    │                                   │     it──► ADOPT ──every
-       │ one is not                         │ another change was faster         │           API server acts by
-       ▼                                    ▼                                   │           it──► DONE
-    ABORTED                              CONFLICT                           one has not: PARTIAL
+    PREPARE ──all engines prepared──► DECIDE ──supervisor decided──► COMMIT ──all engines committed──► ADOPT
+       │                                │                              │                                 │
+       │ one has failed                 │ another change decided first │ one has failed  all API servers │
+       ▼                                ▼                              ▼                 have adopted it ▼
+    ABORTED                          CONFLICT                       PARTIAL                            DONE
 
-The decision is the supervisor's note: before it nothing has changed, whoever dies; after it every API server,
-also one that is started later, has engines make the change until they have, also those that are started
-later. So nothing is ever half-done for good, only for as long as an engine does not answer.
+The engines are the participants. The supervisor records the decision: before that nothing has changed,
+whichever process dies; after that every API server, also one that starts later, asks every engine to commit
+until it has, also engines that start later. So a change is partial only while an engine does not answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.wire.messages import CONFLICT
 
 
 class Stage(enum.Enum):
-    """What is waited for."""
+    """The phase whose answers the change waits for."""
 
     PREPARE = enum.auto()
     DECIDE = enum.auto()
@@ -33,36 +33,38 @@ class Stage(enum.Enum):
 
 
 class Outcome(enum.Enum):
+    """How a change ended."""
+
     DONE = "done"
     ABORTED = "aborted"
-    """Not decided, and undone."""
+    """Not decided; preparations are undone."""
     CONFLICT = "conflict"
-    """Not decided, as another change was on its way or its key had been used for something else."""
+    """Not decided: another change was in progress, or the key was used for something else."""
     UNDECIDED = "undecided"
-    """The supervisor did not say in time; it is made or undone when it does."""
+    """The supervisor has not answered in time; engines commit or abort when it does."""
     PARTIAL = "partial"
-    """Decided; some engines or API servers have not confirmed yet, and are asked until they do."""
+    """Decided; engines or API servers that have not confirmed it yet are asked until they do."""
 
 
 class TwoPhaseChange:
-    """Fed with receipts and decisions; says in ``stage`` what it waits for, and in the end the outcome."""
+    """Takes receipts and decisions as events; ``stage`` and ``outcome`` tell its state."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.stage = Stage.PREPARE
         self.outcome: Outcome | None = None
-        """With DONE."""
+        """Set with DONE."""
         self._ranks = tuple(ranks)
         self._receipts: dict[int, Receipt] = {}
-        """Of PREPARE, then of COMMIT."""
+        """By rank: answers to PREPARE, then to COMMIT."""
         self._made_earlier = self._adopted = False
 
     @property
     def must_abort(self) -> bool:
-        """It ended without a decision, and none can come: what engines hold for it is of no use."""
+        """Whether it ended without a decision and none can follow: engines must undo their preparations."""
         return self._made_earlier or self.outcome in (Outcome.ABORTED, Outcome.CONFLICT)
 
     def receipts(self) -> list[Receipt]:
-        """One of each engine, in order of rank; final with DONE."""
+        """One per engine, ordered by rank; final with DONE."""
         return [self._receipt(rank) for rank in self._ranks]
 
     # -- events
@@ -82,8 +84,8 @@ class TwoPhaseChange:
                 self.stage = Stage.DECIDE
 
     def decided(self, *, won: bool) -> None:
-        """The supervisor has noted this change, also if another API server proposed it by the same key, or
-        another one of the same state before it."""
+        """The supervisor decided. ``won``: for this change, maybe as another API server proposed it with the
+        same key; otherwise for another change of the same state."""
         if self.stage not in (Stage.PREPARE, Stage.DECIDE):
             return
         if won:
@@ -106,13 +108,13 @@ class TwoPhaseChange:
                 self.stage = Stage.ADOPT
 
     def adopted(self) -> None:
-        """Every API server acts by it."""
+        """Every API server applies the change."""
         self._adopted = True
         if self.stage is Stage.ADOPT:
             self._end(Outcome.DONE)
 
     def expired(self) -> None:
-        """The time is up."""
+        """The timeout is over."""
         match self.stage:
             case Stage.PREPARE:
                 self._end(Outcome.ABORTED)

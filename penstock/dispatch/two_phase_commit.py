@@ -1,8 +1,9 @@
-"""States that all engines agree on: how they are changed, and how engines get there.
+"""Two-phase commit of states that all engines share, such as sleep, in an API server: coordinates, retries.
 
-The supervisor keeps the agreed states and tells every API server. Each API server asks every engine to make
-the decided changes, by calls with the same keys, so that an engine makes each of them once whoever asks. An
-engine that has not confirmed them gets no streams.
+The API server that gets the request is the coordinator, the engines are the participants, and the supervisor
+decides: it keeps the agreed states and sends them to every API server. Each API server asks every engine to
+commit decided changes, by calls with the same keys, so that an engine makes each change once. An engine that
+has not confirmed the agreed states gets no streams.
 """
 
 from __future__ import annotations
@@ -25,30 +26,31 @@ from penstock.wire.messages import RpcPhase
 log = logging.getLogger(__name__)
 
 SLEEP = "sleep"
+"""Name of the state that :mod:`penstock.engine.loop.sleep` changes."""
 ABORT_TIMEOUT_S = 2.0
-"""How long an engine that does not answer keeps the report of a change that was given up."""
+"""How long an aborted change waits for an engine that does not answer ABORT."""
 COMMIT_TIMEOUT_S = 30.0
-"""How long an engine is waited for before it is asked again to make a decided change."""
+"""Timeout of one COMMIT call; the next attempt follows."""
 RETRY_S = 1.0
-"""Time between a failure to make a decided change and the next attempt."""
+"""Delay between a failed commit and the next attempt."""
 
 
 @dataclass(slots=True, eq=False)
-class _Open:
-    """A change that this API server was asked for."""
+class _PendingChange:
+    """A change that this API server coordinates."""
 
     change: TwoPhaseChange
     name: str
     key: str
     base: int
-    """Version of the state that it started from."""
+    """Version of the state before the change."""
     version: int = 0
-    """Of the state that it led to."""
-    happened: asyncio.Event = field(default_factory=asyncio.Event)
+    """Version of the state after the change; 0: not decided."""
+    updated: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class TwoPhaseCommit:
-    """``propose`` and ``confirm`` speak to the supervisor, which answers through :meth:`told`."""
+    """``propose`` and ``confirm`` send to the supervisor, which answers by :meth:`on_agreed_states`."""
 
     def __init__(
         self,
@@ -62,32 +64,32 @@ class TwoPhaseCommit:
         self._confirm = confirm
         self._revision = self._adopted = 0
         self._states: dict[str, AgreedState] = {}
-        self._open: list[_Open] = []
+        self._pending: list[_PendingChange] = []
         self._committing: dict[int, asyncio.Task[None]] = {}
-        """By rank."""
-        self._calls.listen(self._start_commit)
+        """Tasks that make an engine commit, by rank."""
+        self._calls.set_connect_listener(self._start_commit)
 
     @property
     def _sleeping(self) -> bool:
         state = self._states.get(SLEEP)
         return state is not None and state.arguments["level"] > 0
 
-    # -- a change
+    # -- coordinating a change
 
     async def change(
         self, name: str, arguments: dict[str, Any], key: str, timeout_s: float
     ) -> TwoPhaseChange:
-        """Changes a state of all engines; returns the change when it has an outcome.
+        """Changes a state of all engines; returns the change once it has an outcome.
 
-        Preparing takes ``timeout_s`` at most, and so does what follows.
+        Takes ``timeout_s`` at most to prepare, and as much again for the rest.
         """
         ranks = self._engine_client.members()
         change = TwoPhaseChange(ranks)
-        entry = _Open(change, name, key, self._version(name))
-        self._open.append(entry)
+        entry = _PendingChange(change, name, key, self._version(name))
+        self._pending.append(entry)
         try:
             if self._is_agreed(name, key, arguments):
-                await self._repeat(entry, ranks, timeout_s)
+                await self._commit_again(entry, ranks, timeout_s)
             else:
                 request = RpcRequest(name, arguments, key, RpcPhase.PREPARE)
                 await self._prepare(change, ranks, request, timeout_s)
@@ -95,23 +97,23 @@ class TwoPhaseCommit:
                 self._propose(ProposeState(name=name, key=key, base=entry.base, arguments=arguments))
             async with asyncio.timeout(timeout_s):
                 while change.stage is not Stage.DONE:
-                    await entry.happened.wait()
-                    entry.happened.clear()
+                    await entry.updated.wait()
+                    entry.updated.clear()
         except TimeoutError:
             change.expired()
         finally:
-            self._open.remove(entry)
+            self._pending.remove(entry)
         if change.must_abort:
             await self._calls.ask(ranks, RpcRequest(name, arguments, key, RpcPhase.ABORT), ABORT_TIMEOUT_S)
         return change
 
     def _is_agreed(self, name: str, key: str, arguments: dict[str, Any]) -> bool:
-        """Whether the latest change of the state is this one."""
+        """Whether this was the latest change of the state."""
         state = self._states.get(name)
         return state is not None and (state.key, state.arguments) == (key, arguments)
 
-    async def _repeat(self, entry: _Open, ranks: list[int], timeout_s: float) -> None:
-        """The change is decided already: gather its receipts."""
+    async def _commit_again(self, entry: _PendingChange, ranks: list[int], timeout_s: float) -> None:
+        """Collects the receipts of a change that is decided already."""
         entry.change.decided(won=True)
         if self._adopted >= entry.base:
             entry.change.adopted()
@@ -122,24 +124,24 @@ class TwoPhaseCommit:
     async def _prepare(
         self, change: TwoPhaseChange, ranks: list[int], request: RpcRequest, timeout_s: float
     ) -> None:
-        asks = [asyncio.ensure_future(self._calls.ask_one(rank, request, timeout_s)) for rank in ranks]
+        calls = [asyncio.ensure_future(self._calls.ask_one(rank, request, timeout_s)) for rank in ranks]
         try:
-            for receipt in asyncio.as_completed(asks):
+            for receipt in asyncio.as_completed(calls):
                 change.prepared(await receipt)
                 if change.stage is not Stage.PREPARE:
                     return
         finally:
-            for ask in asks:
-                ask.cancel()
+            for call in calls:
+                call.cancel()
 
     def _version(self, name: str) -> int:
         state = self._states.get(name)
         return 0 if state is None else state.version
 
-    # -- what is agreed
+    # -- agreed states
 
     def on_agreed_states(self, agreed: AgreedStates) -> None:
-        """The supervisor's news."""
+        """The supervisor sent the agreed states."""
         if agreed.revision > self._revision:
             self._revision = agreed.revision
             self._states = {state.name: state for state in agreed.states}
@@ -148,16 +150,16 @@ class TwoPhaseCommit:
                 engine.asleep = self._sleeping
             self._confirm(agreed.revision)
             for task in self._committing.values():
-                task.cancel()  # it is to reach what has been agreed since
+                task.cancel()  # started again below for the new revision
             self._committing.clear()
         self._adopted = agreed.adopted
-        for entry in self._open:
+        for entry in self._pending:
             self._update_change(entry)
         for engine in self._engine_client.engines:
             self._start_commit(engine.rank)
 
-    def _update_change(self, entry: _Open) -> None:
-        """What the news say of a change."""
+    def _update_change(self, entry: _PendingChange) -> None:
+        """Passes the agreed states on to a pending change."""
         state = self._states.get(entry.name)
         if state is not None and state.key == entry.key:
             entry.version = state.version
@@ -166,12 +168,12 @@ class TwoPhaseCommit:
             entry.change.decided(won=False)
         if entry.version and self._adopted >= entry.version:
             entry.change.adopted()
-        entry.happened.set()
+        entry.updated.set()
 
-    # -- engines get there
+    # -- making engines commit
 
     def _start_commit(self, rank: int) -> None:
-        """Bring an engine to what is agreed, unless it is there or on its way."""
+        """Starts to commit the agreed states on an engine, unless it has them or a commit is in progress."""
         engine = self._engine_client.engines[rank]
         if engine.up and not engine.up_to_date and rank not in self._committing:
             task = self._committing[rank] = asyncio.ensure_future(self._commit_until_done(engine))
@@ -181,7 +183,7 @@ class TwoPhaseCommit:
         if self._committing.get(rank) is task:
             del self._committing[rank]
             if not task.cancelled():
-                self._start_commit(rank)  # it may have come back just now
+                self._start_commit(rank)  # the engine may have reconnected meanwhile
 
     async def _commit_until_done(self, engine: EngineState) -> None:
         while engine.up and not engine.up_to_date:
@@ -202,13 +204,19 @@ class TwoPhaseCommit:
 
     async def _commit(self, rank: int, state: AgreedState) -> Receipt:
         receipt = await self._calls.ask_one(rank, _to_commit(state), COMMIT_TIMEOUT_S)
-        for entry in self._open:
+        for entry in self._pending:
             if entry.version == state.version:
-                # whichever API server's call was the first
+                # repeated only means that another API server's call was first
                 entry.change.committed(msgspec.structs.replace(receipt, repeated=False))
-                entry.happened.set()
+                entry.updated.set()
         return receipt
 
 
 def _to_commit(state: AgreedState) -> RpcRequest:
-    return RpcRequest(state.name, state.arguments, state.key, RpcPhase.COMMIT, state.version)
+    return RpcRequest(
+        method=state.name,
+        arguments=state.arguments,
+        key=state.key,
+        phase=RpcPhase.COMMIT,
+        version=state.version,
+    )

@@ -1,4 +1,4 @@
-"""What the engine process asks of an engine, and what a step gives back."""
+"""The Engine interface that the engine process drives, and the rows that a step returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.wire.messages import EngineInfo, KVTransferParams, Submit
 
 
 class RequestRejected(ValueError):
-    """A request this engine cannot run; ``code`` is sent to the API server with the message."""
+    """A request that this engine cannot run; ``code`` is sent to the API server with the message."""
 
     def __init__(self, message: str, code: str = "invalid_request") -> None:
         super().__init__(message)
@@ -21,18 +21,19 @@ class RequestRejected(ValueError):
 
 @dataclass(slots=True, frozen=True)
 class Load:
-    """What an engine has to do, reported with every frame."""
+    """An engine's load, reported with every frame."""
 
     waiting: int = 0
-    """Requests without a slot."""
+    """Streams without a slot."""
     running: int = 0
+    """Streams with a slot."""
     kv_used: float = 0.0
-    """Share of the KV cache in use, 0 to 1."""
+    """Fraction of the KV cache in use, 0 to 1."""
 
 
 @dataclass(slots=True, frozen=True)
 class StreamFailure:
-    """The end of one stream by an error, after all its tokens have been given out."""
+    """The end of one stream by an error, after all its tokens have been sent."""
 
     server: int
     stream: int
@@ -43,10 +44,10 @@ class StreamFailure:
 
 @dataclass(slots=True)
 class StepRows:
-    """A step's rows for all API servers: R rows, T tokens, columns as in :mod:`penstock.wire.frames`."""
+    """A step's rows for all API servers: R rows, T tokens; fields as in :mod:`penstock.wire.frames`."""
 
     server: I32
-    """int32[R]: index of the API server that owns the row's stream."""
+    """int32[R]: index of the API server that the row is for."""
     stream: I32
     position: I32
     tokens: I32
@@ -57,59 +58,59 @@ class StepRows:
     failed: Sequence[StreamFailure] = field(default=())
     prompt: PromptLogprobs | None = None
     kv_transfer_params: dict[int, dict[int, KVTransferParams]] | None = None
-    """Of streams that end here, by API server and stream."""
+    """By API server and stream, for streams that end here."""
 
 
 class Engine(Protocol):
-    """One data-parallel rank. Only the engine process's loop calls it, from one thread.
+    """One data-parallel rank. Only the engine loop calls it, from one thread.
 
-    Every submitted stream gets exactly one end: a row whose finish is not NONE, or a StreamFailure.
+    Every submitted stream finishes exactly once: with a row whose finish is not NONE, or a StreamFailure.
     """
 
     can_sleep: bool
-    """Whether it does the operations ``sleep`` and ``wake_up``."""
-
-    @property
-    def info(self) -> EngineInfo: ...
+    """Whether it supports the operations ``sleep`` and ``wake_up``."""
+    info: EngineInfo
 
     def submit(self, server: int, request: Submit) -> None:
-        """Take a stream in. Raises RequestRejected when it can never run; then it owes no row."""
+        """Queue a stream. Raises RequestRejected when it can never run; it then gets no row."""
         ...
 
     def abort(self, server: int, streams: Sequence[int]) -> None:
-        """Stop streams; the next step gives each a row with FinishReason.ABORT. Unknown ones are ignored:
-        they ended before the abort arrived."""
+        """Stop streams; the next step returns a row with FinishReason.ABORT for each. Unknown ones are
+        ignored: they ended before the abort arrived."""
         ...
 
     def drop_server(self, server: int) -> None:
-        """Forget all streams of an API server that is gone; no rows are made for them."""
+        """Forget all streams of an API server that is gone; they get no rows."""
         ...
 
     def has_work(self) -> bool:
-        """Whether step() has anything to compute or to report."""
+        """Whether step() has anything to compute or to return."""
         ...
 
     def step(self) -> StepRows:
-        """One iteration: schedule, run, settle. An exception means the engine is broken and ends it."""
+        """One iteration: schedule, launch, settle. If it raises, the engine is broken and is ended."""
         ...
 
     def dummy_step(self) -> None:
-        """A dummy step, without work: ranks in lock-step with this one make theirs."""
+        """A step without work, which ranks that share a model's layers with this one need for theirs."""
         ...
 
     def take_admitted(self) -> Sequence[tuple[int, int]]:
-        """Streams, as (API server, handle), that have got a slot since the last call."""
+        """Streams, as (API server, handle), that were given a slot since the last call."""
         ...
 
     def fail_all(self, code: str, message: str) -> StepRows:
-        """End every stream, running or waiting, by an error: rows of tokens that were held back (an
-        interval not yet full), then a StreamFailure each. Also called after step() raised."""
+        """End every stream, running or waiting, with an error: rows of the tokens that were held back by an
+        output interval, then a StreamFailure each. Also called after step() raised."""
         ...
 
     def load(self) -> Load: ...
 
     def metrics(self) -> dict[str, float]:
-        """Counters and gauges by name, cumulative since start (counters end in ``_total``)."""
+        """Counters since the start, by name: preemptions_total, prefix_cache_queries_total,
+        prefix_cache_hits_total, spec_decode_{drafts,draft_tokens,accepted_tokens}_total; absent ones are
+        0."""
         ...
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:

@@ -1,6 +1,6 @@
-"""What an engine without a model reads from a model directory: which tokens read as text, where streams end.
+"""Reads the vocabulary, the EOS token ids and the maximum model length from a model directory.
 
-Nothing here needs torch: tokenizer.json through ``tokenizers``, the other files as JSON.
+Needs no torch: tokenizer.json is read through ``tokenizers``, the other files as JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.config.errors import ConfigError
 from penstock.wire.arrays import I32
 
 DEFAULT_MAX_MODEL_LEN = 8192
-"""For a directory whose config.json states no length, or that has none."""
+"""Used when config.json is missing or states no length."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -25,17 +25,17 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 @dataclass(slots=True, frozen=True)
 class Vocabulary:
     ordinary: I32
-    """Ids of the tokens that read as text by themselves, ascending; never empty."""
+    """int32[N]: ids of the tokens that decode to text by themselves, ascending; never empty."""
     size: int
-    """One more than the largest id."""
+    """The largest id plus one."""
 
 
 def read_vocabulary(tokenizer_dir: Path) -> Vocabulary:
     """The vocabulary of ``tokenizer_dir``/tokenizer.json.
 
-    Ordinary tokens are those that are not added (special ones among them) and whose decoded text is
-    neither empty nor, as that of a part of a UTF-8 character, unreadable. Raises ConfigError when the file
-    is missing, is no tokenizer, or has no ordinary token.
+    Ordinary tokens are not added ones (which include special ones), and decode to text that is neither empty
+    nor part of a UTF-8 character. Raises ConfigError when the file is missing, is not a tokenizer, or has no
+    ordinary token.
     """
     path = tokenizer_dir / "tokenizer.json"
     if not path.is_file():
@@ -54,8 +54,8 @@ def read_vocabulary(tokenizer_dir: Path) -> Vocabulary:
 
 
 def read_eos_token_ids(model_dir: Path) -> tuple[int, ...]:
-    """The ids that end a stream, from generation_config.json, else from config.json (its text part, then
-    itself); possibly none. Raises ConfigError."""
+    """eos_token_id of generation_config.json, else of config.json (its text_config first); possibly none.
+    Raises ConfigError."""
     for name in ("generation_config.json", "config.json"):
         path = model_dir / name
         for part in _parts(path):
@@ -69,7 +69,7 @@ def read_eos_token_ids(model_dir: Path) -> tuple[int, ...]:
 
 
 def read_max_model_len(model_dir: Path) -> int:
-    """max_position_embeddings of config.json, its text part first; else :data:`DEFAULT_MAX_MODEL_LEN`.
+    """max_position_embeddings of config.json, its text_config first; else :data:`DEFAULT_MAX_MODEL_LEN`.
     Raises ConfigError."""
     path = model_dir / "config.json"
     for part in _parts(path):
@@ -79,8 +79,8 @@ def read_max_model_len(model_dir: Path) -> int:
 
 
 def _parts(path: Path) -> list[dict[str, Any]]:
-    """The object in ``path``, behind its text_config when it has one (a model of several modalities);
-    nothing when there is no such file."""
+    """The JSON object in ``path``, preceded by its text_config if it has one (a multimodal model); empty when
+    there is no such file."""
     if not path.is_file():
         return []
     try:

@@ -1,1 +1,1 @@
-"""The gateway: picks an endpoint, relays its stream, and says truthfully how each request ended."""
+"""The gateway: picks an endpoint for each request, relays the reply, and records the outcome."""

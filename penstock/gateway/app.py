@@ -1,4 +1,4 @@
-"""The gateway's HTTP face: reads a request, relays it, records how it ended."""
+"""The gateway's HTTP application: answers its own routes, relays all other requests, records each outcome."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ import msgspec
 from penstock import __version__
 from penstock.config.gateway import GatewayConfig
 from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConnection, WriteBatch
-from penstock.gateway.relay.relay import IncomingRequest, Relay, RequestRecord
-from penstock.gateway.requests.request_body import (
-    GENERATION_PATHS,
-    BodyError,
-    ModelRewrites,
-    RequestBody,
-    read_request,
-)
+from penstock.gateway.relay.relay import IncomingRequest, Relay
+from penstock.gateway.relay.request_record import RequestRecord
+from penstock.gateway.requests.model_rewrites import ModelRewrites
+from penstock.gateway.requests.request_body import GENERATION_PATHS, BodyError, RequestBody, read_request
 from penstock.gateway.requests.trace_context import TracePropagator, inject_trace_context
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.telemetry.metrics import GatewayMetrics
@@ -27,17 +23,18 @@ from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.http_client import Headers, without_hop_by_hop
 from penstock.http.access_keys import Keys, is_administrative
 from penstock.http.admission import unavailable
-from penstock.http.asgi import ClientGone, request_header, send_error, send_json
+from penstock.http.asgi import ClientGone, read_any_body, request_header, send_error, send_json
 from penstock.http.errors import ApiError
 from penstock.http.http1 import ServerProtocol
 from penstock.http.sink import Receive, Scope, Send
+from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.metrics.gc_policy import GarbageCollector
 
 log = logging.getLogger(__name__)
 
 CLIENT_KEYS = (b"authorization", b"x-api-key")
 OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/debug/gc"})
-"""What the gateway answers itself; these requests are not counted."""
+"""Routes of the gateway itself; requests for them are not counted."""
 OTHERS_ADMINISTRATIVE = frozenset(
     {
         "/collective_rpc",
@@ -50,21 +47,21 @@ OTHERS_ADMINISTRATIVE = frozenset(
         "/v1/unload_lora_adapter",
     }
 )
-"""Of vLLM and SGLang, which Penstock does not have."""
+"""Administrative routes of vLLM and SGLang that Penstock does not have."""
 VIA = (b"via", b"1.1 penstock")
-"""For the model server the gateway's clients are not on its own machine, wherever the gateway is."""
-CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
+"""Tells model servers that the client is remote, even when the gateway runs on their own machine."""
 
 
 class GatewayApp:
-    """Requests for the gateway itself are answered here, all others are relayed."""
+    """ASGI application of the gateway process. ``clock`` gives seconds."""
 
     def __init__(
         self,
+        *,
         config: GatewayConfig,
         relay: Relay,
         metrics: GatewayMetrics,
-        ledger: RequestRecorder,
+        recorder: RequestRecorder,
         rewrites: ModelRewrites,
         tracing: TracePropagator,
         collector: GarbageCollector,
@@ -72,11 +69,11 @@ class GatewayApp:
     ) -> None:
         self.draining = False
         self.in_flight = 0
-        """Requests that came here and have not ended."""
+        """Relayed requests that have not ended."""
         self._config = config
         self._relay = relay
         self._metrics = metrics
-        self._recorder = ledger
+        self._recorder = recorder
         self._rewrites = rewrites
         self._tracing = tracing
         self._collector = collector
@@ -93,7 +90,7 @@ class GatewayApp:
                 return
             self._keys.check(path, scope)
             if path == "/metrics":
-                await send_json(send, self._metrics.exposition(), kind=CONTENT_TYPE)
+                await send_json(send, self._metrics.exposition(), kind=CONTENT_TYPE.encode())
             elif path == "/version":
                 await send_json(send, json.dumps({"version": __version__}).encode())
             elif path == "/debug/gc":
@@ -113,7 +110,7 @@ class GatewayApp:
             raise unavailable("No model server is ready.", "none_ready")
 
     def is_ready(self) -> bool:
-        """Whether a request that comes would be sent to a model server."""
+        """Whether a new request would be sent to a model server."""
         now, scraped = self._clock(), self._config.scrape_interval > 0
         endpoints = self._relay.pool.endpoints
         return not self.draining and any(each.is_ready(now, scraped=scraped) for each in endpoints)
@@ -132,7 +129,7 @@ class GatewayApp:
             client = HttpClientConnection(protocol, named, self._write_batch)
             await self._relay.run(incoming, client, record)
         except ClientGone:
-            record.outcome, record.reason = Outcome.CLIENT_DISCONNECT, "the request did not arrive whole"
+            record.outcome, record.reason = Outcome.CLIENT_DISCONNECT, "the request body is incomplete"
         except ApiError as error:
             record.status, record.reason = error.status, str(error.code)
             error.headers = [*error.headers, named]
@@ -151,7 +148,7 @@ class GatewayApp:
             raise unavailable("The gateway is shutting down.", "draining")
         self._keys.check(scope["path"], scope)
         _check_public(scope["path"])
-        raw = await _read(receive, self._config.max_request_bytes)
+        raw = await read_any_body(receive, self._config.max_request_bytes, _too_large)
         record.bytes_in = len(raw)
         body = None
         if scope["method"] == "POST" and scope["path"] in GENERATION_PATHS:
@@ -160,9 +157,14 @@ class GatewayApp:
             raw = body.raw
         query = scope["query_string"]
         target = scope["raw_path"] + (b"?" + query if query else b"")
-        headers = self._headers(scope, record)
         return IncomingRequest(
-            scope["method"], target, scope["path"], headers, raw, body, self._session(scope)
+            method=scope["method"],
+            target=target,
+            path=scope["path"],
+            headers=self._headers(scope, record),
+            raw=raw,
+            body=body,
+            session=request_header(scope, self._session_header),
         )
 
     def _read_body(self, raw: bytes) -> RequestBody:
@@ -181,31 +183,18 @@ class GatewayApp:
             headers.append((b"authorization", b"Bearer " + self._config.endpoint_api_key.encode()))
         return inject_trace_context(headers, record.trace)
 
-    def _session(self, scope: Scope) -> str | None:
-        return request_header(scope, self._session_header)
-
 
 def _check_public(path: str) -> None:
-    """Clients of a gateway use models; which server an order to a server would reach is chance, and the
-    gateway's own key must not lend them rights. Raises ApiError."""
+    """Reject administrative routes: which endpoint they would reach is undefined, and the gateway's own API
+    key must not grant them to its clients. Raises ApiError."""
     if is_administrative(path) or path in OTHERS_ADMINISTRATIVE:
         raise ApiError(
             403,
-            f"{path} is about one model server, and the gateway stands for several: ask the server itself.",
+            f"{path} administers one model server, but the gateway relays to several: ask the server itself.",
             code="administrative",
         )
 
 
-async def _read(receive: Receive, limit: int) -> bytes:
-    """A request's whole body. Raises ApiError, and ClientGone when it ends early."""
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        body += message.get("body", b"")
-        if len(body) > limit:
-            text = f"The request body is larger than the {limit} bytes of --max-request-bytes."
-            raise ApiError(413, text, code="too_large")
-        if not message.get("more_body", False):
-            return bytes(body)
+def _too_large(limit: int) -> ApiError:
+    text = f"The request body is larger than the {limit} bytes of --max-request-bytes."
+    return ApiError(413, text, code="too_large")

@@ -1,7 +1,7 @@
-"""What the gateway measures, and what it is called: one row for each measure, one name for each dialect.
+"""Definitions of the gateway's metrics: one row for each metric, with its name in each dialect.
 
-A dialect is a set of names and labels that dashboards and autoscalers know. Beside our own there are those of
-the endpoint pickers whose place the gateway may take:
+A dialect is a set of metric names and labels that dashboards and autoscalers use. Besides our own there are
+those of endpoint pickers that the gateway can replace:
 
 - ``llm-d``: the picker of the llm-d Router, ``docs/metrics.md`` and ``pkg/epp/metrics`` of its release 0.10.
 - ``gie``: the picker of the Gateway API Inference Extension, ``pkg/epp/metrics`` of its repository at commit
@@ -32,7 +32,7 @@ class MetricName:
 
 @dataclass(slots=True, eq=False)
 class Metric:
-    """Something measured. Compared by identity."""
+    """One metric in all dialects. Compared by identity."""
 
     kind: MetricKind
     unit: str
@@ -41,9 +41,9 @@ class Metric:
     llm_d: InitVar[MetricName | None] = None
     gie: InitVar[MetricName | None] = None
     names: Mapping[MetricsDialect, MetricName] = field(init=False)
-    """A dialect that is missing has no such metric."""
+    """By dialect; a dialect without this metric is missing."""
     bounds: tuple[float, ...] = field(init=False)
-    """Of a histogram: all dialects' bounds, so that one histogram has the buckets of each of them."""
+    """Bucket bounds of all dialects, so that one histogram has the buckets of each of them."""
 
     def __post_init__(self, own: MetricName, llm_d: MetricName | None, gie: MetricName | None) -> None:
         names: dict[MetricsDialect, MetricName | None] = {"own": own, "llm-d": llm_d, "gie": gie}
@@ -57,7 +57,7 @@ class Metric:
         return MetricFamily(name.name, self.kind, self.help, name.labels, self.unit, name.bounds)
 
     def first_buckets(self, dialect: MetricsDialect) -> list[int]:
-        """Which of the histogram's buckets each bucket of a dialect begins with."""
+        """Index of the histogram's bucket that each bucket of a dialect starts with."""
         return [0, *(bisect_right(self.bounds, bound) for bound in self.names[dialect].bounds)]
 
 
@@ -68,10 +68,10 @@ LABEL_ALIASES = {
     "model_server_pod": "endpoint",
     "model_server_endpoint": "endpoint",
 }
-"""Other dialects' labels and ours of the same meaning; those that are missing are called alike."""
+"""Labels of other dialects, and ours of the same meaning; missing labels have the same name."""
 
 CONSTANT_LABELS = {"fairness_id": "default-flow", "streaming": "true"}
-"""Labels of which the gateway has one value: it has no flows, and only streams have a time to first token."""
+"""Labels with one value in the gateway: it has no flows, and only streams have a time to first token."""
 
 _OWN = ("model", "target_model", "outcome")
 _GIE = ("model_name", "target_model_name")
@@ -112,7 +112,7 @@ _GIE_RESPONSE_BYTES, _GIE_TOKENS = (
     tuple(32778.0 if bound == 32768.0 else bound for bound in bounds)
     for bounds in (_EPP_RESPONSE_BYTES, _EPP_TOKENS)
 )
-"""Theirs have 32778 where powers of two have 32768."""
+"""The original metrics have 32778 in place of 32768."""
 _SIZE_BOUNDS = tuple(float(1 << power) for power in range(6, 31, 2))
 
 # -- requests

@@ -1,4 +1,8 @@
-"""The gateway process: puts the parts together, and ends them in order."""
+"""The gateway process: creates its parts, runs them, and shuts them down in order.
+
+``penstock gateway`` runs it in the foreground. It listens for HTTP clients and, with ``--ext-proc-port``, for
+Envoy. SIGINT or SIGTERM drains it, a second signal stops it immediately.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +24,9 @@ from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origins
 from penstock.exit_codes import EXIT_FAILED, EXIT_OK, StartupError
 from penstock.gateway.app import GatewayApp
-from penstock.gateway.relay.attempt import Timeouts
 from penstock.gateway.relay.relay import Relay
-from penstock.gateway.requests.request_body import ModelRewrites, parse_weight
+from penstock.gateway.relay.retry_policy import RetryPolicy
+from penstock.gateway.requests.model_rewrites import ModelRewrites, parse_weight
 from penstock.gateway.requests.trace_context import TracePropagator
 from penstock.gateway.routing.endpoint_discovery import (
     EndpointsFile,
@@ -31,10 +36,13 @@ from penstock.gateway.routing.endpoint_discovery import (
 )
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.picker import SCORERS, Picker, PickerLimits
+from penstock.gateway.telemetry.access_log import log_to_file
 from penstock.gateway.telemetry.metrics import GatewayMetrics, MetricsOptions
-from penstock.gateway.telemetry.request_recorder import RequestRecorder, log_to_file
+from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.telemetry.spans import BatchSpanExporter, make_span_exporter
 from penstock.gateway.upstream.http_client import port_of
+from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.http.access_keys import Keys
 from penstock.http.api_key_file import load_api_keys
 from penstock.http.connection_settings import Limits
 from penstock.http.connection_source import ListeningSocket
@@ -49,8 +57,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 0.25
-"""How often time-outs are looked for: they are late by at most this."""
+"""Interval of checks for time-outs, and so the most by which they are late."""
 FILE_INTERVAL_S = 1.0
+"""Interval of checks whether the endpoints file has changed."""
 HEADER_TIMEOUT_S = 30.0
 KEEP_ALIVE_S = 75.0
 MAX_HEADER_BYTES = 64 << 10
@@ -58,7 +67,7 @@ MAX_BACKLOG = 4 << 20
 
 
 def serve(config: GatewayConfig, origins: Origins) -> int:
-    """Serves until SIGINT or SIGTERM; returns the exit code. Raises ConfigError."""
+    """Serve until SIGINT or SIGTERM; returns the exit code. Raises ConfigError."""
     setproctitle("penstock: gateway")
     logging_setup.configure("gateway", config.log_level)
     try:
@@ -72,41 +81,42 @@ def _serve(config: GatewayConfig, origins: Origins) -> int:
     config = load_api_keys(config, origins)
     if config.access_log_file is not None:
         log_to_file(config.access_log_file)
-    named = EndpointSource(config)
+    endpoint_source = EndpointSource(config)
     weights = read_weights(config.scorers, config.ttft_slo)
     listener = listen(config.host, config.port)
     with listener.socket:
-        code: int = uvloop.run(_Gateway(config, named, weights, listener).run())
+        code: int = uvloop.run(_Gateway(config, endpoint_source, weights, listener).run())
     return code
 
 
 def read_weights(text: str, ttft_slo_s: float | None) -> dict[str, float]:
-    """Of ``--scorers``: NAME=WEIGHT,… Raises ConfigError for an unknown name, a bad number, and a latency
-    objective that nothing aims at, or the other way round."""
+    """Weights of ``--scorers`` (NAME=WEIGHT,…) by name. Raises ConfigError for an unknown name, a bad
+    number, and when only one of ``--ttft-slo`` and the scorer ``slo`` is given."""
     weights: dict[str, float] = {}
     for pair in text.split(","):
         name, _, weight = pair.partition("=")
         if name not in SCORERS:
             raise ConfigError(f"--scorers {pair}: there is no scorer {name!r}, but {', '.join(SCORERS)}")
         if name in weights:
-            raise ConfigError(f"--scorers {text}: {name} stands there twice")
+            raise ConfigError(f"--scorers {text}: {name} is given twice")
         weights[name] = parse_weight(weight, f"--scorers {pair}")
     if weights.get("slo") and ttft_slo_s is None:
-        raise ConfigError("--scorers slo=…: there is no --ttft-slo that it aims at")
+        raise ConfigError("--scorers slo=…: the scorer slo needs --ttft-slo")
     if ttft_slo_s is not None and not weights.get("slo"):
-        raise ConfigError(f"--ttft-slo {ttft_slo_s:g}: the scorer that aims at it, slo, is not in --scorers")
+        raise ConfigError(f"--ttft-slo {ttft_slo_s:g}: the scorer that uses it, slo, is not in --scorers")
     return weights
 
 
 def make_external_processor(
     config: GatewayConfig,
+    *,
     relay: Relay,
-    ledger: RequestRecorder,
+    recorder: RequestRecorder,
     rewrites: ModelRewrites,
     tracing: TracePropagator,
-    app: GatewayApp,
+    is_ready: Callable[[], bool],
 ) -> tuple[RoutedRequests, EnvoyServer] | tuple[None, None]:
-    """The external processor, if there is to be one. Raises ConfigError where its libraries are missing."""
+    """The external processor of ``--ext-proc-port``. Raises ConfigError when its libraries are missing."""
     certificate = read_certificate(config)
     if config.ext_proc_port is None:
         return None, None
@@ -118,8 +128,17 @@ def make_external_processor(
         ) from None
     from penstock.gateway.extproc.routed_requests import RoutedRequests
 
-    picks = RoutedRequests.from_config(config, relay, ledger, rewrites, tracing)
-    return picks, EnvoyServer(picks, app.is_ready, certificate)
+    requests = RoutedRequests(
+        relay=relay,
+        recorder=recorder,
+        rewrites=rewrites,
+        keys=Keys(config.api_key or ()),
+        tracing=tracing,
+        session_header=config.session_header.lower().encode(),
+        max_request_bytes=config.max_request_bytes,
+        endpoint_api_key=config.endpoint_api_key,
+    )
+    return requests, EnvoyServer(requests, is_ready, certificate)
 
 
 def read_certificate(config: GatewayConfig) -> tuple[bytes, bytes] | None:
@@ -132,7 +151,7 @@ def read_certificate(config: GatewayConfig) -> tuple[bytes, bytes] | None:
         if path is None:
             raise ConfigError(f"--ext-proc-{name}-file is missing: a certificate and its key come together")
         if config.ext_proc_port is None:
-            raise ConfigError(f"--ext-proc-{name}-file {path}: there is no --ext-proc-port that it is for")
+            raise ConfigError(f"--ext-proc-{name}-file {path}: there is no --ext-proc-port")
         try:
             read.append(Path(path).read_bytes())
         except OSError as error:
@@ -141,10 +160,10 @@ def read_certificate(config: GatewayConfig) -> tuple[bytes, bytes] | None:
 
 
 class EndpointSource:
-    """What the operator names, from the command line and the file."""
+    """URLs of endpoints from ``--endpoints`` and ``--endpoints-file``."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        """Raises ConfigError when there is none, or one with a bad port."""
+        """Raises ConfigError when neither is given, and for a URL with a bad port."""
         self._listed = list(config.endpoints or ())
         self._file = None if config.endpoints_file is None else EndpointsFile(config.endpoints_file)
         if not self._listed and self._file is None:
@@ -163,20 +182,24 @@ class EndpointSource:
 
 
 class _Gateway:
-    """All that lives while the gateway serves."""
+    """Everything that lives while the gateway serves."""
 
     def __init__(
-        self, config: GatewayConfig, named: EndpointSource, weights: dict[str, float], listener: ListenSocket
+        self,
+        config: GatewayConfig,
+        endpoint_source: EndpointSource,
+        weights: dict[str, float],
+        listener: ListenSocket,
     ) -> None:
         self._config = config
-        self._endpoint_source = named
+        self._endpoint_source = endpoint_source
         self._weights = weights
         self._listener = listener
         self._signals = 0
         self._began = time.monotonic()
         self._finished = asyncio.Event()
-        """Set when the drain is over, or when a second signal ends it."""
-        self._picks: RoutedRequests | None = None
+        """Set when the drain has finished, timed out, or was ended by a second signal."""
+        self._routed_requests: RoutedRequests | None = None
         self._envoy: EnvoyServer | None = None
         self._spans: BatchSpanExporter | None = None
         self._collector = GarbageCollector()
@@ -216,10 +239,13 @@ class _Gateway:
         return EXIT_OK
 
     def _assemble(self, loop: asyncio.AbstractEventLoop) -> EndpointPool:
-        """Puts the parts together; nothing listens yet. Raises ConfigError where libraries are missing."""
+        """Create the parts; nothing listens yet. Raises ConfigError when libraries are missing."""
         config = self._config
         timeouts = Timeouts(
-            config.connect_timeout, config.first_token_timeout, config.event_timeout, config.request_timeout
+            connect=config.connect_timeout,
+            first_token=config.first_token_timeout,
+            event=config.event_timeout,
+            total=config.request_timeout,
         )
         pool = EndpointPool(timeouts, lambda endpoint: self._relay.forget(endpoint), config.endpoint_api_key)
         picker = Picker(
@@ -229,7 +255,13 @@ class _Gateway:
             scraped=config.scrape_interval > 0,
         )
         self._relay = Relay(
-            pool, picker, timeouts, loop.time, config.include_usage, config.max_attempts, config.ttft_slo
+            pool=pool,
+            picker=picker,
+            retry_policy=RetryPolicy(pool, picker, config.max_attempts),
+            timeouts=timeouts,
+            clock=loop.time,
+            include_usage=config.include_usage,
+            ttft_slo_s=config.ttft_slo,
         )
         if config.otlp_endpoint is not None:
             self._spans = make_span_exporter(config.otlp_endpoint, config.otlp_service_name)
@@ -238,12 +270,24 @@ class _Gateway:
         rewrites = ModelRewrites(config.model_rewrite or ())
         options = MetricsOptions(config.metrics_compat, config.metrics_max_models, config.metrics_pool_name)
         self._metrics = metrics = GatewayMetrics(lambda: pool.endpoints, options, rewrites.pairs(), counts)
-        ledger = RequestRecorder(metrics, config.access_log, self._spans)
+        recorder = RequestRecorder(metrics, config.access_log, self._spans)
         self._app = GatewayApp(
-            config, self._relay, metrics, ledger, rewrites, tracing, self._collector, loop.time
+            config=config,
+            relay=self._relay,
+            metrics=metrics,
+            recorder=recorder,
+            rewrites=rewrites,
+            tracing=tracing,
+            collector=self._collector,
+            clock=loop.time,
         )
-        self._picks, self._envoy = make_external_processor(
-            config, self._relay, ledger, rewrites, tracing, self._app
+        self._routed_requests, self._envoy = make_external_processor(
+            config,
+            relay=self._relay,
+            recorder=recorder,
+            rewrites=rewrites,
+            tracing=tracing,
+            is_ready=self._app.is_ready,
         )
         limits = Limits(
             header_timeout_s=HEADER_TIMEOUT_S,
@@ -284,28 +328,28 @@ class _Gateway:
                 self._collector.on_idle()
             if self._app.draining:
                 self._end_when_idle()
-            if self._picks is not None:
-                self._picks.expire()
-                if self._app.draining and not self._picks.is_busy:
+            if self._routed_requests is not None:
+                self._routed_requests.expire()
+                if self._app.draining and not self._routed_requests.is_busy:
                     self._finished.set()
 
     async def _watch_endpoints(self, pool: EndpointPool, targets: list[ResolvedEndpoint]) -> None:
-        """The endpoints file, and what names resolve to: ``targets`` at first."""
+        """Follow the endpoints file and the addresses of host names; ``targets`` are the first ones."""
         loop = asyncio.get_running_loop()
         urls = self._endpoint_source.urls()
         resolved_at = loop.time()
         while True:
             await asyncio.sleep(FILE_INTERVAL_S)
-            now_named = self._endpoint_source.urls()
-            if now_named != urls or loop.time() - resolved_at >= self._config.resolve_interval:
-                urls, resolved_at = now_named, loop.time()
+            latest = self._endpoint_source.urls()
+            if latest != urls or loop.time() - resolved_at >= self._config.resolve_interval:
+                urls, resolved_at = latest, loop.time()
                 targets = await resolve(urls, targets)
                 pool.update(targets)
 
     # -- the end
 
     def _on_signal(self) -> None:
-        """The first one drains, the second one ends."""
+        """The first signal drains, the second one stops."""
         self._signals += 1
         if self._signals > 1:
             self._stop()
@@ -316,7 +360,8 @@ class _Gateway:
         asyncio.get_running_loop().call_later(self._config.drain_timeout, self._stop)
 
     def _end_when_idle(self) -> None:
-        """Until then new requests are refused by name, on new connections as well."""
+        """Close the listener when no request is left. Until then new connections are accepted and
+        their requests answered with 503 and the code ``draining``."""
         if not self._app.in_flight:
             self._http.drain()
 
@@ -325,6 +370,6 @@ class _Gateway:
         self._http.stop()
 
     async def _wait_for_envoy(self) -> None:
-        """Until no exchange is open and the access log has told of all requests that were picked for."""
-        if self._picks is not None and self._picks.is_busy:
+        """Wait until no stream of Envoy is open and the access log has reported all routed requests."""
+        if self._routed_requests is not None and self._routed_requests.is_busy:
             await self._finished.wait()

@@ -11,8 +11,9 @@ from penstock.generation.dialect import ReplyFormat, TokenUsage
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies import Choice, Prompt, RequestContext, RequestReply, prompt_token_ids
 from penstock.http.sink import Sink
+from penstock.streaming.chunked import chunk
 from penstock.streaming.request_states import ReplyEvent, ReplyState
-from penstock.streaming.stream import Stream, StreamError, chunk
+from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_table import escape_json
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -39,18 +39,24 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         if name == b"content-type" and not _is_json(value):
             kind = value.decode("latin-1")
             raise ApiError(400, f"Content-Type must be application/json, not {kind!r}.", type=MALFORMED)
+    return await read_any_body(receive, limit, _too_large)
+
+
+async def read_any_body(receive: Receive, limit: int, too_large: Callable[[int], ApiError]) -> bytes:
+    """A request's whole body. Raises ``too_large(limit)`` beyond ``limit`` bytes, ClientGone when it ends
+    early."""
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
         whole: bytes = message.get("body", b"")
         if len(whole) > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
         return whole
     body = bytearray(message.get("body", b""))
     while message.get("more_body", False):
         message = await receive()
         body += message.get("body", b"")
         if len(body) > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
     if message["type"] == "http.disconnect":
         raise ClientGone
     return bytes(body)

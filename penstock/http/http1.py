@@ -23,6 +23,7 @@ from penstock.http.admission import unavailable
 from penstock.http.connection_settings import ConnectionSettings
 from penstock.http.errors import ApiError
 from penstock.http.sink import Listener
+from penstock.streaming.chunked import LAST_CHUNK, chunk, unframed
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,6 @@ def _lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 _EVENTS_HEAD = b"HTTP/1.1 200 OK\r\n" + _lines(EVENT_STREAM_HEADERS)
 _CLOSE = b"connection: close\r\n"
-_END = b"0\r\n\r\n"
 
 
 class ServerProtocol(HttpToolsProtocol):
@@ -285,7 +285,7 @@ class ServerProtocol(HttpToolsProtocol):
         if not self._chunks:
             chunks = unframed(chunks)
         elif last:
-            chunks += _END
+            chunks += LAST_CHUNK
         if not self._active.response_started:
             start = _EVENTS_HEAD + _lines(self._reply_headers)
             chunks = self._head_from(start, chunked=self._chunks) + chunks
@@ -328,7 +328,7 @@ class ServerProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._framed:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self.transport.write(chunk(data))
         elif not self._bodyless:
             self.transport.write(data)
 
@@ -339,7 +339,7 @@ class ServerProtocol(HttpToolsProtocol):
         """End the body of a reply that :meth:`begin` started."""
         assert self._active is not None
         if self._framed:
-            self.transport.write(_END)
+            self.transport.write(LAST_CHUNK)
         self._complete()
 
     def _complete(self) -> None:
@@ -362,14 +362,3 @@ class ServerProtocol(HttpToolsProtocol):
         if self._active is not None and not self._active.response_complete:
             self._active.disconnected = True
             self._active.message_event.set()
-
-
-def unframed(chunks: bytes) -> bytes:
-    """The contents of complete chunks, for clients without chunked encoding (HTTP/1.0)."""
-    contents = []
-    while chunks:
-        header, _, rest = chunks.partition(b"\r\n")
-        size = int(header, 16)
-        contents.append(rest[:size])
-        chunks = rest[size + 2 :]
-    return b"".join(contents)

@@ -1,4 +1,4 @@
-"""What one API server counts, see :mod:`.families`."""
+"""The counters and histograms of one API server; :mod:`.families` defines the metrics."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class ApiServerMetrics:
     """Counters since the process started; histograms in seconds or tokens."""
 
     requests: Counter[str] = field(default_factory=Counter)
-    """Ended requests by outcome."""
+    """Ended requests, by outcome."""
     rejected: Counter[int] = field(default_factory=Counter)
     """Requests answered with an error status, by status."""
     interrupted: Counter[str] = field(default_factory=Counter)
-    """Streams that lost their engine, by what became of them."""
+    """Streams that lost their engine, by outcome."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Requests that found no room or no engine, by the code of their error."""
+    """Requests rejected for overload or for lack of an engine, by error code."""
     ttft: Histogram = field(default_factory=lambda: Histogram(f.CLIENT_TTFT.bounds))
     itl: Histogram = field(default_factory=lambda: Histogram(f.CLIENT_ITL.bounds))
     e2e: Histogram = field(default_factory=lambda: Histogram(f.CLIENT_E2E.bounds))
@@ -35,13 +35,13 @@ class ApiServerMetrics:
     loop_lag: Histogram = field(default_factory=lambda: Histogram(f.LOOP_LAG.bounds))
 
     def reject(self, status: int, code: str | int | None) -> None:
-        """A request was answered with an error; ``code`` is the error's."""
+        """Counts a request that was answered with an error; ``code``: the error's code."""
         self.rejected[status] += 1
         if status in (429, 503):
             self.refused[str(code)] += 1
 
     def series(self, server: str) -> Iterator[Series]:
-        """The families of this class; ``server`` is the label's value."""
+        """The current values; ``server``: value of the label of that name."""
         for outcome in dict.fromkeys((*OUTCOMES, *self.requests)):
             yield Series(f.REQUESTS.name, (server, outcome), self.requests[outcome])
         for status, count in self.rejected.items():

@@ -1,4 +1,4 @@
-"""Totals as the text of ``/metrics``."""
+"""Renders totals in Prometheus' text format, the body of ``/metrics``."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from penstock.metrics.families import METRIC_FAMILIES, MetricFamily, MetricKind
-from penstock.metrics.snapshot import Distribution, Labels, Totals, Value
+from penstock.metrics.merge import Totals
+from penstock.metrics.snapshot import Distribution, Labels, Value
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 
 def exposition(totals: Totals) -> bytes:
-    """Every family of :mod:`.families`, those without a value as well."""
+    """All families of :mod:`.families`, including those without a value."""
     return render((family, totals.get(family.name, {})) for family in METRIC_FAMILIES.values())
 
 
 def render(families: Iterable[tuple[MetricFamily, Mapping[Labels, Value]]]) -> bytes:
-    """Families and their values."""
+    """Renders families with their values by labels."""
     registry = CollectorRegistry()
     registry.register(_Metrics([_metric(family, values) for family, values in families]))
     return generate_latest(registry)

@@ -1,7 +1,7 @@
-"""Every metric family once: its name, kind, unit, labels and meaning.
+"""Definitions of all metrics: name, kind, unit, labels, buckets and help text.
 
 ``/metrics`` and the check of ``docs/metrics.md`` are derived from this table. Names that begin with
-``vllm:`` are vLLM's, with its labels and buckets, so that dashboards and gateways made for it read them.
+``vllm:`` are vLLM's, with its labels and buckets, so that dashboards and gateways made for vLLM work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class MetricKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
-    """``name`` as Prometheus has it, without the ``_total`` of a counter's samples."""
+    """One metric. ``name``: without the ``_total`` of a counter's samples."""
 
     name: str
     kind: MetricKind
@@ -33,24 +33,26 @@ class MetricFamily:
 
 
 ITERATION_BOUNDS = tuple(float(bound) for bound in (1, *(1 << power for power in range(3, 15))))
-"""vLLM's."""
+"""Those of vLLM's metric."""
 
 _ENGINE = ("model_name", "engine")
 _SERVER = ("server",)
 
 
 def _counter(name: str, unit: str, labels: tuple[str, ...], text: str) -> MetricFamily:
-    return MetricFamily(name, MetricKind.COUNTER, text, labels, unit)
+    return MetricFamily(name=name, kind=MetricKind.COUNTER, help=text, labels=labels, unit=unit)
 
 
 def _gauge(name: str, unit: str, labels: tuple[str, ...], text: str) -> MetricFamily:
-    return MetricFamily(name, MetricKind.GAUGE, text, labels, unit)
+    return MetricFamily(name=name, kind=MetricKind.GAUGE, help=text, labels=labels, unit=unit)
 
 
 def _histogram(
-    name: str, unit: str, bounds: tuple[float, ...], labels: tuple[str, ...], text: str
+    name: str, unit: str, labels: tuple[str, ...], text: str, *, bounds: tuple[float, ...]
 ) -> MetricFamily:
-    return MetricFamily(name, MetricKind.HISTOGRAM, text, labels, unit, bounds)
+    return MetricFamily(
+        name=name, kind=MetricKind.HISTOGRAM, help=text, labels=labels, unit=unit, bounds=bounds
+    )
 
 
 # -- engines
@@ -124,59 +126,63 @@ SUCCESS = _counter(
 ITERATION_TOKENS = _histogram(
     "vllm:iteration_tokens_total",
     "tokens",
-    ITERATION_BOUNDS,
     _ENGINE,
     "Per step: prompt tokens of streams that got their first token, and tokens generated.",
+    bounds=ITERATION_BOUNDS,
 )
 PROMPT_LENGTH = _histogram(
-    "vllm:request_prompt_tokens", "tokens", TOKEN_BOUNDS, _ENGINE, "Prompt tokens of streams that ended."
+    "vllm:request_prompt_tokens",
+    "tokens",
+    _ENGINE,
+    "Prompt tokens of streams that ended.",
+    bounds=TOKEN_BOUNDS,
 )
 GENERATION_LENGTH = _histogram(
-    "vllm:request_generation_tokens", "tokens", TOKEN_BOUNDS, _ENGINE, "Tokens of streams that ended."
+    "vllm:request_generation_tokens", "tokens", _ENGINE, "Tokens of streams that ended.", bounds=TOKEN_BOUNDS
 )
 TTFT = _histogram(
     "vllm:time_to_first_token_seconds",
     "seconds",
-    TTFT_BOUNDS,
     _ENGINE,
     "From a stream's arrival at the engine to its first token.",
+    bounds=TTFT_BOUNDS,
 )
 ITL = _histogram(
-    "vllm:inter_token_latency_seconds", "seconds", ITL_BOUNDS, _ENGINE, "Between a stream's tokens."
+    "vllm:inter_token_latency_seconds", "seconds", _ENGINE, "Between a stream's tokens.", bounds=ITL_BOUNDS
 )
 TPOT = _histogram(
     "vllm:request_time_per_output_token_seconds",
     "seconds",
-    ITL_BOUNDS,
     _ENGINE,
     "A stream's mean time per token after its first one.",
+    bounds=ITL_BOUNDS,
 )
 E2E = _histogram(
     "vllm:e2e_request_latency_seconds",
     "seconds",
-    E2E_BOUNDS,
     _ENGINE,
     "From a stream's arrival at the engine to its end.",
+    bounds=E2E_BOUNDS,
 )
 QUEUE_TIME = _histogram(
-    "vllm:request_queue_time_seconds", "seconds", E2E_BOUNDS, _ENGINE, "From arrival to a slot."
+    "vllm:request_queue_time_seconds", "seconds", _ENGINE, "From arrival to a slot.", bounds=E2E_BOUNDS
 )
 INFERENCE_TIME = _histogram(
-    "vllm:request_inference_time_seconds", "seconds", E2E_BOUNDS, _ENGINE, "From the slot to the end."
+    "vllm:request_inference_time_seconds", "seconds", _ENGINE, "From the slot to the end.", bounds=E2E_BOUNDS
 )
 PREFILL_TIME = _histogram(
     "vllm:request_prefill_time_seconds",
     "seconds",
-    E2E_BOUNDS,
     _ENGINE,
     "From the slot to the first token.",
+    bounds=E2E_BOUNDS,
 )
 DECODE_TIME = _histogram(
     "vllm:request_decode_time_seconds",
     "seconds",
-    E2E_BOUNDS,
     _ENGINE,
     "From the first token to the end.",
+    bounds=E2E_BOUNDS,
 )
 
 # -- API servers
@@ -232,37 +238,37 @@ FRAMES_MERGED = _counter(
 CLIENT_TTFT = _histogram(
     "penstock:client_time_to_first_token_seconds",
     "seconds",
-    TTFT_BOUNDS,
     _SERVER,
     "From a request's arrival to the write of its first token.",
+    bounds=TTFT_BOUNDS,
 )
 CLIENT_ITL = _histogram(
     "penstock:client_inter_token_latency_seconds",
     "seconds",
-    ITL_BOUNDS,
     _SERVER,
     "Between the writes of a stream's events.",
+    bounds=ITL_BOUNDS,
 )
 CLIENT_E2E = _histogram(
     "penstock:client_request_latency_seconds",
     "seconds",
-    E2E_BOUNDS,
     _SERVER,
     "From a request's arrival to the end of its reply.",
+    bounds=E2E_BOUNDS,
 )
 EVENT_TOKENS = _histogram(
     "penstock:stream_event_tokens",
     "tokens",
-    EVENT_BOUNDS,
     _SERVER,
     "Tokens per event of streamed replies: the interval in effect.",
+    bounds=EVENT_BOUNDS,
 )
 LOOP_LAG = _histogram(
     "penstock:event_loop_lag_seconds",
     "seconds",
-    PAUSE_BOUNDS,
     _SERVER,
     "How late the event loop ran a timer, 20 times a second.",
+    bounds=PAUSE_BOUNDS,
 )
 
 # -- every process
@@ -271,9 +277,9 @@ RESTARTS = _gauge("penstock:process_restarts", "restarts", ("process",), "Restar
 GC_PAUSE = _histogram(
     "penstock:gc_pause_seconds",
     "seconds",
-    PAUSE_BOUNDS,
     ("process", "generation"),
     "Pauses for garbage collection, by generation: 0 young, 2 full.",
+    bounds=PAUSE_BOUNDS,
 )
 GC_FREED = _counter(
     "penstock:gc_freed_objects", "objects", ("process", "generation"), "Objects freed by garbage collection."

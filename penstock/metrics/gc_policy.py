@@ -1,8 +1,8 @@
-"""When a process collects garbage, and what that cost: a policy of the server instead of Python's triggers.
+"""Schedules garbage collection in place of Python's triggers, and measures its pauses.
 
-A step of an engine, or of an API server's loop, makes no reference cycles, so reference counting frees what
-it made. Python would collect nevertheless whenever enough objects have gathered, and walk over all that is
-alive while every stream waits. See ``docs/gc.md``.
+A step of an engine, or of an API server's loop, makes no reference cycles, so reference counting frees its
+objects. Python would still collect whenever enough objects have accumulated, and walk over all live objects
+while every stream waits. See ``docs/gc.md``.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from typing import Literal
 
 import msgspec
 
-Policy = Literal["idle", "default", "off"]
+from penstock.config.groups.processes import GcPolicy
 
 GENERATIONS = 3
 PAUSE_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 """Seconds."""
 DUE_OBJECTS = 100
-"""Tracked objects made and not freed since the last collection that are worth one in an idle gap."""
+"""Objects allocated and not freed since the last collection that justify one while idle."""
 OLD_LIMIT = 1_000_000
-"""Survivors of young collections after which even a busy process makes a full one, whatever its pause: if all
-of them were garbage, it would take about 100 MB."""
+"""Survivors of young collections after which even a busy process makes a full one, whatever its pause. If all
+were garbage, they would take about 100 MB."""
 YOUNG_LIMITS = (1_000, 1_000_000)
-"""Bounds of the objects that a young collection waits for, whatever budget and cost say."""
+"""Minimum and maximum of the objects between young collections, whatever budget and cost are."""
 MIN_COST_S = 1e-9
-"""To walk over one object; 50 to 100 ns are usual, and a clock may be coarse."""
+"""Minimum CPU seconds per walked object, for coarse clocks; 50 to 100 ns are usual."""
 TOP_TYPES = 25
+"""Types in each of a report's two rankings."""
 
 
 class GcPauses:
-    """Times every collection of this process, whoever asked for it, by generation; 2 is a full one."""
+    """Times every collection of this process, by generation; 2 is a full one."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.counts = [[0] * (len(PAUSE_BOUNDS) + 1) for _ in range(GENERATIONS)]
@@ -42,12 +43,12 @@ class GcPauses:
         self.total_s = [0.0] * GENERATIONS
         self.longest_s = [0.0] * GENERATIONS
         self.freed = [0] * GENERATIONS
-        """Objects."""
+        """Objects freed."""
         self._clock = clock
         self._began = 0.0
 
     def watch(self) -> None:
-        """From here on."""
+        """Starts timing."""
         gc.callbacks.append(self._on_collection)
 
     def collections(self, generation: int) -> int:
@@ -65,7 +66,7 @@ class GcPauses:
 
 
 class TypeCount(msgspec.Struct, frozen=True):
-    """Tracked objects of one type, and how many more they are than in the report before (0 in the first)."""
+    """Tracked objects of one type, and their growth since the previous report (0 in the first one)."""
 
     type: str
     objects: int
@@ -73,6 +74,8 @@ class TypeCount(msgspec.Struct, frozen=True):
 
 
 class PauseReport(msgspec.Struct, frozen=True):
+    """Collections of one generation since the start."""
+
     generation: int
     collections: int
     freed: int
@@ -81,9 +84,9 @@ class PauseReport(msgspec.Struct, frozen=True):
 
 
 class GarbageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one process's garbage collector. Frozen objects are in no other figure."""
+    """State of one process's garbage collector, as in /debug/gc. Only ``frozen`` counts frozen objects."""
 
-    policy: Policy
+    policy: GcPolicy
     enabled: bool
     threshold: tuple[int, int, int]
     tracked: int
@@ -91,34 +94,34 @@ class GarbageReport(msgspec.Struct, frozen=True, kw_only=True):
     frozen: int
     pauses: list[PauseReport]
     types: list[TypeCount]
-    """The most frequent ones, and those that grew or shrank most."""
+    """The most frequent types, and those that grew or shrank most."""
 
 
 class GarbageCollector:
     """Garbage collection of one process, by one of three policies:
 
     ``idle``
-        What is alive at :meth:`start` is never walked over again. Collections run in idle gaps, and in
-        between only young ones that take no longer than the budget.
+        Objects alive at :meth:`start` are frozen and never walked again. Collections run while the process
+        is idle; while it is busy, only young ones that fit the pause budget.
     ``default``
         Python's own triggers; pauses are timed.
     ``off``
         As ``idle``, without any collection after the start.
     """
 
-    def __init__(self, policy: Policy = "idle", pause_budget_s: float = 0.005) -> None:
+    def __init__(self, policy: GcPolicy = "idle", pause_budget_s: float = 0.005) -> None:
         self.pauses = GcPauses()
         self._policy = policy
         self._budget_s = pause_budget_s
         self._cost_s = MIN_COST_S
         """CPU time to walk over one object."""
         self._survivors = 0
-        """Of young collections since the last full one."""
+        """Objects that survived young collections since the last full one."""
         self._last_full_s = 0.0
         self._census: Counter[str] | None = None
 
     def start(self) -> None:
-        """The process is ready to serve."""
+        """Applies the policy; to be called when the process is ready to serve."""
         self.pauses.watch()
         if self._policy == "default":
             return
@@ -129,11 +132,11 @@ class GarbageCollector:
 
     @property
     def due(self) -> bool:
-        """Whether :meth:`on_idle` would find something to do."""
+        """Whether :meth:`on_idle` would collect."""
         return self._policy == "idle" and gc.get_count()[0] >= DUE_OBJECTS
 
     def on_busy(self) -> None:
-        """From time to time while work goes on."""
+        """To be called now and then while the process works: makes a young collection if one is due."""
         if self._policy != "idle":
             return
         lowest, highest = YOUNG_LIMITS
@@ -144,7 +147,8 @@ class GarbageCollector:
             self._collect_young()
 
     def on_idle(self) -> None:
-        """Nothing runs, and nothing came for a while: a full collection, if the budget allows for it."""
+        """To be called when the process is idle: makes a full collection, or a young one if that exceeds the
+        budget."""
         if not self.due:
             return
         expected = self._last_full_s + (gc.get_count()[0] + self._survivors) * self._cost_s
@@ -164,15 +168,15 @@ class GarbageCollector:
         self._survivors = 0
 
     def _timed_collection(self, generation: int) -> float:
-        """CPU seconds that it took: what other processes took meanwhile says nothing about the next one."""
+        """Collects; returns the CPU seconds of this thread, which other processes do not affect."""
         began = time.thread_time()
         gc.collect(generation)
         return time.thread_time() - began
 
-    # -- what is looked at from outside
+    # -- reports
 
     def report(self) -> GarbageReport:
-        """Counts all tracked objects, which takes about 0.1 microseconds for each."""
+        """Counts all tracked objects, at about 0.1 microseconds each."""
         census = Counter(f"{kind.__module__}.{kind.__qualname__}" for kind in map(type, gc.get_objects()))
         growth = Counter(census)
         growth.subtract(census if self._census is None else self._census)
@@ -193,9 +197,9 @@ class GarbageCollector:
     def _pause_report(self, generation: int) -> PauseReport:
         pauses = self.pauses
         return PauseReport(
-            generation,
-            pauses.collections(generation),
-            pauses.freed[generation],
-            round(pauses.total_s[generation] * 1000, 3),
-            round(pauses.longest_s[generation] * 1000, 3),
+            generation=generation,
+            collections=pauses.collections(generation),
+            freed=pauses.freed[generation],
+            total_ms=round(pauses.total_s[generation] * 1000, 3),
+            longest_ms=round(pauses.longest_s[generation] * 1000, 3),
         )

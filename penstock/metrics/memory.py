@@ -1,4 +1,4 @@
-"""Memory that the C library keeps after a peak is given back to the system once nothing runs."""
+"""Returns the C library's free memory to the system after a peak of connections, once the process is idle."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import ctypes
 from collections.abc import Callable
 
 MANY_CONNECTIONS = 512
-"""Fewer do not leave enough behind to look for it: 9,000, each with a stream, left 36 MiB."""
+"""Ended connections that are worth a release: 9,000, each with a stream, left 36 MiB of free memory."""
 
 
 def release_free_memory() -> None:
-    """What the C library has free, except where it cannot be asked to (glibc alone has malloc_trim(3))."""
+    """Returns free memory to the system. Does nothing unless the C library has malloc_trim(3), as glibc."""
     library = ctypes.CDLL(None)
     try:
         trim = library.malloc_trim
@@ -20,15 +20,14 @@ def release_free_memory() -> None:
 
 
 class Trimmer:
-    """Told from time to time how many connections there are; calls ``release`` when many have ended and
-    nothing runs."""
+    """Watches the number of connections; calls ``release`` when many have ended and the process is idle."""
 
     def __init__(self, release: Callable[[], None] = release_free_memory) -> None:
         self._release = release
         self._most = 0
 
     def watch(self, connections: int, *, idle: bool) -> None:
-        """So many are open; ``idle``: nothing waits for this process."""
+        """Reports the open connections; ``idle``: the process has nothing to do."""
         self._most = max(self._most, connections)
         if idle and self._most - connections >= MANY_CONNECTIONS:
             self._most = connections

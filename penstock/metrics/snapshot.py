@@ -1,14 +1,12 @@
-"""What a process has counted so far, as it crosses to other processes, and how a fleet's add up.
+"""The snapshot of a process's metrics, as it is sent to others (:mod:`penstock.metrics.merge` adds them up).
 
-A snapshot is cumulative since the start of its process. Of every process, incarnation (run of its supervisor)
-and epoch (its count of restarts therein) the latest one is kept, of dead ones, too: so counters and
-histograms of the fleet never go backwards, and it does not matter in which order, by which way or how often
-snapshots arrive.
+A snapshot is cumulative since the start of its process. ``incarnation`` is the run of its supervisor,
+``epoch`` counts restarts within that run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
@@ -25,7 +23,7 @@ Labels: TypeAlias = tuple[str, ...]
 
 
 class Distribution(msgspec.Struct, array_like=True, frozen=True):
-    """A histogram: observations per bucket of its family's bounds, the last one above all, and their sum."""
+    """A histogram: observations per bucket of its family's bounds, then those above all bounds; their sum."""
 
     counts: tuple[int, ...]
     total: float
@@ -38,11 +36,11 @@ class Distribution(msgspec.Struct, array_like=True, frozen=True):
 Value: TypeAlias = float | Distribution
 
 ProcessKey: TypeAlias = tuple[str, int, int]
-"""Process, incarnation and epoch, by which one start of a process is known; later ones are greater."""
+"""Process, incarnation and epoch: identifies one start of a process; a later start has a greater key."""
 
 
 class Series(msgspec.Struct, array_like=True, frozen=True):
-    """One value of a family."""
+    """The value of one family with one set of labels."""
 
     family: str
     labels: Labels
@@ -50,7 +48,7 @@ class Series(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Snapshot(msgspec.Struct, array_like=True, frozen=True):
-    """All series of one process. ``sequence`` grows from snapshot to snapshot of the same epoch."""
+    """All series of one process. ``sequence`` increases within an epoch."""
 
     process: str
     epoch: Annotated[int, Meta(ge=0)]
@@ -64,7 +62,7 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True):
 
 
 def process_name(role: str, index: int) -> str:
-    """What a process is called in snapshots and labels; ``role`` is supervisor or one of its children's."""
+    """A process's name in snapshots and labels; ``role``: supervisor, or the role of a child."""
     return f"{role} {index}"
 
 
@@ -73,23 +71,17 @@ def role_of(process: str) -> str:
     return process.rpartition(" ")[0]
 
 
-View: TypeAlias = Mapping[ProcessKey, Snapshot]
-"""The latest snapshot of every known start of a process."""
-
-Totals: TypeAlias = dict[str, dict[Labels, Value]]
-"""Values by family and labels."""
-
 encode_snapshot = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 def histogram_series(family: MetricFamily, labels: Labels, histogram: Histogram) -> Series:
-    """What a histogram has seen, as a series of ``family``."""
+    """A histogram's current counts as a series of ``family``."""
     return Series(family.name, labels, Distribution(tuple(histogram.counts.tolist()), histogram.total))
 
 
 def process_series(process: str, restarts: int, pauses: GcPauses | None) -> Iterator[Series]:
-    """The families that every process has; ``process`` is their label."""
+    """The series that every process has; ``process``: value of the label of that name."""
     yield Series(RESTARTS.name, (process,), restarts)
     if pauses is not None:
         for generation, counts in enumerate(pauses.counts):
@@ -99,8 +91,8 @@ def process_series(process: str, restarts: int, pauses: GcPauses | None) -> Iter
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """Raises ValueError for what is no snapshot. Series of families that are unknown here, or known in
-    another shape, are left out: their process is of another version."""
+    """Raises ValueError if ``data`` is not a snapshot. Omits series whose family is unknown here or has
+    another shape, as those of another version may."""
     try:
         snapshot = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -116,48 +108,3 @@ def _fits(each: Series) -> bool:
     if family.kind is MetricKind.HISTOGRAM:
         return isinstance(each.value, Distribution) and len(each.value.counts) == len(family.bounds) + 1
     return not isinstance(each.value, Distribution)
-
-
-def merge_views(*views: View) -> dict[ProcessKey, Snapshot]:
-    """What all views together know: of each start of a process the latest snapshot.
-
-    Commutative, associative and idempotent; no total of a counter is less than in any of the views.
-    """
-    merged: dict[ProcessKey, Snapshot] = {}
-    for view in views:
-        for key, snapshot in view.items():
-            known = merged.get(key)
-            if known is None or known.sequence < snapshot.sequence:
-                merged[key] = snapshot
-    return merged
-
-
-def view_of(*snapshots: Snapshot) -> dict[ProcessKey, Snapshot]:
-    """The view of somebody who knows just these."""
-    return merge_views(*({snapshot.key: snapshot} for snapshot in snapshots))
-
-
-def totals(view: View) -> Totals:
-    """Sums of counters and histograms over all starts of all processes; gauges of each process's last one,
-    summed where labels are the same."""
-    last: dict[str, ProcessKey] = {}
-    for key in view:
-        last[key[0]] = max(key, last.get(key[0], key))
-    found: Totals = {}
-    for key, snapshot in sorted(view.items()):
-        alive = key == last[key[0]]
-        for each in snapshot.series:
-            if alive or METRIC_FAMILIES[each.family].kind is not MetricKind.GAUGE:
-                values = found.setdefault(each.family, {})
-                before = values.get(each.labels)
-                values[each.labels] = each.value if before is None else _sum(before, each.value)
-    return found
-
-
-def _sum(a: Value, b: Value) -> Value:
-    """Of two values of one family."""
-    if isinstance(a, Distribution):
-        assert isinstance(b, Distribution)
-        return a + b
-    assert not isinstance(b, Distribution)
-    return a + b

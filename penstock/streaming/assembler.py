@@ -1,4 +1,4 @@
-"""A stream's text from its tokens, with stop strings: the slow path's state of one stream."""
+"""Turns one stream's tokens into text and applies its stop strings: the slow path's state."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from penstock.streaming.token_table import TokenTable
 
 
 class TextDelta(NamedTuple):
-    """What a row of tokens adds to a stream."""
+    """The text that a row of tokens adds to a stream."""
 
     text: str
-    """Text that is certain."""
+    """Final text: later tokens cannot change it."""
     tokens_used: int
-    """Tokens taken: fewer than given when a stop string was complete before the last one."""
+    """Tokens consumed; fewer than given if an earlier one completed a stop string."""
     stop: str | None
     """The stop string that ends the stream, or None."""
 
@@ -29,17 +29,18 @@ class Assembler:
     def __init__(
         self, table: TokenTable, stops: Sequence[str] = (), *, include_stop: bool = False, exempt: int = 0
     ) -> None:
-        """``exempt``: tokens at the start in whose text no stop string is looked for."""
+        """``exempt``: number of first tokens whose text is not searched for stop strings."""
         self._exempt = exempt
         self._detokenizer = Detokenizer(table)
         self._matcher = StopMatcher(stops, include=include_stop) if stops else None
 
     @property
     def pending(self) -> bool:
-        """Whether something is held back, or the next token's text depends on what came before."""
+        """Whether text is held back, or the next token's text depends on earlier tokens."""
         return self._matcher is not None or self._detokenizer.pending
 
     def push(self, tokens: Sequence[int]) -> TextDelta:
+        """Takes the stream's next tokens."""
         if self._matcher is None:
             return TextDelta(self._detokenizer.push(tokens), len(tokens), None)
         text = ""
@@ -56,7 +57,7 @@ class Assembler:
         return TextDelta(text, len(tokens), None)
 
     def finish(self) -> TextDelta:
-        """The text still held back when the stream ends. Its last characters may complete a stop string."""
+        """The held-back text at the stream's end, which may complete a stop string."""
         rest = self._detokenizer.finish()
         if self._matcher is None:
             return TextDelta(rest, 0, None)

@@ -1,9 +1,8 @@
-"""Many sockets written at once.
+"""Writes one step's events to many client sockets with few system calls: the token path's last stop.
 
-A step's events are small writes to a thousand sockets. Written one by one, each return from the kernel is an
-occasion to run the client that the write has woken instead of the rest of the step: on a machine whose cores
-are busy a third of an API server's CPU time went there. On Linux one call of io_submit(2) writes many of
-them; it is older than io_uring, and what runs containers allows it.
+A step's events are small writes to up to a thousand sockets. After each single write the kernel may schedule
+the client that it woke instead of this process: on a machine with busy cores a third of an API server's CPU
+time went there. On Linux one io_submit(2) writes many events; unlike io_uring, container runtimes allow it.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ import numpy as np
 log = logging.getLogger(__name__)
 
 BurstWriter = Callable[[Sequence[int], Sequence[bytes]], list[tuple[int, int]]]
-"""Writes each chunk to the non-blocking socket of its descriptor, all of them different, and never waits.
+"""Writes each chunk to the non-blocking socket of its descriptor, without blocking. Descriptors are distinct.
 
-Returns index and bytes taken of every chunk that its socket did not take whole. What is wrong with that
-socket, if it is not just full, the next write to it says."""
+Returns (index, bytes written) of every chunk that was not written completely. If the socket is not just full
+but broken, the next write to it raises the error."""
 
 _BATCH = 256
-"""Writes per system call: 1 to 2 ms. All processes together may have 65,536 (fs.aio-max-nr)."""
+"""Writes per system call, which takes 1 to 2 ms. fs.aio-max-nr limits all processes together to 65,536."""
 _FEW = 16
-"""Up to so many chunks are written one by one: preparing a batch takes 20 microseconds."""
+"""Up to this many chunks are written one by one, since preparing a batch takes 20 microseconds."""
 
 _NUMBERS = {"x86_64": (206, 209, 208), "aarch64": (0, 2, 4)}
-"""Of io_setup, io_submit and io_getevents, by machine (asm/unistd.h)."""
+"""System call numbers of io_setup, io_submit and io_getevents, by machine (asm/unistd.h)."""
 _PWRITE = 1  # IOCB_CMD_PWRITE; a socket has no position
 _IOCB = np.dtype(  # linux/aio_abi.h
     [
@@ -55,7 +54,7 @@ _EVENT = np.dtype([("data", "<u8"), ("obj", "<u8"), ("res", "<i8"), ("res2", "<i
 
 
 def make_burst_writer() -> BurstWriter:
-    """The cheapest that this machine allows."""
+    """The fastest writer that this machine allows."""
     try:
         return IoSubmitWriter()
     except OSError as error:
@@ -64,7 +63,7 @@ def make_burst_writer() -> BurstWriter:
 
 
 def write_each(descriptors: Sequence[int], chunks: Sequence[bytes]) -> list[tuple[int, int]]:
-    """A :data:`BurstWriter` of a system call per chunk."""
+    """A :data:`BurstWriter` with one system call per chunk."""
     short = []
     for index, (descriptor, chunk) in enumerate(zip(descriptors, chunks, strict=True)):
         try:
@@ -77,14 +76,14 @@ def write_each(descriptors: Sequence[int], chunks: Sequence[bytes]) -> list[tupl
 
 
 class IoSubmitWriter:
-    """A :data:`BurstWriter` of a system call, and one for what came of it, per 256 chunks.
+    """A :data:`BurstWriter` with two system calls per 256 chunks: one to write, one for the results.
 
-    A write to a non-blocking socket has ended when io_submit(2) returns, so nothing is in flight between two
-    bursts. The kernel's side ends with the process.
+    A write to a non-blocking socket is complete when io_submit(2) returns, so nothing is in flight between
+    two bursts. The kernel frees its context when the process exits.
     """
 
     def __init__(self) -> None:
-        """Raises OSError where the system has no io_submit(2) or does not allow it."""
+        """Raises OSError if the system has no io_submit(2) or does not allow it."""
         numbers = _NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
         if numbers is None or sys.maxsize < 2**32:
             raise OSError(errno.ENOSYS, "no io_submit(2) is known here")
@@ -132,7 +131,7 @@ class IoSubmitWriter:
         return list(zip(missed.tolist(), sent[missed].clip(0).tolist(), strict=True))
 
     def _collect(self, count: int) -> None:
-        """Note what came of so many writes."""
+        """Reads the results of ``count`` writes."""
         left = count
         while left:
             got = self._get_events(self._context, left, left, _address(self._events), None)
@@ -149,7 +148,7 @@ def _address(array: np.ndarray) -> int:
 
 
 def _system_call(number: int, *types: type) -> Callable[..., int]:
-    call = ctypes.CDLL(None, use_errno=True)["syscall"]  # one of its own for every number
+    call = ctypes.CDLL(None, use_errno=True)["syscall"]  # a new function object per number
     call.restype = ctypes.c_long
     call.argtypes = (ctypes.c_long, *types)
     return partial(call, number)

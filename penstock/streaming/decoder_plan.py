@@ -1,20 +1,19 @@
-"""A tokenizer's decoder, reduced to what decoding token by token has to know.
+"""Reads how a tokenizer's decoder can be run token by token, from its chain of decoders.
 
-`tokenizers` decodes a whole list of tokens at once, through a chain of decoders. `read_decoder_plan` says
-what such a chain does to a stream:
+`tokenizers` decodes a whole list of tokens at once. `read_decoder_plan` finds the mode in which a stream can
+be decoded incrementally with the same result:
 
 | decoders                                                      | mode  | the text of a token              |
 | ------------------------------------------------------------- | ----- | -------------------------------- |
 | ByteLevel                                                     | BYTES | bytes of a lossy UTF-8 text      |
-| Replace, Metaspace, WordPiece, Strip, ByteFallback, then Fuse | TEXT  | its own, but for byte tokens     |
-| none (tokens are joined with spaces)                          | TEXT  | its own                          |
+| Replace, Metaspace, WordPiece, Strip, ByteFallback, then Fuse | TEXT  | fixed, except for byte tokens    |
+| none (tokens are joined with spaces)                          | TEXT  | fixed                            |
 | CTC, BPEDecoder                                               | PAIR  | depends on the token before it   |
 | any other chain, decoders written in Python                   | WHOLE | depends on the whole stream      |
 
-ByteLevel and Fuse join the tokens; of the decoders that may come after them, dropping leading characters
-(Strip, which concerns the prompt before a stream) and replacing a single character (Replace, not after
-ByteLevel) are known. Where a decoder treats the first token of a text in a way of its own, that is the
-prompt's.
+ByteLevel and Fuse join the tokens. After them two decoders are supported: Strip, which drops leading
+characters and so affects only the prompt, and Replace of a single character, but not after ByteLevel.
+Rules for the first token of a text never apply: that token belongs to the prompt.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class DecoderMode(enum.Enum):
-    """How the text of a stream follows from its tokens; see the module's table."""
+    """What a token's text depends on; see the module's table."""
 
     BYTES = enum.auto()
     TEXT = enum.auto()
@@ -40,14 +39,14 @@ class DecoderMode(enum.Enum):
 
 
 DecoderStage = Callable[[str], str]
-"""A decoder that rewrites each token by itself; not the first of a text."""
+"""A decoder that rewrites each token by itself, as a token that is not the first of its text."""
 
 
 class DecoderPlan(NamedTuple):
-    """A tokenizer's decoder, reduced to what incremental decoding has to know.
+    """How to decode a tokenizer's tokens incrementally.
 
-    Tokens pass `before`, then runs of byte tokens become characters if `byte_fallback`, then all pass
-    `after`.
+    Tokens pass through `before`; then, with `byte_fallback`, runs of byte tokens become characters; then all
+    pass through `after`.
     """
 
     mode: DecoderMode
@@ -55,18 +54,18 @@ class DecoderPlan(NamedTuple):
     byte_fallback: bool = False
     after: tuple[DecoderStage, ...] = ()
     stripped: bool = False
-    """Whether leading characters of the joined text, the prompt's, are dropped last."""
+    """Whether the decoder finally strips leading characters of the joined text, which are the prompt's."""
     context: str = ""
-    """PAIR: a complete, ordinary token that stands for the text before a stream."""
+    """PAIR: a complete, ordinary token in place of the prompt's last one."""
 
 
 _WHOLE = DecoderPlan(DecoderMode.WHOLE)
 
 
 def read_decoder_plan(decoder: decoders.Decoder | None, tokens: list[str | None]) -> DecoderPlan:
-    """The plan for a tokenizer with this decoder and vocabulary; mode WHOLE where no better is known.
+    """The plan for this decoder and vocabulary; mode WHOLE for a chain that is not supported.
 
-    `tokens` holds the vocabulary as the decoder may see it, None for what it never sees.
+    `tokens`: the vocabulary by id, as passed to the decoder; None for tokens that never reach it.
     """
     if decoder is None:
         return DecoderPlan(DecoderMode.TEXT, before=(lambda token: " " + token,))
@@ -96,7 +95,7 @@ def _flatten(link: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _extend(plan: DecoderPlan, link: dict[str, Any]) -> DecoderPlan | None:
-    """`plan` followed by a decoder that still sees single tokens."""
+    """`plan` followed by a decoder that still gets single tokens; None if it is not supported."""
     match link["type"]:
         case "Fuse":
             return plan
@@ -116,14 +115,14 @@ def _with_stage(plan: DecoderPlan, stage: DecoderStage | None) -> DecoderPlan | 
 
 
 def _extend_joined(plan: DecoderPlan, link: dict[str, Any]) -> DecoderPlan | None:
-    """`plan` followed by a decoder that sees the whole text as a single token."""
+    """`plan` followed by a decoder that gets the joined text as one token; None if it is not supported."""
     match link:
         case {"type": "Fuse"}:
             return plan
         case {"type": "Strip", "stop": 0} if not plan.stripped:
             return plan._replace(stripped=True)
         case {"type": "Replace", "pattern": {"String": str(old)}} if len(old) == 1 and not plan.stripped:
-            # The same before joining, as no token's end can complete a match.
+            # Equal before and after joining, since a match of one character lies within one token.
             return _with_stage(plan, _stage(link)) if plan.mode is DecoderMode.TEXT else None
     return None
 
@@ -139,7 +138,7 @@ def _stage(link: dict[str, Any]) -> DecoderStage | None:
             return lambda token: token.replace(mark, " ")
         case {"type": "WordPiece", "prefix": str(prefix), "cleanup": bool(cleanup)}:
             return _word_piece(prefix, cleanup)
-        # With a stop, tokenizers panics on a token that it would empty.
+        # With stop > 0, tokenizers panics on a token that it would empty.
         case {"type": "Strip", "content": str(char), "start": int(start), "stop": 0}:
             return lambda token: strip_start(token, char, start)
     return None
@@ -179,10 +178,10 @@ def strip_start(text: str, char: str, most: int) -> str:
 
 def _pair_plan(link: dict[str, Any], tokens: list[str | None]) -> DecoderPlan:
     if link["type"] == "CTC":
-        # CTC drops a token equal to the one before it: this one is to equal none.
+        # CTC drops a token equal to the one before it, so the context must equal no token.
         return DecoderPlan(DecoderMode.PAIR, context="\0before")
-    # The suffix turns into a space unless in the last token. At a token's end that only adds to the text;
-    # elsewhere it would change text that was sent.
+    # The suffix becomes a space except in the last token. At a token's end that only appends text; elsewhere
+    # it would change text that was already sent.
     suffix = link["suffix"]
     if not suffix or any(token and -1 < token.find(suffix) < len(token) - len(suffix) for token in tokens):
         return _WHOLE

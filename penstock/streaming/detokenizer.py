@@ -1,17 +1,17 @@
-"""Text from tokens as they arrive, exactly as `tokenizers` decodes all of them at once behind a prompt.
+"""Incremental detokenization: text of tokens as they arrive, equal to `tokenizers`' decode of all of them.
 
-A `Detokenizer` belongs to one stream and keeps what its tokens have not settled yet:
+A `Detokenizer` belongs to one stream, which continues a prompt, and keeps undecided input:
 
-* bytes of an unfinished character (ByteLevel). Bytes that cannot become one turn into U+FFFD once per
-  maximal ill-formed part, as in a lossy decode of the whole text. That is as soon as they cannot, but for
-  the first two bytes of an encoded surrogate, which CPython's decoder holds until the next byte;
+* bytes of an unfinished character (ByteLevel). Ill-formed bytes become one U+FFFD per maximal ill-formed
+  part, as in a lossy decode of the whole text, as soon as they are known to be ill-formed. One exception:
+  CPython's decoder holds the first two bytes of an encoded surrogate until the next byte;
 * a run of byte tokens (ByteFallback). `tokenizers` decodes such a run as a whole, and if it is not valid
-  UTF-8 every byte of it becomes U+FFFD, even those of characters that were complete. So a run is held until
-  another token, or the end, closes it;
-* the token before, or all of them, for decoders that need these (modes PAIR and WHOLE of the plan).
+  UTF-8 every byte of it becomes U+FFFD, even those of complete characters. So a run is held until another
+  token or the stream's end closes it;
+* the previous token, or all tokens, for decoders that need them (modes PAIR and WHOLE of the plan).
 
-While `pending` is false nothing of the kind is kept, and a token with a text in the table has this text
-whatever came before. The caller may then take `table.text[token]` and need not tell the detokenizer.
+While `pending` is false nothing is kept, and a token with a text in the table has that text regardless of
+earlier tokens. The caller may then use `table.text[token]` and bypass the detokenizer.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from penstock.streaming.token_table import TokenTable
 
 
 class Detokenizer:
-    """The text of one stream, which continues a prompt: what its tokens add to the text of an ordinary,
-    complete token before them.
+    """The text of one stream: what its tokens add after an ordinary, complete token of the prompt.
 
-    pending: whether the text of the next token depends on what is kept here. While it is false, tokens whose
+    pending: whether the next token's text depends on state kept here. While it is false, tokens whose
     `table.text` is not None may bypass `push`.
 
-    Token ids must not be negative. Ids that the tokenizer does not know add nothing.
+    Token ids must not be negative. Unknown ids add nothing.
     """
 
     __slots__ = ("_held", "_table", "_tokens", "_window", "pending")
@@ -41,11 +40,11 @@ class Detokenizer:
         self._held = b""  # BYTES: an unfinished character; TEXT: a run of byte tokens
         self.pending = plan.mode is DecoderMode.PAIR or plan.mode is DecoderMode.WHOLE
         if self.pending:
-            self._window = [plan.context]  # PAIR: the token before
+            self._window = [plan.context]  # PAIR: the previous token
             self._tokens: list[int] = []  # WHOLE: all tokens
 
     def push(self, tokens: Sequence[int]) -> str:
-        """The text that is certain once these tokens follow the ones before, always whole characters."""
+        """The text that these tokens make final: whole characters only."""
         mode = self._table.plan.mode
         if mode is DecoderMode.BYTES:
             text = self._push_bytes(tokens)
@@ -60,7 +59,7 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """The text that was held back. To be called once, as the last thing."""
+        """The text that was held back. To be called once, at the end."""
         table = self._table
         match table.plan.mode:
             case DecoderMode.BYTES:

@@ -1,4 +1,4 @@
-"""The streams of one API server, by handle, and the one loop over the rows of a frame."""
+"""Delivers the rows of token frames to their streams: tokens to text to events, one loop per frame."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.burst_writer import BurstWriter, write_each
+from penstock.streaming.chunked import CHUNK_SIZES
 from penstock.streaming.request_states import StreamEvent, StreamState, next_stream_state
-from penstock.streaming.stream import CHUNK_SIZES, Stream, StreamError
+from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason, TokenFrame
@@ -28,13 +29,13 @@ NO_ENGINE = -1
 
 _MAX_EVENT = len(CHUNK_SIZES)
 _FINISH = tuple(FinishReason)
-"""By value; looking it up in the enumeration takes ten times as long."""
+"""By value; FinishReason(value) takes ten times as long."""
 _NONE = FinishReason.NONE
 _FAULT = StreamError(500, "internal_error", "The server failed to handle this stream.")
 
 
 class _Discard:
-    """Takes what still arrives for streams that no request wants, until the engine says they ended."""
+    """The reply of streams that no request wants: counts their tokens until the engine has ended them."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -60,7 +61,7 @@ class _Discard:
 
 
 class OutputProcessor:
-    """Handles are indexes into ``streams`` and into arrays that grow by doubling.
+    """The streams of one API server. Handles are indexes into ``streams`` and into arrays that double.
 
     A handle is reused only after its engine has ended the stream (a finish row, a failure, the engine's
     death): rows in flight for an aborted stream can never reach another one.
@@ -76,22 +77,22 @@ class OutputProcessor:
         burst: BurstWriter = write_each,
         capacity: int = 1024,
     ) -> None:
-        """``texts``: per token id of the model, the text of a token that stands for itself, else None.
+        """``texts``: per token id of the model, the token's text if it is context-free, else None.
 
-        ``ttft`` and ``itl`` observe all rows, in seconds; ``event_tokens`` the tokens of those that are
-        written as they come. ``log`` keeps what streams have delivered; None: they cannot go on elsewhere.
+        ``ttft`` and ``itl`` observe all rows, in seconds; ``event_tokens`` the tokens per row of streamed
+        replies. ``log`` keeps delivered tokens; without it streams cannot be resumed on another engine.
         ``burst`` writes to the sockets of streams that have a descriptor.
         """
         self.streams: list[Stream | None] = [None] * capacity
         self.generated_tokens = 0
-        """All that have arrived."""
+        """Tokens received."""
         self._free = list(range(capacity - 1, -1, -1))
         self._position = np.zeros(capacity, np.int32)
         self._rank = np.full(capacity, NO_ENGINE, np.int32)
         self._arrival = np.zeros(capacity)
         self._last = np.zeros(capacity)
         self._written = np.zeros(capacity, np.bool_)
-        """Whether the stream's rows become events."""
+        """Whether the stream's rows become events, as in a streamed reply."""
         self._texts = np.array(texts, np.object_)
         self._ttft = ttft
         self._itl = itl
@@ -101,7 +102,7 @@ class OutputProcessor:
         self._discard = _Discard()
 
     def __len__(self) -> int:
-        """Open streams, those included that wait for their abort to be confirmed."""
+        """Open streams, including aborted ones that their engine has not confirmed yet."""
         return len(self.streams) - len(self._free)
 
     # -- streams come and go
@@ -128,11 +129,11 @@ class OutputProcessor:
 
     @property
     def discarded_tokens(self) -> int:
-        """Of ``generated_tokens`` those that no request wanted any longer."""
+        """The part of ``generated_tokens`` that no request wanted any more."""
         return self._discard.tokens
 
     def discard_tokens(self, count: int) -> None:
-        """So many of the tokens that a reply got are none of its output."""
+        """Counts tokens that a reply received and did not output."""
         self._discard.tokens += count
 
     def discard(self, stream: Stream) -> None:
@@ -156,14 +157,14 @@ class OutputProcessor:
             self._log.close(handle)
 
     def streams_idle_since(self, since: float) -> list[Stream]:
-        """Open streams that write events, have had no row after ``since`` and were opened before it."""
+        """Open streams that write events and have had no row since the monotonic time ``since``."""
         quiet = np.flatnonzero(self._written & (self._last <= since))
         streams = (self.streams[handle] for handle in quiet.tolist())
         return [stream for stream in streams if stream is not None]
 
     def adapter_counts(self) -> Counter[tuple[str, str]]:
-        """Open streams that run with an adapter, by its name and whether they are running or waiting: those
-        whose first token has come, and others."""
+        """Number of open streams per (adapter name, state); "running" after the first token, else
+        "waiting"."""
         found: Counter[tuple[str, str]] = Counter()
         for stream in self.streams:
             if stream is not None and stream.request is not None and stream.request.adapter is not None:
@@ -184,7 +185,7 @@ class OutputProcessor:
     # -- rows arrive
 
     def process_frame(self, rank: int, frame: TokenFrame, now: float) -> None:
-        """Hand a frame's rows to their streams. Raises WireError for rows that cannot be ours."""
+        """Delivers a frame's rows to their streams. Raises WireError if a row does not fit its stream."""
         handles = frame.stream
         if not len(handles):
             return
@@ -217,7 +218,7 @@ class OutputProcessor:
             self._mixed_rows(frame, handles.tolist(), texts)
 
     def _without_prompts(self, frame: TokenFrame, prompt: PromptLogprobs) -> TokenFrame:
-        """Hand prompt logprobs to their streams. Returns the rows that say anything else."""
+        """Delivers prompt logprobs to their streams. Returns the rows that have tokens or a finish."""
         rows, starts = np.unique(prompt.row, return_index=True)
         ends = [*starts.tolist()[1:], len(prompt.row)]
         for row, start, end in zip(rows.tolist(), starts.tolist(), ends, strict=True):
@@ -228,10 +229,10 @@ class OutputProcessor:
             except Exception:
                 log.exception("stream %d failed", stream.handle)
                 self._fail(stream, _FAULT)
-        says_more = frame.counts() > 0
+        remaining = frame.counts() > 0
         if frame.finish is not None:
-            says_more |= frame.finish != 0
-        return take_rows(replace(frame, prompt=None), np.flatnonzero(says_more))
+            remaining |= frame.finish != 0
+        return take_rows(replace(frame, prompt=None), np.flatnonzero(remaining))
 
     def _hand_transfers(self, given: Mapping[int, KVTransferParams]) -> None:
         for handle, params in given.items():
@@ -240,7 +241,7 @@ class OutputProcessor:
             stream.reply.on_transfer(stream, params)
 
     def _single_token_rows(self, handles: list[int], tokens: list[int], texts: list[bytes | None]) -> None:
-        """The loop a token's cost is decided in: nothing here allocates a tracked object per row."""
+        """The hot loop of the token path: allocates no object per row that the garbage collector tracks."""
         streams, sizes, join = self.streams, CHUNK_SIZES, b"".join
         direct: list[Stream] = []
         chunks: list[bytes] = []
@@ -259,15 +260,15 @@ class OutputProcessor:
         self._write(direct, chunks)
 
     def _mixed_rows(self, frame: TokenFrame, handles: list[int], texts: list[bytes | None]) -> None:
-        """Rows of any number of tokens, and of all that a row may say besides."""
+        """Rows of any number of tokens, with finish reasons, cached counts and logprobs."""
         direct: list[Stream] = []
         chunks: list[bytes] = []
         ends = frame.counts().cumsum().tolist()
         start = 0
-        for row, (handle, end, careful) in enumerate(zip(handles, ends, _slow_path_mask(frame), strict=True)):
+        for row, (handle, end, slow) in enumerate(zip(handles, ends, _slow_path_mask(frame), strict=True)):
             stream = self.streams[handle]
             assert stream is not None  # its rank was checked
-            chunk = _chunk(stream, texts[start:end]) if stream.fast_path and not careful else None
+            chunk = _chunk(stream, texts[start:end]) if stream.fast_path and not slow else None
             if chunk is None:
                 self._slow_path_row(frame, row, stream, start, end)
             elif stream.descriptor < 0:
@@ -279,7 +280,8 @@ class OutputProcessor:
         self._write(direct, chunks)
 
     def _write(self, streams: list[Stream], chunks: list[bytes]) -> None:
-        """Past the streams' own ``write``, which gets what a socket does not take, and all that follows."""
+        """Writes to the streams' sockets; what a socket does not take goes to the stream's ``write``, as does
+        everything after it."""
         for index, sent in self._burst([stream.descriptor for stream in streams], chunks):
             stream = streams[index]
             stream.descriptor = -1
@@ -289,7 +291,7 @@ class OutputProcessor:
         finish = _NONE if frame.finish is None else _FINISH[frame.finish[row]]
         cached = 0
         if frame.cached is not None and not frame.position[row]:
-            cached = int(frame.cached[row])  # what a resumed stream finds in the cache is not its prompt's
+            cached = int(frame.cached[row])  # a resumed stream's count includes its own output
         logprobs = None if frame.logprobs is None else _entries(frame.logprobs, start, end)
         self._row(stream, frame.tokens[start:end].tolist(), finish, cached, logprobs)
 
@@ -301,7 +303,7 @@ class OutputProcessor:
         cached: int,
         logprobs: Logprobs | None,
     ) -> None:
-        """The slow path. A fault in one stream's handling ends that stream, never the loop."""
+        """The slow path. An exception in one stream's reply ends that stream, never the loop."""
         try:
             stream.reply.on_row(stream, tokens, finish, cached, logprobs)
         except Exception:
@@ -385,7 +387,7 @@ class OutputProcessor:
     def _set_engine(self, stream: Stream, rank: int) -> None:
         stream.rank = self._rank[stream.handle] = rank
 
-    # -- latency, by whole columns
+    # -- metrics, by whole columns
 
     def _record_latency(self, frame: TokenFrame, now: float) -> None:
         handles = frame.stream
@@ -409,27 +411,27 @@ class OutputProcessor:
 
 
 def _chunk(stream: Stream, texts: Sequence[bytes | None]) -> bytes | None:
-    """A row's texts as one event; None where that is for the reply to do."""
+    """A row's texts as one event; None if the reply must make it."""
     try:
         text = b"".join(texts)  # type: ignore[arg-type]
-    except TypeError:  # a None: a token that does not stand for itself
+    except TypeError:  # None: a token whose text depends on others
         return None
     size = stream.framing_bytes + len(text)
     return b"".join((CHUNK_SIZES[size], stream.head, text, stream.tail)) if size < _MAX_EVENT else None
 
 
 def _slow_path_mask(frame: TokenFrame) -> list[bool]:
-    """Rows that say more than tokens: an end, a first row's cached count, no tokens at all."""
-    careful = np.zeros(frame.rows, np.bool_) if frame.finish is None else frame.finish != 0
+    """Per row, whether it has a finish reason, a cached count, or no tokens."""
+    slow = np.zeros(frame.rows, np.bool_) if frame.finish is None else frame.finish != 0
     if frame.cached is not None:
-        careful |= frame.cached != 0
+        slow |= frame.cached != 0
     if frame.count is not None:
-        careful |= frame.count == 0
-    return careful.tolist()
+        slow |= frame.count == 0
+    return slow.tolist()
 
 
 def _entries(logprobs: Logprobs, start: int, end: int) -> Logprobs | None:
-    """The entries of the tokens from ``start`` to ``end``, indexed from the row's first token."""
+    """The entries of tokens ``start`` to ``end``, with token indexes relative to ``start``."""
     low, high = np.searchsorted(logprobs.token, (start, end))
     kept: NDArray[np.intp] = np.arange(low, high)
     return logprobs.take(kept, logprobs.token[low:high] - np.int32(start))

@@ -1,4 +1,4 @@
-"""Stop strings: find them in text that arrives in pieces, holding back as little as possible."""
+"""Matches stop strings in text that arrives in pieces, holding back as little text as possible."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Looks for any of ``stops`` in a stream's text.
+    """Searches a stream's text for any of ``stops``.
 
-    The match that ends first wins, among those the one that starts first: the result does not depend on how
-    the text was cut into pieces. Text is held back only while it could still become a stop string.
+    The match that ends first wins; among several, the one that starts first. So the result does not depend on
+    how the text is cut into pieces. Text is held back only while it may be the start of a stop string.
     """
 
     __slots__ = ("_held", "_include", "_stops")
 
     def __init__(self, stops: Sequence[str], *, include: bool) -> None:
-        """``include``: the stop string itself is part of the text. ``stops`` must not hold an empty one."""
+        """``include``: the returned text includes the stop string. ``stops`` has no empty string."""
         self._stops = stops
         self._include = include
         self._held = ""
 
     def push(self, piece: str) -> tuple[str, str | None]:
-        """Takes the next piece; returns the text that is certain, and the stop string if one is complete."""
+        """Takes the next piece. Returns the final text, and the stop string if one is complete."""
         text = self._held + piece
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
@@ -37,13 +37,13 @@ class StopMatcher:
         return text[: len(text) - keep], None
 
     def finish(self) -> str:
-        """The text still held back, when the stream ends otherwise."""
+        """The held-back text, if the stream ends without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def held_back(text: str, tag: str) -> int:
-    """How many characters at the end of ``text`` may be the start of ``tag``."""
+    """Number of characters at the end of ``text`` that may be the start of ``tag``."""
     for length in range(min(len(tag) - 1, len(text)), 0, -1):
         if text.endswith(tag[:length]):
             return length

@@ -1,4 +1,4 @@
-"""One stream: one choice of one request, as the token path sees it."""
+"""One stream, which is one choice of a request, and the interface of the reply that gets its tokens."""
 
 from __future__ import annotations
 
@@ -11,29 +11,20 @@ from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import KVTransferParams, Submit
 
-CHUNK_SIZES = [b"%x\r\n" % size for size in range(16384)]
-"""Chunk headers of HTTP/1.1's chunked encoding, by size; enough for one
-token's event under the longest model name allowed; rows with more go to the reply."""
-
-
-def chunk(data: bytes) -> bytes:
-    """``data`` as one chunk of HTTP/1.1's chunked encoding (RFC 9112, section 7.1)."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
 
 @dataclass(slots=True, frozen=True)
 class StreamError:
-    """Why a stream failed. ``status`` is the HTTP status when nothing has been sent yet."""
+    """Why a stream failed. ``status``: the HTTP status, if no byte of the reply was sent yet."""
 
     status: int
     code: str
     message: str
     retry_after_ms: int = 0
-    """When to try again; 0: nobody knows."""
+    """When the client may retry; 0: unknown."""
 
 
 class StreamReply(Protocol):
-    """What a request makes of the rows of its streams that leave the fast path."""
+    """A request's reply: gets the rows of its streams that are not on the fast path."""
 
     def on_row(
         self,
@@ -43,28 +34,28 @@ class StreamReply(Protocol):
         cached: int,
         logprobs: Logprobs | None,
     ) -> None:
-        """A row of one stream: its tokens (none with some aborts) and, at its end, why it ended."""
+        """A row of one stream: its tokens (some aborts have none), and at its end the finish reason."""
         ...
 
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
-        """Logprobs of the next tokens of the stream's prompt; all of them come before its first token. A
-        resumed stream may get some again. ``row`` of the entries says nothing here."""
+        """Logprobs of the next tokens of the stream's prompt; all come before the first generated token. A
+        resumed stream may repeat some. ``logprobs.row`` has no meaning here."""
         ...
 
     def on_transfer(self, stream: Stream, params: KVTransferParams) -> None:
-        """What the engine's connector of KV caches says at the stream's end; its last row comes next."""
+        """The engine's KV transfer parameters at the stream's end; the last row comes next."""
         ...
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:
-        """The stream's end by an error; every token generated before has been given to on_row."""
+        """The stream ended with an error; on_row has had every token before it."""
         ...
 
 
 class Stream:
-    """The state the loop over a frame's rows touches, and no more.
+    """The state that the loop over a frame's rows reads.
 
-    While ``fast_path``, a row whose tokens all have a text of their own is one chunk, ``head + text + tail``,
-    written at once or together with those of other streams. Other rows go to ``reply``.
+    With ``fast_path``, a row whose tokens all have a context-free text is one chunk, ``head + text + tail``,
+    written by itself or in a burst with those of other streams. Other rows go to ``reply``.
     """
 
     __slots__ = (
@@ -97,28 +88,28 @@ class Stream:
         # -- per request
         self.reply = reply
         self.index = index
-        """Number of the choice in its request."""
+        """Index of the choice in its request."""
         self.rank = rank
-        """The engine that runs it."""
+        """Rank of the engine that runs it."""
         self.handle = -1
         self.state = StreamState.NEW
         """See :mod:`penstock.streaming.request_states`; set by the output processor alone."""
         self.request: Submit | None = None
-        """What the engine was asked for; asked of another one when that engine is lost."""
+        """What was submitted to the engine; submitted to another one if that engine is lost."""
         self.refusals = 0
-        """Engines that had no room for the stream."""
+        """Engines that rejected the stream because their queue was full."""
         self.resumed_at = -1
-        """Position at which the stream last went on after its engine was lost."""
+        """Position from which the stream was last resumed on another engine; -1: never."""
         self.failed_resumes = 0
-        """Engines lost in a row that resumed the stream and gave it no token."""
+        """Consecutive engines that were lost after resuming the stream and before sending a token of it."""
         self.write = write
         self.head = head
         self.tail = tail
-        """Ends with the CR LF that ends a chunk."""
+        """Ends with the chunk's closing CR LF."""
         self.framing_bytes = len(head) + len(tail) - 2
         # -- per row
         self.fast_path = False
-        """Whether texts may be written without asking the reply; set by it."""
+        """Whether rows may be written without calling the reply; set by the reply."""
         self.descriptor = -1
-        """Of the socket that chunks may go to past ``write``, as nothing waits there and no other stream does
-        the same; -1: none. Set by the reply, and when the socket takes no more."""
+        """Socket to write chunks to directly instead of ``write``; only while no data waits for it and no
+        other stream writes to it; -1: none. Set by the reply; reset when the socket is full."""

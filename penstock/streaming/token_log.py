@@ -1,4 +1,4 @@
-"""The tokens that live streams have delivered, kept so that a stream can go on on another engine."""
+"""The delivered tokens of all open streams, from which another engine resumes a stream."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 from penstock.wire.arrays import I32
 
 MIN_CAPACITY = 1 << 16
-"""Entries the log has room for at least; 8 bytes each."""
+"""Minimum capacity in entries of 8 bytes."""
 _BLOCK = 1 << 15
-"""Entries looked at together when ended streams are dropped."""
+"""Entries per pass when entries of closed streams are dropped."""
 _NO_STREAM = np.iinfo(np.int32).max
 
 
 class TokenLog:
-    """(handle, token) pairs in order of arrival: written by whole columns, read only when an engine is lost.
+    """(handle, token) pairs in order of arrival: appended by whole columns, read only when an engine is lost.
 
-    Every stream's entries begin where it was opened; older ones of its handle, and all of closed streams,
-    are dropped in one pass when the arrays are full. They double when less than half of them became free
-    and halve when seven eighths did, so they hold at most four times the tokens of live streams.
+    A stream's entries begin at the index where it was opened. When the arrays are full, one pass drops older
+    entries of reused handles and those of closed streams. The arrays double if less than half became free
+    and halve if seven eighths did, so they hold at most four times the tokens of open streams.
     """
 
     def __init__(self, smallest: int = MIN_CAPACITY) -> None:
@@ -30,13 +30,13 @@ class TokenLog:
         self._handle = np.empty(smallest, np.int32)
         self._token = np.empty(smallest, np.int32)
         self._from = np.full(1, _NO_STREAM, np.int32)
-        """Per handle the index of its stream's first entry; no entry has the index of a closed stream."""
+        """Per handle, the index of its stream's first entry; the maximum int32 for a closed stream."""
 
     @property
     def capacity(self) -> int:
         return len(self._token)
 
-    # -- streams come and go
+    # -- streams open and close
 
     def open(self, handle: int) -> None:
         if handle >= len(self._from):
@@ -64,7 +64,7 @@ class TokenLog:
         self._used = end
 
     def _compact(self, coming: int) -> None:
-        """Drop what no live stream needs, and have room for ``coming`` entries and as many as are kept."""
+        """Drops entries of closed streams. Makes room for ``coming`` entries and for as many as are kept."""
         kept = self._drop()
         capacity = self.capacity
         if 8 * kept < capacity:
@@ -79,9 +79,9 @@ class TokenLog:
         self._from[self._from != _NO_STREAM] = 0
 
     def _drop(self) -> int:
-        """Move the entries of open streams to the front; returns how many there are.
+        """Moves the entries of open streams to the front; returns their number.
 
-        Block by block: the fresh pages of large temporary arrays would take longer than the work.
+        Works block by block: allocating pages for large temporary arrays would take longer than the copy.
         """
         kept = 0
         for start in range(0, self._used, _BLOCK):
@@ -94,7 +94,7 @@ class TokenLog:
         return kept
 
     def _live(self, handle: I32, start: int) -> NDArray[np.bool_]:
-        """bool[n]: which entries, of these handles and from index ``start``, are of open streams."""
+        """bool[n]: which entries belong to open streams; ``handle`` int32[n], from index ``start``."""
         live: NDArray[np.bool_] = self._from[handle] <= np.arange(start, start + len(handle), dtype=np.int32)
         return live
 
@@ -102,12 +102,12 @@ class TokenLog:
 
     def read(self, handles: Sequence[int]) -> list[I32]:
         """The delivered tokens of open streams, int32[n] each, in the order of ``handles``."""
-        place = np.full(len(self._from), -1, np.int32)
-        place[np.array(handles, np.intp)] = np.arange(len(handles))
+        index = np.full(len(self._from), -1, np.int32)
+        index[np.array(handles, np.intp)] = np.arange(len(handles))
         handle = self._handle[: self._used]
-        entry_place = place[handle]
-        entries = np.flatnonzero((entry_place >= 0) & self._live(handle, 0))
-        entry_place = entry_place[entries]
-        tokens = self._token[entries[np.argsort(entry_place, kind="stable")]]
-        ends = np.cumsum(np.bincount(entry_place, minlength=len(handles)))
+        entry_index = index[handle]
+        entries = np.flatnonzero((entry_index >= 0) & self._live(handle, 0))
+        entry_index = entry_index[entries]
+        tokens = self._token[entries[np.argsort(entry_index, kind="stable")]]
+        ends = np.cumsum(np.bincount(entry_index, minlength=len(handles)))
         return np.split(tokens, ends[:-1]) if handles else []

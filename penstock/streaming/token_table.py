@@ -1,16 +1,15 @@
-"""What each token of a vocabulary adds to a stream of text.
+"""Looks up a token's text: a table per vocabulary from token id to JSON-escaped UTF-8 bytes.
 
-Made once per process from the tokenizer, so that a stream's text mostly takes one list look-up per token.
-`TokenTable.text[id]` is the text of a token ready to be sent, given only where it is *free of context*: the
-same wherever the token stands behind a prompt, but where something is held back (`Detokenizer.pending`). By
-the modes of `decoder_plan`:
+Made once per process from the tokenizer, so that most tokens take one list look-up. `TokenTable.text[id]` is
+the text of a token, ready to be sent, if it is *context-free*: the same after any tokens, unless the
+detokenizer holds something back (`Detokenizer.pending`). By the modes of `decoder_plan`:
 
 * BYTES: tokens whose bytes are valid UTF-8 by themselves;
 * TEXT: all but byte tokens such as `<0xE4>`;
 * PAIR and WHOLE: none.
 
-Ids that the tokenizer does not know, and special tokens where these are skipped, add nothing in any mode:
-`tokenizers` drops them before its decoder runs, so they do not even interrupt a run of byte tokens.
+Unknown ids, and special tokens where these are skipped, add nothing in any mode: `tokenizers` drops them
+before its decoder runs, so they do not even interrupt a run of byte tokens.
 """
 
 from __future__ import annotations
@@ -44,27 +43,26 @@ def escape_json(text: str) -> bytes:
 def _byte_alphabet() -> dict[int, int]:
     """GPT-2's byte alphabet as an encoding map for `codecs.charmap_encode`: code point to byte.
 
-    Printable Latin-1 stands for itself; the other 68 bytes are U+0100 and up, in order.
+    Printable Latin-1 characters map to themselves; the other 68 bytes are U+0100 and up, in order.
     """
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in shown]
-    return {byte: byte for byte in shown} | {0x100 + place: byte for place, byte in enumerate(hidden)}
+    return {byte: byte for byte in shown} | {0x100 + index: byte for index, byte in enumerate(hidden)}
 
 
 _BYTE_ALPHABET = _byte_alphabet()
 
-# tokenizers reads the digits with Rust's from_str_radix, which takes a leading plus sign.
+# tokenizers reads the digits with Rust's from_str_radix, which accepts a leading plus sign.
 _is_byte_token = re.compile(r"<0x[0-9A-Fa-f+][0-9A-Fa-f]>").fullmatch
 
 
 class TokenTable:
-    """What every token of one tokenizer adds to a text. Not changed once made; shared by all streams.
+    """The texts of one tokenizer's tokens. Immutable once made, and shared by all streams.
 
-    text:   per id, the JSON-escaped UTF-8 of the token's text where that is free of context, `b""` for
-            tokens that add nothing, None for all others. An id past the end adds nothing.
+    text:   per id, the JSON-escaped UTF-8 of the token's text if that is context-free, `b""` for tokens that
+            add nothing, None for all others. An id past the end adds nothing.
     raw:    mode BYTES, per id: the token's bytes.
-    pieces: mode TEXT, per id, UTF-8, the value of a byte token, or None for a
-            token that is dropped.
+    pieces: mode TEXT, per id: UTF-8, the value of a byte token, or None for a token that adds nothing.
     """
 
     __slots__ = ("_skip_special_tokens", "_tokenizer", "pieces", "plan", "raw", "text")
@@ -79,7 +77,7 @@ class TokenTable:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> TokenTable:
-        """The table of `tokenizer`, for decoding with or without its special tokens."""
+        """The table of `tokenizer`, with or without the text of special tokens."""
         table = cls(tokenizer, skip_special_tokens=skip_special_tokens)
         tokens = _decoded_tokens(tokenizer, skip_special_tokens)
         table.plan = read_decoder_plan(tokenizer.decoder, tokens)
@@ -98,10 +96,10 @@ class TokenTable:
             log.warning("the tokenizer's decoder cannot be streamed: text is sent when a stream ends")
         return table
 
-    # ---- asked by streams ----
+    # ---- for detokenizers ----
 
     def run_text(self, run: bytes) -> bytes:
-        """Mode TEXT: what a run of byte tokens reads, in UTF-8. One invalid byte spoils the whole run."""
+        """Mode TEXT: a run of byte tokens as UTF-8; all U+FFFD if one byte of it is invalid."""
         try:
             parts = [run.decode()]
         except UnicodeDecodeError:
@@ -109,17 +107,17 @@ class TokenTable:
         return "".join([_rewrite(self.plan.after, part) for part in parts]).encode()
 
     def kept(self, tokens: Sequence[int]) -> list[str]:
-        """Mode PAIR: the tokens that reach the decoder, as it sees them."""
+        """Mode PAIR: the strings of the tokens that reach the decoder."""
         dropped, name = self.text, self._tokenizer.id_to_token
         strings = [name(token) for token in tokens if token < len(dropped) and dropped[token] is None]
         return [string for string in strings if string is not None]
 
     def decode_strings(self, tokens: list[str]) -> str:
-        """Mode PAIR: these tokens by the tokenizer's decoder."""
+        """Mode PAIR: the decoder's text of these strings."""
         return cast(str, self._tokenizer.decoder.decode(tokens))
 
     def decode(self, tokens: list[int]) -> str:
-        """Mode WHOLE: these tokens by the tokenizer, after an ordinary token."""
+        """Mode WHOLE: the tokenizer's text of these tokens after an ordinary token."""
         context = self._ordinary_token()
         before = self._tokenizer.decode(context, skip_special_tokens=self._skip_special_tokens)
         text = self._tokenizer.decode(context + tokens, skip_special_tokens=self._skip_special_tokens)
@@ -137,7 +135,7 @@ class TokenTable:
                     token = _rewrite(before, token)
                 try:
                     raw, _ = codecs.charmap_encode(token, "strict", _BYTE_ALPHABET)
-                except UnicodeEncodeError:  # an added token is taken as it is
+                except UnicodeEncodeError:  # added tokens are not in the byte alphabet
                     raw = token.encode()
             self.raw.append(raw)
             self.text.append(_escape_piece(raw))
@@ -164,19 +162,19 @@ class TokenTable:
         return token.encode()
 
     def _agrees(self) -> bool:
-        """Whether `tokenizers` decodes all context-free tokens, one after the other, as the table says."""
+        """Whether `tokenizers` decodes the sequence of all context-free tokens to the table's text."""
         known: dict[int, bytes] = {}
         for token, piece in enumerate(self.raw or self.pieces):
             if self.text[token] and isinstance(piece, bytes):
                 known[token] = piece
         if not known:
             return True
-        opening = max(known, key=lambda token: len(known[token]))  # has characters left after a Strip
+        opening = max(known, key=lambda token: len(known[token]))  # has characters left after Strip
         text = self._tokenizer.decode([opening, *known], skip_special_tokens=False)
         return text.endswith(b"".join(known.values()).decode())
 
     def _ordinary_token(self) -> list[int]:
-        """One token with a visible text, if there is any."""
+        """One token with visible text, or an empty list."""
         for token, text in enumerate(self.text):
             if text is None:
                 alone = self._tokenizer.decode([token])
@@ -186,12 +184,12 @@ class TokenTable:
 
 
 def _decoded_tokens(tokenizer: Tokenizer, skip_special_tokens: bool) -> list[str | None]:
-    """Per id, the string that `tokenizers` gives its decoder, None if it gives none."""
+    """Per id, the string that `tokenizers` passes to its decoder, None if it passes none."""
     ids = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     tokens = [tokenizer.id_to_token(token) for token in range(ids)]
     if not skip_special_tokens:
         return tokens
-    # By content, as tokenizers does: an ordinary token of the same content is skipped as well.
+    # By content, as tokenizers does: an ordinary token with the same content is skipped as well.
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     return [None if token in special else token for token in tokens]
 
@@ -203,7 +201,7 @@ def _rewrite(stages: tuple[DecoderStage, ...], token: str) -> str:
 
 
 def _escape_piece(piece: bytes) -> bytes | None:
-    """`piece` escaped for JSON, the same object if that changes nothing; None if it is not UTF-8."""
+    """`piece` escaped for JSON, the same object if nothing is escaped; None if it is not UTF-8."""
     try:
         escaped = _encode_json(piece.decode())[1:-1]
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The types of columns."""
+"""Array types of the columns of token frames."""
 
 from __future__ import annotations
 

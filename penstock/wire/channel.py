@@ -1,4 +1,4 @@
-"""The two ends of a control channel: the messages of :mod:`penstock.wire.control` over a socket."""
+"""The control channel's two ends: messages of :mod:`penstock.wire.control` over a Unix socket pair."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from penstock.wire.control import (
     LineBuffer,
     ProcessFailed,
     Progress,
-    ProposeState,
     Ready,
     StatesAdopted,
     SupervisorCommand,
@@ -26,7 +25,7 @@ from penstock.wire.control import (
     encode,
 )
 
-# Read size; a read seldom returns more than one message.
+# Bytes per read; one read rarely returns more than one message.
 _READ_BYTES = 1 << 16
 
 
@@ -35,7 +34,7 @@ class ChannelClosed(ConnectionError):
 
 
 class SupervisorGone(ChannelClosed):
-    """The supervisor closed its end or died: the process ends at once, without draining."""
+    """The supervisor closed its end or died: this process exits at once, without draining."""
 
 
 class ChildGone(ChannelClosed):
@@ -45,20 +44,19 @@ class ChildGone(ChannelClosed):
 class ControlChannel:
     """The child's end.
 
-    Owns the descriptor it is given. Reports may be sent from any thread; they block only while the
-    supervisor is behind by a full socket buffer. Every method raises :class:`SupervisorGone` when the
-    supervisor is gone.
+    Owns the descriptor it is given. Reports may be sent from any thread; sending blocks only while the
+    socket buffer is full. Every method raises :class:`SupervisorGone` when the supervisor is gone.
     """
 
     def __init__(self, fd: int) -> None:
         self._stream = _Stream(socket.socket(fileno=fd), SupervisorGone)
         self._launch: Launch | None = None
         self._reported_ready = False
-        self._orders: list[SupervisorCommand] = []
+        self._commands: list[SupervisorCommand] = []
 
     @property
     def launch(self) -> Launch:
-        """What to run as; waits for it the first time. Raises ControlError when something else comes."""
+        """The Launch message; the first access waits for it. Raises ControlError if another message comes."""
         while self._launch is None:
             for line in self._stream.read(wait=True):
                 message = decode_for_child(line)
@@ -67,33 +65,33 @@ class ControlChannel:
                         raise ControlError(f"expected Launch, got {type(message).__name__}")
                     self._launch = message
                 else:
-                    self._orders.append(_order(message))
+                    self._commands.append(_command(message))
         return self._launch
 
     @property
     def reported_ready(self) -> bool:
-        """Whether :meth:`ready` was called: a failure before it is one of the start."""
+        """Whether :meth:`ready` was called. A failure before that is a startup failure."""
         return self._reported_ready
 
     def fileno(self) -> int:
-        """For an event loop's reader: readable when :meth:`receive` has something to say."""
+        """For an event loop's reader: readable when :meth:`receive` would return or raise something."""
         return self._stream.sock.fileno()
 
     def receive(self) -> list[SupervisorCommand]:
-        """Orders that arrived, possibly none, without waiting.
+        """Commands that have arrived, possibly none, without waiting.
 
-        Raises SupervisorGone at the end of the file, once every order before it was returned.
+        Raises SupervisorGone at end of file, after all commands before it were returned.
         """
-        orders, self._orders = self._orders, []
+        commands, self._commands = self._commands, []
         try:
-            orders += [_order(decode_for_child(line)) for line in self._stream.read(wait=False)]
+            commands += [_command(decode_for_child(line)) for line in self._stream.read(wait=False)]
         except SupervisorGone:
-            if not orders:
+            if not commands:
                 raise
-        return orders
+        return commands
 
     def progress(self, text: str, fraction: float | None = None) -> None:
-        """Reports that the start goes on; ``fraction`` is 0 to 1."""
+        """Reports startup progress; ``fraction`` is 0 to 1."""
         self._stream.write(Progress(text=text, fraction=fraction))
 
     def ready(self, info: Info | None = None) -> None:
@@ -102,27 +100,23 @@ class ControlChannel:
         self._reported_ready = True
 
     def drain_engine(self, rank: int, draining: bool) -> None:
-        """Asks that an engine gets new streams no longer, or again."""
+        """Asks that an engine stop getting new streams, or get them again."""
         self._stream.write(DrainEngine(rank=rank, draining=draining))
 
-    def propose(self, change: ProposeState) -> None:
-        """Asks that a change of a state that all engines have prepared be decided."""
-        self._stream.write(change)
-
     def adopted(self, revision: int) -> None:
-        """Confirms that this API server acts by a revision of the agreed states."""
+        """Confirms that this API server applies a revision of the agreed states."""
         self._stream.write(StatesAdopted(revision=revision))
 
     def heartbeat(self) -> None:
-        """Reports that an engine's loop turns; nothing when the supervisor is behind."""
+        """Reports that an engine's loop runs; dropped when the socket buffer is full."""
         self._stream.offer(Heartbeat())
 
     def failed(self, message: str, *, fatal: bool) -> None:
-        """Reports why the process ends; ``fatal``: it would fail the same way again."""
+        """Reports why the process exits; ``fatal``: a restart would fail the same way."""
         self._stream.write(ProcessFailed(message=message, fatal=fatal))
 
     def forward(self, report: ChildReport) -> None:
-        """Reports what another process has, for which this one stands."""
+        """Sends a report that was made elsewhere: a proposal, or one of a process that this one proxies."""
         self._stream.write(report)
 
     def close(self) -> None:
@@ -130,14 +124,14 @@ class ControlChannel:
 
 
 class ChildChannel:
-    """The supervisor's end of one child's channel. Reads never wait."""
+    """The supervisor's end of one child's channel. Reads never block."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._stream = _Stream(sock, ChildGone)
 
     @classmethod
     def pair(cls) -> tuple[ChildChannel, socket.socket]:
-        """The supervisor's end, and the socket to hand to the child and close here after its start."""
+        """The supervisor's end, and the child's socket, to be closed here once the child has started."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(ours), theirs
 
@@ -149,25 +143,25 @@ class ChildChannel:
         self._stream.write(message)
 
     def offer(self, message: SupervisorCommand) -> None:
-        """Sends it unless the child is behind by a full socket buffer. Raises ChildGone."""
+        """Sends ``message`` unless the socket buffer is full. Raises ChildGone."""
         self._stream.offer(message)
 
     def receive(self) -> list[ChildReport]:
-        """Reports that arrived, possibly none. Raises ChildGone at the end of the file, ControlError."""
+        """Reports that have arrived, possibly none. Raises ChildGone at end of file, ControlError."""
         return [decode_for_supervisor(line) for line in self._stream.read(wait=False)]
 
     def close(self) -> None:
         self._stream.sock.close()
 
 
-def _order(message: Launch | SupervisorCommand) -> SupervisorCommand:
+def _command(message: Launch | SupervisorCommand) -> SupervisorCommand:
     if isinstance(message, Launch):
         raise ControlError("a second Launch")
     return message
 
 
 class _Stream:
-    """Messages over a socket. ``gone`` is raised at the end of the file and when the peer is closed."""
+    """Messages over a socket. Raises ``gone`` at end of file and when the peer has closed."""
 
     def __init__(self, sock: socket.socket, gone: type[ChannelClosed]) -> None:
         sock.setblocking(True)
@@ -177,7 +171,7 @@ class _Stream:
         self._write_lock = threading.Lock()
 
     def read(self, *, wait: bool) -> list[bytes]:
-        """Waits for at least one read, or takes what is there."""
+        """Complete lines that have arrived. ``wait``: block until the first read returns data."""
         lines: list[bytes] = []
         while True:
             try:
@@ -185,16 +179,16 @@ class _Stream:
             except BlockingIOError:
                 return lines
             except ConnectionResetError:
-                data = b""  # the peer closed without reading all that was sent to it
+                data = b""  # the peer closed with unread data
             if not data:
                 if lines:
-                    return lines  # the end is seen again at the next read
+                    return lines  # the next read sees the end of file again
                 raise self._gone("the other end of the control channel is closed")
             lines += self._lines.feed(data)
             wait = False
 
     def write(self, message: Any) -> None:
-        """Waits while the socket's buffer is full."""
+        """Blocks while the socket's buffer is full."""
         line = encode(message)
         try:
             with self._write_lock:

@@ -1,16 +1,28 @@
-"""The control channel: what the supervisor and each of its children say to each other.
+"""Messages between the supervisor and its child processes, and their framing as JSON lines.
 
 One Unix stream socketpair per child carries JSON lines, each a tagged struct of this module.
 
-Supervisor to child: :class:`Launch` first and once, then :class:`Drain`, :class:`Stop`; to API servers
-:class:`EnginesDraining`, for which they ask with :class:`DrainEngine`, :class:`AgreedStates`, for which
-they ask with :class:`ProposeState` and which they confirm by :class:`StatesAdopted`, and
-:class:`EnableThroughputLog`. Child to supervisor: any number of :class:`Progress`, then :class:`Ready` or
-:class:`ProcessFailed`; a child that meets its end later may send :class:`ProcessFailed` before it exits. An
-engine sends :class:`Heartbeat` while it is ready. Ready, failed and dead (the end of the file, the exit
-code) are three different signals.
+===================  =======================  ==========  ==================================================
+message              sender                   receiver    answer
+===================  =======================  ==========  ==================================================
+Launch               supervisor               any child   Progress until Ready or ProcessFailed
+Drain                supervisor               API server  none; the process exits with 0 when it is idle
+Stop                 supervisor               any child   none; the process exits with 0
+EnginesDraining      supervisor               API server  none
+AgreedStates         supervisor               API server  StatesAdopted
+EnableThroughputLog  supervisor               API server  none
+SupervisorMetrics    supervisor               API server  none
+Progress             child                    supervisor  none
+Ready                child                    supervisor  none
+ProcessFailed        child                    supervisor  none; the process exits
+Heartbeat            engine                   supervisor  none
+DrainEngine          API server               supervisor  EnginesDraining, to every API server
+ProposeState         API server               supervisor  AgreedStates, to every API server
+StatesAdopted        API server               supervisor  AgreedStates, once every API server has confirmed
+===================  =======================  ==========  ==================================================
 
-The end of the file is a message too: a child that reads it has lost its supervisor and ends at once.
+Drain also goes to the engines of a host without an API server. Ready, failed and dead (end of file, exit
+code) are three different signals. A child that reads end of file has lost its supervisor and exits at once.
 """
 
 from __future__ import annotations
@@ -22,73 +34,72 @@ import msgspec
 from penstock.config.options import ServeConfig
 from penstock.wire.curve import ClusterKey
 
-# A line is at most this many bytes, newline included. The largest, Launch, takes about 1 kB.
+# Maximum bytes of a line, newline included. The largest message, Launch, takes about 1 kB.
 MAX_LINE_BYTES = 1 << 20
 HEARTBEAT_INTERVAL_S = 1.0
-"""Least time between two beats of an engine."""
+"""Minimum time between two heartbeats of an engine."""
 
 Role = Literal["api-server", "engine", "coordinator"]
 Info = dict[str, str | int | float | bool]
 
 
 class ControlError(ValueError):
-    """A line that is too long or is no message of this channel."""
+    """A line that is too long, or not a message of this channel."""
 
 
 # -- messages ------------------------------------------------------------------------------------------
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
-    """Fields are only ever appended, with a default."""
+    """Base of all messages. Fields are only ever appended, with a default."""
 
 
 class Launch(_Message, frozen=True, tag="launch"):
-    """What a child runs as. Sent once, before anything else."""
+    """Role and configuration of a child. Sent once, before anything else."""
 
     role: Role
-    # Number of this process among those of its role, from 0. An API server that replaces another has the same
-    # number modulo api_server_count.
+    # Index of this process within its role, from 0. An API server that replaces another has the same index
+    # modulo api_server_count.
     index: int
-    # Processes of this role and index before it: (role, index, epoch) is unique while the supervisor lives.
+    # Earlier processes of this role and index: (role, index, epoch) is unique per run of the supervisor.
     epoch: int
     config: ServeConfig
-    # Directory of the sockets between processes, mode 0700, absolute.
+    # Absolute path of the directory of the sockets between processes, mode 0700.
     run_dir: str
-    # Directory with config.json and weights; for an engine without a model one with a tokenizer alone.
+    # Directory with config.json and weights; for an engine without a model, one with only a tokenizer.
     model_dir: str
-    # Directory with tokenizer.json; model_dir unless --tokenizer names another or it had to be converted.
+    # Directory with tokenizer.json: model_dir, unless --tokenizer names another or it had to be converted.
     tokenizer_dir: str
-    # Names clients may use for the model, the first one is reported. Never empty.
+    # Names that clients may use for the model; replies report the first one. Never empty.
     served_model_names: list[str]
     api_server_count: int
     engine_count: int
-    # Process id of the supervisor: a child with another parent was orphaned before it could notice.
+    # Process id of the supervisor: a child with another parent lost its supervisor during its start.
     supervisor_pid: int
-    # Where members reach the coordinator; None: a fleet of one API server and one engine has none.
+    # Address of the coordinator; None in a fleet of one API server and one engine, which has none.
     coordinator: str | None = None
-    # Ranks of the engines on the host of the API servers: these listen in the run directory. Others listen on
-    # tcp://, and API servers learn from the coordinator where.
+    # Ranks of the engines on the API servers' host, which listen in the run directory. Others listen on tcp://,
+    # and API servers get their addresses from the coordinator.
     local_ranks: list[int] = []
-    # Of the supervisor's run, see penstock.wire.sockets.new_incarnation.
+    # Number of the supervisor's run, see penstock.wire.sockets.new_incarnation.
     incarnation: int = 0
-    # What engines must have in common, as far as it is known before they start, by name.
+    # Properties that all engines must share, as far as they are known before the start, by name.
     traits: dict[str, str] = {}
-    # The fleet's secret key, for what goes over tcp://.
+    # The fleet's secret key, for tcp:// connections.
     cluster_key: str | None = None
-    # The listening socket, TCP or Unix, inherited: only of a single API server, which accepts itself.
+    # Inherited listening socket, TCP or Unix; only for a single API server, which accepts by itself.
     listen_fd: int | None = None
-    # Fields of config that the operator has set, wherever; the others hold their defaults.
+    # Fields of config that the operator has set, by any source; the others hold their defaults.
     given: list[str] = []
-    # The socket over which an API server is handed connections, see penstock.wire.handover, inherited: only
-    # of one of several.
+    # Inherited socket over which one of several API servers receives connections, see penstock.wire.handover.
     handover_fd: int | None = None
-    # How often this process was started again after it had died; ``epoch`` also counts earlier processes of
-    # the same number, which others had replaced.
+    # Restarts of this process after it died; ``epoch`` also counts processes of the same index that were
+    # replaced.
     restarts: int = 0
 
     @property
     def name(self) -> str:
-        """Such as "engine 3"."""
+        """Role and index, such as "engine 3"."""
         return f"{self.role} {self.index}"
 
     @property
@@ -97,87 +108,87 @@ class Launch(_Message, frozen=True, tag="launch"):
 
 
 class Drain(_Message, frozen=True, tag="drain"):
-    """To an API server, and to the engines of a host that has none: finish what runs, then exit with 0 by
-    itself.
+    """Finish running requests, then exit with 0.
 
-    Requests that come meanwhile are refused. When it is ``replaced``, it leaves new connections to the
-    others and serves those it has until they end. Stop follows when that takes too long.
+    To API servers, and to the engines of a host that has none. New requests are refused. With ``replaced``
+    the API server leaves new connections to the others and serves those it has until they end. Stop follows
+    when that takes too long.
     """
 
     replaced: bool = False
 
 
 class Stop(_Message, frozen=True, tag="stop"):
-    """To any child: end what still runs with an error to its client, release everything, exit with 0.
+    """End running requests with an error to their clients, release everything, exit with 0.
 
     A child that has not exited 5 seconds later is killed.
     """
 
 
 class Progress(_Message, frozen=True, tag="progress"):
-    """A start that goes on; renews the time the process has to become ready."""
+    """Startup progress. Resets the startup timeout."""
 
     text: str
-    # Share of the work that is done, 0 to 1; None when it is unknown.
+    # Completed share of the work, 0 to 1; None if unknown.
     fraction: float | None = None
 
 
 class Ready(_Message, frozen=True, tag="ready"):
-    """The process serves. ``info`` is shown to the operator (device, cache size, …)."""
+    """The process serves. ``info`` is shown to the operator: device, cache size and so on."""
 
     info: Info = {}
 
 
 class ProcessFailed(_Message, frozen=True, tag="failed"):
-    """The process ends because of ``message``, written for the operator, without a traceback."""
+    """The process exits because of an error. ``message`` is for the operator and has no traceback."""
 
     message: str
-    # It would fail the same way again (no such file, option that does not fit): not restarted.
+    # A restart would fail the same way (missing file, unsuitable option), so there is none.
     fatal: bool
 
 
 class Heartbeat(_Message, frozen=True, tag="beat"):
-    """An engine's loop turns: sent between steps and while it waits for work, see HEARTBEAT_INTERVAL_S."""
+    """An engine's loop runs: sent between steps and while idle, see HEARTBEAT_INTERVAL_S."""
 
 
 class DrainEngine(_Message, frozen=True, tag="drain-engine"):
-    """From an API server: engine ``rank`` is to get new streams no longer (``draining``), or again."""
+    """Stop giving engine ``rank`` new streams (``draining``), or give it streams again."""
 
     rank: int
     draining: bool
 
 
 class EnginesDraining(_Message, frozen=True, tag="engines-draining"):
-    """To every API server: the engines that get no new streams."""
+    """All engines that get no new streams."""
 
     ranks: list[int]
 
 
 class AgreedState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that all engines are to agree on, and what it is to be."""
+    """A setting that all engines must share, and its decided value."""
 
     name: str
-    # The change that led here.
+    # Key of the change that set it.
     key: str
-    # Revision of the change: later changes of any state have greater ones.
+    # Revision of that change: later changes of any state have greater ones.
     version: int
-    # What engines are called with.
+    # Arguments of the engines' calls.
     arguments: dict[str, Any]
 
 
 class ProposeState(_Message, frozen=True, tag="propose-state"):
-    """From an API server: every engine has prepared this change. It is decided unless the state has changed
-    since ``base``; the answer, either way, is AgreedStates."""
+    """Decide a change that every engine has prepared, unless the state has changed since ``base``. Either
+    way AgreedStates is the answer."""
 
     name: str
     key: str
-    # Version of the state that the change started from; 0 for one that never changed.
+    # Version of the state before the change; 0 for a state that never changed.
     base: int
     arguments: dict[str, Any]
 
 
 class AgreedStates(_Message, frozen=True, tag="agreed-states"):
-    """To every API server: all states that ever changed. API servers see to it that engines reach them."""
+    """All states that ever changed. API servers make the engines commit them."""
 
     revision: int
     # The latest revision that every API server has confirmed.
@@ -186,19 +197,19 @@ class AgreedStates(_Message, frozen=True, tag="agreed-states"):
 
 
 class StatesAdopted(_Message, frozen=True, tag="states-adopted"):
-    """From an API server: it acts by this revision."""
+    """The API server applies this revision of the agreed states."""
 
     revision: int
 
 
 class EnableThroughputLog(_Message, frozen=True, tag="speak"):
-    """To one API server that serves: write what the fleet does to the log, until the end."""
+    """Write the throughput log from here on. Goes to one API server of the fleet."""
 
 
 class SupervisorMetrics(_Message, frozen=True, tag="supervisor-metrics"):
-    """To API servers, about once a second: what the supervisor has counted."""
+    """The supervisor's metrics, about once a second."""
 
-    # Encoded, see penstock.metrics.snapshot.
+    # An encoded penstock.metrics.snapshot.Snapshot.
     snapshot: bytes
 
 
@@ -208,7 +219,7 @@ ChildReport = Progress | Ready | ProcessFailed | Heartbeat | DrainEngine | Propo
 _to_child: msgspec.json.Decoder[Launch | SupervisorCommand] = msgspec.json.Decoder(Launch | SupervisorCommand)
 _to_supervisor: msgspec.json.Decoder[ChildReport] = msgspec.json.Decoder(ChildReport)
 
-# msgspec lets the second one through for a string that is not UTF-8.
+# msgspec raises UnicodeDecodeError for a string that is not UTF-8.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 
 
@@ -226,13 +237,13 @@ def encode(message: Launch | SupervisorCommand | ChildReport) -> bytes:
 
 
 class LineBuffer:
-    """Cuts a byte stream into lines."""
+    """Splits a byte stream into lines."""
 
     def __init__(self) -> None:
         self._partial = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that ``data`` completes, without their newlines. Raises ControlError on a long one."""
+        """The lines that ``data`` completes, without newlines. Raises ControlError for a line too long."""
         self._partial += data
         lines = self._partial.split(b"\n")
         self._partial = lines.pop()

@@ -1,11 +1,22 @@
-"""Messages between the coordinator and its members, the engines and API servers.
+"""Messages between the coordinator and its members, which are the engines and API servers.
 
-Members connect and join; engines report what they have to do, API servers are told that, and where engines
-of other hosts are. Typed, array-like msgpack with append-only fields, as :mod:`penstock.wire.messages`. A
-message is one part.
+==============  ===========  ===========  ======================================================
+message         sender       receiver     answer
+==============  ===========  ===========  ======================================================
+EngineJoin      engine       coordinator  JoinAccepted or JoinRejected
+ServerJoin      API server   coordinator  JoinAccepted, FleetLoad, EngineAddress; or JoinRejected
+EngineReport    engine       coordinator  none; FleetLoad to the API servers
+MemberLeave     member       coordinator  none
+ProcessMetrics  API server   coordinator  none; forwarded to all other API servers
+JoinAccepted    coordinator  member       of an API server ProcessMetrics of ended processes
+JoinRejected    coordinator  member       none; the member does not try again
+Rejoin          coordinator  member       EngineJoin or ServerJoin
+FleetLoad       coordinator  API server   none
+EngineAddress   coordinator  API server   none
+==============  ===========  ===========  ======================================================
 
-A coordinator that was restarted knows nobody: it answers whatever it gets from a stranger with
-:class:`Rejoin`, and the member joins again.
+Typed, array-like msgpack with append-only fields, as :mod:`penstock.wire.messages`. A message is one part.
+A restarted coordinator has no members: it answers any message of an unknown peer with :class:`Rejoin`.
 """
 
 from __future__ import annotations
@@ -21,29 +32,28 @@ COORDINATOR_PROTOCOL_VERSION = 1
 
 
 class JoinRejectedError(Exception):
-    """The fleet does not take this engine, and would not the next time. The message says why."""
+    """The coordinator rejected this engine for good. The message says why."""
 
 
 # -- member → coordinator
 
 
 class EngineJoin(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
-    """First message of an engine, answered by JoinAccepted or JoinRejected; ``epoch`` counts its restarts.
-    Sent again every second, as a sign of life."""
+    """First message of an engine; ``epoch`` counts its restarts. Repeated every second as a heartbeat."""
 
     protocol: int
     rank: Count
     epoch: Count
     incarnation: Incarnation = 0
     address: str = ""
-    """Where API servers reach it; empty when they know."""
+    """Address for API servers; empty for an engine on their host, whose address they know."""
     traits: dict[str, str] = {}
-    """What engines of one fleet must have in common, by name: of these none may differ."""
+    """Properties that must be equal in all engines of a fleet, by name."""
 
 
 class ServerJoin(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
-    """First message of an API server, answered by JoinAccepted and all news. Sent again every second, so
-    that a coordinator that was restarted soon knows whom to tell."""
+    """First message of an API server. Repeated every second, so that a restarted coordinator soon knows
+    its members."""
 
     protocol: int
     server: Count
@@ -52,32 +62,32 @@ class ServerJoin(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
 
 
 class EngineReport(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
-    """What an engine has to do. Sent on change, at most every 100 ms while it is busy."""
+    """An engine's load. Sent on change, at most every 100 ms while it is busy."""
 
     step: Annotated[int, Meta(ge=0)]
-    """Frames published before: orders this report among the token frames of the engine."""
+    """Token frames published so far: orders this report among the frames."""
     waiting: Count
     running: Count
     kv_used_permille: Annotated[int, Meta(ge=0, le=1000)]
     accepted: list[Count]
-    """Flat (API server, Submits taken from its connection) pairs."""
+    """Flat pairs: API server, and Submits taken from its connection."""
 
 
 class MemberLeave(msgspec.Struct, array_like=True, frozen=True, tag=4, gc=False):
-    """The member ends."""
+    """The member exits."""
 
 
 class ProcessMetrics(msgspec.Struct, array_like=True, frozen=True, tag=5, gc=False):
-    """What a process has counted, by way of the coordinator from one API server to all others.
+    """Metrics of a process, forwarded by the coordinator from one API server to all others.
 
-    API servers send their own once a second, and the last ones of processes that have ended.
+    API servers send their own once a second, and the final ones of engines that have ended.
     """
 
     process: str
     epoch: Count
     sequence: Annotated[int, Meta(ge=0)]
     snapshot: bytes
-    """Encoded, see :mod:`penstock.metrics.snapshot`."""
+    """An encoded :class:`penstock.metrics.snapshot.Snapshot`."""
     incarnation: Incarnation = 0
 
 
@@ -85,12 +95,12 @@ class ProcessMetrics(msgspec.Struct, array_like=True, frozen=True, tag=5, gc=Fal
 
 
 class JoinAccepted(msgspec.Struct, array_like=True, frozen=True, tag=19, gc=False):
-    """The receiver is a member from here on. An API server tells what it knows of processes that have ended:
-    the coordinator may be new."""
+    """The receiver is a member from here on. An API server sends the metrics of ended processes that it
+    has: the coordinator may be new."""
 
 
 class EngineLoad(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One engine's latest report, as told to one API server."""
+    """One engine's latest EngineReport, as sent to one API server."""
 
     rank: Count
     epoch: Count
@@ -99,34 +109,34 @@ class EngineLoad(msgspec.Struct, array_like=True, frozen=True, gc=False):
     running: Count
     kv_used_permille: Annotated[int, Meta(ge=0, le=1000)]
     accepted: Count
-    """Submits the engine has taken from this API server."""
+    """Submits that the engine has taken from this API server."""
     incarnation: Incarnation = 0
 
 
 class FleetLoad(msgspec.Struct, array_like=True, frozen=True, tag=16, gc=False):
-    """The engines whose report changed since the last FleetLoad to this API server."""
+    """The engines whose load changed since the last FleetLoad to this API server."""
 
     engines: list[EngineLoad]
 
 
 class Rejoin(msgspec.Struct, array_like=True, frozen=True, tag=17, gc=False):
-    """The sender does not know the receiver, which has to join (again)."""
+    """The receiver is no member and must join (again)."""
 
 
 class JoinRejected(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=False):
-    """The join is refused; the member must not try again."""
+    """The join is rejected; the member must not try again."""
 
     reason: str
 
 
 class EngineAddress(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=False):
-    """Where API servers reach the engine of a rank that is not on their host."""
+    """Address of an engine on another host than the API servers."""
 
     rank: Count
     epoch: Count
     incarnation: Incarnation
     address: str
-    """Empty: it has left."""
+    """Empty: the engine has left."""
 
 
 FromMember: TypeAlias = EngineJoin | ServerJoin | EngineReport | MemberLeave | ProcessMetrics

@@ -1,7 +1,7 @@
-"""CURVE between hosts: one key pair, which every process of a fleet has and nobody else.
+"""Encryption and authentication of connections between hosts: ZMQ's CURVE with one key pair per fleet.
 
-Whoever binds a tcp:// address serves with the pair and lets in only peers that present the same pair; whoever
-connects presents it and talks to nobody without it. Traffic is encrypted and cannot be changed on its way.
+A socket that binds a tcp:// address accepts only peers that present the fleet's key pair; a socket that
+connects accepts only a server with it. Traffic is encrypted and authenticated.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from zmq.utils.monitor import parse_monitor_message
 log = logging.getLogger(__name__)
 
 REFUSAL_LOG_INTERVAL_S = 60.0
-"""Refused strangers are logged once in this time, with their number."""
+"""Minimum time between log lines on refused peers; each line has their count."""
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
-"""Where ZMQ asks whom to let in, within a context: ZeroMQ RFC 27, as is the form of question and answer."""
+"""Where ZMQ sends authentication requests, within a context; their format is in ZeroMQ RFC 27."""
 HANDSHAKE_FAILURES = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -32,7 +32,7 @@ class ClusterKey:
     """A fleet's key pair; 40 characters each (Z85, ZeroMQ RFC 32)."""
 
     def __init__(self, secret: str) -> None:
-        """Raises ValueError for what is no secret key."""
+        """Raises ValueError if ``secret`` is not a secret key."""
         try:
             self._public = zmq.curve_public(secret.encode())
         except (zmq.ZMQError, ValueError):
@@ -48,24 +48,24 @@ class ClusterKey:
         return self._secret.decode()
 
     def secure_server(self, socket: zmq.Socket[bytes]) -> ZapAuthenticator:
-        """Have ``socket``, which is to be bound, let in only those with this pair. To be started before."""
+        """Makes a socket that will be bound accept only peers with this key pair."""
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, b"penstock")
         return ZapAuthenticator(socket, z85.decode(self._public))
 
     def secure_client(self, socket: zmq.Socket[bytes]) -> None:
-        """Have ``socket``, which is to be connected, talk to those with this pair alone."""
+        """Makes a socket that will be connected accept only a server with this key pair."""
         socket.setsockopt(zmq.CURVE_SERVERKEY, self._public)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
 
 
 class ZapAuthenticator:
-    """Answers ZMQ's questions about who may come in, and tells of those who may not.
+    """Answers ZMQ's authentication requests, and logs refused peers.
 
-    A thread, since a handshake must not wait for an engine's step; it sleeps but for handshakes, and ends
-    with the context of its socket.
+    Runs a thread, since a handshake must not wait for an engine's step. The thread sleeps between handshakes
+    and ends with the context of its socket.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], public: bytes) -> None:
@@ -93,14 +93,14 @@ class ZapAuthenticator:
             self._zap.close()
             self._monitor.close()
 
-    def _answer(self, question: list[bytes]) -> None:
-        """Version, request id, domain, address, identity, mechanism, credentials."""
-        known = question[5:] == [b"CURVE", self._public]
+    def _answer(self, request: list[bytes]) -> None:
+        """``request``: version, request id, domain, address, identity, mechanism, credentials."""
+        known = request[5:] == [b"CURVE", self._public]
         status = (b"200", b"") if known else (b"400", b"not the fleet's key")
-        self._zap.send_multipart([question[0], question[1], *status, b"", b""])
+        self._zap.send_multipart([request[0], request[1], *status, b"", b""])
 
     def _on_monitor_event(self, message: list[bytes]) -> None:
-        """Count a stranger, and tell unless it was told lately."""
+        """Counts a refused peer, and logs the count unless that was done recently."""
         event = parse_monitor_message(message)
         if not event["event"] & HANDSHAKE_FAILURES:
             return
@@ -116,7 +116,7 @@ class ZapAuthenticator:
 
 
 def read_monitor_events(monitor: zmq.Socket[Any], events: int) -> int:
-    """Events of a monitor that waited, as one number, among ``events``."""
+    """The pending events of a monitor that are among ``events``, as one bit mask."""
     seen = 0
     while monitor.poll(0):
         seen |= parse_monitor_message(monitor.recv_multipart())["event"]

@@ -1,9 +1,9 @@
-"""Connections handed over: the supervisor accepts them, API servers serve them.
+"""Passes accepted client connections from the supervisor to an API server, by descriptor (SCM_RIGHTS).
 
-One pair of Unix datagram sockets per API server. To the server go connections, a descriptor in each message,
-and questions, which ask for a report; from the server come reports. The supervisor keeps the server's end as
-well: the kernel's queue has the only copy of a connection on its way, so one that the server has not taken,
-because it hangs or is dead, can be taken back, and none is lost or served twice.
+One pair of Unix datagram sockets per API server. The supervisor sends connections, one descriptor per
+message, and requests for a report; the server sends reports. The supervisor keeps the server's end open as
+well: the kernel's queue has the only copy of a connection in transit, so the supervisor can reclaim one that
+a hanging or dead server has not taken. No connection is lost or served twice.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import struct
 from typing import NamedTuple
 
 _CONNECTION = b"c"
-_QUESTION = b"?"
+_REPORT_REQUEST = b"?"
 _REPORT = struct.Struct("<QI?")
 MAX_RECEIVED_AT_ONCE = 64
-"""Connections that an API server takes before it does something else."""
+"""Maximum connections that an API server takes per turn of its loop."""
 
 
 class HandoverReport(NamedTuple):
-    """What an API server says of its connections; the latest one holds."""
+    """Connection counts of an API server; the latest report is valid."""
 
     taken: int
     """Connections taken since its start."""
     open: int
-    """Those that are open."""
+    """Connections open now."""
     accepts: bool
-    """Whether it wants more."""
+    """Whether it accepts more."""
 
 
 class HandoverSender:
-    """The supervisor's side of one API server's handover. Nothing waits."""
+    """The supervisor's side of one API server's handover. No method blocks."""
 
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -49,20 +49,20 @@ class HandoverSender:
         return self._theirs.fileno()
 
     def send(self, connection: socket.socket) -> bool:
-        """Hand a connection over; the caller closes its own descriptor. False: there is no room."""
+        """Sends a connection; the caller closes its own descriptor. False: the queue is full."""
         try:
             socket.send_fds(self._ours, [_CONNECTION], [connection.fileno()])
-        except OSError:  # the queue is full, or more descriptors are on their way than the system allows
+        except OSError:  # full queue, or more descriptors in transit than the system allows
             return False
         return True
 
     def request_report(self) -> None:
-        """Ask for a report, unless there is no room: then one comes anyway."""
+        """Asks for a report, unless the queue is full: then one comes anyway."""
         with contextlib.suppress(OSError):
-            self._ours.send(_QUESTION)
+            self._ours.send(_REPORT_REQUEST)
 
     def report(self) -> HandoverReport | None:
-        """The latest one, if any has come since the last call."""
+        """The latest report since the last call, or None."""
         latest = None
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -70,8 +70,8 @@ class HandoverSender:
         return latest
 
     def reclaim(self) -> tuple[int, list[socket.socket]]:
-        """The connections that the API server has not taken: how many, and those that could be had; others
-        the kernel has closed, because this process has no room for their descriptors."""
+        """The connections that the API server has not taken: their number, and those that were received. The
+        kernel closes the others if this process is out of descriptors."""
         count, connections = 0, []
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -86,7 +86,7 @@ class HandoverSender:
 
 
 class HandoverReceiver:
-    """The API server's side. Nothing waits."""
+    """The API server's side. No method blocks."""
 
     def __init__(self, fd: int) -> None:
         """Owns the descriptor."""
@@ -94,15 +94,15 @@ class HandoverReceiver:
         self._sock.setblocking(False)
         self._taken = 0
         self._last_report: HandoverReport | None = None
-        """The last report; None when another one is due, whatever it says."""
+        """None when a report is due even if nothing has changed."""
 
     def fileno(self) -> int:
-        """Readable when there is something to take."""
+        """Readable when :meth:`receive` has something to take."""
         return self._sock.fileno()
 
     def receive(self) -> list[socket.socket]:
-        """The connections that wait, at most :data:`MAX_RECEIVED_AT_ONCE`; those for whose descriptors this
-        process has no room are closed by the kernel."""
+        """Waiting connections, at most :data:`MAX_RECEIVED_AT_ONCE`. The kernel closes those that this
+        process is out of descriptors for."""
         connections: list[socket.socket] = []
         with contextlib.suppress(BlockingIOError):
             for _ in range(MAX_RECEIVED_AT_ONCE):
@@ -115,12 +115,12 @@ class HandoverReceiver:
         return connections
 
     def report(self, open_connections: int, *, accepts: bool) -> bool:
-        """Say what is new. False: there is no room, it has to be said later."""
+        """Sends a report if the counts have changed. False: the queue is full, call again later."""
         report = HandoverReport(self._taken, open_connections, accepts)
         if report != self._last_report:
             try:
                 self._sock.send(_REPORT.pack(*report))
-            except OSError:  # or the supervisor is gone, which ends this process
+            except OSError:  # full queue; or the supervisor is gone, and this process exits anyway
                 return False
             self._last_report = report
         return True
@@ -130,6 +130,6 @@ class HandoverReceiver:
 
 
 def _receive(sock: socket.socket) -> tuple[bytes, list[socket.socket]]:
-    """A message, and the connection that came with it. Raises BlockingIOError when there is none."""
+    """A message's kind, and the connection in it, if any. Raises BlockingIOError when none waits."""
     kind, descriptors, _, _ = socket.recv_fds(sock, len(_CONNECTION), 1)
     return kind, [socket.socket(fileno=fd) for fd in descriptors]

@@ -1,4 +1,4 @@
-"""Logprobs as sparse columns, of generated tokens and of prompts."""
+"""Logprobs of generated tokens and of prompt tokens, as sparse columns of a token frame."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.wire.arrays import F32, I32
 
 @dataclass(slots=True)
 class Logprobs:
-    """Sparse logprob columns of a set of tokens; see the table in :mod:`penstock.wire.frames`."""
+    """Sparse logprob columns of generated tokens; see the table in :mod:`penstock.wire.frames`."""
 
     token: I32
     ids: I32
@@ -24,19 +24,19 @@ class Logprobs:
     rank: I32
 
     def take(self, kept: NDArray[np.intp], shifted: I32) -> Logprobs | None:
-        """The entries at ``kept`` with ``shifted`` as their token indexes."""
+        """The entries at ``kept``, with the token indexes ``shifted``; None if there are none."""
         if not len(kept):
             return None
         return Logprobs(shifted, self.ids[kept], self.values[kept], self.rank[kept])
 
     def select_tokens(self, kept: NDArray[np.bool_]) -> Logprobs | None:
-        """The entries of the tokens that are ``kept``, which are counted anew."""
+        """The entries of the tokens in the mask ``kept``, indexed among the kept tokens."""
         entries = np.flatnonzero(kept[self.token])
         shifted = np.cumsum(kept)[self.token[entries]] - 1
         return self.take(entries, shifted.astype(np.int32))
 
     def moved_by(self, tokens: int) -> Logprobs:
-        """Behind so many other tokens."""
+        """The same entries, with token indexes increased by ``tokens``."""
         return replace(self, token=self.token + np.int32(tokens))
 
 
@@ -53,32 +53,36 @@ class PromptLogprobs:
     rank: I32
 
     def slice_entries(self, start: int, end: int) -> PromptLogprobs:
-        kept = slice(start, end)
-        return PromptLogprobs(
-            self.row[kept], self.position[kept], self.ids[kept], self.values[kept], self.rank[kept]
-        )
+        return self._take(slice(start, end))
 
     def remap_rows(self, rows: I32) -> PromptLogprobs | None:
-        """With row r at ``rows[r]``, ascending; entries of rows that go to -1 are left out."""
+        """The entries with row r moved to ``rows[r]``, ascending; those of rows moved to -1 are omitted."""
         row = rows[self.row]
         order = np.argsort(row, kind="stable")
         order = order[np.searchsorted(row[order], 0) :]
         if not len(order):
             return None
+        return replace(self._take(order), row=row[order])
+
+    def _take(self, entries: slice | NDArray[np.intp]) -> PromptLogprobs:
         return PromptLogprobs(
-            row[order], self.position[order], self.ids[order], self.values[order], self.rank[order]
+            row=self.row[entries],
+            position=self.position[entries],
+            ids=self.ids[entries],
+            values=self.values[entries],
+            rank=self.rank[entries],
         )
 
 
 def concat_logprobs(parts: Sequence[Logprobs]) -> Logprobs | None:
-    """One set of columns, as wide as the widest part."""
+    """All entries in one set of columns, padded to the widest part; None without parts."""
     if len(parts) < 2:
         return parts[0] if parts else None
     return Logprobs(np.concatenate([part.token for part in parts]), *_candidates(parts))
 
 
 def concat_prompt_logprobs(parts: Sequence[PromptLogprobs]) -> PromptLogprobs | None:
-    """One set of columns, as wide as the widest part."""
+    """All entries in one set of columns, padded to the widest part; None without parts."""
     if len(parts) < 2:
         return parts[0] if parts else None
     row, position = (np.concatenate([getattr(part, name) for part in parts]) for name in ("row", "position"))
@@ -86,7 +90,7 @@ def concat_prompt_logprobs(parts: Sequence[PromptLogprobs]) -> PromptLogprobs | 
 
 
 def _candidates(parts: Sequence[Logprobs] | Sequence[PromptLogprobs]) -> tuple[I32, F32, I32]:
-    """Ids, values and ranks of all parts."""
+    """Ids, values and ranks of all parts, padded to the widest part."""
     width = max(part.ids.shape[1] for part in parts)
 
     def wide(column: NDArray[Any], missing: float) -> NDArray[Any]:

@@ -1,8 +1,26 @@
-"""Control messages between API servers and engines: typed, array-like msgpack, append-only fields.
+"""Messages between API servers and engines: what crosses the ZMQ socket, and how it is encoded.
 
-A ZMQ message is a list of parts. An API server sends one or more control messages, one per part. An
-engine sends either one control message, or a token frame: a :class:`FrameHeader` part and a part of raw
-columns (see :mod:`penstock.wire.frames`). Field order is the wire format: append, never insert or reuse.
+=============  ==========  ==========  ==============================================================
+message        sender      receiver    answer
+=============  ==========  ==========  ==============================================================
+Hello          API server  engine      Welcome
+Submit         API server  engine      FrameHeader with the stream's rows, the last one with a finish
+                                       reason; or StreamFailed; or GoAway
+Abort          API server  engine      FrameHeader with the streams' last rows
+Disconnect     API server  engine      none
+RpcCall        API server  engine      RpcReply
+Welcome        engine      API server  none
+FrameHeader    engine      API server  none; columns follow, see :mod:`penstock.wire.frames`
+StreamFailed   engine      API server  none
+RpcReply       engine      API server  none
+EngineMetrics  engine      API server  none
+Draining       engine      API server  none
+GoAway         engine      API server  none; the engine exits
+=============  ==========  ==========  ==============================================================
+
+Typed, array-like msgpack. Field order is the wire format: append fields, never insert or reuse one. A ZMQ
+message is a list of parts. An API server sends one or more messages, one per part. An engine sends either
+one message, or a token frame: a FrameHeader part and a part of raw columns.
 """
 
 from __future__ import annotations
@@ -16,36 +34,32 @@ from msgspec import Meta
 ENGINE_PROTOCOL_VERSION = 1
 
 Handle: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
-"""An API server's own number for one stream, echoed in every row; int32 on the wire."""
+"""An API server's number for one stream, repeated in every row; int32 on the wire."""
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
-
 KVTransferParams: TypeAlias = bytes
-"""What a connector of KV caches says about one request, to its like and through clients: a JSON object."""
+"""A JSON object by which KV cache connectors describe one request to each other, also through clients."""
 Incarnation: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-"""A run of the supervisor that a process belongs to, see :func:`penstock.wire.sockets.new_incarnation`."""
+"""The supervisor run that a process belongs to, see :func:`penstock.wire.sockets.new_incarnation`."""
 
 OVERLOADED = "overloaded"
-"""StreamFailed.code of a stream that was refused, or given up before it ran, for lack of room in the
-queue."""
-
-
+"""StreamFailed.code of a stream that was rejected or dropped from the queue, because the queue is full."""
 SLEEPING = "sleeping"
-"""StreamFailed.code of a stream that ended, or was refused, because its engine is put to sleep."""
+"""StreamFailed.code of a stream that was ended or rejected because its engine sleeps."""
 CONFLICT = "conflict"
-"""RpcReply.code of a call that cannot run beside another one: its key has been used for something else, or
-another change is under way."""
+"""RpcReply.code of a call that conflicts with another one: its key was used for something else, or another
+change is in progress."""
 MAX_IDEMPOTENCY_KEY_LENGTH = 255
-"""Characters of RpcCall.key."""
+"""Maximum characters of RpcCall.key."""
 
 
 class WireError(ValueError):
-    """Bytes from a peer that are not a valid message."""
+    """Bytes of a peer that are not a valid message."""
 
 
 class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How one stream is sampled and when it ends. Values are validated by the API server.
+    """How one stream is sampled and when it ends. The API server validates the values.
 
     The token at position p of a stream is a function of the logits and (seed, p) alone.
     """
@@ -55,7 +69,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """0: every token."""
+    """0: no limit."""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -64,103 +78,103 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ignore_eos: bool = False
     stop_token_ids: tuple[TokenId, ...] = ()
     logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1
-    """Alternatives per generated token; -1: no logprobs, 0: the sampled token's only."""
+    """Alternatives per generated token; 0: only the sampled token's logprob, -1: no logprobs."""
     prompt_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1
     logit_bias: dict[TokenId, float] | None = None
     allowed_token_ids: tuple[TokenId, ...] | None = None
     bad_words: tuple[tuple[TokenId, ...], ...] = ()
     grammar: str | None = None
-    """What the output must match, as llguidance reads it: JSON, or Lark."""
+    """A grammar that the output must match, in llguidance's format: JSON or Lark."""
     seeded: bool = False
-    """Whether the request names its seed; otherwise any other would do."""
+    """Whether the request set the seed; otherwise it is arbitrary."""
 
 
 # -- API server → engine
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
-    """First message of an API server (index, restarts so far) to an engine; answered by Welcome."""
+    """First message of an API server on a connection. ``epoch`` counts the API server's restarts."""
 
     protocol: int
     server: Count
     epoch: Count
     incarnation: Incarnation = 0
     connection: Count = 0
-    """Of those that this API server has made to this engine."""
+    """Number of this connection among those from this API server to this engine."""
 
 
 class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
-    """Start a stream. The engine owes it exactly one end: a row with a finish, StreamFailed, or GoAway."""
+    """Start a stream. It ends exactly once: by a row with a finish reason, StreamFailed, or GoAway."""
 
     stream: Handle
     prompt: bytes
     """Token ids, int32 little-endian."""
     sampling: SamplingParams
     interval: Annotated[int, Meta(ge=1, lt=1 << 15)] = 1
-    """Tokens per row; the first token and the last ones are sent at once."""
+    """Tokens per row; the first token and the last ones are sent immediately."""
     priority: int = 0
     cache_salt: str | None = None
     resumed: Count = 0
-    """How many tokens at the prompt's end are output of this stream, generated elsewhere before."""
+    """Tokens at the prompt's end that are output of this stream, generated by another engine."""
     interval_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
-    """Least time between rows, but for the first and the last; 0: none."""
+    """Minimum milliseconds between rows, except the first and the last."""
     adapter: str | None = None
-    """Name of one of EngineInfo.adapters; None: the model as it is."""
+    """Name of one of EngineInfo.adapters; None: the base model."""
     kv_transfer_params: KVTransferParams | None = None
 
 
 class Abort(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
-    """Stop streams; each still gets its end: a row with FinishReason.ABORT, unless it had already ended."""
+    """Stop streams. Each still gets a last row, with FinishReason.ABORT, unless it had already ended."""
 
     streams: list[Handle]
     stopped: bool = False
-    """Their text has reached a stop string: they end well, and need no more tokens."""
+    """They are complete, as their text contains a stop string; metrics count them so."""
 
 
 class Disconnect(msgspec.Struct, array_like=True, frozen=True, tag=4, gc=False):
-    """The API server leaves; its streams are dropped."""
+    """The API server disconnects; the engine drops its streams."""
 
 
 class RpcPhase(enum.IntEnum):
-    """What a call asks for. The last three are steps of a change that all engines make or none: ``method``
-    names the state that changes, ``key`` the change."""
+    """What a call does. The last three are phases of a two-phase commit over all engines: ``method`` names
+    the state that changes, ``key`` the change."""
 
     RUN = 0
     PREPARE = 1
-    """Do all of the change that could fail, and hold it."""
+    """Do every part of the change that may fail, but do not make it."""
     COMMIT = 2
-    """The change is decided: make it, prepared or not."""
+    """The change is decided: make it, even if it was not prepared."""
     ABORT = 3
-    """It is not: undo what was prepared."""
+    """The change is rejected: undo the preparation."""
 
 
 class RpcCall(msgspec.Struct, array_like=True, frozen=True, tag=5):
-    """Run a named operation once, between steps; answered by RpcReply."""
+    """Run a named operation once, between steps."""
 
     call: Count
     method: str
     arguments: dict[str, Any] = {}
     key: Annotated[str, Meta(max_length=MAX_IDEMPOTENCY_KEY_LENGTH)] = ""
-    """Another call with this key gets the first one's reply; empty: each call runs."""
+    """Idempotency key: another call with it gets the first one's reply. Empty: every call runs."""
     phase: RpcPhase = RpcPhase.RUN
     version: Count = 0
-    """With COMMIT: which decision this is; later ones have greater numbers."""
+    """With COMMIT: number of the decision; later ones have greater numbers."""
 
 
 # -- engine → API server
 
 
 class Adapter(msgspec.Struct, array_like=True, frozen=True):
-    """A variant of the model: low-rank additions to its weights, which an engine has loaded."""
+    """A LoRA adapter that an engine has loaded."""
 
     name: str
     path: str
     parent: str | None = None
-    """The model it was trained on; None: the served one."""
+    """Name of its base model; None: the served model."""
 
 
 class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
-    """What an engine serves with; the same on every rank."""
+    """Limits and properties of an engine; equal on every rank."""
 
     engine: str
     max_model_len: Count
@@ -172,14 +186,16 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     kv_cache_tokens: Count = 0
     """Capacity of the KV cache in tokens; 0 when the engine has none."""
     adapters: tuple[Adapter, ...] = ()
-    """Whose names requests may give as their model."""
+    """Requests may name them as their model."""
     transfers_kv: bool = False
-    """Whether it heeds Submit.kv_transfer_params."""
+    """Whether it supports Submit.kv_transfer_params."""
     max_loras: Count = 0
-    """Adapters that can run at the same time; 0: it has none."""
+    """Adapters that can run at the same time; 0 without adapters."""
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=16):
+    """The engine accepts the connection. ``epoch`` counts the engine's restarts."""
+
     protocol: int
     rank: Count
     epoch: Count
@@ -188,7 +204,7 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=16):
 
 
 class FrameHeader(msgspec.Struct, array_like=True, frozen=True, tag=17, gc=False):
-    """Header of a token frame: which columns follow, and the engine's load at that step."""
+    """Header of a token frame: the columns that follow, and the engine's load after that step."""
 
     step: Annotated[int, Meta(ge=0)]
     columns: list[Count]
@@ -197,13 +213,13 @@ class FrameHeader(msgspec.Struct, array_like=True, frozen=True, tag=17, gc=False
     running: Count = 0
     kv_used_permille: Annotated[int, Meta(ge=0, le=1000)] = 0
     accepted: Count = 0
-    """Submits the engine had taken from this connection, so that those the load cannot contain are known."""
+    """Submits taken from this connection so far; the load does not include later ones."""
     kv_transfer_params: dict[Handle, KVTransferParams] | None = None
-    """For the replies of streams that end in this frame."""
+    """By stream, for streams that end in this frame."""
 
 
 class StreamFailed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=False):
-    """A stream's end by an error; every token it generated was sent before."""
+    """A stream ended with an error. All its tokens were sent before."""
 
     stream: Handle
     position: Count
@@ -212,37 +228,39 @@ class StreamFailed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=Fals
     """invalid_request, engine_error or OVERLOADED."""
     message: str
     retry_after_ms: Count = 0
-    """With OVERLOADED: when there is likely to be room."""
+    """With OVERLOADED: estimated time until the queue has room."""
 
 
 class RpcReply(msgspec.Struct, array_like=True, frozen=True, tag=19):
+    """Result or error of one RpcCall."""
+
     call: Count
     error: str | None = None
     result: Any = None
     step: Annotated[int, Meta(ge=0)] = 0
-    """Frames that the engine had published when it ran."""
+    """Token frames that the engine had published when the call ran."""
     repeated: bool = False
-    """It ran earlier, for a call with the same key; to PREPARE: the change was made earlier."""
+    """The call ran earlier, with the same key. For PREPARE: the change was made earlier."""
     code: str = ""
-    """CONFLICT, or nothing that an API server needs to tell apart."""
+    """CONFLICT, or empty for other errors."""
 
 
 class GoAway(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=False):
-    """The engine ends in order; nothing follows. It runs none of its streams any further, whose tokens were
-    all sent before; an API server may resume them elsewhere."""
+    """The engine exits cleanly; nothing follows. It has sent all tokens of its unfinished streams, which an
+    API server may resume on another engine."""
 
     reason: str
 
 
 class Draining(msgspec.Struct, array_like=True, frozen=True, tag=22, gc=False):
-    """The engine finishes what it runs, wants no new streams, and says GoAway when it has none."""
+    """The engine finishes its streams, accepts no new ones, and then sends GoAway."""
 
 
 class EngineMetrics(msgspec.Struct, array_like=True, frozen=True, tag=21, gc=False):
-    """What the engine has counted since its start, and its load; sent once a second while it changes."""
+    """Metrics since the engine's start, and its load. Sent once a second while they change."""
 
     snapshot: bytes
-    """Encoded, see :mod:`penstock.metrics.snapshot`."""
+    """An encoded :class:`penstock.metrics.snapshot.Snapshot`."""
     waiting: Count = 0
     running: Count = 0
     kv_used_permille: Annotated[int, Meta(ge=0, le=1000)] = 0
@@ -256,14 +274,13 @@ _from_server: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(From
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 
 _REFUSALS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises; the last two within RpcCall.arguments and RpcReply.result."""
-
+"""What msgspec raises; the last two only within RpcCall.arguments and RpcReply.result."""
 
 Message = TypeVar("Message")
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[Message], part: bytes | memoryview, whose: str) -> Message:
-    """A message, of whose kind ``whose`` tells. Raises WireError."""
+    """Decodes one message. Raises WireError, whose text names the message as "a message ``whose``"."""
     try:
         return decoder.decode(part)
     except _REFUSALS as error:
@@ -271,7 +288,7 @@ def decoded(decoder: msgspec.msgpack.Decoder[Message], part: bytes | memoryview,
 
 
 def decode_from_server(part: bytes | memoryview) -> FromServer:
-    """One control message of an API server. Raises WireError."""
+    """Decodes one message of an API server. Raises WireError."""
     message = decoded(_from_server, part, "of an API server")
     if isinstance(message, Submit) and (not message.prompt or len(message.prompt) % 4):
         raise WireError(f"Submit.prompt has {len(message.prompt)} bytes, not a positive multiple of 4")
@@ -279,5 +296,5 @@ def decode_from_server(part: bytes | memoryview) -> FromServer:
 
 
 def decode_from_engine(part: bytes | memoryview) -> FromEngine:
-    """One control message, or the header of a token frame. Raises WireError."""
+    """Decodes one message of an engine, which may be the header of a token frame. Raises WireError."""
     return decoded(_from_engine, part, "of an engine")

@@ -1,4 +1,4 @@
-"""Other arrangements of token frames' rows: some of them, or the rows of several frames by stream."""
+"""Selects rows of a token frame, and merges consecutive frames into one with one row per stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.wire.messages import KVTransferParams
 
 
 def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
-    """The frame's ``rows`` (indexes, each at most once) in that order, with step and load figures."""
+    """The frame's ``rows`` (indexes, each at most once) in that order, with its step and load."""
     finish = None if frame.finish is None else frame.finish[rows]
     cached = None if frame.cached is None else frame.cached[rows]
     if frame.count is None and frame.logprobs is None:
@@ -28,20 +28,20 @@ def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
         logprobs = None if frame.logprobs is None else _taken_logprobs(frame.logprobs, gather)
     stream = frame.stream[rows]
     return TokenFrame(
-        frame.step,
-        stream,
-        frame.position[rows],
-        tokens,
-        count,
-        finish if finish is not None and finish.any() else None,
-        cached if cached is not None and cached.any() else None,
-        logprobs,
-        frame.waiting,
-        frame.running,
-        frame.kv_used_permille,
-        None if frame.prompt is None else frame.prompt.remap_rows(_places(rows, frame.rows)),
-        frame.accepted,
-        _taken_params(frame.kv_transfer_params, stream),
+        step=frame.step,
+        stream=stream,
+        position=frame.position[rows],
+        tokens=tokens,
+        count=count,
+        finish=finish if finish is not None and finish.any() else None,
+        cached=cached if cached is not None and cached.any() else None,
+        logprobs=logprobs,
+        waiting=frame.waiting,
+        running=frame.running,
+        kv_used_permille=frame.kv_used_permille,
+        prompt=None if frame.prompt is None else frame.prompt.remap_rows(_new_rows(rows, frame.rows)),
+        accepted=frame.accepted,
+        kv_transfer_params=_taken_params(frame.kv_transfer_params, stream),
     )
 
 
@@ -54,15 +54,15 @@ def _taken_params(
     return {handle: entry for handle, entry in params.items() if handle in left} or None
 
 
-def _places(rows: NDArray[np.intp], count: int) -> I32:
-    """Where each of ``count`` rows is among ``rows``; -1: nowhere."""
-    places = np.full(count, -1, np.int32)
-    places[rows] = np.arange(len(rows))
-    return places
+def _new_rows(rows: NDArray[np.intp], count: int) -> I32:
+    """int32[count]: the index of each row within ``rows``, or -1."""
+    new = np.full(count, -1, np.int32)
+    new[rows] = np.arange(len(rows))
+    return new
 
 
 def _taken_logprobs(entries: Logprobs, gather: NDArray[np.intp]) -> Logprobs | None:
-    """The entries of the tokens at ``gather``; entries are in ascending order of their tokens."""
+    """The entries of the tokens at ``gather``. Expects ``entries`` in ascending order of their tokens."""
     at = np.searchsorted(entries.token, gather)
     at[at == len(entries.token)] = 0
     present = np.flatnonzero(entries.token[at] == gather)
@@ -70,10 +70,10 @@ def _taken_logprobs(entries: Logprobs, gather: NDArray[np.intp]) -> Logprobs | N
 
 
 def merge_frames(frames: Sequence[TokenFrame]) -> TokenFrame:
-    """One frame with one row per stream, in order of first appearance by handle value.
+    """Merges consecutive frames of one engine into one frame with one row per stream, ordered by handle.
 
-    The frames are consecutive steps of one engine. A stream's rows are joined; its finish and its
-    cached count are kept. Load figures and step are the last frame's.
+    A stream's rows are joined; its finish reason and cached count are kept. Step and load are those of the
+    last frame.
     """
     if len(frames) == 1:
         return frames[0]
@@ -86,25 +86,25 @@ def merge_frames(frames: Sequence[TokenFrame]) -> TokenFrame:
     gather = _token_order(count, order)
     last = frames[-1]
     return TokenFrame(
-        last.step,
-        ordered[first],
-        np.concatenate([frame.position for frame in frames])[order][first],
-        tokens[gather],
-        np.add.reduceat(count[order], first) if len(first) else count,
-        _reduce_optional([frame.finish for frame in frames], frames, order, first, np.int8),
-        _reduce_optional([frame.cached for frame in frames], frames, order, first, np.int32),
-        _merge_logprobs(frames, gather),
-        last.waiting,
-        last.running,
-        last.kv_used_permille,
-        _merge_prompts(frames, order, first),
-        last.accepted,
-        _merge_params(frames),
+        step=last.step,
+        stream=ordered[first],
+        position=np.concatenate([frame.position for frame in frames])[order][first],
+        tokens=tokens[gather],
+        count=np.add.reduceat(count[order], first) if len(first) else count,
+        finish=_reduce_optional([frame.finish for frame in frames], frames, order, first, dtype=np.int8),
+        cached=_reduce_optional([frame.cached for frame in frames], frames, order, first, dtype=np.int32),
+        logprobs=_merge_logprobs(frames, gather),
+        waiting=last.waiting,
+        running=last.running,
+        kv_used_permille=last.kv_used_permille,
+        prompt=_merge_prompts(frames, order, first),
+        accepted=last.accepted,
+        kv_transfer_params=_merge_params(frames),
     )
 
 
 def _merge_params(frames: Sequence[TokenFrame]) -> dict[int, KVTransferParams] | None:
-    """A stream ends once, and its handle is another one's only when the API server knows of that."""
+    """No handle occurs twice: a stream ends once, and the API server reuses its handle only after that."""
     merged: dict[int, KVTransferParams] = {}
     for frame in frames:
         if frame.kv_transfer_params is not None:
@@ -131,7 +131,7 @@ def _merge_prompts(
 
 
 def _token_order(count: I32, order: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Indexes that bring the tokens of rows with ``count`` tokens each into the row order ``order``."""
+    """Indexes that sort tokens by the row order ``order``, for rows with ``count`` tokens each."""
     starts = np.cumsum(count) - count
     counts = count[order]
     ends = np.cumsum(counts)
@@ -144,9 +144,10 @@ def _reduce_optional(
     frames: Sequence[TokenFrame],
     order: NDArray[np.intp],
     first: NDArray[np.intp],
+    *,
     dtype: Any,
 ) -> Any:
-    """Per stream the largest value of an optional column (at most one of a stream's rows is non-zero)."""
+    """Per stream, the maximum of an optional column; at most one of a stream's rows is non-zero."""
     if all(column is None for column in columns):
         return None
     filled = [

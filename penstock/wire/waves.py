@@ -1,6 +1,14 @@
-"""What engines in lock-step say to each other, see :mod:`penstock.engine.group.wave_protocol`.
+"""Messages between engines in lock-step, see :mod:`penstock.engine.group.wave_protocol`.
 
-A rank connects to the address of every other rank, under the identity of an engine, and only sends. Typed,
+==========  ======  ================  ====================================================
+message     sender  receiver          answer
+==========  ======  ================  ====================================================
+StartWave   engine  all other ranks   Vote, in every sync round of the wave
+Vote        engine  all other ranks   none
+LeaveGroup  engine  all other ranks   none; a rank exits once every rank has sent it
+==========  ======  ================  ====================================================
+
+A rank connects to the address of every other rank, with its identity as an engine, and only sends. Typed,
 array-like msgpack with append-only fields, as :mod:`penstock.wire.messages`. A message is one part.
 """
 
@@ -17,20 +25,20 @@ SyncRound: TypeAlias = Annotated[int, Meta(ge=0)]
 
 
 class StartWave(msgspec.Struct, array_like=True, frozen=True, tag=32, gc=False):
-    """A wave begins; its first agreement is number ``sync_round``."""
+    """A wave begins; its first sync round is number ``sync_round``."""
 
     sync_round: SyncRound
 
 
 class Vote(msgspec.Struct, array_like=True, frozen=True, tag=33, gc=False):
-    """Whether the sender has work after the steps before agreement number ``sync_round``."""
+    """Whether the sender has work left after the steps before sync round number ``sync_round``."""
 
     sync_round: SyncRound
     has_work: bool
 
 
 class LeaveGroup(msgspec.Struct, array_like=True, frozen=True, tag=34, gc=False):
-    """The sender has no work from here on: it begins no wave, and ends when all have said so."""
+    """The sender has no more work: it starts no wave, and exits when every rank has sent this."""
 
 
 WaveMessage: TypeAlias = StartWave | Vote | LeaveGroup

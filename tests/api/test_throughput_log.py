@@ -8,7 +8,7 @@ import pytest
 
 from penstock.api.throughput_log import ThroughputLog
 from penstock.metrics import families as f
-from penstock.metrics.snapshot import Totals
+from penstock.metrics.merge import Totals
 
 
 class Figures:

@@ -8,7 +8,7 @@ import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from io import BufferedIOBase
 
 import pytest
 
@@ -53,7 +53,7 @@ class Scripted:
     connections: int = 0
 
 
-def read_request(lines: BinaryIO) -> tuple[bytes, bytes] | None:
+def read_request(lines: BufferedIOBase) -> tuple[bytes, bytes] | None:
     """Head and body of one request; None at the end of the connection."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):

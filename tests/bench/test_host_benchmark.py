@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from penstock.bench import kernel_floor
+from penstock.bench.deadline import Deadline
 from penstock.bench.errors import BenchError
-from penstock.bench.host_benchmark import Deadline
 from penstock.bench.server_process import ServerProcess, serve_arguments
 from penstock.cli.main import main
 from penstock.config.bench import BenchHostConfig
@@ -56,7 +56,7 @@ def test_slow_readers_are_compared_to_rounds_without_them(
     assert report["requests"] == 4  # two rounds of the two that are read
     out, err = capsys.readouterr()
     assert "others' p99 between events, ratio" in out
-    assert "2 slow readers start" in err
+    assert "starting 2 slow readers" in err
 
 
 def test_numbers_of_api_servers_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,9 @@ import pytest
 from penstock.bench import report
 from penstock.bench.latency import Latency
 from penstock.bench.load_client import RoundResult
+from penstock.bench.machine import Machine, this_machine
 from penstock.bench.process_usage import CpuTime
-from penstock.bench.report import HostReport, Machine, MeasuredRound, StreamMemory, Subject
+from penstock.bench.report import HostReport, MeasuredRound, StreamMemory, Subject
 
 KEYS = {
     "tokens_per_cpu_s",
@@ -77,18 +78,18 @@ def test_figures_are_over_all_rounds() -> None:
 
 
 def test_json_has_the_keys() -> None:
-    data = json.loads(built(measured()).to_json())
+    data = json.loads(msgspec.json.encode(built(measured())))
     assert data.keys() >= KEYS
     assert data["ttft_ms"] == {"p50": 1.0, "p90": 2.0, "p99": 3.0, "mean": 1.5, "max": 4.0}
     assert data["itl_ms"] == dict.fromkeys(("p50", "p90", "p99", "mean", "max"))
     assert data["errors"] == 0
     assert data["rounds"][0]["load"]["events"] == 1000
-    assert msgspec.json.decode(built(measured()).to_json(), type=HostReport) == built(measured())
+    assert msgspec.json.decode(msgspec.json.encode(built(measured())), type=HostReport) == built(measured())
 
 
 def test_without_a_compiler_there_is_no_floor() -> None:
     result = built(measured(), floor=())
-    data = json.loads(result.to_json())
+    data = json.loads(msgspec.json.encode(result))
     assert data["floor_sends_per_cpu_s"] is None
     assert data["floor_ratio"] is None
     assert "note: no C floor" in report.render(result)
@@ -140,7 +141,7 @@ def test_the_table_is_aligned() -> None:
 
 
 def test_this_machine_is_known() -> None:
-    here = report.this_machine()
+    here = this_machine()
     assert here.cores >= 1
     assert here.cpu
 

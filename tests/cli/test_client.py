@@ -4,10 +4,8 @@ import json
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from penstock.client import Answer, Client, ClientError, SSEReader
+from penstock.client import Answer, Client, ClientError, _until_done
 from tests.cli.conftest import FakeServer, Reply
 
 COMPLETE_TEXT = "Author Cleanup ):ATTRIBUTE"
@@ -20,32 +18,9 @@ def recorded_text(events: bytes) -> str:
     return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
 
 
-@pytest.mark.parametrize(
-    ("received", "events"),
-    [
-        (b"data: a\n\ndata: b\n\n", [b"a", b"b"]),
-        (b"data:a\r\n\r\n", [b"a"]),
-        (b"data:  a\n\n", [b" a"]),
-        (b"data: a\ndata: b\n\n", [b"a\nb"]),
-        (b": ping\n\nevent: x\nid: 1\ndata: a\n\n", [b"a"]),
-        (b"data: a\n", []),
-        (b"data\n\n", [b""]),
-        (b"\n\n\n", []),
-    ],
-)
-def test_events_of_a_stream(received: bytes, events: list[bytes]) -> None:
-    assert SSEReader().feed(received) == events
-
-
-@given(st.data())
-def test_events_do_not_depend_on_how_bytes_arrive(data: st.DataObject) -> None:
-    line = st.sampled_from([b"data: a", b"data:b", b": c", b"", b"", b"data: \xc3\xa9"])
-    ends = st.sampled_from([b"\n", b"\r\n"])
-    stream = b"".join(data.draw(st.lists(st.tuples(line, ends).map(b"".join))))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)))))
-    reader = SSEReader()
-    pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
-    assert [event for piece in pieces for event in reader.feed(piece)] == SSEReader().feed(stream)
+def test_an_endless_event_is_an_error() -> None:
+    with pytest.raises(ClientError, match="an event of more than"):
+        list(_until_done(iter([b"data: " + b"x" * (16 << 20)])))
 
 
 @pytest.mark.parametrize("pieces", [1, 7, 100_000])

@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.cli.main import COMMANDS, CommandEntry, load, main
-from penstock.config import options_of
+from penstock.config.introspect import options_of
 
 ROOT = Path(penstock.__file__).parents[1]
 HEAVY = {

@@ -6,7 +6,9 @@ import pytest
 
 from penstock.cli import chat, complete, serve
 from penstock.cli.parser import build, help_text, parse
-from penstock.config import ConfigError, ServeConfig, options_of
+from penstock.config.errors import ConfigError
+from penstock.config.introspect import options_of
+from penstock.config.options import ServeConfig
 
 
 @pytest.mark.parametrize(

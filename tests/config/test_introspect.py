@@ -5,8 +5,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from penstock.config import ServeConfig, option, options_of, without_secrets
 from penstock.config.client import ChatConfig, CompleteConfig, short
+from penstock.config.describe import option
+from penstock.config.introspect import options_of, without_secrets
+from penstock.config.options import ServeConfig
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

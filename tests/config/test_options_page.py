@@ -5,7 +5,7 @@ from pathlib import Path
 import penstock
 from penstock.cli.docs_options import page
 from penstock.cli.main import COMMANDS, load, main
-from penstock.config import options_of
+from penstock.config.introspect import options_of
 
 PAGE = Path(penstock.__file__).parents[1] / "docs" / "options.md"
 

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config import ConfigError, Option, Origin, ServeConfig, options_of, resolve
 from penstock.config.client import ChatConfig
-from penstock.config.introspect import HIDDEN
+from penstock.config.errors import ConfigError
+from penstock.config.introspect import HIDDEN, Option, options_of
+from penstock.config.options import ServeConfig
+from penstock.config.origins import Origin
+from penstock.config.sources import resolve
 
 
 def every_option() -> Iterator[Option]:

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config import ConfigError, Origin, ServeConfig, options_of
 from penstock.config.bench import BenchEngineConfig
-from penstock.config.introspect import Option
+from penstock.config.errors import ConfigError
+from penstock.config.introspect import Option, options_of
+from penstock.config.options import ServeConfig
+from penstock.config.origins import Origin
 from penstock.config.values import convert, parse_integer, parse_number
 
 OPTIONS = {one.field: one for one in options_of(ServeConfig)}

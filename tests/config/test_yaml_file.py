@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config import ConfigError
+from penstock.config.errors import ConfigError
 from penstock.config.yaml_file import YamlEntry, parse, read
 
 

@@ -147,7 +147,7 @@ def test_an_engine_without_a_place_is_not_looked_for(run: Run) -> None:
         (engine,) = bench.connections.engines
         assert (engine.link, engine.host) == (None, "")
         there = bench.start("tcp://127.0.0.1:*")
-        bench.connections.place(0, there.socket.address)
+        bench.connections.set_address(0, there.socket.address)
         await bench.welcomes(1)
         assert engine.host == "127.0.0.1"
 
@@ -157,11 +157,11 @@ def test_an_engine_without_a_place_is_not_looked_for(run: Run) -> None:
 def test_an_engine_that_moves_is_followed(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         here, there = bench.start("tcp://127.0.0.1:*"), bench.start("tcp://127.0.0.1:*")
-        bench.connections.place(0, here.socket.address)
+        bench.connections.set_address(0, here.socket.address)
         await bench.welcomes(1)
-        bench.connections.place(0, here.socket.address)
+        bench.connections.set_address(0, here.socket.address)
         assert bench.records.losses == [], "it is where it was"
-        bench.connections.place(0, there.socket.address)
+        bench.connections.set_address(0, there.socket.address)
         assert bench.records.losses == ["The engine that ran this request was replaced."]
         await bench.welcomes(2)
         assert (len(here.peers), len(there.peers)) == (1, 1)
@@ -172,15 +172,15 @@ def test_an_engine_that_moves_is_followed(run: Run) -> None:
 def test_an_engine_that_leaves_may_finish_and_is_not_looked_for_again(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         there = bench.start("tcp://127.0.0.1:*")
-        bench.connections.place(0, there.socket.address)
+        bench.connections.set_address(0, there.socket.address)
         await bench.welcomes(1)
-        bench.connections.place(0, None)
+        bench.connections.set_address(0, None)
         (engine,) = bench.connections.engines
         assert engine.link is not None
         assert bench.records.losses == []
         bench.connections.disconnect(engine, "over")
         again = bench.start("tcp://127.0.0.1:*")
-        bench.connections.place(0, again.socket.address)
+        bench.connections.set_address(0, again.socket.address)
         await bench.welcomes(2)
         assert (len(there.peers), len(again.peers)) == (1, 1)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dispatch.connections import SILENCE_S, EngineState
+from penstock.dispatch.connections import UNRESPONSIVE_S, EngineState
 from penstock.dispatch.engine_client import EngineClient
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
@@ -211,23 +211,23 @@ def test_the_load_of_an_engine_has_what_it_cannot_have_counted() -> None:
 
 def test_an_engine_that_takes_nothing_is_silent_until_it_does() -> None:
     engine = EngineState(0)
-    assert not engine.silent(now=1e9)
+    assert not engine.is_unresponsive(now=1e9)
     engine.on_submit(now=10.0)
     engine.on_submit(now=11.0)
-    assert not engine.silent(now=10.0 + SILENCE_S)
-    assert engine.silent(now=10.1 + SILENCE_S)
+    assert not engine.is_unresponsive(now=10.0 + UNRESPONSIVE_S)
+    assert engine.is_unresponsive(now=10.1 + UNRESPONSIVE_S)
     engine.update_load(step=1, waiting=0, running=1, kv_used_permille=0, accepted=0, now=12.0)
-    assert engine.silent(now=10.1 + SILENCE_S), "it ran, but took nothing"
+    assert engine.is_unresponsive(now=10.1 + UNRESPONSIVE_S), "it ran, but took nothing"
     engine.update_load(step=2, waiting=0, running=1, kv_used_permille=0, accepted=1, now=13.0)
-    assert not engine.silent(now=13.0)
-    assert engine.silent(now=13.1 + SILENCE_S), "there is one more"
+    assert not engine.is_unresponsive(now=13.0)
+    assert engine.is_unresponsive(now=13.1 + UNRESPONSIVE_S), "there is one more"
     engine.update_load(step=3, waiting=0, running=2, kv_used_permille=0, accepted=2, now=20.0)
-    assert not engine.silent(now=1e9)
+    assert not engine.is_unresponsive(now=1e9)
 
 
 def test_new_streams_avoid_a_silent_engine_while_there_is_another(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
-        long_ago = time.monotonic() - SILENCE_S - 1
+        long_ago = time.monotonic() - UNRESPONSIVE_S - 1
         _, silent, busy = bench.engine_client.engines
         bench.engine_client.set_draining([0])
         busy.update_load(1, waiting=50, running=50, kv_used_permille=0, accepted=0, now=long_ago)

@@ -21,7 +21,7 @@ class Engines:
         self.asked: list[tuple[int, RpcCall]] = []
         self.calls = Calls(lambda rank, call: self.asked.append((rank, call)))
         for rank in range(connected):
-            self.calls.connected(rank, epoch)
+            self.calls.on_connected(rank, epoch)
 
     async def started(
         self, ranks: list[int], request: RpcRequest = FLY, timeout_s: float = LONG_S
@@ -33,7 +33,7 @@ class Engines:
 
     def answer(self, place: int, *reply: Any) -> None:
         rank, call = self.asked[place]
-        self.calls.replied(rank, RpcReply(call.call, *reply))
+        self.calls.on_reply(rank, RpcReply(call.call, *reply))
 
 
 async def turn() -> None:
@@ -64,7 +64,7 @@ def test_an_engine_that_goes_or_is_late_does_not_hold_up_the_others() -> None:
         engines = Engines(3)
         task = await engines.started([0, 1, 2], timeout_s=SOON_S)
         engines.answer(0, None, "well", 1)
-        engines.calls.gone(1)
+        engines.calls.on_disconnected(1)
         assert await task == [
             Receipt(0, 0, 1, result="well"),
             Receipt(1, 0, error="the engine is gone", code="gone"),
@@ -95,10 +95,10 @@ def test_asked_again_with_the_same_key_over_a_new_connection() -> None:
     async def run() -> None:
         engines = Engines(1)
         task = await engines.started([0], KEYED)
-        engines.calls.gone(0)
+        engines.calls.on_disconnected(0)
         await turn()
         assert len(engines.asked) == 1
-        engines.calls.connected(0, 0)
+        engines.calls.on_connected(0, 0)
         await turn()
         assert [call.key for _, call in engines.asked] == ["k", "k"]
         engines.answer(0, None, "of the connection that broke")
@@ -112,7 +112,7 @@ def test_an_engine_that_was_away_is_asked_when_it_is_there() -> None:
     async def run() -> None:
         engines = Engines(0)
         one, two = await engines.started([0], KEYED), await engines.started([0], KEYED)
-        engines.calls.connected(0, 2)
+        engines.calls.on_connected(0, 2)
         await turn()
         engines.answer(0, None, None, 1)
         engines.answer(1, None, None, 1, True)
@@ -126,8 +126,8 @@ def test_what_a_restart_resets_is_asked_again() -> None:
     async def run() -> None:
         engines = Engines(1)
         task = await engines.started([0], KEYED)
-        engines.calls.gone(0)
-        engines.calls.connected(0, 1)
+        engines.calls.on_disconnected(0)
+        engines.calls.on_connected(0, 1)
         await turn()
         engines.answer(1, None, "done", 2)
         assert await task == [Receipt(0, 1, 2, restarted=True, result="done")]
@@ -139,8 +139,8 @@ def test_what_it_does_not_is_reported() -> None:
     async def run() -> None:
         engines = Engines(1)
         task = await engines.started([0], RpcRequest("fly", {}, "k", after_restart=False))
-        engines.calls.gone(0)
-        engines.calls.connected(0, 1)
+        engines.calls.on_disconnected(0)
+        engines.calls.on_connected(0, 1)
         [receipt] = await task
         assert (receipt.restarted, receipt.code, receipt.epoch) == (True, "restarted", 1)
         assert receipt.error == "the engine was started again before it answered"
@@ -154,7 +154,7 @@ def test_the_time_holds_for_all_attempts_together() -> None:
         engines = Engines(1)
         never = await engines.started([1], KEYED, SOON_S)
         lost = await engines.started([0], KEYED, SOON_S)
-        engines.calls.gone(0)
+        engines.calls.on_disconnected(0)
         assert [receipt.error for receipt in await never + await lost] == [
             "not connected within 0.01 s",
             "the engine went before it answered, and was not back within 0.01 s",
@@ -167,7 +167,7 @@ def test_what_is_given_up_is_told_only_to_those_that_are_there() -> None:
     async def run() -> None:
         engines = Engines(1)
         task = await engines.started([0, 1], RpcRequest("fly", {}, "k", RpcPhase.ABORT))
-        engines.calls.gone(0)
+        engines.calls.on_disconnected(0)
         assert [receipt.code for receipt in await task] == ["gone", "gone"]
 
     asyncio.run(run())
@@ -177,9 +177,9 @@ def test_a_connection_is_told_before_anybody_is_asked_over_it() -> None:
     async def run() -> None:
         engines = Engines(0)
         told: list[tuple[int, int]] = []
-        engines.calls.listen(lambda rank: told.append((rank, len(engines.asked))))
+        engines.calls.set_connect_listener(lambda rank: told.append((rank, len(engines.asked))))
         task = await engines.started([1], KEYED)
-        engines.calls.connected(1, 0)
+        engines.calls.on_connected(1, 0)
         await turn()
         assert told == [(1, 0)]
         assert len(engines.asked) == 1

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from penstock.dispatch.resumption import MOST_SETBACKS, Resumption
+from penstock.dispatch.resumption import MAX_FAILED_RESUMES, Resumption
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import NO_ENGINE, OutputProcessor
@@ -73,11 +73,11 @@ class Host:
         self.table.process_frame(
             stream.rank,
             TokenFrame(
-                1,
-                np.array([stream.handle], np.int32),
-                np.array([position], np.int32),
-                np.array(tokens, np.int32),
-                np.array([len(tokens)], np.int32),
+                step=1,
+                stream=np.array([stream.handle], np.int32),
+                position=np.array([position], np.int32),
+                tokens=np.array(tokens, np.int32),
+                count=np.array([len(tokens)], np.int32),
             ),
             1.0,
         )
@@ -176,7 +176,7 @@ def test_a_stream_that_seems_to_end_engines_is_given_up() -> None:
     host, poison, innocent = Host(), Reply(), Reply()
     streams = [host.open(poison), host.open(innocent)]
     host.lose(0)
-    for loss in range(MOST_SETBACKS):
+    for loss in range(MAX_FAILED_RESUMES):
         assert poison.errors == []
         host.deliver(streams[1], 5)
         host.up = [loss % 2]
@@ -192,10 +192,10 @@ def test_a_stream_that_seems_to_end_engines_is_given_up() -> None:
 def test_a_token_in_between_clears_a_stream() -> None:
     host, reply = Host(), Reply()
     stream = host.open(reply)
-    for loss in range(3 * MOST_SETBACKS):
+    for loss in range(3 * MAX_FAILED_RESUMES):
         host.lose(loss % 2)
         host.up = [loss % 2]
-        if loss % MOST_SETBACKS == 0:
+        if loss % MAX_FAILED_RESUMES == 0:
             host.deliver(stream, 1)
     assert reply.errors == []
 
@@ -265,7 +265,7 @@ def test_choices_of_a_request_that_failed_are_not_resumed() -> None:
 
     first, second = host.open(Sibling()), host.open()
     for stream in (first, second):
-        stream.resumed_at, stream.failed_resumes = 0, MOST_SETBACKS - 1
+        stream.resumed_at, stream.failed_resumes = 0, MAX_FAILED_RESUMES - 1
     second.failed_resumes = 0
     host.lose(0)
     assert host.submitted == []

@@ -203,7 +203,7 @@ class World:
     def answer(self, server: int, rank: int) -> None:
         link = self.links[server, rank]
         if link.replies:
-            self.servers[server].view.calls.replied(rank, link.replies.popleft())
+            self.servers[server].view.calls.on_reply(rank, link.replies.popleft())
 
     def order(self, server: int, _: int) -> None:
         """The next order of the supervisor arrives."""
@@ -220,7 +220,7 @@ class World:
             view.engines[rank].info = None
             view.engines[rank].link = None
             view.engines[rank].clear()
-            view.calls.gone(rank)
+            view.calls.on_disconnected(rank)
             self.engines[rank].calls.drop_server(server)
 
     def connect(self, server: int, rank: int) -> None:
@@ -230,7 +230,7 @@ class World:
             link.up = True
             state.link, state.info = cast(Any, link), cast(Any, "info")
             state.epoch = engine.epoch
-            view.calls.connected(rank, engine.epoch)
+            view.calls.on_connected(rank, engine.epoch)
 
     def kill_engine(self, _: int, rank: int) -> None:
         for server in range(SERVERS):

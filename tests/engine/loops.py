@@ -32,6 +32,7 @@ class Host:
     def __init__(self, model_dir: Path, run_dir: str, **options: Any) -> None:
         self.engine = SyntheticEngine(ServeConfig(engine="synthetic", **options), str(model_dir))
         self.socket = CountingSocket(engine_address(run_dir, 0))
+        self.loop = EngineLoop(self.engine, self.socket, 0, 0)
         self.supervisor, theirs = ChildChannel.pair()
         self.control = ControlChannel(theirs.detach())
         self.error: Exception | None = None
@@ -40,7 +41,7 @@ class Host:
 
     def _run(self) -> None:
         try:
-            EngineLoop(self.engine, self.socket, 0, 0).run(self.control)
+            self.loop.run(self.control)
         except Exception as error:  # noqa: BLE001 - the test looks at it
             self.error = error
         finally:

@@ -126,4 +126,4 @@ class Driver:
         assert named[NULL_BLOCK] == 0
         used = int(np.count_nonzero(named))
         assert used + blocks.free_count() == blocks.blocks
-        assert blocks.idle_count() <= blocks.free_count()
+        assert len(blocks._idle) <= blocks.free_count()

@@ -65,11 +65,16 @@ class ApiServer:
         assert reply.call == self._calls
         return reply
 
-    def until_metric(self, name: str, value: float) -> None:
-        """Ask until a metric has a value; each question is one round trip."""
+    def ping(self) -> None:
+        """One round trip: a call that changes nothing in a synthetic engine."""
+        assert self.call("reset_prefix_cache").error is None
+
+    def ping_until(self, condition: Callable[[], bool]) -> None:
+        """Ping until the condition holds."""
         deadline = time.monotonic() + DEADLINE_S
-        while (reply := self.call("metrics")).result[name] != value:
-            assert time.monotonic() < deadline, f"{name} is {reply.result[name]}, not {value}"
+        while not condition():
+            assert time.monotonic() < deadline
+            self.ping()
 
     def close(self) -> None:
         self.link.close()

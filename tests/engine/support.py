@@ -112,8 +112,8 @@ class Received:
 
     def step(self, rows: StepRows) -> None:
         """A step's rows straight from an engine, all of one API server."""
-        columns = (rows.stream, rows.position, rows.tokens, rows.count, rows.finish, rows.cached)
-        self.frame(TokenFrame(0, *columns))
+        columns = ("stream", "position", "tokens", "count", "finish", "cached")
+        self.frame(TokenFrame(step=0, **{name: getattr(rows, name) for name in columns}))
         for failure in rows.failed:
             self.fail(failure)
 

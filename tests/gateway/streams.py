@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.gateway.responses.event_reader import TokenUsage
 from penstock.gateway.responses.outcome import Outcome
+from penstock.gateway.responses.token_usage import TokenUsage
 
 
 @dataclass(frozen=True)

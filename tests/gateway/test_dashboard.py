@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import penstock
-from penstock.gateway.relay.relay import RequestRecord
-from penstock.gateway.responses.event_reader import TokenUsage
+from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.response_observer import Observation
+from penstock.gateway.responses.token_usage import TokenUsage
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 

@@ -144,7 +144,7 @@ def test_a_server_that_tells_no_load_is_up(status: int) -> None:
             eventually(lambda: len(scrapes) > 3)
             assert front.complete().status_code == 200
             assert front.counts("endpoint_up") == {server.url: 1}
-            eventually(lambda: sum("tells no load" in line for line in front.lines) == 1)
+            eventually(lambda: sum("reports no load" in line for line in front.lines) == 1)
 
 
 def test_a_server_whose_metrics_fail_is_down() -> None:

@@ -11,7 +11,7 @@ import pytest
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.gateway.process import EndpointSource, read_weights
-from penstock.gateway.requests.request_body import ModelRewrites
+from penstock.gateway.requests.model_rewrites import ModelRewrites
 from tests.gateway.processes import WAIT_S
 
 
@@ -25,11 +25,11 @@ def test_weights() -> None:
     [
         ("queu=1", None, "--scorers queu=1: there is no scorer 'queu', but queue, running"),
         ("queue", None, "--scorers queue: '' is not a number"),
-        ("queue=-1", None, "the weight -1 is not allowed, it takes one of at least 0"),
+        ("queue=-1", None, "the weight -1 is not allowed; it must be finite and at least 0"),
         ("queue=nan", None, "the weight nan is not allowed"),
-        ("queue=1,queue=2", None, "--scorers queue=1,queue=2: queue stands there twice"),
-        ("queue=1,slo=1", None, "there is no --ttft-slo that it aims at"),
-        ("queue=1", 0.5, "--ttft-slo 0.5: the scorer that aims at it, slo, is not in --scorers"),
+        ("queue=1,queue=2", None, "--scorers queue=1,queue=2: queue is given twice"),
+        ("queue=1,slo=1", None, "the scorer slo needs --ttft-slo"),
+        ("queue=1", 0.5, "--ttft-slo 0.5: the scorer that uses it, slo, is not in --scorers"),
     ],
 )
 def test_weights_that_are_none(scorers: str, slo: float | None, problem: str) -> None:

@@ -166,14 +166,13 @@ class Desk:
             end = finish if number == len(parts) else FinishReason.NONE
             frames.append(
                 TokenFrame(
-                    number,
-                    np.array([handle], np.int32),
-                    np.array([self.positions[handle]], np.int32),
-                    np.array(tokens, np.int32),
-                    None if len(tokens) == 1 else np.array([len(tokens)], np.int32),
-                    np.array([end], np.int8) if end else None,
-                    None,
-                    made_up_logprobs(tokens) if logprobs and tokens else None,
+                    step=number,
+                    stream=np.array([handle], np.int32),
+                    position=np.array([self.positions[handle]], np.int32),
+                    tokens=np.array(tokens, np.int32),
+                    count=None if len(tokens) == 1 else np.array([len(tokens)], np.int32),
+                    finish=np.array([end], np.int8) if end else None,
+                    logprobs=made_up_logprobs(tokens) if logprobs and tokens else None,
                 )
             )
             self.positions[handle] += len(tokens)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.config import ConfigError, ServeConfig, resolve
+from penstock.config.errors import ConfigError
+from penstock.config.options import ServeConfig
+from penstock.config.sources import resolve
 from penstock.dialects.completions.request_schema import CompletionRequest
 from penstock.generation.stream_interval import NOT_STREAMED, IntervalPolicy, StreamInterval
 

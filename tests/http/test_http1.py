@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.http.connection_settings import ConnectionSettings, Limits
-from penstock.http.http1 import ServerProtocol, unframed
-from penstock.streaming.stream import chunk
+from penstock.http.http1 import ServerProtocol
+from penstock.streaming.chunked import chunk
 from tests.http.connections import REQUEST, App, answer, connection, settle
 
 TIMES = (30.0, 75.0)
@@ -257,8 +257,3 @@ def test_a_connection_that_ended_needs_no_garbage_collector(requests: bytes) -> 
             assert asyncio.run(run(app))() is None
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("contents", [[], [b"a"], [b"a" * 20, b"\r\n0\r\n", b"c"]])
-def test_chunks_lose_their_frames(contents: list[bytes]) -> None:
-    assert unframed(b"".join(map(chunk, contents))) == b"".join(contents)

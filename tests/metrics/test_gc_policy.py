@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from penstock.config.groups.processes import GcPolicy
 from penstock.metrics import gc_policy
-from penstock.metrics.gc_policy import GarbageCollector, GcPauses, Policy
+from penstock.metrics.gc_policy import GarbageCollector, GcPauses
 
 
 class Knot:
@@ -26,7 +27,7 @@ Start = Callable[..., GarbageCollector]
 def start() -> Iterator[Start]:
     started: list[GarbageCollector] = []
 
-    def start(policy: Policy = "idle", pause_budget_s: float = 1.0) -> GarbageCollector:
+    def start(policy: GcPolicy = "idle", pause_budget_s: float = 1.0) -> GarbageCollector:
         collector = GarbageCollector(policy, pause_budget_s)
         collector.start()
         started.append(collector)
@@ -50,7 +51,7 @@ def alive(references: list[weakref.ref[Knot]]) -> int:
 
 
 @pytest.mark.parametrize("policy", ["idle", "off"])
-def test_python_collects_nothing_by_itself(start: Start, policy: Policy) -> None:
+def test_python_collects_nothing_by_itself(start: Start, policy: GcPolicy) -> None:
     start(policy)
     assert not gc.isenabled()
     assert gc.get_freeze_count() > 1000

@@ -1,0 +1,1 @@
+"""Load tests of whole servers: a mixed load with killed processes, and the gateway under failing requests."""

@@ -1,4 +1,4 @@
-"""Clients of a soak: connections that are kept, dropped, read slowly or not at all."""
+"""Clients of a soak: they keep, drop, read slowly or do not read connections."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ SMALL_WINDOW = 4096
 SLOW_READ_INTERVAL_S = 0.3
 """Time between its reads."""
 REUSE = 0.7
-"""Share of requests that go over a connection that is open already, where there is one."""
+"""Share of requests that reuse an open connection, where there is one."""
 
 
 class SentRequest:
-    """A request on a connection: what was seen, and how it ended."""
+    """A request on a connection: what was received, and how it ended."""
 
     def __init__(self, port: int, opened_at: float, *, reused: bool) -> None:
         self.seen = ReceivedReply()
         self.port = port
-        """The client's own, by which it is known who served it, at a time: ports are used again."""
+        """The client's port, which identifies the API server that served it. Ports are reused over time."""
         self.opened_at = opened_at
-        """time.monotonic() before the connection was opened: it may be served, and its server killed, before
-        this process takes note of it."""
+        """time.monotonic() before the connection was opened. Its server may be killed before this process
+        continues."""
         self.reused = reused
         self.left = False
-        """The client hung up."""
+        """The client closed the connection."""
         self.stuck = False
-        """It did not end in time."""
+        """It did not finish in time."""
         self.ended_at = 0.0
         """time.monotonic()"""
 
     @property
     def stale(self) -> bool:
-        """Nothing came over a connection that was kept: its server had closed it. Clients try again."""
+        """Nothing was received on a reused connection: the server had closed it. Clients retry."""
         return self.reused and not self.seen.status and not self.left and not self.seen.whole
 
 
@@ -85,15 +85,15 @@ class _Connection(asyncio.Protocol):
 
     # -- a request
 
-    async def run(self, request: bytes, recipe: RequestSpec, seconds: float) -> SentRequest:
-        """Send it and behave as the recipe says, until it, or the connection, or time is at its end."""
+    async def run(self, request: bytes, spec: RequestSpec, seconds: float) -> SentRequest:
+        """Sends it and behaves as ``spec`` says until the request, the connection or the time limit ends."""
         attempt = self._attempt = SentRequest(self.port, self.opened_at, reused=self.used)
         self.used = True
-        self._slow = recipe.manner is ClientBehaviour.SLOW
+        self._slow = spec.behaviour is ClientBehaviour.SLOW
         self._transport.write(request)
         try:
             async with asyncio.timeout(seconds):
-                await self._behave(recipe, attempt.seen)
+                await self._behave(spec, attempt.seen)
         except TimeoutError:
             attempt.stuck = True
         finally:
@@ -103,18 +103,18 @@ class _Connection(asyncio.Protocol):
         attempt.left = self.open and not attempt.seen.whole and not attempt.stuck
         return attempt
 
-    async def _behave(self, recipe: RequestSpec, seen: ReceivedReply) -> None:
-        match recipe.manner:
+    async def _behave(self, spec: RequestSpec, seen: ReceivedReply) -> None:
+        match spec.behaviour:
             case ClientBehaviour.LEAVE_EARLY:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(recipe.wait_s):
+                    async with asyncio.timeout(spec.wait_s):
                         await self._until_whole(seen)
             case ClientBehaviour.LEAVE_LATE:
-                while self.open and not seen.whole and seen.events < recipe.events:
+                while self.open and not seen.whole and seen.events < spec.events:
                     await self._wait()
             case ClientBehaviour.STALL:
                 self._transport.pause_reading()
-                await asyncio.sleep(recipe.wait_s)
+                await asyncio.sleep(spec.wait_s)
                 self._transport.resume_reading()
                 await self._until_whole(seen)
             case _:
@@ -133,7 +133,7 @@ class _Connection(asyncio.Protocol):
 
 
 class ClientPool:
-    """Sends requests to one server over connections that it keeps."""
+    """Sends requests to one server and keeps connections."""
 
     def __init__(self, url: str, rng: random.Random) -> None:
         parts = urlsplit(url)
@@ -141,15 +141,15 @@ class ClientPool:
         self._random = rng
         self._idle: list[_Connection] = []
 
-    async def send(self, recipe: RequestSpec, seconds: float) -> SentRequest:
-        """Until the request has ended, however, or time is over. Raises OSError when no connection can be
-        opened, TimeoutError when none is within that time."""
-        narrow = recipe.manner in (ClientBehaviour.SLOW, ClientBehaviour.STALL)
+    async def send(self, spec: RequestSpec, seconds: float) -> SentRequest:
+        """Sends a request and waits at most ``seconds`` for its end. Raises OSError when no connection can be
+        opened, TimeoutError when none opens in time."""
+        narrow = spec.behaviour in (ClientBehaviour.SLOW, ClientBehaviour.STALL)
         connection = None if narrow else self._kept()
         if connection is None:
             async with asyncio.timeout(seconds):
                 connection = await self._connect(SMALL_WINDOW if narrow else None)
-        attempt = await connection.run(self._request(recipe), recipe, seconds)
+        attempt = await connection.run(self._request(spec), spec, seconds)
         if connection.open and attempt.seen.reusable and not narrow:
             self._idle.append(connection)
         else:
@@ -157,7 +157,7 @@ class ClientPool:
         return attempt
 
     def close(self) -> None:
-        """Close the connections that are kept."""
+        """Closes idle connections."""
         while self._idle:
             self._idle.pop().close()
 
@@ -184,11 +184,11 @@ class ClientPool:
         connection.opened_at = opened_at
         return connection
 
-    def _request(self, recipe: RequestSpec) -> bytes:
-        content = recipe.content
+    def _request(self, spec: RequestSpec) -> bytes:
+        content = spec.content
         body = content if isinstance(content, bytes) else msgspec.json.encode(content)
         head = (
-            f"POST {recipe.path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
+            f"POST {spec.path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body

@@ -1,4 +1,4 @@
-"""Model servers that fail in every way, and clients that leave at every moment."""
+"""Model servers that fail in many ways, and clients that disconnect at any time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self, cast
 
 import msgspec
@@ -24,12 +23,12 @@ from penstock.gateway.upstream.http_client import (
 
 
 class Scenario(enum.StrEnum):
-    """What becomes of a request: named in its body, where the model server finds it."""
+    """How a request goes. Its body names the scenario for the model server."""
 
     STREAM = enum.auto()
     WHOLE = enum.auto()
     UNKNOWN = enum.auto()
-    """404, for a model that the client makes up."""
+    """404, for a made-up model."""
     FAILED = enum.auto()
     """500."""
     UNREADY = enum.auto()
@@ -38,19 +37,19 @@ class Scenario(enum.StrEnum):
     RESET = enum.auto()
     """The connection breaks before the reply."""
     BROKEN = enum.auto()
-    """It breaks within the stream."""
+    """The connection breaks within the stream."""
     TRUNCATED = enum.auto()
-    """The stream ends in order, but without its terminator."""
+    """The stream ends without its terminator."""
     MALFORMED = enum.auto()
     CHARSET = enum.auto()
     STALLED = enum.auto()
-    """No answer comes."""
+    """There is no response."""
     LEAVES_AT_ONCE = enum.auto()
-    """The client leaves within a hundredth of a second, before the first token."""
+    """The client disconnects within 10 ms, before the first token."""
     LEAVES_WITHIN = enum.auto()
-    """The client leaves after the first token."""
+    """The client disconnects after the first token."""
     REFUSED = enum.auto()
-    """The gateway does not take the body."""
+    """The gateway rejects the body."""
 
 
 WEIGHTS = dict.fromkeys(Scenario, 2) | {
@@ -62,11 +61,11 @@ WEIGHTS = dict.fromkeys(Scenario, 2) | {
     Scenario.REFUSED: 10,
     Scenario.STALLED: 1,
 }
-"""How often each comes. Failures are few, so that breakers are open now and then, but not always."""
+"""Relative frequencies. Failures are rare, so that circuit breakers open now and then, but not always."""
 NAMES = 300
-"""Different prompts and sessions: the memory for them is full early."""
+"""Different prompts and sessions: the memory for them is full early in a run."""
 MADE_UP = 5000
-"""Different models that nobody serves."""
+"""Number of different made-up models."""
 TOKEN = b'data: {"choices":[{"index":0,"text":" a"}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -111,9 +110,9 @@ REPLIES = {
     Scenario.LEAVES_AT_ONCE: b"",
     Scenario.LEAVES_WITHIN: _stream(TOKEN, end=b""),
 }
-"""What the model server sends."""
+"""Responses of the model server."""
 BREAKS = frozenset({Scenario.RESET, Scenario.BROKEN})
-"""After which it closes the connection."""
+"""Scenarios after which it closes the connection."""
 
 
 class _ModelServer(asyncio.Protocol):
@@ -142,7 +141,7 @@ class _ModelServer(asyncio.Protocol):
 
 
 class ModelServers:
-    """So many of them, in this process; a context."""
+    """Model servers in this process; use it as a context."""
 
     def __init__(self, count: int) -> None:
         self.urls: list[str] = []
@@ -157,15 +156,13 @@ class ModelServers:
             self._servers.append(await loop.create_server(_ModelServer, sock=listener))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for server in self._servers:
             server.close()
 
 
 class _Reply:
-    """Receives one reply. ``leaves``: at its first byte."""
+    """Receives one reply. ``leaves``: disconnects at its first byte."""
 
     def __init__(self, connection: Connection, *, leaves: bool) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -190,25 +187,25 @@ class _Reply:
 
 
 class ScenarioClient:
-    """Asks the gateway at ``url``, one request after the other."""
+    """Sends requests to the gateway at ``url``, one after the other."""
 
     def __init__(self, url: str, rng: random.Random) -> None:
         self._pool = ConnectionPool(url, connect_timeout_s=30.0)
         self._rng = rng
 
     async def run(self, kinds: Iterator[Scenario]) -> None:
-        """Requests of ``kinds``, which other clients take from as well."""
+        """Sends requests of ``kinds``, an iterator that clients share."""
         for kind in kinds:
             await self._ask(kind)
 
     async def tracked_objects(self) -> int:
-        """Of the gateway, by its garbage collector."""
+        """Objects tracked by the gateway's garbage collector."""
         report = msgspec.json.decode(await self._get(b"/debug/gc"))
         tracked: int = report["processes"]["gateway"]["tracked"]
         return tracked
 
     async def outcomes(self) -> Counter[str]:
-        """Requests that the gateway has counted."""
+        """The gateway's request counts by outcome."""
         counts: Counter[str] = Counter()
         for outcome, value in _OUTCOME.findall((await self._get(b"/metrics")).decode()):
             counts[outcome] += int(float(value))
@@ -220,7 +217,7 @@ class ScenarioClient:
     async def _ask(self, kind: Scenario) -> None:
         name = self._rng.randrange(NAMES)
         model, prompt = "m", f"{name} " * 300
-        if kind is Scenario.UNKNOWN:  # too short to be remembered: that would fill memory, up to its bound
+        if kind is Scenario.UNKNOWN:  # too short for the prefix index, which made-up models would fill
             model, prompt = f"made-up-{self._rng.randrange(MADE_UP)}", "p"
         fields = {
             "model": model,
@@ -242,7 +239,7 @@ class ScenarioClient:
             await reply.done
 
     async def _get(self, path: bytes) -> bytes:
-        """Raises UpstreamError when there is no answer."""
+        """Raises UpstreamError when there is no response."""
         connection = await self._pool.acquire()
         reply = _Reply(connection, leaves=False)
         connection.send(request_bytes(b"GET", path, connection.authority, [], b""), reply)

@@ -1,4 +1,4 @@
-"""Deaths, hangs, pauses and replacements of a server's processes, one at a time, at random."""
+"""Random faults of a server's processes, one at a time: kills, hangs, pauses, rolling restarts."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from tests.soak.client import SentRequest
 from tests.soak.server_processes import ProcessInstance, ProcessTree, client_ports, is_alive, process_of
 
 PAUSES_S = (0.2, 2.0)
-"""Shortest and longest time a process is stopped and goes on."""
+"""Shortest and longest pause of a process."""
 SETTLED_S = 8.0
-"""Age of a process from which on it may be disturbed: it is ready. To kill what starts is to fail its start,
-and three of these end the server, as they should."""
+"""Minimum age of a process for a fault: it is ready then. Killing a starting process fails its start, and
+three failed starts end the server."""
 GONE_S = 30.0
-"""Time for what the system or the supervisor does at once, on a busy machine."""
+"""Time limit for immediate actions of the system or the supervisor, on a busy machine."""
 REMEMBERED_S = 300.0
-"""How long after a kill a client may notice it: longer than any request takes."""
+"""Time in which a client may notice a kill: longer than any request."""
 POLL_S = 0.05
 
 Fault = Callable[[], Awaitable[bool]]
 
 
 class FaultInjector:
-    """Acts on the processes of a server that listens on ``port``.
+    """Injects faults into the processes of a server that listens on ``port``.
 
-    ``engines_up`` says how many engines take requests: one always stays undisturbed, so nothing has to be
-    refused. ``find`` is told what must not happen.
+    ``engines_up`` returns the number of ready engines: one is always left alone, so that no request is
+    refused. ``find`` records a defect.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class FaultInjector:
         self.done: Counter[str] = Counter()
         self.killed: set[ProcessInstance] = set()
         self.retired: set[ProcessInstance] = set()
-        """Ended in order, as others took their place."""
+        """Replaced in a rolling restart."""
         self.spared: frozenset[str] = frozenset()
-        """Titles of processes that are left alone; API servers are not replaced then."""
+        """Titles of processes without faults. While there are any, there is no rolling restart."""
         self._processes = processes
         self._port = port
         self._random = rng
@@ -58,7 +58,7 @@ class FaultInjector:
         self._engines_up = engines_up
         self._find = find
         self._cut: dict[int, float] = {}
-        """Clients' ports of connections that ended with their API server, and when."""
+        """Client ports of connections whose API server was killed, with the time."""
         self._kinds: dict[str, tuple[Fault, int]] = {
             "kill engine": (self._kill_engine, 4),
             "hang engine": (self._hang_engine, 1),
@@ -75,7 +75,7 @@ class FaultInjector:
         return killed_at is not None and attempt.opened_at <= killed_at <= attempt.ended_at
 
     async def run(self, every_s: float) -> None:
-        """Until it is cancelled, about every so many seconds. What has begun is finished first."""
+        """Injects faults, ``every_s`` seconds apart on average, until cancelled; completes the last."""
         with contextlib.suppress(asyncio.CancelledError):
             while True:
                 await asyncio.sleep(self._random.expovariate(1 / every_s))
@@ -83,12 +83,12 @@ class FaultInjector:
                 await _whole(self.once(self._random.choices(list(self._kinds), weights)[0]))
 
     async def once(self, kind: str) -> bool:
-        """One disturbance; False when it cannot be made as things are."""
+        """Injects one fault; False when it is impossible at the moment."""
         made = await self._kinds[kind][0]()
         self.done[kind] += made
         return made
 
-    # -- kinds; each says whether it could be done
+    # -- kinds of faults; False: impossible at the moment
 
     async def _kill_engine(self) -> bool:
         victim = await self._engine()
@@ -98,16 +98,16 @@ class FaultInjector:
         return True
 
     async def _hang_engine(self) -> bool:
-        """Longer than it may: it is to be killed and started again."""
+        """For longer than the hang timeout: it must be killed and restarted."""
         victim = await self._engine()
         if victim is None:
             return False
-        incarnation, process = victim
-        self.killed.add(incarnation)
+        instance, process = victim
+        self.killed.add(instance)
         process.suspend()
-        if not await _until(lambda: not is_alive(incarnation), self._hang_timeout_s + GONE_S):
-            self._find("hung engine not replaced", f"{incarnation.title}, process {incarnation.pid}")
-            self._kill(incarnation, process)
+        if not await _until(lambda: not is_alive(instance), self._hang_timeout_s + GONE_S):
+            self._find("hung engine not replaced", f"{instance.title}, process {instance.pid}")
+            self._kill(instance, process)
         return True
 
     async def _pause_engine(self) -> bool:
@@ -128,18 +128,18 @@ class FaultInjector:
         return True
 
     async def _kill_server(self) -> bool:
-        """Stopped first, so that it accepts nothing after its connections have been noted."""
+        """Stopped first, so that it accepts no connection after its client ports are read."""
         victim = self._victim("api-server")
         if victim is None:
             return False
-        incarnation, process = victim
+        instance, process = victim
         process.suspend()
         await _until(lambda: process.status() == psutil.STATUS_STOPPED, GONE_S)
         ports = client_ports(process, self._port)
         now = time.monotonic()
         self._cut = {port: at for port, at in self._cut.items() if now - at <= REMEMBERED_S}
         self._cut |= dict.fromkeys(ports, now)
-        self._kill(incarnation, process)
+        self._kill(instance, process)
         return True
 
     async def _kill_coordinator(self) -> bool:
@@ -150,7 +150,7 @@ class FaultInjector:
         return True
 
     async def _replace(self) -> bool:
-        """All API servers by new ones."""
+        """Starts a rolling restart of the API servers."""
         old = self._processes.with_role("api-server")
         if self.spared or not all(map(_settled, old)):
             return False
@@ -161,32 +161,32 @@ class FaultInjector:
     # -- victims
 
     async def _engine(self) -> tuple[ProcessInstance, psutil.Process] | None:
-        """One of several that are up."""
+        """An engine, unless it is the only one that is up."""
         if await self._engines_up() < 2:
             return None
         return self._victim("engine")
 
     def _victim(self, role: str) -> tuple[ProcessInstance, psutil.Process] | None:
-        """A process of this role, unless one is just being replaced."""
+        """A random process of this role; None while one is being replaced."""
         candidates = [each for each in self._processes.with_role(role) if each.title not in self.spared]
         if not candidates or any(map(is_alive, self.retired)) or not all(map(_settled, candidates)):
             return None
-        incarnation = self._random.choice(candidates)
-        process = process_of(incarnation)
-        return None if process is None else (incarnation, process)
+        instance = self._random.choice(candidates)
+        process = process_of(instance)
+        return None if process is None else (instance, process)
 
-    def _kill(self, incarnation: ProcessInstance, process: psutil.Process) -> None:
-        self.killed.add(incarnation)
+    def _kill(self, instance: ProcessInstance, process: psutil.Process) -> None:
+        self.killed.add(instance)
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
-def _settled(incarnation: ProcessInstance) -> bool:
-    return time.time() - incarnation.created >= SETTLED_S
+def _settled(instance: ProcessInstance) -> bool:
+    return time.time() - instance.created >= SETTLED_S
 
 
 async def _until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Waits until it holds; False when it does not in time."""
+    """Waits until ``condition`` holds; False after ``seconds``."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -196,7 +196,7 @@ async def _until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 async def _whole(work: Awaitable[object]) -> None:
-    """Finish ``work`` before a cancellation takes effect."""
+    """Completes ``work`` before a cancellation takes effect."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

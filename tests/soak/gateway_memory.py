@@ -1,4 +1,4 @@
-"""``penstock bench gateway-memory``: whether the gateway's memory stays flat, whatever requests come to."""
+"""``python -m tests.soak gateway``: whether the gateway's memory stays flat while requests fail."""
 
 from __future__ import annotations
 
@@ -11,39 +11,35 @@ import msgspec
 import psutil
 import uvloop
 
+from penstock.bench.deadline import Deadline, ProgressCallback
 from penstock.bench.errors import BenchError
-from penstock.bench.host_benchmark import Deadline, ProgressCallback
 from penstock.bench.server_process import ServerProcess
-from penstock.config.bench import BenchGatewayMemoryConfig
+from tests.soak.config import GatewayMemoryConfig
 from tests.soak.failure_scenarios import WEIGHTS, ModelServers, ScenarioClient
 from tests.soak.leaks import MemorySample, slope
 
 SERVERS = 3
 SAMPLES = 10
 FIRST_TOKEN_TIMEOUT_S = 1.0
-"""Of the gateway: how long a request to a server that stalls takes."""
+"""Option of the gateway: duration of a request to a server that stalls."""
 REST_S = 0.6
-"""Before each sample: the gateway collects garbage in idle gaps, which it looks for four times a second."""
+"""Pause before each sample: the gateway checks four times a second whether it may collect garbage."""
 MIB = 1 << 20
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings. Slopes are medians over all pairs of samples of the second half."""
+    """The results. Slopes are medians over all pairs of samples of the second half."""
 
     samples: list[MemorySample]
-    """After each tenth of the requests, with none in flight."""
+    """One after each tenth of the requests, with none in flight."""
     kib_per_1000_requests: float
     objects_per_1000_requests: float
     outcomes: dict[str, int]
-    """Requests by outcome, as the gateway counted them."""
-
-    def to_json(self) -> bytes:
-        """Indented, with a final newline."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+    """The gateway's request counts by outcome."""
 
 
-def measure_memory(config: BenchGatewayMemoryConfig, say: ProgressCallback) -> MemoryReport:
-    """Runs the requests; leaves no process behind. Raises BenchError."""
+def measure_memory(config: GatewayMemoryConfig, say: ProgressCallback) -> MemoryReport:
+    """Runs the requests and ends all processes. Raises BenchError."""
     deadline = Deadline(config.timeout)
     try:
         report: MemoryReport = uvloop.run(asyncio.wait_for(_measure(config, deadline, say), config.timeout))
@@ -52,9 +48,7 @@ def measure_memory(config: BenchGatewayMemoryConfig, say: ProgressCallback) -> M
     return report
 
 
-async def _measure(
-    config: BenchGatewayMemoryConfig, deadline: Deadline, say: ProgressCallback
-) -> MemoryReport:
+async def _measure(config: GatewayMemoryConfig, deadline: Deadline, say: ProgressCallback) -> MemoryReport:
     async with ModelServers(SERVERS) as servers:
         arguments = ["gateway", "--port=0", "--access-log=none", "--max-request-bytes=65536"]
         arguments += [f"--first-token-timeout={FIRST_TOKEN_TIMEOUT_S}", "--endpoints", *servers.urls]
@@ -77,7 +71,9 @@ async def _measure(
                 tracked = await clients[0].tracked_objects()
                 process = psutil.Process(gateway.pid)
                 resident, descriptors = process.memory_info().rss, process.num_fds()
-                samples.append(MemorySample(time.monotonic() - began, asked, resident, descriptors, tracked))
+                samples.append(
+                    MemorySample(time.monotonic() - began, asked, resident, descriptors, objects=tracked)
+                )
                 say(_line(samples[-1]))
             outcomes = await clients[0].outcomes()
             for client in clients:
@@ -86,7 +82,7 @@ async def _measure(
 
 
 def build(samples: list[MemorySample], outcomes: Counter[str]) -> MemoryReport:
-    """The report of these samples."""
+    """Builds the report."""
     half = samples[len(samples) // 2 :]
     return MemoryReport(
         samples=samples,
@@ -104,7 +100,7 @@ def _line(sample: MemorySample) -> str:
 
 
 def render(report: MemoryReport) -> str:
-    """Samples, slopes and outcomes to read."""
+    """The report as text."""
     outcomes = [f"{name:22s} {count:9,d}" for name, count in sorted(report.outcomes.items())]
     return "\n".join(
         [

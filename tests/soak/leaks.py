@@ -1,4 +1,4 @@
-"""Memory, descriptors and objects of processes while they are idle, and whether they grow."""
+"""Detects growth in memory, descriptors and objects of idle processes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import msgspec
 MIB = 1 << 20
 HOUR_S = 3600.0
 LEAST_SAMPLES = 5
-"""What is judged has at least so many samples, over LEAST_SPAN_S; less says nothing."""
+"""Minimum number of samples of a process, over LEAST_SPAN_S seconds, for a verdict."""
 LEAST_SPAN_S = 240.0
 MOST_FILES = 4
-"""So many more files in the run directory at the end than at the beginning are no leak yet: sockets are named
-by the numbers of processes, some of which may just be others."""
+"""Allowed growth in files of the run directory: sockets are named by process numbers, which differ."""
 MOST_DESCRIPTORS = 8
-"""More of them at the end than at the beginning are a leak."""
+"""Allowed growth in descriptors of a process."""
 
 
 class MemorySample(msgspec.Struct, frozen=True):
-    """One process, idle. ``requests``: of all clients until then. ``objects``: those that Python's garbage
-    collector tracks; None where the process does not tell."""
+    """One idle process. ``requests``: all requests so far. ``objects``: those tracked by the garbage
+    collector, None if unknown."""
 
     at_s: float
     requests: int
@@ -32,8 +31,8 @@ class MemorySample(msgspec.Struct, frozen=True):
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """How one process grew over the second half of the run. Slopes are medians over all pairs of samples
-    (Theil and Sen), so single ones that stand out do not count."""
+    """Growth of one process over the second half of the run. Slopes are medians over all pairs of samples
+    (Theil-Sen estimator), which outliers do not affect."""
 
     process: str
     pid: int
@@ -44,14 +43,14 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     mib_per_hour: float
     kib_per_1000_requests: float
     descriptors: int
-    """More at the end than at the beginning."""
+    """Growth from the first sample to the last."""
     objects_per_1000_requests: float | None
     judged: bool
-    """Whether there was enough to judge it by."""
+    """Whether there were enough samples for a verdict."""
 
 
 def growth(process: str, pid: int, samples: Sequence[MemorySample]) -> Growth:
-    """Of at least two samples."""
+    """From at least two samples."""
     first, last = samples[0], samples[-1]
     by_time = slope([(each.at_s, each.resident_bytes) for each in samples])
     by_request = slope([(each.requests, each.resident_bytes) for each in samples])
@@ -78,7 +77,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def leaks(grown: Sequence[Growth], mib_per_hour: float, objects_per_1000: float) -> Iterator[str]:
-    """What grows faster than it may."""
+    """Descriptions of processes that grow faster than allowed."""
     for each in grown:
         if not each.judged:
             continue

@@ -1,4 +1,4 @@
-"""What the synthetic engine gives: a function of the seed, so that every token of a reply can be checked."""
+"""Expected output of the synthetic engine, a function of the seed: every token of a reply can be checked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from penstock.engine.synthetic.engine import stream_state, token_indexes
+from penstock.engine.sampling.rng import stream_state, token_indexes
 from penstock.engine.vocabulary import read_vocabulary
 
 
@@ -18,12 +18,12 @@ class Output(NamedTuple):
 
     text: str
     tokens: list[int]
-    """Those that count in its usage."""
+    """Tokens that count in its usage."""
     finish_reason: str
 
 
 class Oracle:
-    """Knows the output of every seed, from a model's directory alone."""
+    """Computes the output for every seed, from the model's directory."""
 
     def __init__(self, model_dir: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
@@ -31,7 +31,7 @@ class Oracle:
 
     @property
     def vocabulary(self) -> list[int]:
-        """Ids that may be part of a prompt."""
+        """Token ids for prompts."""
         ids: list[int] = self._ordinary.tolist()
         return ids
 
@@ -46,7 +46,7 @@ class Oracle:
         return str(self._tokenizer.decode(tokens))
 
     def output(self, seed: int, max_tokens: int, stop: str | None, *, include_stop: bool = False) -> Output:
-        """What a request for ``max_tokens`` gets, with the stop string it names, if it names one."""
+        """The output of a request for ``max_tokens``, with an optional stop string."""
         tokens = self.tokens(seed, max_tokens)
         text = self.text(tokens)
         found = -1 if stop is None else text.find(stop)
@@ -57,7 +57,7 @@ class Oracle:
         return Output(text[: end if include_stop else found], tokens[:used], "stop")
 
     def tokens_in(self, tokens: Sequence[int], characters: int) -> int:
-        """The fewest of ``tokens``, from the first on, whose text has so many characters."""
+        """Length of the shortest prefix of ``tokens`` whose text has at least ``characters`` characters."""
         low, high = 0, len(tokens)
         while low < high:
             middle = (low + high) // 2

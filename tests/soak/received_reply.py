@@ -1,4 +1,4 @@
-"""What came of one request, from the bytes of its connection."""
+"""Parses the reply to one request from the bytes of its connection."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 import httptools
 import msgspec
 
-from penstock.client import DONE, SSEReader
+from penstock.client import DONE
+from penstock.streaming.sse_parser import SSEParser
 
 EVENTS = b"text/event-stream"
 _SHOWN = 300
-"""Characters of an error that are kept."""
+"""Maximum characters of an error that are kept."""
 
 
 class Usage(msgspec.Struct):
@@ -49,28 +50,28 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 class ReceivedReply:
-    """Fed with what a connection receives during one request; holds what that says."""
+    """Fed with the bytes that a connection receives during one request."""
 
     def __init__(self) -> None:
         self.status = 0
-        """0 while there is none."""
+        """HTTP status; 0 before it is received."""
         self.texts: defaultdict[int, str] = defaultdict(str)
         """By choice."""
         self.tokens: defaultdict[int, list[int]] = defaultdict(list)
-        """By choice, for requests that ask for them."""
+        """By choice, if requested."""
         self.finish_reasons: dict[int, str] = {}
         self.usage: Usage | None = None
         self.events = 0
         self.done = False
-        """``[DONE]`` came."""
+        """``[DONE]`` was received."""
         self.error = ""
-        """Of the server's, as JSON, or what is wrong with what it sent."""
+        """The server's error as JSON, or a description of an invalid reply."""
         self.whole = False
-        """The reply ended as HTTP has it."""
+        """The HTTP reply is complete."""
         self.reusable = False
         self._parser = httptools.HttpResponseParser(self)
         self._streamed = False
-        self._sse = SSEReader()
+        self._sse = SSEParser()
         self._body = bytearray()
 
     def feed(self, data: bytes) -> None:
@@ -97,13 +98,15 @@ class ReceivedReply:
             self._body += data
             return
         for event in self._sse.feed(data):
+            if event.data is None:
+                continue
             self.events += 1
             if self.done:
-                self.error = self.error or f"an event after [DONE]: {event[:_SHOWN]!r}"
-            elif event == DONE:
+                self.error = self.error or f"an event after [DONE]: {event.data[:_SHOWN]!r}"
+            elif event.data == DONE:
                 self.done = True
             else:
-                self._take(event)
+                self._take(event.data)
 
     def on_message_complete(self) -> None:
         self.whole = True

@@ -1,4 +1,4 @@
-"""What a soak found: as JSON, and as a table to read."""
+"""The report of a soak: as JSON, and as a table."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from penstock.bench.report import Machine
+from penstock.bench.machine import Machine
+from penstock.bench.tables import options_line
 from tests.soak.leaks import Growth
 from tests.soak.token_accounting import TokenBalance
 
 WIDTH = 118
 SHOWN_SAMPLES = 3
-"""Findings of a kind that are printed; JSON has more."""
+"""Printed samples of a kind of defect; JSON has more."""
 
 
 class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings. ``defects``: what must not happen, by kind, and how often it did; ``findings`` shows some
-    of it. ``ends``: requests by how they ended."""
+    """The results. ``defects``: counts by kind; ``findings``: samples. ``ends``: requests by end."""
 
     passed: bool
     defects: dict[str, int]
@@ -35,32 +35,25 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
     disturbances: dict[str, int]
     deaths: int
     resumed: int
-    """Streams that went on on another engine."""
+    """Streams that were resumed on another engine."""
     tokens: TokenBalance
-    """Of the whole run."""
+    """For the whole run."""
     calm: list[TokenBalance]
-    """Periods without a death, in which all counts are exact."""
+    """Periods without a killed process, in which all counts are exact."""
     growth: list[Growth]
-    """Of the processes that lived through the second half of the run."""
+    """Growth of the processes that were alive during the second half of the run."""
     run_directory_files: list[int]
     """At the beginning and at the end."""
     options: dict[str, Any]
     machine: Machine
 
-    def to_json(self) -> bytes:
-        """Indented, with a final newline."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-
 
 def render(report: SoakReport) -> str:
     """The report as text for a terminal, without a newline at its end."""
-    here = report.machine
     out = StringIO()
     console = Console(file=out, width=WIDTH, highlight=False, markup=False)
-    console.print(
-        f"penstock {here.penstock}, Python {here.python}, {here.system}, {here.cpu}, {here.cores} cores"
-    )
-    console.print(" ".join(f"--{name.replace('_', '-')} {value}" for name, value in report.options.items()))
+    console.print(str(report.machine))
+    console.print(options_line(report.options))
     console.print(_counts("requests", report.ends, report.requests, f"in {report.wall_s:,.0f} s"))
     if report.disturbances:
         died = f"{report.deaths:,} processes died"
@@ -72,7 +65,7 @@ def render(report: SoakReport) -> str:
         console.print(f"{kind}: {report.defects[kind]:,} times")
         for sample in samples[:SHOWN_SAMPLES]:
             console.print(f"  {sample}")
-    console.print("the ledger holds" if report.passed else "THE LEDGER DOES NOT HOLD")
+    console.print("all checks passed" if report.passed else "CHECKS FAILED")
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 

@@ -1,4 +1,4 @@
-"""The mix of requests: what is asked, how its client behaves, and what must come of it."""
+"""The mix of requests: body, behaviour of the client, and expected output."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.soak.oracle import Oracle, Output
 
 MOST_TOKENS = 600
 STALLED_TOKENS = 3000
-"""Enough for a client that does not read to be cut, at the backlog that the server is started with."""
+"""Enough for the server to disconnect a client that does not read, at SOAK_BACKLOG."""
 STALL_S = 8.0
-"""How long it does not read: long enough for that many tokens."""
+"""Time without reading, long enough for that many tokens."""
 MOST_CHOICES = 3
 SLOW_TOKENS = 200
 
@@ -27,7 +27,7 @@ _WORDS = _TEXT.split()
 
 
 class ClientBehaviour(enum.Enum):
-    """What a client does."""
+    """Behaviour of a client."""
 
     READ = "reads"
     SLOW = "reads slowly"
@@ -42,16 +42,16 @@ class RequestSpec:
 
     path: str
     content: bytes | dict[str, Any]
-    """Its body: bytes as they are, anything else as JSON."""
-    manner: ClientBehaviour = ClientBehaviour.READ
+    """Its body: bytes, or fields to encode as JSON."""
+    behaviour: ClientBehaviour = ClientBehaviour.READ
     status: int = 200
-    """What it is to be answered with."""
+    """Expected HTTP status."""
     outputs: list[Output] = field(default_factory=list)
-    """Per choice."""
+    """Expected output of each choice."""
     events: int = 0
     """Events after which a client leaves in the middle."""
     wait_s: float = 0.0
-    """How long a client stays that leaves without having read."""
+    """Time after which a client leaves without reading."""
 
     @property
     def streamed(self) -> bool:
@@ -63,14 +63,14 @@ class RequestSpec:
 
     @property
     def asked_tokens(self) -> int:
-        """All that the engines may generate for it."""
+        """Maximum tokens that engines generate for it."""
         if not isinstance(self.content, dict) or self.status != 200:
             return 0
         return int(self.content["max_tokens"]) * len(self.outputs)
 
 
 class RequestMix:
-    """Draws requests; the same ones for the same seed."""
+    """Draws random requests, reproducible by seed."""
 
     def __init__(self, oracle: Oracle, rng: random.Random) -> None:
         self._oracle = oracle
@@ -90,7 +90,7 @@ class RequestMix:
 
     def _good(self) -> RequestSpec:
         rng = self._random
-        manner = rng.choices(
+        behaviour = rng.choices(
             (
                 ClientBehaviour.READ,
                 ClientBehaviour.SLOW,
@@ -100,9 +100,9 @@ class RequestMix:
             weights=(80, 4, 6, 10),
         )[0]
         tokens = round(MOST_TOKENS ** rng.random())
-        if manner is ClientBehaviour.SLOW:
+        if behaviour is ClientBehaviour.SLOW:
             tokens = SLOW_TOKENS
-        elif manner is ClientBehaviour.LEAVE_LATE:
+        elif behaviour is ClientBehaviour.LEAVE_LATE:
             tokens = MOST_TOKENS
         choices = rng.randint(2, MOST_CHOICES) if rng.random() < 0.15 else 1
         path = rng.choice((COMPLETIONS, CHAT))
@@ -111,8 +111,8 @@ class RequestMix:
         if choices > 1:
             body["n"] = choices
         prompts = self._set_prompt(path, body)
-        self._set_streaming(body, always=manner in (ClientBehaviour.SLOW, ClientBehaviour.LEAVE_LATE))
-        self._set_extras(path, body, plain=manner is ClientBehaviour.SLOW)
+        self._set_streaming(body, always=behaviour in (ClientBehaviour.SLOW, ClientBehaviour.LEAVE_LATE))
+        self._set_extras(path, body, plain=behaviour is ClientBehaviour.SLOW)
         stop = self._set_stop(body, tokens)
         include = bool(body.get("include_stop_str_in_output"))
         outputs = [
@@ -123,14 +123,14 @@ class RequestMix:
         return RequestSpec(
             path,
             body,
-            manner,
+            behaviour,
             outputs=outputs,
             events=rng.randint(1, 40),
             wait_s=rng.uniform(0.0, 0.2),
         )
 
     def _stalled(self) -> RequestSpec:
-        """Logprobs make much to hold of every token."""
+        """Logprobs make events large."""
         seed = self._random.getrandbits(31)
         body = {"prompt": self._text(), "seed": seed, "max_tokens": STALLED_TOKENS, "logprobs": 1}
         body |= {"stream": True, "stream_interval": 1, "ignore_eos": True}
@@ -187,7 +187,7 @@ class RequestMix:
             body["stream_interval_ms"] = rng.choice((50, 300))
 
     def _set_extras(self, path: str, body: dict[str, Any], *, plain: bool) -> None:
-        """``plain``: nothing that makes a row large."""
+        """``plain``: nothing that makes events large."""
         rng = self._random
         if not plain and rng.random() < 0.2:
             body["return_token_ids"] = True
@@ -195,7 +195,7 @@ class RequestMix:
             body |= {"logprobs": True, "top_logprobs": 2} if path == CHAT else {"logprobs": 2}
 
     def _set_stop(self, body: dict[str, Any], tokens: int) -> str | None:
-        """Sometimes a piece of the first choice's text, from anywhere in it."""
+        """Sometimes sets a stop string: a random part of the first choice's text. Returns it."""
         rng = self._random
         if rng.random() >= 0.15:
             return None

@@ -1,4 +1,4 @@
-"""Every request has one end, with a name; the ledger gives it, and keeps what must not have happened."""
+"""Classifies how each request ended, checks its reply, and records defects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.soak.received_reply import ReceivedReply
 from tests.soak.request_mix import ClientBehaviour, RequestSpec
 
 MOST_SAMPLES = 20
-"""Findings of one kind that are kept word for word."""
+"""Maximum samples of a kind of defect."""
 
 
 class RequestEnd(enum.StrEnum):
@@ -37,19 +37,19 @@ DEFECTS = frozenset({RequestEnd.WRONG, RequestEnd.FAILED, RequestEnd.BROKEN, Req
 
 
 class ClientCounts(msgspec.Struct):
-    """What clients have seen, in requests and tokens."""
+    """Requests and tokens, counted by the clients."""
 
     ends: Counter[RequestEnd] = msgspec.field(default_factory=Counter)
     streams: int = 0
     """Choices of complete requests."""
     complete_tokens: int = 0
-    """Of complete requests: all are exactly known."""
+    """Tokens of complete requests, known exactly."""
     partial_tokens: int = 0
-    """Received by requests that ended otherwise."""
+    """Tokens received by other requests."""
     partial_asked: int = 0
-    """What these might have got at most."""
+    """Maximum tokens that those could have received."""
     retried: int = 0
-    """Requests that found their kept connection closed, and were sent again."""
+    """Requests sent again because their reused connection was closed."""
 
     @property
     def requests(self) -> int:
@@ -60,14 +60,14 @@ class ClientCounts(msgspec.Struct):
         return sum(self.ends[end] for end in ends)
 
     def since(self, before: ClientCounts) -> ClientCounts:
-        """What came after ``before``, a copy of this."""
+        """The difference to ``before``, an earlier copy."""
         return ClientCounts(
-            self.ends - before.ends,
-            self.streams - before.streams,
-            self.complete_tokens - before.complete_tokens,
-            self.partial_tokens - before.partial_tokens,
-            self.partial_asked - before.partial_asked,
-            self.retried - before.retried,
+            ends=self.ends - before.ends,
+            streams=self.streams - before.streams,
+            complete_tokens=self.complete_tokens - before.complete_tokens,
+            partial_tokens=self.partial_tokens - before.partial_tokens,
+            partial_asked=self.partial_asked - before.partial_asked,
+            retried=self.retried - before.retried,
         )
 
     def copy(self) -> ClientCounts:
@@ -75,67 +75,67 @@ class ClientCounts(msgspec.Struct):
 
 
 class RequestVerifier:
-    """Judges each request once. ``killed`` says whether its server was killed."""
+    """Verifies each request once. ``killed`` returns whether its API server was killed."""
 
     def __init__(self, oracle: Oracle, killed: Callable[[SentRequest], bool]) -> None:
         self.counts = ClientCounts()
         self.findings: dict[str, list[str]] = {}
-        """What must not have happened, by kind; the first MOST_SAMPLES of each."""
+        """Samples of defects by kind, at most MOST_SAMPLES each."""
         self._counts: Counter[str] = Counter()
         self._oracle = oracle
         self._killed = killed
 
     @property
     def defects(self) -> Mapping[str, int]:
-        """How often what must not happen did, by kind."""
+        """Counts of defects by kind."""
         return self._counts
 
     def record_defect(self, kind: str, text: str) -> None:
-        """Something that must not happen did."""
+        """Records a defect."""
         self._counts[kind] += 1
         samples = self.findings.setdefault(kind, [])
         if len(samples) < MOST_SAMPLES:
             samples.append(text)
 
-    def verify(self, recipe: RequestSpec, attempt: SentRequest) -> RequestEnd:
-        """The request has ended."""
-        end, reason = self._judge(recipe, attempt)
+    def verify(self, spec: RequestSpec, attempt: SentRequest) -> RequestEnd:
+        """Classifies a finished request and checks its reply."""
+        end, reason = self._judge(spec, attempt)
         self.counts.ends[end] += 1
         seen = attempt.seen
         if end is RequestEnd.COMPLETE:
-            self.counts.streams += len(recipe.outputs)
-            self.counts.complete_tokens += sum(len(output.tokens) for output in recipe.outputs)
-        elif recipe.status == 200:
-            self.counts.partial_asked += recipe.asked_tokens
+            self.counts.streams += len(spec.outputs)
+            self.counts.complete_tokens += sum(len(output.tokens) for output in spec.outputs)
+        elif spec.status == 200:
+            self.counts.partial_asked += spec.asked_tokens
             self.counts.partial_tokens += sum(
                 self._oracle.tokens_in(output.tokens, len(seen.texts[index]))
-                for index, output in enumerate(recipe.outputs)
+                for index, output in enumerate(spec.outputs)
                 if index in seen.texts
             )
         if end in DEFECTS:
-            self.record_defect(end, f"{reason}; {_shown(recipe)}")
+            self.record_defect(end, f"{reason}; {_shown(spec)}")
         return end
 
     def record_unsent(self, error: Exception) -> None:
-        """There was no connection to send the request on: the listening socket is never closed."""
+        """Records a request whose connection failed, a defect: the listening socket is never closed."""
         self.counts.ends[RequestEnd.BROKEN] += 1
         self.record_defect(RequestEnd.BROKEN, f"cannot connect: {error!r}")
 
-    def _judge(self, recipe: RequestSpec, attempt: SentRequest) -> tuple[RequestEnd, str]:
+    def _judge(self, spec: RequestSpec, attempt: SentRequest) -> tuple[RequestEnd, str]:
         seen = attempt.seen
         killed = self._killed(attempt)
         if attempt.stuck:
             return RequestEnd.STUCK, f"status {seen.status}, {seen.events} events"
         if seen.whole and seen.status != 200:
-            fits = seen.status == recipe.status and bool(seen.error)
+            fits = seen.status == spec.status and bool(seen.error)
             return (RequestEnd.REFUSED if fits else RequestEnd.FAILED), f"HTTP {seen.status}: {seen.error}"
         if seen.error:
             return RequestEnd.FAILED, seen.error
-        if recipe.status != 200:
+        if spec.status != 200:
             return (
                 RequestEnd.SERVER_KILLED if killed else RequestEnd.FAILED
-            ), f"not refused with {recipe.status}"
-        wrong = _difference(recipe, seen)
+            ), f"not refused with {spec.status}"
+        wrong = _difference(spec, seen)
         if wrong:
             return RequestEnd.WRONG, wrong
         if seen.whole:
@@ -144,33 +144,33 @@ class RequestVerifier:
             return RequestEnd.LEFT, ""
         if killed:
             return RequestEnd.SERVER_KILLED, ""
-        if recipe.manner is ClientBehaviour.STALL:
+        if spec.behaviour is ClientBehaviour.STALL:
             return RequestEnd.CUT, ""
         return RequestEnd.BROKEN, f"after {seen.events} events"
 
 
-def _difference(recipe: RequestSpec, seen: ReceivedReply) -> str:
-    """In what a reply, or its beginning, is not what was to come."""
-    for index, output in enumerate(recipe.outputs):
-        wrong = _output_difference(output, recipe, seen, index)
+def _difference(spec: RequestSpec, seen: ReceivedReply) -> str:
+    """Difference of a reply, or its beginning, to the expected one; empty if there is none."""
+    for index, output in enumerate(spec.outputs):
+        wrong = _output_difference(output, spec, seen, index)
         if wrong:
             return f"choice {index}: {wrong}"
-    if not set(seen.texts) <= set(range(len(recipe.outputs))):
-        return f"choices {sorted(seen.texts)} of {len(recipe.outputs)}"
+    if not set(seen.texts) <= set(range(len(spec.outputs))):
+        return f"choices {sorted(seen.texts)} of {len(spec.outputs)}"
     if not seen.whole:
         return ""
-    if recipe.streamed and not seen.done:
+    if spec.streamed and not seen.done:
         return "no [DONE]"
-    asked = not recipe.streamed or (isinstance(recipe.content, dict) and "stream_options" in recipe.content)
+    asked = not spec.streamed or (isinstance(spec.content, dict) and "stream_options" in spec.content)
     if asked and seen.usage is None:
         return "no usage"
-    expected = sum(len(output.tokens) for output in recipe.outputs)
+    expected = sum(len(output.tokens) for output in spec.outputs)
     if seen.usage is not None and seen.usage.completion_tokens != expected:
         return f"usage of {seen.usage.completion_tokens} tokens instead of {expected}"
     return ""
 
 
-def _output_difference(output: Output, recipe: RequestSpec, seen: ReceivedReply, index: int) -> str:
+def _output_difference(output: Output, spec: RequestSpec, seen: ReceivedReply, index: int) -> str:
     """The same for one choice."""
     text = seen.texts.get(index, "")
     if not output.text.startswith(text):
@@ -182,7 +182,7 @@ def _output_difference(output: Output, recipe: RequestSpec, seen: ReceivedReply,
         return ""
     if len(text) < len(output.text):
         return f"{len(text)} of {len(output.text)} characters"
-    with_ids = isinstance(recipe.content, dict) and "return_token_ids" in recipe.content
+    with_ids = isinstance(spec.content, dict) and "return_token_ids" in spec.content
     if with_ids and len(tokens) < len(output.tokens):
         return f"{len(tokens)} of {len(output.tokens)} token ids"
     if seen.finish_reasons.get(index) != output.finish_reason:
@@ -198,7 +198,7 @@ def _first_difference(expected: Any, found: Any) -> str:
     return f"at {at}: {found[at : at + 20]!r} instead of {expected[at : at + 20]!r}"
 
 
-def _shown(recipe: RequestSpec) -> str:
-    content = recipe.content
+def _shown(spec: RequestSpec) -> str:
+    content = spec.content
     shown = content if isinstance(content, bytes) else msgspec.json.encode(content)
-    return f"{recipe.manner.value}, {recipe.path} {shown[:400]!r}"
+    return f"{spec.behaviour.value}, {spec.path} {shown[:400]!r}"

@@ -1,4 +1,4 @@
-"""``penstock bench soak``: rounds of load and deaths, after each of which all must add up."""
+"""``python -m tests.soak server``: rounds of load and faults, with all counts reconciled after each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import random
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,12 +15,13 @@ import httpx
 import msgspec
 import uvloop
 
-from penstock.bench import report as machine
+from penstock.bench.deadline import ProgressCallback
 from penstock.bench.errors import BenchError
-from penstock.bench.server_process import ServerProcess, soak_arguments
-from penstock.config.bench import BenchSoakConfig
+from penstock.bench.machine import this_machine
+from penstock.bench.server_process import ServerProcess
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.soak.client import ClientPool
+from tests.soak.config import SoakConfig, soak_arguments
 from tests.soak.fault_injection import FaultInjector
 from tests.soak.leaks import MOST_FILES, Growth, MemorySample, growth, leaks
 from tests.soak.oracle import Oracle
@@ -33,26 +33,23 @@ from tests.soak.token_accounting import ServerCounts, TokenBalance, read_server_
 
 START_S = 120.0
 REQUEST_S = 150.0
-"""A request that has not ended after so long is stuck: the longest takes some 20 s, a hung engine or a
-restart in between as many again."""
+"""Time limit of a request: the longest takes about 20 s, twice that with a hung engine or a restart."""
 SETTLE_S = 120.0
-"""Time for the fleet to be whole and idle after a round."""
+"""Time limit for the server to become complete and idle after a round."""
 STEADY_S = 2.2
-"""Counts that have not changed for so long are all told: processes tell theirs once a second."""
+"""Counts that have not changed for this long are complete: processes report once a second."""
 POLL_S = 0.4
 CALM_EVERY = 3
-"""Every so many rounds one is without disturbances, the first of all too."""
+"""One in this many rounds has no faults, beginning with the first."""
 LOST_S = 3.0
-"""Seconds of tokens that the counts of a killed process may lack: it tells them once a second, and what was
-on its way to or from it is lost."""
-
-ProgressCallback = Callable[[str], None]
+"""Seconds of tokens that the counts of a killed process may lack: it reports once a second, and messages in
+flight are lost."""
 
 
-def measure(config: BenchSoakConfig, say: ProgressCallback) -> SoakReport:
-    """Runs the soak; ``say`` gets a line after every round. Leaves no process behind.
+def measure(config: SoakConfig, say: ProgressCallback) -> SoakReport:
+    """Runs the soak and ends all processes; ``say`` gets a line after every round.
 
-    Raises BenchError when it cannot be made. What must not happen is no reason for that, it is reported.
+    Raises BenchError when it is impossible. Defects are reported instead.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-soak-") as directory:
         say("starting penstock serve --engine synthetic")
@@ -67,7 +64,7 @@ class _Soak:
     """One run."""
 
     def __init__(
-        self, config: BenchSoakConfig, server: ServerProcess, directory: Path, say: ProgressCallback
+        self, config: SoakConfig, server: ServerProcess, directory: Path, say: ProgressCallback
     ) -> None:
         rng = random.Random(config.seed)
         oracle = Oracle(DEMO_DIR)
@@ -79,11 +76,11 @@ class _Soak:
         self._http = httpx.AsyncClient(base_url=server.url, timeout=30.0, trust_env=False)
         self._faults = FaultInjector(
             self._processes,
-            urlsplit(server.url).port or 80,
-            random.Random(rng.random()),
-            config.hang_timeout,
-            self._engines_up,
-            lambda kind, text: self._verifier.record_defect(kind, text),
+            port=urlsplit(server.url).port or 80,
+            rng=random.Random(rng.random()),
+            hang_timeout_s=config.hang_timeout,
+            engines_up=self._engines_up,
+            find=lambda kind, text: self._verifier.record_defect(kind, text),
         )
         self._verifier = RequestVerifier(oracle, self._faults.was_killed)
         self._mix = RequestMix(oracle, random.Random(rng.random()))
@@ -96,18 +93,18 @@ class _Soak:
         self._halved = False
         self._dead: set[ProcessInstance] = set()
         self._reported: set[str] = set()
-        """Kinds of findings of which one was shown."""
+        """Kinds of defects of which one was printed."""
         self._first: ServerCounts
         self._last: tuple[ServerCounts, ClientCounts]
 
     # -- the run
 
     async def run(self) -> None:
-        """All rounds. Raises BenchError when the server is not whole at the beginning."""
+        """Runs all rounds. Raises BenchError when the server is not complete and idle at the start."""
         async with self._http:
             started = await self._rest()
             if started is None:
-                raise BenchError(f"the server is not whole and idle:\n{self._server.output}")
+                raise BenchError(f"the server is not complete and idle:\n{self._server.output}")
             self._first = started
             self._last = started, self._verifier.counts.copy()
             self._files.append(files_below(self._directory))
@@ -117,7 +114,7 @@ class _Soak:
                 number += 1
 
     async def _whole_round(self, number: int, left: float) -> bool:
-        """False when the fleet does not come to rest."""
+        """Runs a round and its checks. False when the server does not become idle."""
         config = self._config
         calm = number % CALM_EVERY == 0 or not config.disturb_every
         self._halve()
@@ -125,7 +122,7 @@ class _Soak:
         found = await self._rest()
         if found is None:
             self._verifier.record_defect(
-                "no rest", f"round {number + 1}: not whole and idle in {SETTLE_S:g} s"
+                "no rest", f"round {number + 1}: not complete and idle in {SETTLE_S:g} s"
             )
             return False
         await self._settle(number, found)
@@ -139,7 +136,7 @@ class _Soak:
         return self._config.minutes * 60 - (time.monotonic() - self._began)
 
     def _halve(self) -> None:
-        """Half of the time is over: from here on some processes live to the end, to see whether they grow."""
+        """At half time, selects processes that have no more faults, to measure their growth."""
         if self._halved or self._left_s() > self._config.minutes * 30:
             return
         self._halved = True
@@ -151,13 +148,13 @@ class _Soak:
     async def _round(self, seconds: float, disturb_every: float | None) -> None:
         end = asyncio.get_running_loop().time() + seconds
         async with asyncio.TaskGroup() as group:
-            disturbing = None
+            injecting = None
             if disturb_every is not None:
-                disturbing = group.create_task(self._faults.run(disturb_every))
+                injecting = group.create_task(self._faults.run(disturb_every))
             clients = [group.create_task(self._client(end)) for _ in range(self._config.concurrency)]
             await asyncio.sleep(seconds)
-            if disturbing is not None:
-                disturbing.cancel()
+            if injecting is not None:
+                injecting.cancel()
             await asyncio.gather(*clients)
 
     async def _client(self, end: float) -> None:
@@ -165,19 +162,19 @@ class _Soak:
         while asyncio.get_running_loop().time() < end and self._left_s() > 0:
             await self._request(self._mix.draw())
 
-    async def _request(self, recipe: RequestSpec) -> None:
+    async def _request(self, spec: RequestSpec) -> None:
         try:
-            attempt = await self._clients.send(recipe, REQUEST_S)
+            attempt = await self._clients.send(spec, REQUEST_S)
             while attempt.stale and not self._faults.was_killed(attempt):
                 self._retry()
-                attempt = await self._clients.send(recipe, REQUEST_S)
+                attempt = await self._clients.send(spec, REQUEST_S)
         except (OSError, TimeoutError) as error:
             self._verifier.record_unsent(error)
         else:
-            self._verifier.verify(recipe, attempt)
+            self._verifier.verify(spec, attempt)
 
     def _retry(self) -> None:
-        """A client does so whose server has closed a connection that it kept; one that is replaced may."""
+        """Counts a retry after a closed idle connection, a defect unless API servers were replaced."""
         self._verifier.counts.retried += 1
         if not self._faults.retired:
             self._verifier.record_defect("kept connection closed", "no API server was replaced")
@@ -185,14 +182,14 @@ class _Soak:
     # -- at rest
 
     async def _engines_up(self) -> int:
-        """As far as is known: 0 where the API server that was asked has just died."""
+        """Number of ready engines; 0 if the API server that was asked has just died."""
         try:
             return int((await read_server_counts(self._http)).engines_up)
         except httpx.HTTPError:
             return 0
 
     async def _rest(self) -> ServerCounts | None:
-        """Waits until the fleet is whole and idle and has told all it has counted; None: it does not."""
+        """Waits until the server is complete and idle and all counts are reported; None after SETTLE_S."""
         self._clients.close()
         end = time.monotonic() + SETTLE_S
         steady: ServerCounts | None = None
@@ -202,7 +199,7 @@ class _Soak:
             try:
                 found = await read_server_counts(self._http)
             except httpx.HTTPError:
-                continue  # its API server may have been killed as well
+                continue  # its API server may have been killed
             if not self._is_whole(found):
                 steady = None
             elif steady is None or steady.counters != found.counters:
@@ -215,25 +212,25 @@ class _Soak:
         config = self._config
         several = config.api_server_count > 1 or config.engines > 1
         processes = config.api_server_count + config.engines + 1 + several
-        alone = found.connections <= 1  # the one that asks
+        alone = found.connections <= 1  # of this request
         up = found.engines_up == config.engines
         return up and alone and found.idle and len(self._processes.alive()) == processes
 
     async def _settle(self, number: int, found: ServerCounts) -> None:
-        """After a round: the books are balanced, and every process is looked at."""
+        """After a round: reconciles the counts and samples the memory of every process."""
         before, clients = self._last
-        tally = self._verifier.counts.copy()
+        counts = self._verifier.counts.copy()
         deaths = self._deaths()
         rate = max(0.0, found.generated - before.generated) / self._config.round_s
         balanced, errors = reconcile(
-            before, found, tally.since(clients), deaths=deaths, uncertain=rate * LOST_S
+            before, found, counts.since(clients), deaths=deaths, uncertain=rate * LOST_S
         )
         self._balances.append(balanced)
         for error in errors:
             self._verifier.record_defect("books", f"round {number + 1}: {error}")
-        self._last = found, tally
+        self._last = found, counts
         await self._sample()
-        requests, defects = tally.requests, sum(self._verifier.defects.values())
+        requests, defects = counts.requests, sum(self._verifier.defects.values())
         for kind in self._verifier.defects.keys() - self._reported:
             self._reported.add(kind)
             self._say(f"{kind}: {self._verifier.findings[kind][0]}")
@@ -244,7 +241,7 @@ class _Soak:
         )
 
     def _deaths(self) -> int:
-        """Processes with counts that died since the last time. One that nobody killed is a defect."""
+        """Number of processes with counts that died since the last call. Those not killed are defects."""
         dead = {each for each in self._processes.seen if not is_alive(each)} - self._dead
         self._dead |= dead
         dead -= self._faults.retired - self._faults.killed
@@ -260,12 +257,12 @@ class _Soak:
             process = process_of(each)
             if process is not None:
                 resident, descriptors = process.memory_info().rss, process.num_fds()
-                sample = MemorySample(now, requests, resident, descriptors, objects.get(each.title))
+                sample = MemorySample(now, requests, resident, descriptors, objects=objects.get(each.title))
                 self._samples[each].append(sample)
         self._files.append(files_below(self._directory))
 
     async def _tracked_objects(self) -> dict[str, int]:
-        """By process, of engines and of those API servers that happen to answer."""
+        """By process title: engines, and the API servers that respond."""
         found: dict[str, int] = {}
         for _ in range(4 * self._config.api_server_count):
             with contextlib.suppress(httpx.HTTPError):
@@ -277,35 +274,35 @@ class _Soak:
     # -- the end
 
     def report(self, exit_code: int | None) -> SoakReport:
-        """Once the server has ended, with ``exit_code``."""
-        ledger, disturber = self._verifier, self._faults
+        """Builds the report once the server has exited with ``exit_code``."""
+        verifier, faults = self._verifier, self._faults
         if exit_code != 0:
-            ledger.record_defect("end", f"the server ended with {exit_code}: {self._server.output}")
+            verifier.record_defect("end", f"the server ended with {exit_code}: {self._server.output}")
         for each in self._processes.left_over():
-            ledger.record_defect("end", f"{each.title} (process {each.pid}) outlived the server")
+            verifier.record_defect("end", f"{each.title} (process {each.pid}) outlived the server")
         grown = self._growth()
         for leak in leaks(grown, self._config.most_mib_per_hour, self._config.most_objects):
-            ledger.record_defect("leak", leak)
+            verifier.record_defect("leak", leak)
         if self._files[-1] > self._files[0] + MOST_FILES:
-            ledger.record_defect(
+            verifier.record_defect(
                 "leak", f"{self._files[0]} files in the run directory have become {self._files[-1]}"
             )
-        found, tally = self._last
+        found, counts = self._last
         most = sum(each.uncertain for each in self._balances)
         deaths = sum(each.deaths for each in self._balances)
-        whole, errors = reconcile(self._first, found, tally, deaths=deaths, uncertain=most / max(1, deaths))
+        whole, errors = reconcile(self._first, found, counts, deaths=deaths, uncertain=most / max(1, deaths))
         for error in errors:
-            ledger.record_defect("books", f"whole run: {error}")
+            verifier.record_defect("books", f"whole run: {error}")
         return SoakReport(
-            passed=not ledger.defects,
-            defects=dict(ledger.defects),
-            findings=ledger.findings,
+            passed=not verifier.defects,
+            defects=dict(verifier.defects),
+            findings=verifier.findings,
             wall_s=time.monotonic() - self._began,
-            requests=ledger.counts.requests,
-            ends={str(end): ledger.counts.ends[end] for end in RequestEnd if ledger.counts.ends[end]},
-            retried=ledger.counts.retried,
-            streams=ledger.counts.streams,
-            disturbances=dict(disturber.done),
+            requests=verifier.counts.requests,
+            ends={str(end): verifier.counts.ends[end] for end in RequestEnd if verifier.counts.ends[end]},
+            retried=verifier.counts.retried,
+            streams=verifier.counts.streams,
+            disturbances=dict(faults.done),
             deaths=deaths,
             resumed=round(found.resumed - self._first.resumed),
             tokens=whole,
@@ -313,7 +310,7 @@ class _Soak:
             growth=grown,
             run_directory_files=[self._files[0], self._files[-1]],
             options=_options(self._config),
-            machine=machine.this_machine(),
+            machine=this_machine(),
         )
 
     def _growth(self) -> list[Growth]:
@@ -324,7 +321,7 @@ class _Soak:
         ]
 
 
-def _options(config: BenchSoakConfig) -> dict[str, object]:
-    """Those that are set, but for where the report goes."""
+def _options(config: SoakConfig) -> dict[str, object]:
+    """The options that are set, without --json."""
     values = msgspec.structs.asdict(config)
     return {name: value for name, value in values.items() if value is not None and name != "json"}

@@ -1,4 +1,4 @@
-"""The processes of the server under test, looked at from outside."""
+"""The processes of the server under test, as the operating system shows them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TITLE = "penstock: "
 
 
 class ProcessInstance(NamedTuple):
-    """One process: a restarted one is another."""
+    """One process. A restarted process is another instance."""
 
     title: str
     """api-server 0, engine 2, coordinator 0, supervisor."""
@@ -36,7 +36,7 @@ class ProcessTree:
         return self._supervisor
 
     def alive(self) -> list[ProcessInstance]:
-        """All that run and have told by their title what they are."""
+        """All running processes that have set their title."""
         found = []
         for process in [self._supervisor, *self._supervisor.children()]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -52,25 +52,25 @@ class ProcessTree:
         return [each for each in self.alive() if each.role == role]
 
     def left_over(self) -> list[ProcessInstance]:
-        """Those ever seen that still run."""
+        """All processes ever seen that still run."""
         return [each for each in sorted(self.seen) if is_alive(each)]
 
 
-def process_of(incarnation: ProcessInstance) -> psutil.Process | None:
-    """None when it is gone."""
+def process_of(instance: ProcessInstance) -> psutil.Process | None:
+    """None when it has exited."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(incarnation.pid)
-        if process.create_time() == incarnation.created and process.status() != psutil.STATUS_ZOMBIE:
+        process = psutil.Process(instance.pid)
+        if process.create_time() == instance.created and process.status() != psutil.STATUS_ZOMBIE:
             return process
     return None
 
 
-def is_alive(incarnation: ProcessInstance) -> bool:
-    return process_of(incarnation) is not None
+def is_alive(instance: ProcessInstance) -> bool:
+    return process_of(instance) is not None
 
 
 def client_ports(process: psutil.Process, port: int) -> set[int]:
-    """The clients' ports of the connections to ``port`` that a process has."""
+    """The client ports of a process's connections on ``port``."""
     return {
         connection.raddr.port
         for connection in process.net_connections("tcp")
@@ -79,5 +79,5 @@ def client_ports(process: psutil.Process, port: int) -> set[int]:
 
 
 def files_below(directory: Path) -> int:
-    """Files, sockets and directories."""
+    """Number of files, sockets and directories."""
     return sum(1 for _ in directory.rglob("*"))

@@ -14,13 +14,13 @@ from tests.soak.request_mix import COMPLETIONS, ClientBehaviour, RequestSpec
 PATIENCE_S = 60.0
 
 
-def recipe(
-    manner: ClientBehaviour = ClientBehaviour.READ, events: int = 0, wait_s: float = 0.0
+def spec(
+    behaviour: ClientBehaviour = ClientBehaviour.READ, events: int = 0, wait_s: float = 0.0
 ) -> RequestSpec:
-    return RequestSpec(COMPLETIONS, {"prompt": "x"}, manner, events=events, wait_s=wait_s)
+    return RequestSpec(COMPLETIONS, {"prompt": "x"}, behaviour, events=events, wait_s=wait_s)
 
 
-def ask(script: Scripted, *recipes: RequestSpec, seconds: float = PATIENCE_S) -> list[SentRequest]:
+def ask(script: Scripted, *specs: RequestSpec, seconds: float = PATIENCE_S) -> list[SentRequest]:
     """One after the other, over kept connections where there are."""
 
     class AlwaysLow(random.Random):
@@ -30,7 +30,7 @@ def ask(script: Scripted, *recipes: RequestSpec, seconds: float = PATIENCE_S) ->
     async def run() -> list[SentRequest]:
         clients = ClientPool(f"http://127.0.0.1:{script.port}", AlwaysLow())
         try:
-            return [await clients.send(each, seconds) for each in recipes]
+            return [await clients.send(each, seconds) for each in specs]
         finally:
             clients.close()
 
@@ -38,7 +38,7 @@ def ask(script: Scripted, *recipes: RequestSpec, seconds: float = PATIENCE_S) ->
 
 
 def test_a_connection_is_kept(scripted: Scripted) -> None:
-    first, second = ask(scripted, recipe(), recipe())
+    first, second = ask(scripted, spec(), spec())
     assert (first.seen.whole, first.seen.done, first.reused) == (True, True, False)
     assert (second.seen.whole, second.reused, second.port) == (True, True, first.port)
     assert scripted.connections == 1
@@ -48,42 +48,42 @@ def test_a_connection_is_kept(scripted: Scripted) -> None:
 
 def test_clients_leave(scripted: Scripted) -> None:
     scripted.reply = lambda number: HEAD + chunk(EVENT) * 3
-    (late,) = ask(scripted, recipe(ClientBehaviour.LEAVE_LATE, events=2))
+    (late,) = ask(scripted, spec(ClientBehaviour.LEAVE_LATE, events=2))
     assert late.left
     assert late.seen.events >= 2
     scripted.reply = lambda number: b""
-    (early,) = ask(scripted, recipe(ClientBehaviour.LEAVE_EARLY, wait_s=0.01))
+    (early,) = ask(scripted, spec(ClientBehaviour.LEAVE_EARLY, wait_s=0.01))
     assert (early.left, early.seen.status) == (True, 0)
 
 
 def test_one_that_does_not_leave_in_time_sees_the_end(scripted: Scripted) -> None:
     attempts = ask(
         scripted,
-        recipe(ClientBehaviour.LEAVE_LATE, events=1000),
-        recipe(ClientBehaviour.LEAVE_EARLY, wait_s=PATIENCE_S),
-        recipe(ClientBehaviour.STALL, wait_s=0.01),
-        recipe(ClientBehaviour.SLOW),
+        spec(ClientBehaviour.LEAVE_LATE, events=1000),
+        spec(ClientBehaviour.LEAVE_EARLY, wait_s=PATIENCE_S),
+        spec(ClientBehaviour.STALL, wait_s=0.01),
+        spec(ClientBehaviour.SLOW),
     )
     assert all(each.seen.whole and not each.left for each in attempts)
 
 
 def test_an_end_that_does_not_come(scripted: Scripted) -> None:
     scripted.reply = lambda number: HEAD + chunk(EVENT)
-    (attempt,) = ask(scripted, recipe(), seconds=0.5)
+    (attempt,) = ask(scripted, spec(), seconds=0.5)
     assert (attempt.stuck, attempt.left, attempt.seen.events) == (True, False, 1)
 
 
 def test_a_connection_that_ends(scripted: Scripted) -> None:
     scripted.reply = lambda number: stream(1) if not number else b""
     scripted.closing = lambda number: number > 0
-    whole, stale = ask(scripted, recipe(), recipe())
+    whole, stale = ask(scripted, spec(), spec())
     assert whole.seen.whole
     assert (stale.stale, stale.left, stale.stuck) == (True, False, False)
     scripted.reply = lambda number: HEAD + chunk(EVENT)
-    (broken,) = ask(scripted, recipe())
+    (broken,) = ask(scripted, spec())
     assert (broken.stale, broken.left, broken.seen.events, broken.seen.whole) == (False, False, 1, False)
 
 
 def test_no_server() -> None:
     with pytest.raises(OSError, match="111"):
-        ask(Scripted(port=1), recipe())
+        ask(Scripted(port=1), spec())

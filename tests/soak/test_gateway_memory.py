@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.config.bench import BenchGatewayMemoryConfig
 from penstock.gateway.responses.outcome import Outcome
+from tests.soak.config import GatewayMemoryConfig
 from tests.soak.gateway_memory import MemoryReport, measure_memory, render
 
 MIB = 1 << 20
@@ -17,7 +17,7 @@ def test_memory_stays_flat(requests: int) -> None:
     """Clients make up thousands of models. What remembers by request (prefixes, sessions, metrics) is bounded
     by number, and knows most of these after the first half."""
     said: list[str] = []
-    report = measure_memory(BenchGatewayMemoryConfig(requests=requests, timeout=1800), said.append)
+    report = measure_memory(GatewayMemoryConfig(requests=requests, timeout=1800), said.append)
     samples = report.samples
     assert [sample.requests for sample in samples] == [requests * tenth // 10 for tenth in range(1, 11)]
     middle, last = samples[4], samples[-1]
@@ -26,6 +26,6 @@ def test_memory_stays_flat(requests: int) -> None:
     assert last.descriptors - middle.descriptors < 40
     assert sum(report.outcomes.values()) == requests, "each is counted once"
     assert set(report.outcomes) >= set(Outcome) - {Outcome.OK_WITHOUT_USAGE}
-    assert msgspec.json.decode(report.to_json(), type=MemoryReport) == report
+    assert msgspec.json.decode(msgspec.json.encode(report), type=MemoryReport) == report
     assert "tracked objects per 1,000 requests" in render(report)
     assert len(said) == 11

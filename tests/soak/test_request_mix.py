@@ -24,9 +24,9 @@ def test_the_same_seed_draws_the_same_requests(drawn: list[RequestSpec]) -> None
 
 
 def test_every_manner_and_feature_occurs(drawn: list[RequestSpec]) -> None:
-    assert set(ClientBehaviour) == {recipe.manner for recipe in drawn}
-    assert {400, 404} < {recipe.status for recipe in drawn}
-    fields = Counter(name for recipe in drawn if isinstance(recipe.content, dict) for name in recipe.content)
+    assert set(ClientBehaviour) == {spec.behaviour for spec in drawn}
+    assert {400, 404} < {spec.status for spec in drawn}
+    fields = Counter(name for spec in drawn if isinstance(spec.content, dict) for name in spec.content)
     for name in (
         "n",
         "stop",
@@ -37,18 +37,18 @@ def test_every_manner_and_feature_occurs(drawn: list[RequestSpec]) -> None:
         "messages",
     ):
         assert fields[name] > 3, name
-    assert any(not recipe.streamed and recipe.status == 200 for recipe in drawn)
+    assert any(not spec.streamed and spec.status == 200 for spec in drawn)
 
 
 def test_good_requests_know_every_choice(drawn: list[RequestSpec]) -> None:
-    for recipe in drawn:
-        if recipe.status != 200:
-            assert recipe.asked_tokens == 0
+    for spec in drawn:
+        if spec.status != 200:
+            assert spec.asked_tokens == 0
             continue
-        assert isinstance(recipe.content, dict)
-        prompt = recipe.content.get("prompt")
+        assert isinstance(spec.content, dict)
+        prompt = spec.content.get("prompt")
         prompts = len(prompt) if isinstance(prompt, list) and isinstance(prompt[0], str) else 1
-        assert len(recipe.outputs) == prompts * recipe.content.get("n", 1)
-        assert sum(len(output.tokens) for output in recipe.outputs) <= recipe.asked_tokens
-        if "stop" in recipe.content:
-            assert recipe.outputs[0].finish_reason == "stop"
+        assert len(spec.outputs) == prompts * spec.content.get("n", 1)
+        assert sum(len(output.tokens) for output in spec.outputs) <= spec.asked_tokens
+        if "stop" in spec.content:
+            assert spec.outputs[0].finish_reason == "stop"

@@ -24,9 +24,9 @@ def ledger() -> RequestVerifier:
     return RequestVerifier(ORACLE, lambda attempt: attempt.port == KILLED)
 
 
-def recipe(manner: ClientBehaviour = ClientBehaviour.READ, **fields: Any) -> RequestSpec:
+def spec(behaviour: ClientBehaviour = ClientBehaviour.READ, **fields: Any) -> RequestSpec:
     body = {"prompt": "x", "seed": 7, "max_tokens": 12, "stream": True}
-    return RequestSpec(COMPLETIONS, body | fields, manner, outputs=[OUTPUT])
+    return RequestSpec(COMPLETIONS, body | fields, behaviour, outputs=[OUTPUT])
 
 
 def event(text: str, **more: Any) -> bytes:
@@ -57,7 +57,7 @@ def refusal(status: int) -> SentRequest:
 
 def test_a_complete_reply_counts_its_tokens() -> None:
     book = ledger()
-    assert book.verify(recipe(), attempt(*whole())) is RequestEnd.COMPLETE
+    assert book.verify(spec(), attempt(*whole())) is RequestEnd.COMPLETE
     assert (book.counts.complete_tokens, book.counts.streams, book.counts.requests) == (12, 1, 1)
     assert not book.defects
 
@@ -67,9 +67,9 @@ def test_a_reply_that_ends_early_counts_what_came() -> None:
     part = ORACLE.text(OUTPUT.tokens[:5])
     left = attempt(event(part), end=False)
     left.left = True
-    assert book.verify(recipe(), left) is RequestEnd.LEFT
-    assert book.verify(recipe(), attempt(event(part), end=False, port=KILLED)) is RequestEnd.SERVER_KILLED
-    assert book.verify(recipe(ClientBehaviour.STALL), attempt(event(part), end=False)) is RequestEnd.CUT
+    assert book.verify(spec(), left) is RequestEnd.LEFT
+    assert book.verify(spec(), attempt(event(part), end=False, port=KILLED)) is RequestEnd.SERVER_KILLED
+    assert book.verify(spec(ClientBehaviour.STALL), attempt(event(part), end=False)) is RequestEnd.CUT
     assert (book.counts.partial_tokens, book.counts.partial_asked) == (15, 36)
     assert not book.defects
 
@@ -79,7 +79,7 @@ def test_refusals() -> None:
     bad = RequestSpec(COMPLETIONS, b"{", status=400)
     assert book.verify(bad, refusal(400)) is RequestEnd.REFUSED
     assert book.verify(bad, refusal(500)) is RequestEnd.FAILED
-    assert book.verify(recipe(), refusal(503)) is RequestEnd.FAILED
+    assert book.verify(spec(), refusal(503)) is RequestEnd.FAILED
     assert book.verify(bad, attempt(*whole())) is RequestEnd.FAILED
     assert book.verify(bad, attempt(end=False, port=KILLED)) is RequestEnd.SERVER_KILLED
 
@@ -100,15 +100,15 @@ def test_refusals() -> None:
 )
 def test_wrong_replies(events: list[bytes], reason: str) -> None:
     book = ledger()
-    assert book.verify(recipe(), attempt(*events)) is RequestEnd.WRONG
+    assert book.verify(spec(), attempt(*events)) is RequestEnd.WRONG
     with pytest.raises(AssertionError, match=reason):
         assert not book.findings, book.findings[RequestEnd.WRONG][0]
 
 
 def test_what_was_asked_for_must_come() -> None:
     book = ledger()
-    assert book.verify(recipe(stream_options={"include_usage": True}), attempt(*whole())) is RequestEnd.WRONG
-    assert book.verify(recipe(return_token_ids=True), attempt(*whole())) is RequestEnd.WRONG
+    assert book.verify(spec(stream_options={"include_usage": True}), attempt(*whole())) is RequestEnd.WRONG
+    assert book.verify(spec(return_token_ids=True), attempt(*whole())) is RequestEnd.WRONG
     reasons = book.findings[RequestEnd.WRONG]
     assert "no usage" in reasons[0]
     assert "0 of 12 token ids" in reasons[1]
@@ -116,12 +116,12 @@ def test_what_was_asked_for_must_come() -> None:
 
 def test_other_defects() -> None:
     book = ledger()
-    assert book.verify(recipe(), attempt(*whole()[:1], end=False)) is RequestEnd.BROKEN
+    assert book.verify(spec(), attempt(*whole()[:1], end=False)) is RequestEnd.BROKEN
     late = attempt(end=False)
     late.stuck = True
-    assert book.verify(recipe(), late) is RequestEnd.STUCK
+    assert book.verify(spec(), late) is RequestEnd.STUCK
     error = attempt(event("a"), b'data: {"error":{"message":"engine died"}}\n\n')
-    assert book.verify(recipe(), error) is RequestEnd.FAILED
+    assert book.verify(spec(), error) is RequestEnd.FAILED
     book.record_unsent(ConnectionRefusedError(111, "refused"))
     assert book.counts.ends[RequestEnd.BROKEN] == book.defects[RequestEnd.BROKEN] == 2
     assert set(book.defects) == {RequestEnd.BROKEN, RequestEnd.STUCK, RequestEnd.FAILED} < DEFECTS
@@ -145,8 +145,8 @@ def test_a_kept_connection_that_gives_nothing_is_stale() -> None:
 
 def test_tallies_since_a_time() -> None:
     book = ledger()
-    book.verify(recipe(), attempt(*whole()))
+    book.verify(spec(), attempt(*whole()))
     before = book.counts.copy()
-    book.verify(recipe(), attempt(*whole()))
+    book.verify(spec(), attempt(*whole()))
     assert book.counts.since(before) == before
     assert book.counts.since(book.counts) == ClientCounts()

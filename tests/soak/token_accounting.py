@@ -1,4 +1,4 @@
-"""The fleet's own counts against those of its clients."""
+"""The server's own counts against those of its clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.soak.request_verification import ClientCounts, RequestEnd
 
 
 class ServerCounts(msgspec.Struct, frozen=True):
-    """What ``/metrics`` says of the fleet, sums over its processes."""
+    """Sums over the server's processes, from ``/metrics``."""
 
     # -- gauges
     streams: float
@@ -24,13 +24,13 @@ class ServerCounts(msgspec.Struct, frozen=True):
     engines_up: float
     # -- counters
     generated: float
-    """Tokens, as engines count them."""
+    """Tokens counted by engines."""
     delivered: float
-    """Tokens, as API servers count them, that requests wanted."""
+    """Tokens for requests, counted by API servers."""
     discarded: float
-    """Those that no request wanted any longer."""
+    """Tokens for ended requests, counted by API servers."""
     completed: float
-    """Requests, as API servers count them, that ended by stop or length."""
+    """Requests with finish reason stop or length, counted by API servers."""
     aborted: float
     cut: float
     failed: float
@@ -54,7 +54,7 @@ class ServerCounts(msgspec.Struct, frozen=True):
 
     @property
     def arrived(self) -> float:
-        """Tokens that came to API servers."""
+        """Tokens that API servers received."""
         return self.delivered + self.discarded
 
     @classmethod
@@ -91,17 +91,17 @@ class ServerCounts(msgspec.Struct, frozen=True):
 
 
 async def read_server_counts(http: httpx.AsyncClient) -> ServerCounts:
-    """Of any API server. Raises httpx.HTTPError."""
+    """The counts from any API server. Raises httpx.HTTPError."""
     reply = await http.get("/metrics", headers={"connection": "close"})
     return ServerCounts.from_exposition(reply.raise_for_status().text)
 
 
 class TokenBalance(msgspec.Struct, frozen=True, kw_only=True):
-    """One period between two times at which the fleet was idle.
+    """Tokens of a period between two times at which the server was idle.
 
-    ``unaccounted``: tokens that engines counted and API servers did not (or, below 0, the other way round).
-    0 unless a process was killed, which takes with it what it counted in its last second; ``uncertain`` is
-    the most that these deaths explain.
+    ``unaccounted``: tokens counted by engines minus tokens counted by API servers. It is 0 unless a process
+    was killed, whose counts of the last second are lost; ``uncertain`` is the maximum that killed processes
+    explain.
     """
 
     deaths: int
@@ -118,10 +118,10 @@ class TokenBalance(msgspec.Struct, frozen=True, kw_only=True):
 def reconcile(
     before: ServerCounts, after: ServerCounts, clients: ClientCounts, *, deaths: int, uncertain: float
 ) -> tuple[TokenBalance, list[str]]:
-    """The tokens and requests of a period, and what does not add up.
+    """The token balance of a period, and errors in the counts.
 
-    ``clients``: what they saw in it. ``deaths``: processes that were killed, of which each explains so many
-    ``uncertain`` tokens.
+    ``clients``: the clients' counts of the period. ``deaths``: number of killed processes, each of which
+    explains ``uncertain`` tokens.
     """
     generated = after.generated - before.generated
     arrived = after.arrived - before.arrived

@@ -63,12 +63,12 @@ def make_stream(reply: RecordingReply, written: list[bytes], rank: int = 0) -> S
 def frame(*rows: tuple[int, int, list[int]], finish: Sequence[FinishReason] | None = None) -> TokenFrame:
     counts = [len(tokens) for _, _, tokens in rows]
     return TokenFrame(
-        1,
-        np.array([handle for handle, _, _ in rows], np.int32),
-        np.array([position for _, position, _ in rows], np.int32),
-        np.array([token for _, _, tokens in rows for token in tokens], np.int32),
-        None if all(count == 1 for count in counts) else np.array(counts, np.int32),
-        None if finish is None else np.array(finish, np.int8),
+        step=1,
+        stream=np.array([handle for handle, _, _ in rows], np.int32),
+        position=np.array([position for _, position, _ in rows], np.int32),
+        tokens=np.array([token for _, _, tokens in rows for token in tokens], np.int32),
+        count=None if all(count == 1 for count in counts) else np.array(counts, np.int32),
+        finish=None if finish is None else np.array(finish, np.int8),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -109,18 +109,18 @@ def frame_of(step: int, rows: list[tuple[int, StreamPart]], optional: bool) -> T
             *columns_of([entry for _, _, entry in scored]),
         )
     return TokenFrame(
-        step,
-        np.array([stream for stream, _ in rows], np.int32),
-        np.array([part.position for part in parts], np.int32),
-        np.array([token for part in parts for token in part.tokens], np.int32),
-        np.array(counts, np.int32) if optional or any(count != 1 for count in counts) else None,
-        np.array([part.finish for part in parts], np.int8)
+        step=step,
+        stream=np.array([stream for stream, _ in rows], np.int32),
+        position=np.array([part.position for part in parts], np.int32),
+        tokens=np.array([token for part in parts for token in part.tokens], np.int32),
+        count=np.array(counts, np.int32) if optional or any(count != 1 for count in counts) else None,
+        finish=np.array([part.finish for part in parts], np.int8)
         if optional or any(part.finish for part in parts)
         else None,
-        np.array([part.cached for part in parts], np.int32)
+        cached=np.array([part.cached for part in parts], np.int32)
         if optional or any(part.cached for part in parts)
         else None,
-        logprobs,
+        logprobs=logprobs,
         waiting=step * 3,
         running=step * 2,
         kv_used_permille=step % 1001,
@@ -192,5 +192,5 @@ def load_of(frame: TokenFrame) -> tuple[int, int, int, int]:
 
 def tolerant_rows(frame: TokenFrame) -> list[tuple[int, int, list[int], int]]:
     """Rows without logprobs, whose ids may be anything."""
-    plain = TokenFrame(frame.step, frame.stream, frame.position, frame.tokens, frame.count, frame.finish)
+    plain = replace(frame, logprobs=None, prompt=None)
     return [(stream, part.position, part.tokens, part.finish) for stream, part in rows_of(plain)]

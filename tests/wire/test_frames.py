@@ -20,6 +20,11 @@ def i32(*values: int) -> Any:
     return np.array(values, np.int32)
 
 
+def plain(stream: Any, position: Any, tokens: Any, logprobs: Logprobs | None = None) -> TokenFrame:
+    """A frame of rows with one token each."""
+    return TokenFrame(step=1, stream=stream, position=position, tokens=tokens, logprobs=logprobs)
+
+
 FULL = TokenFrame(
     step=7,
     stream=i32(3, 1),
@@ -36,7 +41,7 @@ FULL = TokenFrame(
 
 
 def test_golden_bytes_of_a_plain_frame() -> None:
-    header, body = encode_frame(TokenFrame(1, i32(0, 2), i32(4, 9), i32(256, 7)))
+    header, body = encode_frame(plain(i32(0, 2), i32(4, 9), i32(256, 7)))
     assert header.hex() == "9811019600020102030200000000c0"
     assert body.hex() == "000000000200000004000000090000000001000007000000"
 
@@ -68,8 +73,8 @@ def test_round_trip(frames: list[TokenFrame]) -> None:
 
 
 def test_columns_of_another_type_are_sent_as_the_wire_has_them() -> None:
-    frame = TokenFrame(1, np.array([1], np.int64), np.array([2], ">i4"), np.array([3], np.uint16))
-    assert rows_of(decode(encode_frame(frame))) == rows_of(TokenFrame(1, i32(1), i32(2), i32(3)))
+    frame = plain(np.array([1], np.int64), np.array([2], ">i4"), np.array([3], np.uint16))
+    assert rows_of(decode(encode_frame(frame))) == rows_of(plain(i32(1), i32(2), i32(3)))
 
 
 def test_decoded_columns_are_read_only() -> None:
@@ -120,13 +125,13 @@ def test_refused(columns: list[int], body: bytes, reason: str) -> None:
 
 def test_logprob_entries_must_ascend() -> None:
     entries = Logprobs(i32(1, 0), i32(1, 2)[:, None], np.zeros((2, 1), np.float32), i32(1, 1))
-    frame = TokenFrame(1, i32(1, 2), i32(0, 0), i32(5, 6), logprobs=entries)
+    frame = plain(i32(1, 2), i32(0, 0), i32(5, 6), entries)
     with pytest.raises(WireError, match="ascending"):
         decode(encode_frame(frame))
 
 
 def test_a_frame_without_rows_is_taken() -> None:
-    frame = decode(encode_frame(TokenFrame(1, i32(), i32(), i32())))
+    frame = decode(encode_frame(plain(i32(), i32(), i32())))
     assert frame.rows == 0
 
 

@@ -1,5 +1,6 @@
-"""Types, bounds and descriptions of the options of ``penstock serve``, a file for each capability.
+"""The options of ``penstock serve``, one Struct for each group.
 
-Names and defaults stand in the Structs of the commands, which use these types: a Struct has one base at
-most and cannot be put together from several.
+Each Struct inherits from the group before it, because a msgspec Struct has at most one base with fields.
+:class:`penstock.config.options.ServeConfig` ends the chain and checks combinations. The order of the
+groups is the order of ``--help``. ``kw_only`` is not inherited: every Struct repeats it.
 """

@@ -1,4 +1,4 @@
-"""Options of which pages of other origins a browser lets in."""
+"""CORS options."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from typing import Annotated
 from msgspec import Meta
 
 from penstock.config.describe import option
+from penstock.config.groups.http import HttpOptions
 
-AllowedOrigins = Annotated[
-    list[Annotated[str, Meta(pattern=r"^(\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+)$")]] | None,
-    option(
-        "Origins whose pages may use the server, such as https://chat.example.com; * for every one. "
-        "Default: none, a browser keeps others out.",
-        "CORS",
-    ),
-]
 
-AllowedMethods = Annotated[
-    list[Annotated[str, Meta(pattern=r"^(\*|[A-Z]+)$")]] | None,
-    option("Methods that these pages may use; default: every one.", "CORS"),
-]
+class CorsOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """CORS options."""
 
-AllowedHeaders = Annotated[
-    list[Annotated[str, Meta(pattern=r"^[!#-'*+.0-9A-Z^-z|~-]+$")]] | None,
-    option("Headers that these pages may send; default: every one.", "CORS"),
-]
-
-AllowCredentials = Annotated[
-    bool,
-    option("Let these pages use the cookies and certificates that a browser keeps for the server.", "CORS"),
-]
+    allowed_origins: Annotated[
+        list[Annotated[str, Meta(pattern=r"^(\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+)$")]] | None,
+        option(
+            "Origins allowed by CORS, such as https://chat.example.com; *: all. Default: none.",
+            "CORS",
+        ),
+    ] = None
+    allowed_methods: Annotated[
+        list[Annotated[str, Meta(pattern=r"^(\*|[A-Z]+)$")]] | None,
+        option("Methods that CORS allows. Default: all.", "CORS"),
+    ] = None
+    allowed_headers: Annotated[
+        list[Annotated[str, Meta(pattern=r"^[!#-'*+.0-9A-Z^-z|~-]+$")]] | None,
+        option("Request headers that CORS allows. Default: all.", "CORS"),
+    ] = None
+    allow_credentials: Annotated[
+        bool,
+        option("Allow cross-origin requests with credentials (cookies, client certificates).", "CORS"),
+    ] = False

@@ -1,4 +1,4 @@
-"""Options of engines, their batches and their memory."""
+"""Options of engines: batches, scheduling and memory."""
 
 from __future__ import annotations
 
@@ -7,124 +7,115 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.config.describe import option
+from penstock.config.groups.streams import StreamOptions
 
-Engine = Annotated[
-    Literal["torch", "synthetic", "vllm"],
-    option(
-        "torch: the embedded engine; vllm: vLLM's engine; synthetic: tokens on a clock, no model.",
-        "Engine",
-    ),
-]
 
-EngineArgs = Annotated[
-    list[str] | None,
-    option(
-        "Engine options of vLLM's own, written as for vllm serve, for --engine vllm. On the command line "
-        "they follow --, behind everything else.",
-        "Engine",
-        rest=True,
-    ),
-]
+class EngineOptions(StreamOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of engines: batches, scheduling and memory."""
 
-DataParallelSize = Annotated[
-    int, option("Number of engine processes, on all hosts together.", "Engine", ge=1, le=1024)
-]
-
-EnableExpertParallel = Annotated[
-    bool,
-    option(
-        "Split the experts of a mixture-of-experts model over the engines of --data-parallel-size, which "
-        "then run in lock-step.",
-        "Engine",
-    ),
-]
-
-DpSyncInterval = Annotated[
-    int,
-    option(
-        "Steps that engines in lock-step make between two agreements on whether any has work.",
-        "Engine",
-        ge=1,
-        le=1024,
-    ),
-]
-
-MaxNumSeqs = Annotated[
-    int, option("Streams an engine runs at the same time (its slots).", "Engine", ge=1, le=65536)
-]
-
-MaxNumBatchedTokens = Annotated[
-    int, option("Tokens an engine computes in one step, prefill and decode together.", "Engine", ge=1)
-]
-
-MaxPrefillDelay = Annotated[
-    float,
-    option(
-        "How many times as long as a step that only decodes a step with prompts may take, by estimate; "
-        "0: no limit.",
-        "Engine",
-        ge=0,
-    ),
-]
-
-SchedulingPolicy = Annotated[
-    Literal["fcfs", "priority"],
-    option(
-        "Which request runs first: fcfs, the one that came first; priority, the one with the lowest "
-        "priority value, then the one that came first.",
-        "Engine",
-    ),
-]
-
-MaxNumQueuedReqs = Annotated[
-    Annotated[int, Meta(ge=0)] | None,
-    option(
-        "Requests that may wait for a slot, in all engines together; further ones get 429. "
-        "Default: no limit.",
-        "Engine",
-    ),
-]
-
-MaxNumQueuedTokens = Annotated[
-    Annotated[int, Meta(ge=0)] | None,
-    option(
-        "Prompt tokens of the requests that may wait for a slot, in all engines together; further "
-        "requests get 429. Default: no limit.",
-        "Engine",
-    ),
-]
-
-Device = Annotated[Literal["auto", "cpu", "cuda"], option("Where the torch engine runs.", "Engine")]
-
-AsyncScheduling = Annotated[
-    Literal["auto", "on", "off"],
-    option(
-        "Launch a step before the tokens of the step before it are read; auto: on a GPU, where the host "
-        "then works while the device does.",
-        "Engine",
-    ),
-]
-
-BlockSize = Annotated[int, option("Tokens per KV cache block.", "Engine", ge=1, le=256)]
-
-EnablePrefixCaching = Annotated[
-    bool,
-    option(
-        "Keep what was computed, for requests whose prompts begin alike: they share KV cache blocks.",
-        "Engine",
-    ),
-]
-
-KvCacheMemory = Annotated[
-    Annotated[int, Meta(ge=1 << 16)] | None,
-    option("Bytes for the KV cache; default: a share of what is free on the device.", "Engine"),
-]
-
-GpuMemoryUtilization = Annotated[
-    float, option("Share of GPU memory to use for model and KV cache.", "Engine", gt=0, le=1)
-]
-
-Threads = Annotated[
-    Annotated[int, Meta(ge=1)] | None,
-    option("CPU threads of the torch engine; default: the cores it may use.", "Engine"),
-]
+    engine: Annotated[
+        Literal["torch", "synthetic", "vllm"],
+        option(
+            "Engine. torch: the built-in one; vllm: vLLM's; synthetic: pseudo-random tokens at a "
+            "fixed rate, no model.",
+            "Engine",
+        ),
+    ] = "torch"
+    engine_args: Annotated[
+        list[str] | None,
+        option(
+            "Options of vllm serve, for --engine vllm. On the command line they follow --, after all "
+            "other options.",
+            "Engine",
+            rest=True,
+        ),
+    ] = None
+    data_parallel_size: Annotated[
+        int, option("Number of engine processes on all hosts together.", "Engine", ge=1, le=1024)
+    ] = 1
+    enable_expert_parallel: Annotated[
+        bool,
+        option(
+            "Expert parallelism: split the experts of a mixture-of-experts model over the engines of "
+            "--data-parallel-size, which then run in lock-step.",
+            "Engine",
+        ),
+    ] = False
+    dp_sync_interval: Annotated[
+        int,
+        option(
+            "Interval of the check whether any expert-parallel engine has work, in steps.",
+            "Engine",
+            ge=1,
+            le=1024,
+        ),
+    ] = 32
+    max_num_seqs: Annotated[
+        int, option("Maximum sequences per engine step (batch size).", "Engine", ge=1, le=65536)
+    ] = 1024
+    max_num_batched_tokens: Annotated[
+        int, option("Maximum tokens per engine step, prefill and decode together.", "Engine", ge=1)
+    ] = 2048
+    max_prefill_delay: Annotated[
+        float,
+        option(
+            "Maximum duration of a mixed prefill/decode step, as a multiple of a decode-only step; "
+            "0: no limit.",
+            "Engine",
+            ge=0,
+        ),
+    ] = 3.0
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"],
+        option(
+            "Order in which requests are scheduled. fcfs: by arrival; priority: by priority value, "
+            "lowest first, then by arrival.",
+            "Engine",
+        ),
+    ] = "fcfs"
+    max_num_queued_reqs: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        option(
+            "Maximum queued requests, over all engines; further ones get 429. Default: no limit.",
+            "Engine",
+        ),
+    ] = None
+    max_num_queued_tokens: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        option(
+            "Maximum prompt tokens of queued requests, over all engines; further requests get 429. "
+            "Default: no limit.",
+            "Engine",
+        ),
+    ] = None
+    device: Annotated[Literal["auto", "cpu", "cuda"], option("Device of the torch engine.", "Engine")] = (
+        "auto"
+    )
+    async_scheduling: Annotated[
+        Literal["auto", "on", "off"],
+        option(
+            "Launch each step before the tokens of the previous one are read. auto: only on a GPU.",
+            "Engine",
+        ),
+    ] = "auto"
+    block_size: Annotated[int, option("KV cache block size, in tokens.", "Engine", ge=1, le=256)] = 16
+    enable_prefix_caching: Annotated[
+        bool,
+        option(
+            "Share KV cache blocks between requests whose prompts have a common prefix.",
+            "Engine",
+        ),
+    ] = True
+    kv_cache_memory: Annotated[
+        Annotated[int, Meta(ge=1 << 16)] | None,
+        option(
+            "KV cache size of an engine, in bytes. Default: a share of the device's free memory.", "Engine"
+        ),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float, option("Fraction of GPU memory for weights and KV cache.", "Engine", gt=0, le=1)
+    ] = 0.9
+    threads: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        option("CPU threads of the torch engine. Default: the CPU cores that it may use.", "Engine"),
+    ] = None

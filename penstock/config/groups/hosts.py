@@ -1,4 +1,4 @@
-"""Options of a fleet on several hosts."""
+"""Options of a server that spans several hosts."""
 
 from __future__ import annotations
 
@@ -7,75 +7,73 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.config.describe import option
-
-DataParallelSizeLocal = Annotated[
-    Annotated[int, Meta(ge=0, le=1024)] | None,
-    option("How many of them this host runs; default: all from its first one on.", "Hosts"),
-]
-
-DataParallelStartRank = Annotated[
-    int, option("Rank of the first engine of a --headless host.", "Hosts", ge=0, lt=1024)
-]
-
-Headless = Annotated[
-    bool, option("Run engines only, for the API servers of the host that --coordinator names.", "Hosts")
-]
-
-Coordinator = Annotated[
-    Annotated[str, Meta(pattern=r"^tcp://([^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4}$")] | None,
-    option(
-        "Address of the fleet's coordinator, tcp://HOST:PORT: where this host listens for engines of "
-        "others or, with --headless, where its engines join the fleet.",
-        "Hosts",
-    ),
-]
-
-ClusterKeyFile = Annotated[
-    str | None,
-    option("File that penstock keys has made, the same on every host of the fleet.", "Hosts", metavar="FILE"),
-]
-
-EngineHost = Annotated[
-    Annotated[str, Meta(pattern=r"^[^\s/\[\]]+$")] | None,
-    option(
-        "Address of this --headless host at which its engines listen for API servers; default: the one "
-        "it reaches the coordinator by.",
-        "Hosts",
-    ),
-]
-
-DataParallelBackend = Annotated[
-    Literal["mp", "ray"],
-    option("Where engines run: mp, as processes of this host; ray, on machines of a Ray cluster.", "Hosts"),
-]
-
-RayAddress = Annotated[
-    str,
-    option(
-        "The Ray cluster, HOST:PORT; auto: the one that this host belongs to.",
-        "Hosts",
-        pattern=r"^(auto|[^\s/]+:[0-9]{1,5})$",
-    ),
-]
-
-EngineResources = Annotated[
-    Annotated[str, Meta(pattern=r"^[^\s,=]+=[0-9]+(\.[0-9]+)?(,[^\s,=]+=[0-9]+(\.[0-9]+)?)*$")] | None,
-    option(
-        "What an engine takes of a machine of the Ray cluster, such as CPU=4,GPU=1. Default: CPU=1, and "
-        "GPU=1 unless it runs without.",
-        "Hosts",
-    ),
-]
+from penstock.config.groups.synthetic import SyntheticOptions
 
 HEAD = "head"
-"""The host where ``penstock serve`` runs, among those of ApiServerHosts."""
+"""Name in ``--api-server-hosts`` of the host where ``penstock serve`` runs."""
 
-ApiServerHosts = Annotated[
-    Annotated[str, Meta(pattern=r"^[^\s,]+(,[^\s,]+)*$")] | None,
-    option(
-        f"Where API servers run, in turn: {HEAD}, which is this host, and machines of the Ray cluster by "
-        f"address, name or id, where they listen on that address and --port. Default: {HEAD}.",
-        "Hosts",
-        metavar="HOST[,HOST...]",
-    ),
-]
+
+class HostOptions(SyntheticOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of a server that spans several hosts."""
+
+    data_parallel_size_local: Annotated[
+        Annotated[int, Meta(ge=0, le=1024)] | None,
+        option("Number of engine processes on this host. Default: all that follow its first rank.", "Hosts"),
+    ] = None
+    data_parallel_start_rank: Annotated[
+        int, option("Rank of the first engine on a --headless host.", "Hosts", ge=0, lt=1024)
+    ] = 0
+    headless: Annotated[
+        bool, option("Run engines only, for the API servers on the host of --coordinator.", "Hosts")
+    ] = False
+    coordinator: Annotated[
+        Annotated[str, Meta(pattern=r"^tcp://([^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4}$")] | None,
+        option(
+            "Coordinator address, tcp://HOST:PORT. The head listens there; --headless hosts connect to it.",
+            "Hosts",
+        ),
+    ] = None
+    cluster_key_file: Annotated[
+        str | None,
+        option("Key file made by penstock keys, the same on every host.", "Hosts", metavar="FILE"),
+    ] = None
+    engine_host: Annotated[
+        Annotated[str, Meta(pattern=r"^[^\s/\[\]]+$")] | None,
+        option(
+            "Address at which the engines of this --headless host listen for API servers. Default: "
+            "the local address of its connection to the coordinator.",
+            "Hosts",
+        ),
+    ] = None
+    data_parallel_backend: Annotated[
+        Literal["mp", "ray"],
+        option(
+            "Where engines run. mp: as processes of this host; ray: on the machines of a Ray cluster.",
+            "Hosts",
+        ),
+    ] = "mp"
+    ray_address: Annotated[
+        str,
+        option(
+            "Ray cluster, HOST:PORT; auto: the one that this host belongs to.",
+            "Hosts",
+            pattern=r"^(auto|[^\s/]+:[0-9]{1,5})$",
+        ),
+    ] = "auto"
+    engine_resources: Annotated[
+        Annotated[str, Meta(pattern=r"^[^\s,=]+=[0-9]+(\.[0-9]+)?(,[^\s,=]+=[0-9]+(\.[0-9]+)?)*$")] | None,
+        option(
+            "Ray resources per engine, such as CPU=4,GPU=1. Default: CPU=1, and GPU=1 for engines "
+            "that use one.",
+            "Hosts",
+        ),
+    ] = None
+    api_server_hosts: Annotated[
+        Annotated[str, Meta(pattern=r"^[^\s,]+(,[^\s,]+)*$")] | None,
+        option(
+            f"Hosts of the API servers, assigned in turn: {HEAD} (this host) and Ray machines by "
+            f"address, name or id. They listen on their address and --port. Default: {HEAD}.",
+            "Hosts",
+            metavar="HOST[,HOST...]",
+        ),
+    ] = None

@@ -1,76 +1,82 @@
-"""Options of which model is served, and how it is read."""
+"""Options of the model: source, formats and data type."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from penstock.config.describe import option
 
-Model = Annotated[
-    str | None,
-    option(
-        "Model directory or Hugging Face hub id; the bundled demo model when absent.",
-        "Model",
-        positional=True,
-    ),
-]
 
-ServedModelName = Annotated[
-    list[str] | None,
-    option("Names clients may use for the model, the first one is reported; default: MODEL.", "Model"),
-]
+class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the model: source, formats and data type."""
 
-Revision = Annotated[str | None, option("Branch, tag or commit of a hub id.", "Model")]
-
-Tokenizer = Annotated[
-    str | None, option("Directory with tokenizer.json, when it is not the model's.", "Model")
-]
-
-ChatTemplate = Annotated[
-    str | None,
-    option("File with a Jinja chat template that replaces the model's.", "Model", metavar="FILE"),
-]
-
-ToolCallParser = Annotated[
-    Literal["auto", "hermes", "llama3_json", "none"],
-    option("How the model writes tool calls; auto: what its chat template shows.", "Model"),
-]
-
-ReasoningParser = Annotated[
-    Literal["auto", "think", "none"],
-    option(
-        "How the model marks its reasoning, which replies carry apart from the content; think: <think> "
-        "and </think>; auto: what its chat template shows.",
-        "Model",
-    ),
-]
-
-GenerationConfig = Annotated[
-    Literal["auto", "none"],
-    option("auto: sampling defaults from the model's generation_config.json; none: OpenAI's.", "Model"),
-]
-
-MaxModelLen = Annotated[
-    Annotated[int, Meta(ge=2)] | None,
-    option("Longest prompt plus output, in tokens; default: what the model allows.", "Model"),
-]
-
-Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"],
-    option("Type of weights and KV cache; auto: the model's on a GPU, float32 on a CPU.", "Model"),
-]
-
-LoadFormat = Annotated[
-    Literal["auto", "safetensors", "dummy"],
-    option(
-        "auto: safetensors, or PyTorch's .bin where a directory has no other; safetensors: only these; "
-        "dummy: random weights, made from config.json alone.",
-        "Model",
-    ),
-]
-
-Seed = Annotated[
-    int, option("Seed of what is not seeded by a request (weights of a dummy model).", "Model", ge=0)
-]
+    model: Annotated[
+        str | None,
+        option(
+            "Model directory or Hugging Face model id. Default: the bundled demo model.",
+            "Model",
+            positional=True,
+        ),
+    ] = None
+    served_model_name: Annotated[
+        list[str] | None,
+        option("Model names that clients may use; responses carry the first. Default: MODEL.", "Model"),
+    ] = None
+    revision: Annotated[str | None, option("Branch, tag or commit of a Hugging Face model id.", "Model")] = (
+        None
+    )
+    tokenizer: Annotated[
+        str | None, option("Directory with tokenizer.json. Default: the model's.", "Model")
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        option("File with a Jinja chat template. Default: the model's.", "Model", metavar="FILE"),
+    ] = None
+    tool_call_parser: Annotated[
+        Literal["auto", "hermes", "llama3_json", "none"],
+        option("Format of the model's tool calls; auto: detected from its chat template.", "Model"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "think", "none"],
+        option(
+            "Format of the model's reasoning, which responses carry apart from the content. think: "
+            "between think tags; auto: detected from the chat template.",
+            "Model",
+        ),
+    ] = "auto"
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        option(
+            "Default sampling parameters. auto: from the model's generation_config.json; none: "
+            "OpenAI's defaults.",
+            "Model",
+        ),
+    ] = "auto"
+    max_model_len: Annotated[
+        Annotated[int, Meta(ge=2)] | None,
+        option("Maximum context length (prompt and output), in tokens. Default: the model's.", "Model"),
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        option("Data type of weights and KV cache. auto: the model's on a GPU, float32 on a CPU.", "Model"),
+    ] = "auto"
+    load_format: Annotated[
+        Literal["auto", "safetensors", "dummy"],
+        option(
+            "Format of the weights. auto: safetensors, else PyTorch .bin files; safetensors: no .bin "
+            "files; dummy: random weights, from config.json alone.",
+            "Model",
+        ),
+    ] = "auto"
+    seed: Annotated[
+        int,
+        option(
+            "Random seed for the weights of --load-format dummy and for vLLM's engine. Requests have "
+            "their own seeds.",
+            "Model",
+            ge=0,
+        ),
+    ] = 0

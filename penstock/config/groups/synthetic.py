@@ -1,4 +1,4 @@
-"""Options of the engine without a model."""
+"""Options of the synthetic engine."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ from typing import Annotated
 from msgspec import Meta
 
 from penstock.config.describe import option
+from penstock.config.groups.engines import EngineOptions
 
-STEP_MS = "Duration of one step of the synthetic engine, in milliseconds."
+STEP_MS = "Step duration of the synthetic engine, in milliseconds."
 
-SyntheticStepMs = Annotated[float, option(STEP_MS, "Synthetic engine", ge=0)]
 
-SyntheticPrefillTokensPerS = Annotated[
-    float,
-    option("Prompt tokens the synthetic engine takes per second; 0: no limit.", "Synthetic engine", ge=0),
-]
+class SyntheticOptions(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the synthetic engine."""
 
-SyntheticFault = Annotated[
-    Annotated[str, Meta(pattern=r"^(error|exit|hang|stream-error)@[0-9]+$")] | None,
-    option(
-        "Fault to inject, KIND@STEP: error (an exception), exit (the process ends), hang, or "
-        "stream-error (the oldest stream fails), at the given step of those with work, counted from 0.",
-        "Synthetic engine",
-    ),
-]
+    synthetic_step_ms: Annotated[float, option(STEP_MS, "Synthetic engine", ge=0)] = 10.0
+    synthetic_prefill_tokens_per_s: Annotated[
+        float,
+        option(
+            "Prefill speed of the synthetic engine, in tokens per second; 0: no limit.",
+            "Synthetic engine",
+            ge=0,
+        ),
+    ] = 0.0
+    synthetic_fault: Annotated[
+        Annotated[str, Meta(pattern=r"^(error|exit|hang|stream-error)@[0-9]+$")] | None,
+        option(
+            "Fault to inject, KIND@STEP: error (an exception), exit (the process ends), hang, or "
+            "stream-error (the oldest stream fails). Steps with work count, from 0.",
+            "Synthetic engine",
+        ),
+    ] = None

@@ -1,4 +1,4 @@
-"""Logprobs of tokens that wait in a slot until their row is due."""
+"""Buffers the logprobs of sampled tokens whose row is not due yet."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from penstock.wire.logprobs import Logprobs
 
 
 class LogprobsBuffer:
-    """Sampled tokens' logprobs, given out with the row that carries the token.
+    """Logprobs of sampled tokens, returned with the row that carries the token.
 
-    A stream that wants logprobs has them for every token, so the n-th token that a slot holds has its entry
-    at n: columns [slots, tokens, candidates], which grow by doubling. Memory is committed where it is used.
+    A stream that asked for logprobs has them for every token, so the entry of the n-th held token of a slot
+    is at n: arrays [slots, tokens, candidates], which grow by doubling. Memory is committed where it is used.
     """
 
     def __init__(self, table: SlotTable) -> None:
@@ -26,8 +26,8 @@ class LogprobsBuffer:
     def append_and_take_due(
         self, slots: NDArray[np.intp], due: NDArray[np.bool_], sampled: Logprobs | None
     ) -> Logprobs | None:
-        """:meth:`append` and :meth:`take_due` where every slot got one token; nothing is held where each is
-        due."""
+        """:meth:`append` and :meth:`take_due` for one token per slot; copies nothing when all are due at
+        once."""
         held = self._table.length[slots] - self._table.sent[slots]
         if sampled is None or (due.all() and (held == 1).all()):
             return sampled
@@ -37,8 +37,7 @@ class LogprobsBuffer:
         return self.take_due(slots, due, wanting)
 
     def append(self, slots: NDArray[np.intp], sampled: Logprobs) -> None:
-        """Hold the logprobs of the last token of some slots; ``sampled`` has indexes into ``slots`` as
-        ``token``. :meth:`take_due` gives them out."""
+        """Buffer the logprobs of the last token of some slots; ``sampled.token`` indexes ``slots``."""
         held = self._table.length[slots] - self._table.sent[slots]
         row = sampled.token
         self._hold(slots[row], held[row] - 1, sampled, np.arange(len(row)))
@@ -46,8 +45,9 @@ class LogprobsBuffer:
     def take_due(
         self, slots: NDArray[np.intp], due: NDArray[np.bool_], wanting: NDArray[np.bool_]
     ) -> Logprobs | None:
-        """Logprobs of the rows that are due, of the slots ``wanting`` them, which have kept one for every
-        token; their ``token`` indexes the tokens of those rows. Called before the rows are made."""
+        """Logprobs for the rows that are due, from the slots ``wanting`` logprobs, which have an entry for
+        every held token. The result's ``token`` indexes the tokens of those rows. Call it before the rows are
+        made."""
         held = self._table.length[slots] - self._table.sent[slots]
         given = np.where(due, held, 0)
         released = np.flatnonzero(wanting & (given > 0))
@@ -68,7 +68,7 @@ class LogprobsBuffer:
         self._rank[slots, place] = sampled.rank[entries]
 
     def _release(self, slots: NDArray[np.intp], held: I32, first: NDArray[np.intp]) -> Logprobs:
-        """All that the slots hold; ``first``: index of each slot's first token."""
+        """All entries of the slots. ``held``: how many each slot has; ``first``: index of its first token."""
         ends = np.cumsum(held)
         place = np.arange(int(ends[-1])) - np.repeat(ends - held, held)
         owner = np.repeat(slots, held)

@@ -1,4 +1,4 @@
-"""Which prompt tokens get logprobs in a step, and the rows that carry them."""
+"""Prompt logprobs: which prompt tokens a step scores, and the rows that carry the result."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Slots = NDArray[np.intp]
 
 
 class PromptLogprobsState:
-    """Slots whose request asked for logprobs of its prompt, and how far they are made.
+    """Slots whose request asked for prompt logprobs, and how far each prompt is scored.
 
-    The logits at a token are those of the token after it, so a step that computes a chunk of a prompt can
-    score the chunk moved on by one. A prompt that is computed again is not scored again.
+    The logits at a token score the token after it, so a step that computes positions a to b of a prompt can
+    score positions a + 1 to b + 1. A prompt that is recomputed after preemption is not scored again.
     """
 
     def __init__(self, table: SlotTable) -> None:
         self.active_slots = 0
-        """Slots that want logprobs of their prompt."""
+        """Slots that want prompt logprobs."""
         self.alternatives = np.full(table.size, -1, np.int32)
-        """Candidates beside the prompt's own token; -1: no logprobs."""
+        """Candidates wanted beside the prompt's own token; -1: no logprobs."""
         self._table = table
         self._scored = np.zeros(table.size, np.int32)
-        """Place of the last token that has its logprobs; the first token of a prompt, at 0, never has any."""
+        """Position of the last scored token; the first token of a prompt, at 0, never has a logprob."""
 
     def set(self, slot: int, alternatives: int) -> None:
         self.clear(slot)
@@ -42,31 +42,36 @@ class PromptLogprobsState:
             self.active_slots -= 1
 
     def tokens_to_score(self, slots: Slots, positions: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Which tokens of a flat batch are followed by a prompt token that is to be scored.
+        """Indexes of the tokens of a flat batch whose next token is an unscored prompt token.
 
         slots, positions: [T], slot and history position of each token.
         """
-        place = positions + 1
-        due = (self.alternatives[slots] >= 0) & (place > self._scored[slots])
-        return np.flatnonzero(due & (place < self._table.base[slots]))
+        following = positions + 1
+        due = (self.alternatives[slots] >= 0) & (following > self._scored[slots])
+        return np.flatnonzero(due & (following < self._table.base[slots]))
 
-    def rows(self, slots: Slots, places: NDArray[np.int64], ids: I32, values: F32, rank: I32) -> StepRows:
-        """Rows without tokens, one per stream, that carry the logprobs of the prompt tokens at ``places``.
+    def rows(self, slots: Slots, positions: NDArray[np.int64], ids: I32, values: F32, rank: I32) -> StepRows:
+        """Rows without tokens, one per stream, with the logprobs of the prompt tokens at ``positions``.
 
-        ``slots``: [P], each slot's entries together, in order of their places. Called before the tokens of
-        the step are settled: the rows come before theirs.
+        slots, positions: [P], each slot's entries together, in order of position; ids, values: [P, W], the
+        prompt's own token first; rank: [P]. Call it before the step's tokens are settled: these rows come
+        before theirs.
         """
         table = self._table
         first = np.concatenate(([True], slots[1:] != slots[:-1]))
         own = slots[first]
-        self._scored[slots] = places
+        self._scored[slots] = positions
         return StepRows(
-            table.server[own],
-            table.stream[own],
-            table.sent[own] - table.base[own],
-            np.zeros(0, np.int32),
-            np.zeros(len(own), np.int32),
+            server=table.server[own],
+            stream=table.stream[own],
+            position=table.sent[own] - table.base[own],
+            tokens=np.zeros(0, np.int32),
+            count=np.zeros(len(own), np.int32),
             prompt=PromptLogprobs(
-                (np.cumsum(first) - 1).astype(np.int32), places.astype(np.int32), ids, values, rank
+                row=(np.cumsum(first) - 1).astype(np.int32),
+                position=positions.astype(np.int32),
+                ids=ids,
+                values=values,
+                rank=rank,
             ),
         )

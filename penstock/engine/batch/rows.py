@@ -1,4 +1,4 @@
-"""Putting the parts of a step's rows together: streams that ran, and streams that were aborted."""
+"""Concatenates the parts of a step's rows: streams that ran, were aborted, or failed."""
 
 from __future__ import annotations
 
@@ -22,15 +22,20 @@ def empty_rows() -> StepRows:
 
 
 def aborted_rows(streams: Sequence[tuple[int, int, int]]) -> StepRows:
-    """Ends without tokens for streams that never ran, given as (server, stream, position)."""
+    """ABORT rows without tokens for streams that never ran, given as (server, stream, position)."""
     server, stream, position = np.array(streams, np.int32).reshape(-1, 3).T
-    count = np.zeros(len(server), np.int32)
-    finish = np.full(len(server), FinishReason.ABORT, np.int8)
-    return StepRows(server, stream, position, np.zeros(0, np.int32), count, finish)
+    return StepRows(
+        server=server,
+        stream=stream,
+        position=position,
+        tokens=np.zeros(0, np.int32),
+        count=np.zeros(len(server), np.int32),
+        finish=np.full(len(server), FinishReason.ABORT, np.int8),
+    )
 
 
 def concat_rows(parts: Sequence[StepRows]) -> StepRows:
-    """One set of rows from several; the order is kept."""
+    """All rows of ``parts``, in order."""
     parts = [part for part in parts if len(part.stream) or part.failed]
     if not parts:
         return empty_rows()
@@ -38,17 +43,17 @@ def concat_rows(parts: Sequence[StepRows]) -> StepRows:
         return parts[0]
     failed: list[StreamFailure] = [failure for part in parts for failure in part.failed]
     return StepRows(
-        np.concatenate([part.server for part in parts]),
-        np.concatenate([part.stream for part in parts]),
-        np.concatenate([part.position for part in parts]),
-        np.concatenate([part.tokens for part in parts]),
-        _filled([part.count for part in parts], parts, np.int32(1)),
-        _filled([part.finish for part in parts], parts, np.int8(0)),
-        _filled([part.cached for part in parts], parts, np.int32(0)),
-        _joined_logprobs(parts),
-        failed,
-        _joined_prompts(parts),
-        _joined_params(parts),
+        server=np.concatenate([part.server for part in parts]),
+        stream=np.concatenate([part.stream for part in parts]),
+        position=np.concatenate([part.position for part in parts]),
+        tokens=np.concatenate([part.tokens for part in parts]),
+        count=_filled([part.count for part in parts], parts, np.int32(1)),
+        finish=_filled([part.finish for part in parts], parts, np.int8(0)),
+        cached=_filled([part.cached for part in parts], parts, np.int32(0)),
+        logprobs=_concat_logprobs(parts),
+        failed=failed,
+        prompt=_concat_prompt_logprobs(parts),
+        kv_transfer_params=_merge_transfer_params(parts),
     )
 
 
@@ -57,6 +62,7 @@ def _filled(
     parts: Sequence[StepRows],
     default: NumberT,
 ) -> np.ndarray[tuple[int], np.dtype[NumberT]] | None:
+    """The concatenated columns, with ``default`` for the rows of parts that lack theirs; None: all do."""
     if all(column is None for column in columns):
         return None
     return np.concatenate(
@@ -67,7 +73,7 @@ def _filled(
     )
 
 
-def _joined_logprobs(parts: Sequence[StepRows]) -> Logprobs | None:
+def _concat_logprobs(parts: Sequence[StepRows]) -> Logprobs | None:
     offset, shifted = 0, []
     for part in parts:
         if part.logprobs is not None:
@@ -76,7 +82,7 @@ def _joined_logprobs(parts: Sequence[StepRows]) -> Logprobs | None:
     return concat_logprobs(shifted)
 
 
-def _joined_params(parts: Sequence[StepRows]) -> dict[int, dict[int, KVTransferParams]] | None:
+def _merge_transfer_params(parts: Sequence[StepRows]) -> dict[int, dict[int, KVTransferParams]] | None:
     given: dict[int, dict[int, KVTransferParams]] = {}
     for part in parts:
         for server, params in (part.kv_transfer_params or {}).items():
@@ -84,7 +90,7 @@ def _joined_params(parts: Sequence[StepRows]) -> dict[int, dict[int, KVTransferP
     return given or None
 
 
-def _joined_prompts(parts: Sequence[StepRows]) -> PromptLogprobs | None:
+def _concat_prompt_logprobs(parts: Sequence[StepRows]) -> PromptLogprobs | None:
     offset, shifted = 0, []
     for part in parts:
         if part.prompt is not None:

@@ -1,8 +1,8 @@
-"""The batch as columns: one row of preallocated arrays per slot.
+"""The running batch as preallocated arrays over slots: histories, finish rules (EOS, stop ids, length), rows.
 
-A slot holds one running stream. What happens to all running streams in a step (take the sampled tokens,
-find those that end, build the rows to send) is array operations over slots; Python touches only requests
-that start or end.
+A slot holds one running stream. A step's work for all running streams (append the sampled tokens, find the
+streams that finish, build the rows to send) is array operations over slots; Python code runs only per stream
+that starts or ends.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Submit
 
 STOP_IDS_PER_SLOT = 8
-"""Stop token ids kept in the slot's row; the rare longer list is checked apart."""
+"""Stop token ids kept in the slot's row; the rest of a longer list is checked separately."""
 
 
 class SlotTable:
-    """Columns of ``slots`` rows; histories of up to ``max_model_len`` tokens.
+    """Arrays with one entry per slot; histories of up to ``max_model_len`` tokens.
 
-    ``history`` is int32[slots, max_model_len], the prompt followed by the output; untouched pages of it
-    are never committed by the operating system.
+    ``history`` is int32[slots, max_model_len], the prompt followed by the output; the operating system
+    commits only the pages that are written.
     """
 
     def __init__(
@@ -44,40 +44,41 @@ class SlotTable:
         self.server = np.zeros(slots, np.int32)
         self.stream = np.zeros(slots, np.int32)
         self.base = np.zeros(slots, np.int32)
-        """Prompt tokens before the stream's position 0 (a resumed stream's prompt holds output, too)."""
+        """Prompt tokens before the stream's position 0 (the prompt of a resumed stream includes output)."""
         self.prompt_len = np.zeros(slots, np.int32)
         self.end = np.zeros(slots, np.int32)
-        """Length of the history at which the stream ends by length."""
+        """Length of the history at which the stream finishes with LENGTH."""
         self.min_end = np.zeros(slots, np.int32)
-        """Length of the history before which EOS and stop ids do not count."""
+        """Length of the history up to which EOS and stop ids do not end the stream (min_tokens)."""
         self.ignore_eos = np.zeros(slots, np.bool_)
         self.stop_ids = np.full((slots, STOP_IDS_PER_SLOT), -1, np.int32)
         self.interval = np.ones(slots, np.int32)
-        """Least tokens per row, but for the first and the last."""
+        """Minimum tokens per row, except for the first and the last row."""
         self.interval_s = np.zeros(slots)
-        """Least time between rows, likewise; 0: none."""
+        """Minimum seconds between rows, likewise; 0: no minimum."""
         self.cached = np.zeros(slots, np.int32)
+        """Prompt tokens found in the prefix cache."""
         self.seed = np.zeros(slots, np.uint64)
         self.generation = np.zeros(slots, np.int64)
-        """Streams that have left the slot: tells whether it holds the one that it held before."""
+        """Streams that have left the slot: distinguishes its streams from one another."""
         self._long_stop_ids: dict[int, NDArray[np.int32]] = {}
         self._stop_lists = 0
         """Slots with stop ids."""
         self._timed = 0
-        """Slots with a least time between rows."""
+        """Slots with an ``interval_s``."""
 
         # -- per step
         self.length = np.zeros(slots, np.int32)
         self.in_flight_tokens = np.zeros(slots, np.int32)
-        """Tokens that follow the history and are known to the device alone."""
+        """Sampled tokens that follow the history and are still on the device only."""
         self.sent = np.zeros(slots, np.int32)
-        """Length of the history up to which rows have been given out."""
+        """Length of the history that rows have been made for."""
         self.history = np.zeros((slots, max_model_len), np.int32)
         self._sent_at = np.zeros(slots)
-        """When the last row was given out, of timed slots."""
+        """Time of the last row, for slots with an ``interval_s``."""
         self._clock = clock
         self._now = 0.0
-        """When the step's tokens were settled; read while there are timed slots."""
+        """Time at which the step's tokens were appended, if any slot has an ``interval_s``."""
 
         self._free = list(range(slots - 1, -1, -1))
         self._by_stream: dict[tuple[int, int], int] = {}
@@ -92,7 +93,7 @@ class SlotTable:
         return self.size - len(self._free)
 
     def allocate(self, server: int, request: Submit) -> int:
-        """Take a free slot for a request whose prompt leaves room for a token. Returns the slot."""
+        """Give a free slot to a request whose prompt is shorter than max_model_len. Returns the slot."""
         slot = self._free.pop()
         prompt = np.frombuffer(request.prompt, "<i4")
         sampling = request.sampling
@@ -118,7 +119,7 @@ class SlotTable:
         return slot
 
     def take_admitted(self) -> Sequence[tuple[int, int]]:
-        """Streams, as (API server, handle), that have got a slot since the last call."""
+        """Streams, as (API server, handle), that were given a slot since the last call."""
         if not self._admitted:
             return ()
         admitted, self._admitted = self._admitted, []
@@ -153,14 +154,19 @@ class SlotTable:
         return [slot for (owner, _), slot in self._by_stream.items() if owner == server]
 
     def failure(self, slot: int, code: str, message: str) -> StreamFailure:
-        """The end of the slot's stream by an error, behind all its tokens."""
-        position = int(self.length[slot] - self.base[slot])
-        return StreamFailure(int(self.server[slot]), int(self.stream[slot]), position, code, message)
+        """The end of the slot's stream by an error, after all its tokens."""
+        return StreamFailure(
+            server=int(self.server[slot]),
+            stream=int(self.stream[slot]),
+            position=int(self.length[slot] - self.base[slot]),
+            code=code,
+            message=message,
+        )
 
     def fail_all(self, code: str, message: str) -> StepRows:
-        """End every stream by an error: rows of the tokens that were held back, then a failure each.
+        """End every stream with an error: rows of the tokens that were held back, then a failure each.
 
-        Needs no more than consistent ``length`` and ``sent``, so it serves after a step that broke, too.
+        Needs only ``length`` and ``sent`` to be consistent, so it can be called after a step that raised.
         """
         failures = [self.failure(slot, code, message) for slot in self._by_stream.values()]
         slots = np.fromiter(self._by_stream.values(), np.intp, len(self._by_stream))
@@ -184,7 +190,11 @@ class SlotTable:
         return length
 
     def append_and_check_stop(self, slots: NDArray[np.intp], tokens: I32) -> I8:
-        """:meth:`append`, and see which streams end. Returns int8[R] FinishReason per slot."""
+        """:meth:`append`, and apply the finish rules: max_tokens and max_model_len, stop token ids, EOS.
+
+        Returns int8[R], the FinishReason of each slot. EOS takes precedence over a stop id, which takes
+        precedence over the length.
+        """
         length = self.append(slots, tokens)
         finish: I8 = (length >= self.end[slots]).view(np.int8)
         finish *= np.int8(FinishReason.LENGTH)
@@ -208,7 +218,7 @@ class SlotTable:
                 is_stop[row] |= tokens[row] in stop_ids
 
     def due(self, slots: NDArray[np.intp], finish: I8) -> NDArray[np.bool_]:
-        """bool[R]: which slots :meth:`rows` makes a row for."""
+        """bool[R]: the slots that :meth:`rows` makes a row for."""
         sent = self.sent[slots]
         due: NDArray[np.bool_] = self.length[slots] - sent >= self.interval[slots]
         if self._timed:
@@ -218,9 +228,9 @@ class SlotTable:
         return due
 
     def rows(self, slots: NDArray[np.intp], finish: I8) -> StepRows:
-        """The rows that are due: a stream's first token, its end, or an interval full of tokens.
+        """The rows that are due: a stream's first token, its end, or a full interval of tokens.
 
-        Held tokens stay in the history, so a row of several tokens is one gather.
+        Tokens that are held back stay in the history, so rows of several tokens are one gather.
         """
         due = self.due(slots, finish)
         if not due.all():
@@ -230,12 +240,12 @@ class SlotTable:
         return self._rows_of(slots, finish)
 
     def flush_next(self, slot: int) -> None:
-        """What the slot holds is due with the next rows."""
+        """Make the slot's held tokens due with the next rows."""
         self.interval[slot] = 1
         self._sent_at[slot] = -np.inf
 
     def _rows_of(self, slots: NDArray[np.intp], finish: I8) -> StepRows:
-        """Rows of all tokens these slots hold; they count as sent from here on."""
+        """Rows of all tokens that the slots hold; they count as sent."""
         length, sent = self.length[slots], self.sent[slots]
         count = length - sent
         self.sent[slots] = length
@@ -243,13 +253,13 @@ class SlotTable:
         first = sent == self.prompt_len[slots]
         cached = self.cached[slots] * first if first.any() else None
         return StepRows(
-            self.server[slots],
-            self.stream[slots],
-            sent - self.base[slots],
-            self.history[slots, sent] if one_each else self._tokens(slots, sent, count),
-            None if one_each else count,
-            finish if finish.any() else None,
-            cached if cached is not None and cached.any() else None,
+            server=self.server[slots],
+            stream=self.stream[slots],
+            position=sent - self.base[slots],
+            tokens=self.history[slots, sent] if one_each else self._tokens(slots, sent, count),
+            count=None if one_each else count,
+            finish=finish if finish.any() else None,
+            cached=cached if cached is not None and cached.any() else None,
         )
 
     def _tokens(self, slots: NDArray[np.intp], start: I32, count: I32) -> I32:

@@ -1,4 +1,4 @@
-"""Lists of varying length per slot, kept as columns, so that those of many slots are gathered at once."""
+"""Variable-length lists per slot (logit_bias, bad words) in flat arrays, gathered for many slots at once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ MIN_CAPACITY = 64
 class TokenLists:
     """One list of items per slot; an item has a value in each column.
 
-    Lists lie one behind the other; those of slots that were cleared leave gaps, which are closed when
-    there is no room at the end.
+    Lists are stored one after another. Cleared lists leave gaps, which are closed when the end is reached.
     """
 
     def __init__(self, slots: int, *columns: DTypeLike) -> None:
@@ -26,7 +25,7 @@ class TokenLists:
         self._used = 0
 
     def set(self, slot: int, *columns: Any) -> None:
-        """The list of a slot that has none; ``columns`` are of equal length."""
+        """Store the list of a slot that has none; ``columns`` have equal length."""
         count = len(columns[0])
         if self._used + count > len(self._columns[0]):
             self._make_room(count)
@@ -39,7 +38,7 @@ class TokenLists:
         self._count[slot] = 0
 
     def gather(self, slots: Slots) -> tuple[NDArray[np.int64], tuple[NDArray[Any], ...]]:
-        """The items of ``slots``, list after list: which of ``slots`` each belongs to, and the columns."""
+        """The items of ``slots``, list after list: the index into ``slots`` of each item, and the columns."""
         count = self._count[slots]
         ends = np.cumsum(count)
         row = np.repeat(np.arange(len(slots)), count)
@@ -47,7 +46,7 @@ class TokenLists:
         return row, tuple(column[at] for column in self._columns)
 
     def _make_room(self, wanted: int) -> None:
-        """Close the gaps; at least as much room as there are items is free afterwards."""
+        """Close the gaps; the capacity is at least twice the items, ``wanted`` more included."""
         living = np.flatnonzero(self._count)
         _, kept = self.gather(living)
         count = self._count[living]

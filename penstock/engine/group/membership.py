@@ -1,5 +1,4 @@
-"""An engine's membership in the fleet: it joins the coordinator, and reports what it has to do when that
-changes."""
+"""An engine's membership in the fleet: joins the coordinator, and reports the load when it changes."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from penstock.engine.base import Load
 from penstock.wire.control import Launch
@@ -28,57 +26,44 @@ from penstock.wire.sockets import CoordinatorLink, engine_address, engine_identi
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.1
-"""At most so often while the engine is busy."""
+"""Minimum seconds between two reports while the engine is busy."""
 JOIN_INTERVAL_S = 1.0
-"""How often it says that it is there."""
+"""Seconds between two EngineJoin messages, which also renew the lease on the rank."""
 PROGRESS_INTERVAL_S = 10.0
-"""How often an engine that waits for the coordinator says so."""
+"""Seconds between two progress messages of an engine that waits for the coordinator."""
 MAX_HANDSHAKE_FAILURES = 3
-"""After so many failures in a row, each a second apart, it is the key: one may be a coordinator that ends."""
-
-
-class CoordinatorSocket(Protocol):
-    """What :class:`penstock.wire.sockets.CoordinatorLink` is to a membership."""
-
-    def send(self, part: bytes) -> bool: ...
-
-    def receive(self) -> bytes | None: ...
-
-    def refused(self) -> bool: ...
-
-    def wait(self, timeout_s: float) -> bool: ...
-
-    def close(self) -> None: ...
+"""After this many failures in a row, one a second, the key is wrong; a single one may be a coordinator that
+is ending."""
 
 
 class EngineMembership:
-    """Knows what the coordinator was told. A coordinator that is away costs nothing but the news."""
+    """Keeps the coordinator informed. The engine runs on while the coordinator is away."""
 
-    def __init__(self, link: CoordinatorSocket, join: EngineJoin, where: str = "") -> None:
-        """``where`` the coordinator is, for messages."""
+    def __init__(self, link: CoordinatorLink, join: EngineJoin, where: str = "") -> None:
+        """``where``: the coordinator's address, for messages."""
         self._link = link
         self._where = where
-        self._message = encode(join)
+        self._join = encode(join)
         self._reported: object = None
+        """The figures of the last report."""
         self._next_report = self._next_join = float("-inf")
         self.joined = False
-        """Whether the coordinator has taken it, as of what was read."""
+        """Whether the coordinator has accepted the engine."""
 
     @classmethod
     def from_launch(cls, launch: Launch, address: str, info: EngineInfo) -> EngineMembership | None:
-        """Of the engine that ``launch`` asks for and that listens on ``address``; None when there is no
-        coordinator."""
+        """For the engine of ``launch``, which listens on ``address``; None when there is no coordinator."""
         if launch.coordinator is None:
             return None
         identity = engine_identity(launch.index, launch.epoch, launch.incarnation)
         link = CoordinatorLink(launch.coordinator, identity, launch.key)
         join = EngineJoin(
-            COORDINATOR_PROTOCOL_VERSION,
-            launch.index,
-            launch.epoch,
-            launch.incarnation,
-            address if host_and_port(address) else "",
-            launch.traits | traits_of(info),
+            protocol=COORDINATOR_PROTOCOL_VERSION,
+            rank=launch.index,
+            epoch=launch.epoch,
+            incarnation=launch.incarnation,
+            address=address if host_and_port(address) else "",
+            traits=launch.traits | traits_of(info),
         )
         return cls(link, join, launch.coordinator)
 
@@ -87,37 +72,44 @@ class EngineMembership:
         self._link.close()
 
     def wait_until_joined(self, progress: Callable[[str, float | None], None]) -> None:
-        """Until the coordinator has taken this engine. Raises JoinRejectedError."""
-        handshakes, next_news = 0, time.monotonic()
+        """Wait until the coordinator has accepted this engine. Raises JoinRejectedError."""
+        failures, next_progress = 0, time.monotonic()
         while not self.joined:
-            self._link.send(self._message)
+            self._link.send(self._join)
             if self._link.wait(JOIN_INTERVAL_S):
                 self._read()
                 continue
-            handshakes = handshakes + 1 if self._link.refused() else 0
-            if handshakes == MAX_HANDSHAKE_FAILURES:
+            failures = failures + 1 if self._link.refused() else 0
+            if failures == MAX_HANDSHAKE_FAILURES:
                 raise JoinRejectedError(
                     f"--coordinator {self._where}: has another key (--cluster-key-file), or is no coordinator"
                 )
-            if time.monotonic() >= next_news:
-                next_news = time.monotonic() + PROGRESS_INTERVAL_S
+            if time.monotonic() >= next_progress:
+                next_progress = time.monotonic() + PROGRESS_INTERVAL_S
                 progress(f"waiting for the coordinator at {self._where}", None)
 
     def poll(self, now: float, load: Load, accepted: dict[int, int], step: int, *, idle: bool) -> None:
-        """Read what came, and report what changed: at once when ``idle``, otherwise when it is time.
+        """Read messages, and report the load if it has changed: at once when ``idle``, otherwise when a
+        report is due.
 
-        ``accepted``: Submits taken from each API server's connection; ``step``: frames published. Raises
+        ``accepted``: Submits received on each API server's connection; ``step``: steps published. Raises
         JoinRejectedError.
         """
         self._read()
-        if now >= self._next_join and self._link.send(self._message):
+        if now >= self._next_join and self._link.send(self._join):
             self._next_join = now + JOIN_INTERVAL_S
         kv_used_permille = round(load.kv_used * 1000)
         figures = load.waiting, load.running, kv_used_permille, dict(accepted)
         if figures == self._reported or not (idle or now >= self._next_report):
             return
         flat = [number for pair in accepted.items() for number in pair]
-        report = EngineReport(step, load.waiting, load.running, kv_used_permille, flat)
+        report = EngineReport(
+            step=step,
+            waiting=load.waiting,
+            running=load.running,
+            kv_used_permille=kv_used_permille,
+            accepted=flat,
+        )
         if self._link.send(encode(report)):
             self._reported, self._next_report = figures, now + REPORT_INTERVAL_S
 
@@ -138,7 +130,7 @@ class EngineMembership:
 
 
 def traits_of(info: EngineInfo) -> dict[str, str]:
-    """What engines of one fleet must have in common, as far as an engine knows when it has started."""
+    """The properties of a started engine that all engines of a fleet must share."""
     return {
         "max_model_len": str(info.max_model_len),
         "vocab_size": str(info.vocab_size),
@@ -147,8 +139,8 @@ def traits_of(info: EngineInfo) -> dict[str, str]:
 
 
 def listening_address(launch: Launch) -> str:
-    """Where the engine of ``launch`` listens: in the run directory, or, when API servers are on another host,
-    at a free port of the address by which this host reaches the coordinator. Raises OSError."""
+    """Where the engine of ``launch`` listens: in the run directory or, for API servers on another host, on a
+    free port of the address from which this host reaches the coordinator. Raises OSError."""
     if launch.index in launch.local_ranks:
         return engine_address(launch.run_dir, launch.index)
     assert launch.coordinator is not None
@@ -158,7 +150,7 @@ def listening_address(launch: Launch) -> str:
 
 
 def _host_towards(host: str, port: int) -> str:
-    """This host's own address on the way to another. Nothing is sent."""
+    """This host's address on the route to another host. Nothing is sent."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)

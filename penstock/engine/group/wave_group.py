@@ -1,9 +1,8 @@
-"""One rank of a group of engines in lock-step: :mod:`penstock.engine.group.wave_protocol` over sockets."""
+"""One rank of a wave group, engines that step together: :mod:`.wave_protocol` over sockets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from penstock.engine.group.wave_protocol import WaveProtocol
 from penstock.wire.control import Launch
@@ -12,37 +11,35 @@ from penstock.wire.sockets import PeerLinks, engine_address, engine_identity
 from penstock.wire.waves import WaveMessage, decode_from_peer
 
 
-class GroupLinks(Protocol):
-    """What :class:`penstock.wire.sockets.PeerLinks` is to a lockstep."""
-
-    def send_to_all(self, part: bytes) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class WaveGroup:
-    """Tells the engine's loop when to step, and the peers what they must know.
+    """Tells the engine loop when to step, and exchanges the wave protocol's messages with the peers.
 
     A group starts and ends as a whole, so all its ranks have the same epoch.
     """
 
-    def __init__(self, rank: int, size: int, interval: int, epoch: int, links: GroupLinks) -> None:
+    def __init__(self, rank: int, size: int, *, interval: int, epoch: int, links: PeerLinks) -> None:
+        """``interval``: steps between two sync rounds (``--dp-sync-interval``)."""
         self._protocol = WaveProtocol(rank, size, interval)
         self._peers = {engine_identity(peer, epoch): peer for peer in range(size) if peer != rank}
         self._links = links
         self._stepping = False
-        """A step was allowed that the group does not know of yet."""
+        """The last :meth:`advance` allowed a step, which is not reported to the protocol yet."""
 
     @classmethod
     def from_launch(cls, launch: Launch) -> WaveGroup | None:
-        """Of the engine that ``launch`` asks for; None when it runs by itself."""
+        """For the engine of ``launch``; None when it does not share its experts with other ranks."""
         if not launch.config.enable_expert_parallel:
             return None
         peers = [rank for rank in range(launch.engine_count) if rank != launch.index]
         addresses = [engine_address(launch.run_dir, rank) for rank in peers]
         links = PeerLinks(addresses, engine_identity(launch.index, launch.epoch))
-        interval = launch.config.dp_sync_interval
-        return cls(launch.index, launch.engine_count, interval, launch.epoch, links)
+        return cls(
+            launch.index,
+            launch.engine_count,
+            interval=launch.config.dp_sync_interval,
+            epoch=launch.epoch,
+            links=links,
+        )
 
     @property
     def waves(self) -> int:
@@ -50,12 +47,12 @@ class WaveGroup:
 
     @property
     def in_wave(self) -> bool:
-        """Whether a wave is on, of which further steps may be to come."""
+        """Whether a wave is running, so that further steps may follow."""
         return self._protocol.running
 
     def try_handle(self, identity: bytes, parts: Sequence[bytes]) -> bool:
-        """Take a message of a peer; False when ``identity`` is none. Raises WireError and WaveProtocolError,
-        which break the group."""
+        """Handle a message of a peer; False when ``identity`` is not a peer. Raises WireError and
+        WaveProtocolError, which break the group."""
         peer = self._peers.get(identity)
         if peer is None:
             return False
@@ -64,8 +61,7 @@ class WaveGroup:
         return True
 
     def advance(self, has_work: bool) -> bool:
-        """Whether to make a step, to be asked before each one; it is a dummy step when this rank has no
-        work."""
+        """Whether to make the next step, a dummy step when this rank has no work. Call it before each one."""
         if self._stepping:
             self._send(self._protocol.on_step(has_work))
         self._send(self._protocol.before_step(has_work))
@@ -73,12 +69,12 @@ class WaveGroup:
         return self._stepping
 
     def leave(self) -> None:
-        """This rank has no work from here on."""
+        """Announce that this rank is ending and has no work from here on."""
         self._send(self._protocol.leave())
 
     @property
     def may_exit(self) -> bool:
-        """Whether no rank needs this one any longer."""
+        """Whether all ranks are leaving and no wave is running."""
         return self._protocol.may_exit
 
     def _send(self, messages: Sequence[WaveMessage]) -> None:

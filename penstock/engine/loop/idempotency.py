@@ -1,4 +1,4 @@
-"""What an engine answered to calls with a key, so that none of them runs twice in the engine's life."""
+"""Idempotency keys: replies to keyed calls are kept, so that no call runs twice on an engine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from penstock.wire.messages import CONFLICT, RpcCall, RpcReply, encode
 
 MAX_RECEIPTS = 1024
 MAX_RECEIPT_BYTES = 4 << 20
-"""Encoded calls and replies that are remembered; the newest is, however large it is."""
+"""Bytes of encoded calls and replies kept; the newest is kept whatever its size."""
 MAX_SHOWN_CHARS = 200
-"""Characters of a call that an error shows."""
+"""Characters of a call shown in an error."""
 
 
 class RpcError(ValueError):
-    """A call that does not run; ``code`` is sent to the API server with the message."""
+    """A refused call; ``code`` is sent to the API server with the message."""
 
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class _Receipt(NamedTuple):
 
 
 class IdempotencyCache:
-    """The latest receipts by key, bounded by count and by bytes."""
+    """The latest replies by idempotency key, bounded by count and by bytes."""
 
     def __init__(self, most: int = MAX_RECEIPTS, most_bytes: int = MAX_RECEIPT_BYTES) -> None:
         self._most = most
@@ -41,9 +41,9 @@ class IdempotencyCache:
         self._bytes = 0
 
     def find(self, call: RpcCall) -> RpcReply | None:
-        """The reply to an earlier call with the same key, as one to ``call``; None when there was none.
+        """The reply to an earlier call with the same key, addressed to ``call``; None when there was none.
 
-        Raises RpcError when that call was another one.
+        Raises RpcError when the key was used for a different call.
         """
         receipt = self._receipts.get(call.key) if call.key else None
         if receipt is None:
@@ -58,7 +58,7 @@ class IdempotencyCache:
         return msgspec.structs.replace(receipt.reply, call=call.call, repeated=True)
 
     def remember(self, call: RpcCall, reply: RpcReply) -> None:
-        """Keep the reply to a call that ran; calls without a key are not kept."""
+        """Keep the reply to a call that has run, if the call has a key."""
         if not call.key:
             return
         asked = _asked(call)

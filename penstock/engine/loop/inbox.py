@@ -1,7 +1,7 @@
-"""What API servers ask of an engine: their messages, checked and handed on.
+"""Handles API servers' messages to an engine: Hello, Submit, Abort, RpcCall, Disconnect.
 
-An API server is known from its Hello until its Disconnect, a broken connection, or a message that cannot be
-understood. Whatever ends it, its streams end with it.
+An API server is attached from its Hello until its Disconnect, a broken connection, or a message that cannot
+be decoded. In each case its streams are dropped.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ from penstock.wire.sockets import server_identity
 log = logging.getLogger(__name__)
 
 MAX_SERVERS = 1024
-"""As ``--api-server-count`` allows."""
+"""The bound of ``--api-server-count``."""
 MAX_HANDLES = 1 << 22
-"""API servers number their streams from 0 and use numbers again, so these are streams at the same time."""
+"""Concurrent streams per API server, which numbers them from 0 and reuses numbers."""
 MAX_REFUSED_PEERS = 1024
-"""Refused peers remembered, so that each connection is told and each process logged once."""
+"""Refused peers remembered: each connection is answered once, each process logged once."""
 
 
 class Inbox:
-    """Takes one message after the other; answers go out through the publisher."""
+    """Handles one message at a time; replies go out through the publisher."""
 
     def __init__(
         self,
         engine: Engine,
         publisher: Publisher,
+        *,
         rank: int,
         epoch: int,
+        incarnation: int = 0,
         calls: RpcServer,
         stats: EngineStats,
         clock: Callable[[], float] = time.monotonic,
-        incarnation: int = 0,
         refuse_streams: Callable[[], RequestRejected | None] = lambda: None,
     ) -> None:
-        """``refuse_streams`` says why no stream is taken at all."""
+        """``refuse_streams`` returns why new streams are refused, None: they are not."""
         self._engine = engine
         self._calls = calls
         self._refuse_streams = refuse_streams
@@ -64,12 +65,12 @@ class Inbox:
         self._epoch = epoch
         self._incarnation = incarnation
         self._servers: dict[bytes, Hello] = {}
-        """How the known API servers have introduced themselves, by identity."""
+        """The Hello of each attached API server, by ZMQ identity."""
         self._refused: set[bytes] = set()
 
     def handle(self, identity: bytes, parts: list[bytes]) -> None:
-        """One ZMQ message: one or more control messages of one API server. Never raises for what a peer
-        sent."""
+        """One ZMQ message: one or more control messages of one API server. Refuses the peer, and does not
+        raise, when one of them is invalid."""
         try:
             for part in parts:
                 self._on_message(identity, decode_from_server(part))
@@ -120,7 +121,7 @@ class Inbox:
                 self.drop_server(server)
 
     def _on_hello(self, identity: bytes, hello: Hello) -> None:
-        """A Hello is the first message of a connection: streams of an earlier one have lost their reader."""
+        """Attach an API server. Streams of its earlier connection are dropped: nobody reads them."""
         if hello.protocol != ENGINE_PROTOCOL_VERSION:
             raise WireError(
                 f"Hello.protocol is {hello.protocol}, this engine speaks {ENGINE_PROTOCOL_VERSION}"
@@ -158,5 +159,5 @@ class Inbox:
 
 
 def _order(hello: Hello) -> tuple[int, int, int]:
-    """Later ones of an API server are greater, also those of a server that was started anew."""
+    """Sort key: a later Hello of the same API server is greater, also after a restart."""
     return hello.incarnation, hello.epoch, hello.connection

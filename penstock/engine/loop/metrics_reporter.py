@@ -1,4 +1,4 @@
-"""An engine's snapshots for its API servers: once a second while something changes."""
+"""Sends snapshots of an engine's metrics to its API servers, once a second while they change."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ REPORT_INTERVAL_S = 1.0
 
 
 class MetricsReporter:
-    """Knows what has been told. ``model`` is the value of the label ``model_name``."""
+    """Builds a snapshot when one is due, and sends it through the publisher."""
 
     def __init__(
         self,
         engine: Engine,
+        publisher: Publisher,
         stats: EngineStats,
         collector: GarbageCollector | None,
-        publisher: Publisher,
+        *,
         rank: int,
         epoch: int,
-        model: str,
         incarnation: int = 0,
+        model: str,
     ) -> None:
+        """``model`` is the value of the label ``model_name``."""
         self._engine = engine
         self._stats = stats
         self._collector = collector
@@ -38,25 +40,27 @@ class MetricsReporter:
         self._labels = model, str(rank)
         self._sequence = 0
         self._reported = 0, 0
+        """``stats.changes`` and ``publisher.attach_count`` at the last report."""
         self._next = 0.0
 
     @property
     def pending(self) -> bool:
-        """Whether something changed since the last report."""
+        """Whether metrics have changed since the last report."""
         return self._reported[0] != self._stats.changes
 
     @property
     def has_new_server(self) -> bool:
-        """Whether an API server came after the last report: it knows nothing of this engine yet."""
+        """Whether an API server has connected since the last report."""
         return self._reported[1] != self._publisher.attach_count
 
     def report_if_due(self, now: float) -> None:
-        """While busy: when the last report is REPORT_INTERVAL_S old."""
+        """:meth:`report` if metrics have changed and the last report is REPORT_INTERVAL_S old."""
         if now >= self._next and self.pending:
             self.report(now)
 
     def report(self, now: float) -> None:
-        """Tell every API server that keeps up; the next report makes good for what the others miss."""
+        """Send a snapshot to every API server without a backlog. Snapshots are cumulative, so the next one
+        makes up for a missed one."""
         self._next = now + REPORT_INTERVAL_S
         self._reported = self._stats.changes, self._publisher.attach_count
         self._sequence += 1

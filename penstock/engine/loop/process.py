@@ -1,10 +1,10 @@
-"""The engine process: one data-parallel rank.
+"""The engine process: one data-parallel rank, in a loop of drain the inbox, step, publish.
 
-The supervisor starts it and tells it on the control channel what to run as. It owns the engine (scheduler,
-KV cache, model) and the socket that API servers connect to; it reads their Hello, Submit, Abort, RpcCall and
-Disconnect, and writes one token frame per API server and step. It ends when the supervisor says Stop (API
-servers are told GoAway; exit code 0), when the supervisor is gone, or when the engine breaks (API servers
-are told GoAway; the exception leaves :func:`run`).
+The supervisor starts it and sends its configuration over the control channel. The process owns the engine
+(scheduler, KV cache, model) and the socket that API servers connect to. It reads their Hello, Submit, Abort,
+RpcCall and Disconnect, and writes one token frame per API server and step. It ends on Stop (API servers get
+GoAway; exit code 0), when the supervisor is gone, or when the engine breaks (API servers get GoAway; the
+exception leaves :func:`run`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from penstock.engine.base import Engine
+from penstock.engine.base import Engine, StepRows
 from penstock.engine.group.membership import EngineMembership, listening_address
 from penstock.engine.group.wave_group import WaveGroup
+from penstock.engine.loop.build_engine import build_engine
 from penstock.engine.loop.inbox import Inbox
 from penstock.engine.loop.metrics_reporter import MetricsReporter
 from penstock.engine.loop.profiler import EngineProfiler
@@ -26,33 +27,32 @@ from penstock.engine.loop.rpc import RpcServer
 from penstock.engine.loop.sleep import SleepState
 from penstock.engine.loop.stats import EngineStats
 from penstock.engine.loop.two_phase import TwoPhaseParticipant
-from penstock.engine.schedule.waiting_queue import with_rank_limits
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.wire.channel import ControlChannel, SupervisorGone
-from penstock.wire.control import HEARTBEAT_INTERVAL_S, Drain, Info, Launch, Stop, SupervisorCommand
+from penstock.wire.control import HEARTBEAT_INTERVAL_S, Drain, Info, Stop, SupervisorCommand
 from penstock.wire.messages import Draining, EngineInfo, GoAway
-from penstock.wire.sockets import RouterSocket, process_group_spec
+from penstock.wire.sockets import RouterSocket
 
 log = logging.getLogger(__name__)
 
 CONTROL_INTERVAL_S = 0.05
-"""How often a busy engine looks at the control channel."""
+"""Seconds between two reads of the control channel while the engine is busy."""
 RETRY_INTERVAL_S = 0.01
-"""How often an idle engine tries again to send what a peer had no room for."""
+"""Seconds between two attempts to flush the backlog of slow peers while the engine is idle."""
 IDLE_DELAY_S = 0.05
-"""How long nothing must come before garbage is collected and metrics are reported."""
+"""Seconds without messages before an idle engine collects garbage and reports metrics."""
 SHUTDOWN_FLUSH_TIMEOUT_S = 2.0
-"""Time for peers to make room for the last messages; the supervisor waits 5 s after Stop."""
+"""Seconds for peers to take the last messages; the supervisor waits 5 s after Stop."""
 GROUP_EXIT_TIMEOUT_S = 2.0
-"""How long an engine in lock-step stays for its peers after that. All are told to stop at the same time."""
+"""Further seconds that a rank of a wave group steps along for its peers. All are stopped at the same time."""
 DRAIN_GRACE_S = 0.5
-"""How long an engine whose host ends waits for what API servers sent before they heard of it."""
+"""Seconds that a draining engine waits for requests that API servers sent before they received Draining."""
 MESSAGES_PER_STEP = 256
-"""Messages taken before the next step, so that no flood of requests keeps running streams waiting."""
+"""Messages handled before the next step: a flood of requests must not delay running streams."""
 
 
 class CommandChannel(Protocol):
-    """What a :class:`ControlChannel` is to the loop."""
+    """The part of :class:`ControlChannel` that the loop uses."""
 
     def receive(self) -> list[SupervisorCommand]: ...
 
@@ -62,8 +62,11 @@ class CommandChannel(Protocol):
 
 
 def run(control: ControlChannel) -> int:
-    """Be the engine that ``control`` asks for; returns the exit code. Raises what starting raises
-    (ConfigError, zmq.ZMQError, the engine's own), what breaks the engine, and SupervisorGone."""
+    """Run the engine of ``control.launch``; returns the exit code.
+
+    Raises what starting raises (ConfigError, zmq.ZMQError, the engine's own), what breaks the engine, and
+    SupervisorGone.
+    """
     launch = control.launch
     engine = build_engine(launch, control.progress)
     try:
@@ -72,11 +75,10 @@ def run(control: ControlChannel) -> int:
         try:
             config = launch.config
             collector = GarbageCollector(config.gc_policy, config.gc_pause_budget_ms / 1000)
-            model = launch.served_model_names[0]
             with ExitStack() as links:
                 membership = EngineMembership.from_launch(launch, socket.address, engine.info)
-                lockstep = WaveGroup.from_launch(launch)
-                for link in (membership, lockstep):
+                group = WaveGroup.from_launch(launch)
+                for link in (membership, group):
                     if link is not None:
                         links.callback(link.close)
                 if remote and membership is not None:
@@ -86,10 +88,10 @@ def run(control: ControlChannel) -> int:
                     socket,
                     launch.index,
                     launch.epoch,
-                    collector,
-                    membership,
-                    lockstep,
-                    model=model,
+                    collector=collector,
+                    membership=membership,
+                    group=group,
+                    model=launch.served_model_names[0],
                     incarnation=launch.incarnation,
                     profile_dir=config.profile_dir,
                 )
@@ -103,34 +105,8 @@ def run(control: ControlChannel) -> int:
     return 0
 
 
-def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) -> Engine:
-    """The engine of ``launch.config.engine``. Only its code is imported."""
-    config = with_rank_limits(launch.config, launch.index)
-    if config.engine == "synthetic":
-        from penstock.engine.synthetic.engine import SyntheticEngine
-
-        return SyntheticEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir)
-    place = None
-    if config.enable_expert_parallel:
-        place = process_group_spec(
-            launch.run_dir, launch.index, launch.engine_count, launch.epoch, launch.incarnation
-        )
-    if config.engine == "vllm":
-        from penstock.engine.vllm.versions import check_installed
-
-        check_installed()  # before its import, which another version may fail
-        from penstock.engine.vllm.engine import VllmEngine
-
-        return VllmEngine(
-            config, launch.model_dir, progress, rank=launch.index, given=launch.given, place=place
-        )
-    from penstock.engine.torch.engine import TorchEngine
-
-    return TorchEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir, place=place)
-
-
 def ready_info(info: EngineInfo) -> Info:
-    """What the operator is shown; facts that an engine does not have are left out."""
+    """The facts about the engine that the banner shows. Empty ones are omitted."""
     facts: Info = {
         "device": info.device,
         "dtype": info.dtype,
@@ -150,26 +126,27 @@ class EngineLoop:
         socket: RouterSocket,
         rank: int,
         epoch: int,
+        *,
         collector: GarbageCollector | None = None,
         membership: EngineMembership | None = None,
-        lockstep: WaveGroup | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        group: WaveGroup | None = None,
         model: str = "",
         incarnation: int = 0,
         profile_dir: str | None = None,
     ) -> None:
-        """``collector`` None: Python's own garbage collection stays as it is. ``membership`` None: there is
-        no coordinator. ``lockstep`` None: the engine steps when it has work. ``model`` labels metrics.
-        ``profile_dir`` None: nothing can be profiled."""
+        """``collector`` None: Python's own garbage collection stays on. ``membership`` None: there is no
+        coordinator. ``group`` None: the engine steps whenever it has work. ``model`` is the metrics' label
+        ``model_name``. ``profile_dir`` None: profiling is off."""
         self._engine = engine
         self._socket = socket
-        self._publisher = Publisher(socket, clock)
-        self._operations: dict[str, Callable[[], Any]] = {"metrics": engine.metrics}
+        self._publisher = Publisher(socket)
+        self._operations: dict[str, Callable[[], Any]] = {}
+        """RPC methods of the process; all others are the engine's."""
         if collector is not None:
             self._operations["gc"] = collector.report
         if profile_dir is not None:
-            recording = EngineProfiler(engine, profile_dir, rank, epoch)
-            self._operations |= {"start_profile": recording.start, "stop_profile": recording.stop}
+            profiler = EngineProfiler(engine, profile_dir, rank, epoch)
+            self._operations |= {"start_profile": profiler.start, "stop_profile": profiler.stop}
         self._stats = EngineStats()
         sleep = SleepState(engine, self._end_streams, self._is_idle)
         self._calls = RpcServer(
@@ -181,115 +158,133 @@ class EngineLoop:
         self._inbox = Inbox(
             engine,
             self._publisher,
-            rank,
-            epoch,
-            self._calls,
-            self._stats,
-            clock,
+            rank=rank,
+            epoch=epoch,
             incarnation=incarnation,
+            calls=self._calls,
+            stats=self._stats,
             refuse_streams=sleep.refusal,
         )
         self._reporter = MetricsReporter(
-            engine, self._stats, collector, self._publisher, rank, epoch, model, incarnation
+            engine,
+            self._publisher,
+            self._stats,
+            collector,
+            rank=rank,
+            epoch=epoch,
+            incarnation=incarnation,
+            model=model,
         )
         self._collector = collector
         self._membership = membership
-        self._lockstep = lockstep
-        self._clock = clock
-        self._next_control = self._next_beat = 0.0
+        self._group = group
+        self._clock = time.monotonic
+        self._next_control = self._next_heartbeat = 0.0
         self._stopped = False
         self._draining = False
-        """Its host ends: it finishes what it runs, and wants nothing new."""
+        """The host is ending: the engine finishes what it runs and asks for no new streams."""
         self._drain_until = 0.0
         self._draining_sent_to = 0
-        """How many API servers had ever come when they were told."""
+        """``attach_count`` of the publisher when Draining was last sent."""
 
-    def run(self, orders: CommandChannel) -> None:
-        """Until the order to stop. Raises what the engine raises, after telling the API servers, and
+    def run(self, commands: CommandChannel) -> None:
+        """Loop until Stop. Raises what the engine raises, after GoAway to the API servers, and
         SupervisorGone."""
         try:
             while not self._stopped:
-                self.run_once(orders)
+                self.run_once(commands)
         except SupervisorGone:
             raise  # everything ends
         except Exception as error:
             self._shut_down(f"{type(error).__name__}: {error}")
             raise
         self._shut_down("engine is shutting down")
-        if self._lockstep is not None:
-            self._leave_group(self._lockstep, orders)
+        if self._group is not None:
+            self._leave_group(self._group, commands)
 
-    def run_once(self, orders: CommandChannel) -> None:
-        """One step with what leads to it and follows from it, or one wait for something to do."""
+    def run_once(self, commands: CommandChannel) -> None:
+        """Drain the inbox, step, publish; or wait when there is nothing to do."""
         self._drain_inbox()
-        self._calls.answer_pending()
-        if self._reporter.has_new_server:
-            self._reporter.report(self._clock())
+        self._answer_calls()
         has_work = self._engine.has_work()
-        may_step = has_work if self._lockstep is None else self._may_step(self._lockstep, has_work)
-        if may_step:
-            self._poll_control(orders, self._step() if has_work else self._dummy_step())
+        if self._may_step(has_work):
+            now = self._step_and_publish() if has_work else self._dummy_step()
+            self._poll_control(commands, now)
         else:
-            self._wait(orders)
-        for server in self._publisher.take_disconnected():
-            log.info("API server %d is gone, its streams are dropped", server)
-            self._inbox.drop_server(server)
+            self._wait(commands)
+        self._drop_disconnected()
+
+    # -- the inbox
 
     def _drain_inbox(self) -> None:
         for _ in range(MESSAGES_PER_STEP):
             message = self._socket.receive()
             if message is None:
                 return
-            if self._lockstep is None or not self._lockstep.try_handle(*message):
+            if self._group is None or not self._group.try_handle(*message):
                 self._inbox.handle(*message)
+
+    def _drop_disconnected(self) -> None:
+        for server in self._publisher.take_disconnected():
+            log.info("API server %d is gone, its streams are dropped", server)
+            self._inbox.drop_server(server)
 
     # -- the step
 
-    def _step(self) -> float:
-        """Returns when it was made."""
+    def _may_step(self, has_work: bool) -> bool:
+        """Whether to step: when there is work, or when the wave group needs a dummy step."""
+        if self._group is None:
+            return has_work
+        may_step = self._group.advance(has_work and not self._stopped)
+        self._stats.waves = self._group.waves
+        return may_step
+
+    def _step_and_publish(self) -> float:
+        """Returns the clock's time at the end of the step."""
         began = self._clock()
         rows = self._engine.step()
         now = self._clock()
         self._stats.admit(self._engine.take_admitted(), began)
-        self._stats.on_rows(rows, now)
-        self._publisher.publish(rows, self._engine.load())
+        self._publish(rows, now)
         return now
 
+    def _publish(self, rows: StepRows, now: float) -> None:
+        self._stats.on_rows(rows, now)
+        self._publisher.publish(rows, self._engine.load())
+
     def _dummy_step(self) -> float:
-        """A step that others need. Returns when it was made."""
+        """A step without rows, for the other ranks of the group. Returns the clock's time at its end."""
         self._engine.dummy_step()
         self._stats.on_dummy_step()
         self._publisher.flush()
         return self._clock()
 
-    def _may_step(self, lockstep: WaveGroup, has_work: bool) -> bool:
-        may_step = lockstep.advance(has_work and not self._stopped)
-        self._stats.waves = lockstep.waves
-        return may_step
+    # -- calls (RPC)
 
-    # -- calls
+    def _answer_calls(self) -> None:
+        """Reply to calls that have finished, and send metrics to API servers that have just connected."""
+        self._calls.answer_pending()
+        if self._reporter.has_new_server:
+            self._reporter.report(self._clock())
 
     def _run_operation(self, method: str, arguments: dict[str, Any]) -> Any:
-        """One of the process's, or else the engine's."""
         operation = self._operations.get(method)
         return self._engine.call(method, arguments) if operation is None else operation()
 
     def _is_idle(self) -> bool:
-        """Whether neither this engine nor one in lock-step with it has anything to do."""
-        return not self._engine.has_work() and (self._lockstep is None or not self._lockstep.in_wave)
+        """Whether neither this engine nor another rank of its group has work."""
+        return not self._engine.has_work() and (self._group is None or not self._group.in_wave)
 
     def _end_streams(self, code: str, message: str) -> None:
-        rows = self._engine.fail_all(code, message)
-        self._stats.on_rows(rows, self._clock())
-        self._publisher.publish(rows, self._engine.load())
+        self._publish(self._engine.fail_all(code, message), self._clock())
 
-    # -- the supervisor's orders
+    # -- the supervisor's commands
 
-    def _poll_control(self, orders: CommandChannel, now: float) -> None:
-        """While busy, at a bounded rate."""
+    def _poll_control(self, commands: CommandChannel, now: float) -> None:
+        """Handle commands and report, at most every :data:`CONTROL_INTERVAL_S`, while busy."""
         if now >= self._next_control:
             self._next_control = now + CONTROL_INTERVAL_S
-            self._handle_commands(orders)
+            self._handle_commands(commands)
             if self._collector is not None:
                 self._collector.on_busy()
             self._reporter.report_if_due(now)
@@ -301,23 +296,23 @@ class EngineLoop:
             load = self._engine.load()
             self._membership.poll(now, load, publisher.accepted(), publisher.step, idle=idle)
 
-    def _handle_commands(self, orders: CommandChannel) -> None:
-        """Follow the supervisor's orders, and let it know from time to time that the loop turns."""
+    def _handle_commands(self, commands: CommandChannel) -> None:
+        """Carry out the supervisor's commands, and send the heartbeat when it is due."""
         now = self._clock()
-        if now >= self._next_beat:
-            self._next_beat = now + HEARTBEAT_INTERVAL_S
-            orders.heartbeat()
-        for order in orders.receive():
-            if isinstance(order, Stop):
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + HEARTBEAT_INTERVAL_S
+            commands.heartbeat()
+        for command in commands.receive():
+            if isinstance(command, Stop):
                 self._stopped = True
-            elif isinstance(order, Drain) and not self._draining:
+            elif isinstance(command, Drain) and not self._draining:
                 self._draining = True
                 self._drain_until = now + DRAIN_GRACE_S
         if self._draining:
             self._continue_drain(now)
 
     def _continue_drain(self, now: float) -> None:
-        """Tell API servers, also those that come late, and end when nothing runs any longer."""
+        """Send Draining to API servers, including ones that connect later, and stop when no stream runs."""
         if self._draining_sent_to != self._publisher.attach_count:
             self._draining_sent_to = self._publisher.attach_count
             self._publisher.send_to_all(Draining())
@@ -326,8 +321,9 @@ class EngineLoop:
 
     # -- nothing to do
 
-    def _wait(self, orders: CommandChannel) -> None:
-        """Until a message, an order or the next beat. The first pause is for garbage and metrics."""
+    def _wait(self, commands: CommandChannel) -> None:
+        """Wait for a message, a command or the next heartbeat; the first pause collects garbage and reports
+        metrics."""
         self._publisher.flush()
         self._report_to_coordinator(self._clock(), idle=True)
         collector = self._collector
@@ -336,17 +332,17 @@ class EngineLoop:
             timeout = RETRY_INTERVAL_S
         elif self._draining or self._reporter.pending or (collector is not None and collector.due):
             timeout = IDLE_DELAY_S
-        if not self._socket.wait(timeout, orders.fileno()):
+        if not self._socket.wait(timeout, commands.fileno()):
             if collector is not None:
                 collector.on_idle()
             if self._reporter.pending:
                 self._reporter.report(self._clock())
-        self._handle_commands(orders)
+        self._handle_commands(commands)
 
     # -- the end
 
     def _shut_down(self, reason: str) -> None:
-        """Give out all tokens that were held back, then say goodbye, which ends every stream here."""
+        """Publish all tokens that were held back, then send GoAway, which ends every stream here."""
         rows = self._engine.fail_all("engine_error", reason)
         rows.failed = ()
         self._publisher.publish(rows, self._engine.load())
@@ -357,12 +353,12 @@ class EngineLoop:
             time.sleep(RETRY_INTERVAL_S)
             self._publisher.flush()
 
-    def _leave_group(self, lockstep: WaveGroup, orders: CommandChannel) -> None:
-        """Step along as long as peers need it, which may not have been told to stop yet."""
-        lockstep.leave()
+    def _leave_group(self, group: WaveGroup, commands: CommandChannel) -> None:
+        """Step along while peers need it: they may not have received Stop yet."""
+        group.leave()
         deadline = self._clock() + GROUP_EXIT_TIMEOUT_S
         while self._clock() < deadline:
             self._drain_inbox()
-            if lockstep.may_exit:
+            if group.may_exit:
                 return
-            self.run_once(orders)
+            self.run_once(commands)

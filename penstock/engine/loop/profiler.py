@@ -1,4 +1,4 @@
-"""Profiles of an engine, recorded between two calls into files of a directory."""
+"""Starts and stops an engine's profiler (``--profile-dir``), and names the profile files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.engine.base import Engine
 
 
 class EngineProfiler:
-    """Names the files; the engine knows how it is profiled."""
+    """Files are ``engine-RANK-EPOCH-NUMBER``; the engine records the profile and adds the suffix."""
 
     def __init__(self, engine: Engine, directory: str, rank: int, epoch: int) -> None:
         self._engine = engine
@@ -17,7 +17,7 @@ class EngineProfiler:
         self._path: Path | None = None
 
     def start(self) -> None:
-        """Raises ValueError while a profile is recorded, OSError when the directory cannot be made."""
+        """Raises ValueError while a profile is being recorded, OSError when the directory cannot be made."""
         if self._path is not None:
             raise ValueError(f"a profile is being recorded for {self._path}")
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,7 @@ class EngineProfiler:
         self._path = self._directory / f"{self._stem}-{number}"
 
     def stop(self) -> dict[str, str]:
-        """Writes the file. Raises ValueError when no profile is recorded."""
+        """Write the file; returns its path. Raises ValueError when no profile is being recorded."""
         if self._path is None:
             raise ValueError("no profile is being recorded")
         path, self._path = self._path, None

@@ -1,7 +1,7 @@
-"""Gives each API server its rows of every step, without ever waiting for one that does not read.
+"""Sends each API server its rows of every step as one token frame, without blocking on slow readers.
 
-What a peer's queue has no room for is kept here: rows as segments, merged by stream as they gather, so
-that they come to take one int per token; behind them the messages that must not overtake rows.
+What does not fit a peer's ZMQ queue is kept here as its backlog: token frames, merged by stream as they
+gather, so that they take about one int per token, and behind them the messages that must not overtake rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -30,26 +29,18 @@ from penstock.wire.messages import (
     encode,
 )
 from penstock.wire.regroup import merge_frames, take_rows
-from penstock.wire.sockets import PeerGone
+from penstock.wire.sockets import PeerGone, RouterSocket
 
 SEGMENT_TOKENS_PER_ROW = 64
-"""A segment with this many tokens per row is not merged any further: its rows' columns weigh little beside
-its tokens, and a merge never takes long, however much has gathered."""
+"""A frame with this many tokens per row is not merged further: its rows' columns are small beside its
+tokens, and the time of a merge stays bounded, however large the backlog."""
 
 Message = Welcome | StreamFailed | RpcReply | GoAway | Draining
 
 
-class PeerSocket(Protocol):
-    """What :class:`penstock.wire.sockets.RouterSocket` is to a publisher."""
-
-    def send(self, identity: bytes, parts: list[bytes]) -> bool:
-        """Send without blocking; False when the peer's queue is full. Raises PeerGone."""
-        ...
-
-
 class FrameBacklog:
-    """Consecutive frames of one API server, merged so that there are few and each token is merged a
-    bounded number of times."""
+    """Consecutive frames of one API server, merged into few; each token is merged a bounded number of
+    times."""
 
     def __init__(self) -> None:
         self._frames: deque[TokenFrame] = deque()
@@ -58,7 +49,7 @@ class FrameBacklog:
         return len(self._frames)
 
     def append(self, frame: TokenFrame) -> None:
-        """Like carrying in binary: merging starts when the last segment is half as large as its neighbour."""
+        """Merges like a binary carry: while the last frame has at least half its neighbour's tokens."""
         frames = self._frames
         frames.append(frame)
         while len(frames) > 1 and _mergeable(frames[-2], frames[-1]):
@@ -80,15 +71,15 @@ def _weight(frame: TokenFrame) -> int:
 
 @dataclass(slots=True)
 class _Peer:
-    """An API server, and what waits for room in its queue, in the order in which it must go out."""
+    """An API server and its backlog, in the order in which it must be sent: head, segments, messages."""
 
     identity: bytes
     head: list[bytes] | None = None
-    """A message that found the queue full, encoded once."""
+    """An encoded message that found the ZMQ queue full."""
     segments: FrameBacklog = field(default_factory=FrameBacklog)
     messages: deque[bytes] = field(default_factory=deque)
     accepted: int = 0
-    """Submits taken from its connection."""
+    """Submits received on its connection."""
 
     @property
     def has_backlog(self) -> bool:
@@ -98,76 +89,72 @@ class _Peer:
 class Publisher:
     """Sends the rows and messages of one engine to its API servers, in order for each of them."""
 
-    def __init__(self, outbox: PeerSocket, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` gives seconds."""
-        self._socket = outbox
+    def __init__(self, socket: RouterSocket, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` returns monotonic seconds."""
+        self._socket = socket
         self._drain_rate = DrainRate(clock)
         self._peers: dict[int, _Peer] = {}
         self._gone: list[int] = []
         self.attach_count = 0
-        """API servers that ever came."""
-        self._step = 0
+        """API servers attached since the start, reconnections included."""
+        self.step = 0
+        """Steps published."""
 
     # -- API servers come and go
 
     def attach(self, server: int, identity: bytes) -> None:
-        """From here on ``server`` is the peer ``identity``; what waited for another one is discarded."""
+        """Bind ``server`` to the peer ``identity``; the backlog of its predecessor is discarded."""
         self.attach_count += 1
         self._peers[server] = _Peer(identity)
         if server in self._gone:
             self._gone.remove(server)  # that was its predecessor
 
     def detach(self, server: int) -> None:
-        """Discard what waits for ``server``; its rows go nowhere from here on."""
+        """Discard the backlog of ``server``, and all its rows from here on."""
         self._peers.pop(server, None)
 
     def take_disconnected(self) -> list[int]:
-        """API servers whose connection broke; each is named once, and detached."""
+        """API servers whose connection broke, each returned once; they are detached already."""
         gone, self._gone = self._gone, []
         return gone
 
     @property
     def has_backlog(self) -> bool:
-        """Whether anything waits for room in a peer's queue."""
+        """Whether any peer has a backlog."""
         return any(peer.has_backlog for peer in self._peers.values())
 
     def count_submit(self, server: int) -> None:
-        """A Submit of ``server`` was taken, whatever becomes of it: its frames say so from here on."""
+        """Count a Submit received from ``server``, rejected or not; its frames carry the count."""
         self._peers[server].accepted += 1
 
     def accepted(self) -> dict[int, int]:
-        """Submits taken from the present connection of each API server."""
+        """Submits received on the current connection of each API server."""
         return {server: peer.accepted for server, peer in self._peers.items()}
 
-    @property
-    def step(self) -> int:
-        """Steps published."""
-        return self._step
-
-    # -- what goes out
+    # -- sending
 
     def publish(self, rows: StepRows, load: Load) -> None:
         """Send a step's rows: one frame for each API server that has any, then the streams that failed.
-        What waited for room is sent first, as far as there is room.
+        The backlog is sent first, as far as there is room.
 
-        The arrays of ``rows`` are kept while a peer is behind: they must not change afterwards.
+        The arrays of ``rows`` are kept while a peer has a backlog: they must not change afterwards.
         """
-        self._step += 1
+        self.step += 1
         self.flush()
         if len(rows.server):
             frame = TokenFrame(
-                self._step,
-                rows.stream,
-                rows.position,
-                rows.tokens,
-                rows.count,
-                rows.finish,
-                rows.cached,
-                rows.logprobs,
-                load.waiting,
-                load.running,
-                round(load.kv_used * 1000),
-                rows.prompt,
+                step=self.step,
+                stream=rows.stream,
+                position=rows.position,
+                tokens=rows.tokens,
+                count=rows.count,
+                finish=rows.finish,
+                cached=rows.cached,
+                logprobs=rows.logprobs,
+                waiting=load.waiting,
+                running=load.running,
+                kv_used_permille=round(load.kv_used * 1000),
+                prompt=rows.prompt,
             )
             self._split(rows, frame, rows.kv_transfer_params or {})
         self._drain_rate.step(0 if rows.finish is None else int(np.count_nonzero(rows.finish)))
@@ -177,7 +164,8 @@ class Publisher:
     def _split(
         self, rows: StepRows, frame: TokenFrame, params: Mapping[int, dict[int, KVTransferParams]]
     ) -> None:
-        """``params``: kv_transfer_params by API server and stream."""
+        """Send each API server its part of ``frame``. ``params``: kv_transfer_params by API server and
+        stream."""
         server = rows.server
         first = int(server[0])
         if (server == first).all():
@@ -202,7 +190,7 @@ class Publisher:
             self._try_send(server, peer, encode_frame(frame))
 
     def send(self, server: int, message: Message) -> None:
-        """Send a message behind everything that was sent or waits; nothing when ``server`` is unknown."""
+        """Send a message behind the backlog of ``server``; does nothing when it is not attached."""
         peer = self._peers.get(server)
         if peer is None:
             return
@@ -210,31 +198,36 @@ class Publisher:
         self._flush_peer(server, peer)
 
     def fail(self, failure: StreamFailure, load: Load) -> None:
-        """Tell a stream's API server that it failed and, where the reason is ``load``, when to try again."""
+        """Send StreamFailed to the stream's API server; with the code ``overloaded`` it has the time after
+        which to retry, estimated from ``load``."""
         retry_after_ms = self._drain_rate.retry_after_ms(load.waiting) if failure.code == OVERLOADED else 0
-        self.send(
-            failure.server,
-            StreamFailed(failure.stream, failure.position, failure.code, failure.message, retry_after_ms),
+        message = StreamFailed(
+            stream=failure.stream,
+            position=failure.position,
+            code=failure.code,
+            message=failure.message,
+            retry_after_ms=retry_after_ms,
         )
+        self.send(failure.server, message)
 
     def send_to_all(self, message: Message) -> None:
         for server in list(self._peers):
             self.send(server, message)
 
     def offer_to_all(self, message: EngineMetrics) -> None:
-        """Send a message that may be lost: peers that are behind do not get it."""
+        """Send a message that may be lost: peers with a backlog do not get it."""
         encoded = encode(message)
         for server, peer in list(self._peers.items()):
             if not peer.has_backlog:
                 self._try_send(server, peer, [encoded])
 
     def reject_peer(self, identity: bytes, reason: str) -> None:
-        """Tell a peer that is not, or no longer, attached; when there is no room it is not told."""
+        """Send GoAway to a peer that is not attached; it is lost when the peer's queue is full."""
         with suppress(PeerGone):
             self._socket.send(identity, [encode(GoAway(reason))])
 
     def flush(self) -> None:
-        """Send what waits, as far as there is room."""
+        """Send the backlog of every peer, as far as there is room."""
         for server, peer in list(self._peers.items()):
             if peer.has_backlog:
                 self._flush_peer(server, peer)
@@ -247,7 +240,7 @@ class Publisher:
                 return
 
     def _try_send(self, server: int, peer: _Peer, parts: list[bytes]) -> bool:
-        """Send, or make it the peer's head. False when it was not sent."""
+        """Send ``parts``, or keep them as the peer's head. False when they were not sent."""
         try:
             if self._socket.send(peer.identity, parts):
                 return True

@@ -1,4 +1,4 @@
-"""Calls of API servers on an engine: run once, between steps, with a receipt."""
+"""RPC: runs the calls of API servers between steps, each once, and sends the replies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class RpcServer:
-    """Takes calls and answers them, some of them later: a change may have to wait for streams to end."""
+    """Runs calls and replies, to two-phase changes possibly later: they may wait for streams to end."""
 
     def __init__(
         self,
@@ -26,18 +26,19 @@ class RpcServer:
         reply: Callable[[int, RpcReply], None],
         step: Callable[[], int],
     ) -> None:
-        """``run`` does a named operation, and raises ValueError for what it does not do; ``participants`` are
-        the states that change in two phases, by name. ``reply`` sends to an API server; ``step`` counts what
-        the engine has published."""
+        """``run(method, arguments)`` runs an operation and raises ValueError for an unknown one.
+        ``participants``: the states that change by two-phase commit, by name. ``reply`` sends to an API
+        server. ``step`` returns the number of published steps."""
         self._run = run
         self._participants = participants
         self._reply = reply
         self._step = step
         self._receipts = IdempotencyCache()
         self._waiting: list[tuple[int, RpcCall]] = []
+        """Calls without a reply yet, with their API server."""
 
     def handle(self, server: int, call: RpcCall) -> None:
-        """Answers at once, or later from :meth:`answer_pending`."""
+        """Reply at once, or later from :meth:`answer_pending`."""
         reply = self._try(call, lambda: self._begin(server, call))
         if reply is None:
             self._waiting.append((server, call))
@@ -46,7 +47,7 @@ class RpcServer:
             self._reply(server, reply)
 
     def answer_pending(self) -> None:
-        """Answer what can be answered by now."""
+        """Reply to the waiting calls that have finished."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
@@ -58,12 +59,12 @@ class RpcServer:
                 self._reply(server, reply)
 
     def drop_server(self, server: int) -> None:
-        """An API server is gone, and with it the changes that it alone asked for."""
+        """Forget an API server's calls, and undo prepared changes that only it requested."""
         self._waiting = [entry for entry in self._waiting if entry[0] != server]
         for participant in self._participants.values():
             participant.withdraw(server)
 
-    # -- one call; None: it is under way
+    # -- one call; None: no reply yet
 
     def _begin(self, server: int, call: RpcCall) -> RpcReply | None:
         first = self._receipts.find(call)
@@ -81,7 +82,7 @@ class RpcServer:
         return None
 
     def _continue_call(self, call: RpcCall) -> RpcReply | None:
-        first = self._receipts.find(call)  # another API server's COMMIT may have come before
+        first = self._receipts.find(call)  # another API server's COMMIT may have been carried out first
         if first is not None:
             return first
         reply = self._participants[call.method].try_reply(call)
@@ -94,7 +95,7 @@ class RpcServer:
     def _run_once(self, call: RpcCall) -> RpcReply:
         def run() -> RpcReply:
             reply = RpcReply(call.call, None, self._run(call.method, call.arguments), self._step())
-            encode(reply)  # a result that cannot be sent is the call's error, not the engine's end
+            encode(reply)  # a result that cannot be encoded fails the call, not the engine
             return reply
 
         reply = self._try(call, run)

@@ -1,8 +1,9 @@
-"""Sleep: an engine without streams gives its memory back until it is woken.
+"""Sleep mode: an engine without streams gives its memory back until it is woken.
 
-Level 0 is awake. Level 1 frees the KV cache and takes the weights off the device, level 2 drops the weights,
-which are read again on waking. To prepare for sleep is to take no streams any longer and to get rid of those
-there are; to prepare for waking is to have the memory again, which may fail.
+Level 0 is awake. Level 1 frees the KV cache and moves the weights off the device; level 2 drops the weights,
+which are loaded again on waking. The level changes by two-phase commit (:mod:`.two_phase`): to prepare sleep
+is to refuse new streams and end or finish the running ones; to prepare waking is to allocate the memory,
+which may fail.
 """
 
 from __future__ import annotations
@@ -20,31 +21,34 @@ REFUSED = "The engine is put to sleep."
 
 
 class SleepState:
-    """A state that changes in two phases, see :class:`.participant.TwoPhaseState`."""
+    """The sleep level of an engine, as the state of a :class:`.two_phase.TwoPhaseParticipant`."""
 
     name = "sleep"
 
     def __init__(
-        self, engine: Engine, end_streams: Callable[[str, str], None], rests: Callable[[], bool]
+        self, engine: Engine, end_streams: Callable[[str, str], None], is_idle: Callable[[], bool]
     ) -> None:
-        """``end_streams(code, message)`` ends every stream of the engine; ``rests`` says whether it has
-        nothing left to do."""
+        """``end_streams(code, message)`` ends every stream of the engine; ``is_idle()``: whether the engine
+        has no work left."""
         self._engine = engine
         self._end_streams = end_streams
-        self._is_idle = rests
+        self._is_idle = is_idle
         self._level = AWAKE
         self._next: int | None = None
-        """The level that is prepared."""
+        """The level that is being prepared."""
 
     def refusal(self) -> RequestRejected | None:
-        """Why no stream is taken; None while the engine is awake and is to stay so."""
+        """Why new streams are refused; None while the engine is awake and not about to sleep."""
         if self._level == AWAKE and not self._next:
             return None
         return RequestRejected(REFUSED, SLEEPING)
 
     def prepare(self, arguments: dict[str, Any]) -> None:
-        """``level``, and for the way to sleep ``mode``: abort ends streams, wait lets them end by
-        themselves. Raises ValueError, and what waking raises."""
+        """Begin the part of the change that may fail or take time. A failed prepare changes nothing.
+
+        ``arguments``: ``level`` and, to fall asleep, ``mode``: ``abort`` ends streams, ``wait`` lets them
+        finish. Raises ValueError, and what waking raises.
+        """
         level, mode = arguments.get("level"), arguments.get("mode", "abort")
         if not isinstance(level, int) or not AWAKE <= level <= MAX_LEVEL:
             raise ValueError(f"level is {level!r}, not 0 to {MAX_LEVEL}")
@@ -61,9 +65,11 @@ class SleepState:
             self._end_streams(SLEEPING, ENDED)
 
     def prepared(self) -> bool:
+        """Whether :meth:`commit` could run now."""
         return self._next == AWAKE or self._is_idle()
 
     def commit(self) -> dict[str, int]:
+        """Make the prepared change; returns the result of the call."""
         level, self._next = self._next, None
         assert level is not None  # it was prepared
         if level > self._level:
@@ -72,6 +78,7 @@ class SleepState:
         return {"level": level}
 
     def abort(self) -> None:
+        """Undo :meth:`prepare`."""
         if self._next == AWAKE and self._level != AWAKE:
             self._engine.call("sleep", {"level": self._level})
         self._next = None

@@ -1,7 +1,8 @@
-"""What an engine counts and times: a few array operations per step, nothing per token or row.
+"""Engine metrics: token counters and latency histograms (TTFT, ITL, TPOT, queue time and so on).
 
-Streams are known by API server and handle, as in the rows that end up here, so this serves every engine.
-Names, labels and meaning are vLLM's, see :mod:`penstock.metrics.families`.
+A step costs a few array operations, and no Python code per token or row. Streams are identified by API
+server and handle, as in :class:`StepRows`, so this serves every engine. Metrics have vLLM's names, labels and
+meaning, see :mod:`penstock.metrics.families`.
 """
 
 from __future__ import annotations
@@ -30,29 +31,29 @@ _REASON = {
 
 _STREAM = np.dtype(
     [
-        # times are seconds of the loop's clock, 0: not yet
+        # times in seconds of the loop's clock; 0: not yet
         ("arrived", np.float64),  # 0: there is no such stream
         ("admitted", np.float64),
-        ("first", np.float64),  # its first token; of a resumed stream, its arrival
-        ("last", np.float64),  # its latest tokens, before them its arrival
-        ("prompt", np.int32),  # tokens, without output that it is resumed with
-        ("stopped", np.bool_),  # aborted because its text held a stop string
+        ("first", np.float64),  # first token; for a resumed stream, arrival
+        ("last", np.float64),  # latest tokens; before them, arrival
+        ("prompt", np.int32),  # prompt tokens, without the output that a resumed stream brings
+        ("stopped", np.bool_),  # aborted because its text contains a stop string
     ],
     align=True,
 )
 
 
 class EngineStats:
-    """Fed by the engine process's loop. ``now`` is monotonic seconds throughout."""
+    """Updated by the engine loop. ``now`` is monotonic seconds throughout."""
 
     def __init__(self) -> None:
         self.changes = 0
-        """Grows with everything that is counted."""
+        """Increases with every event that is counted."""
         self.steps = self.prompt_tokens = self.generation_tokens = 0
         self.waves = self.dummy_steps = 0
-        """Of an engine in lock-step."""
+        """Of a rank in a wave group."""
         self.ended = dict.fromkeys(REASONS, 0)
-        """Streams by reason."""
+        """Finished streams by reason."""
         self._iteration_tokens = Histogram(f.ITERATION_TOKENS.bounds)
         self._prompt_length = Histogram(f.PROMPT_LENGTH.bounds)
         self._generation_length = Histogram(f.GENERATION_LENGTH.bounds)
@@ -69,7 +70,7 @@ class EngineStats:
         self._set_table(np.zeros((1, FIRST_HANDLES), _STREAM))
 
     def _set_table(self, table: NDArray[np.void]) -> None:
-        """``table`` is [API server, handle]; the columns below are views of it, indexed by :meth:`_at`."""
+        """``table`` is [API server, handle]; the attributes are views of its fields, flat (:meth:`_at`)."""
         self._table = table
         flat = table.reshape(-1)
         self._handles = table.shape[1]
@@ -89,7 +90,7 @@ class EngineStats:
     # -- streams come and go
 
     def arrive(self, server: int, request: Submit, now: float) -> None:
-        """The engine has taken a stream."""
+        """The engine has accepted a stream."""
         self.changes += 1
         servers, handles = self._table.shape
         if server >= servers or request.stream >= handles:
@@ -101,18 +102,18 @@ class EngineStats:
         self._table[server, request.stream] = (now, 0.0, first, now, prompt, False)
 
     def admit(self, streams: Iterable[tuple[int, int]], now: float) -> None:
-        """Streams, as (API server, handle), have got their slots."""
+        """Streams, as (API server, handle), have been given slots."""
         for server, stream in streams:
             self._admitted[server * self._handles + stream] = now
 
     def stop(self, server: int, streams: Iterable[int]) -> None:
-        """Streams that are aborted because they have reached a stop string: they count as stopped."""
+        """Streams aborted because their text contains a stop string: they count as stopped."""
         for stream in streams:
             if server < len(self._table) and stream < self._handles:
                 self._stopped[server * self._handles + stream] = True
 
     def drop_server(self, server: int) -> None:
-        """The streams of an API server that is gone count as aborted."""
+        """Count the streams of an API server that is gone as aborted."""
         self.changes += 1
         if server < len(self._table):
             arrived = self._table[server]["arrived"]
@@ -122,7 +123,7 @@ class EngineStats:
     # -- the step
 
     def on_rows(self, rows: StepRows, now: float) -> None:
-        """A step's rows of streams that arrived here."""
+        """Count a step's rows."""
         self.changes += 1
         self.steps += 1
         tokens, prompts = len(rows.tokens), self.prompt_tokens
@@ -137,12 +138,12 @@ class EngineStats:
         if tokens:
             self._iteration_tokens.add(tokens + self.prompt_tokens - prompts)
         for failure in rows.failed:
-            if failure.code != OVERLOADED:  # otherwise it was never more than a guest of the queue
+            if failure.code != OVERLOADED:  # overloaded: it was displaced from the queue, and never ran
                 self.ended["error"] += 1
             self._arrived[failure.server * self._handles + failure.stream] = 0.0
 
     def on_dummy_step(self) -> None:
-        """A step without work, which others needed."""
+        """Count a step without work, made for the other ranks of the group."""
         self.changes += 1
         self.dummy_steps += 1
 
@@ -189,11 +190,11 @@ class EngineStats:
         several = decoded & (generated > 1)
         self._tpot.observe((now - first[several]) / (generated[several] - 1))
 
-    # -- what is reported
+    # -- reporting
 
     def series(self, engine: Mapping[str, float], *labels: str) -> Iterable[Series]:
-        """All engine families but gauges. ``engine`` holds the engine's own counters, ``labels`` the values
-        of ``model_name`` and ``engine``."""
+        """All engine metrics except gauges. ``engine``: the counters of ``Engine.metrics()``; ``labels``: the
+        values of ``model_name`` and ``engine``."""
         yield Series(f.STEPS.name, labels, self.steps)
         yield Series(f.DUMMY_STEPS.name, labels, self.dummy_steps)
         yield Series(f.WAVES.name, labels, self.waves)
@@ -224,5 +225,5 @@ class EngineStats:
 
 
 def _power(index: int) -> int:
-    """The least power of 2 above ``index``."""
+    """The smallest power of 2 above ``index``."""
     return 1 << index.bit_length()

@@ -1,57 +1,36 @@
-"""One engine's part in changes that all engines make or none, without I/O.
+"""Two-phase commit, the engine's side: changes that all engines make or none. No I/O.
 
     settled ──PREPARE──► preparing ──► prepared ──COMMIT──► settled, changed
        ▲                     └────┬─────────┘
-       └── ABORT, or all who asked for it are gone
+       └── ABORT, or all requesters are gone
 
-One change is prepared at a time. COMMIT says that the change is decided, so it is made in any state: an
-engine that was started again, or gave up what it had prepared as nobody seemed to want it any longer,
-prepares it and makes it at once. Decisions are numbered; an older one than the latest changes nothing.
+One change is prepared at a time. COMMIT means that the change is decided, so it is made in any state: an
+engine that has restarted, or has rolled back because all requesters were gone, prepares and commits at once.
+Decisions have version numbers; one older than the latest changes nothing.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
 from penstock.engine.loop.idempotency import RpcError
+from penstock.engine.loop.sleep import SleepState
 from penstock.wire.messages import CONFLICT, RpcCall, RpcPhase, RpcReply
 
 
-class TwoPhaseState(Protocol):
-    """A state of the engine that changes in two steps."""
-
-    def prepare(self, arguments: dict[str, Any]) -> None:
-        """Begin all that may fail or take time. Raises what it fails with, and has changed nothing then."""
-        ...
-
-    def prepared(self) -> bool:
-        """Whether the change could be made at once."""
-        ...
-
-    def commit(self) -> Any:
-        """Make the change; returns the receipt's result."""
-        ...
-
-    def abort(self) -> None:
-        """Undo what was prepared."""
-        ...
-
-
 class TwoPhaseParticipant:
-    """One state and its changes."""
+    """One state of the engine that changes by two-phase commit."""
 
-    def __init__(self, name: str, state: TwoPhaseState) -> None:
+    def __init__(self, name: str, state: SleepState) -> None:
         self.version = 0
-        """Of the latest decision that was carried out."""
+        """Version of the latest decision that was carried out."""
         self._name = name
         self._state = state
         self._key: str | None = None
-        """The change that is prepared, or is going to be."""
+        """Key of the change that is prepared or being prepared."""
         self._requesters: set[int] = set()
-        """API servers that asked for it."""
+        """API servers that requested it."""
 
     def begin(self, server: int, call: RpcCall) -> None:
-        """Start what PREPARE or COMMIT asks for. Raises RpcError, and what the state raises."""
+        """Start a PREPARE or COMMIT. Raises RpcError, and what the state raises."""
         if call.phase is RpcPhase.COMMIT:
             if call.version <= self.version:
                 return
@@ -67,8 +46,8 @@ class TwoPhaseParticipant:
         self._requesters.add(server)
 
     def try_reply(self, call: RpcCall) -> RpcReply | None:
-        """The reply to what was begun; None while it is under way. Raises RpcError when something else has
-        taken its place, and what the state raises."""
+        """The reply to a call that has begun; None while it is not finished. Raises RpcError when another
+        change has replaced it, and what the state raises."""
         if call.phase is RpcPhase.COMMIT and call.version <= self.version:
             if call.version < self.version:
                 raise RpcError(f"a later change of {self._name} has taken its place", CONFLICT)
@@ -86,8 +65,8 @@ class TwoPhaseParticipant:
         return RpcReply(call.call, None, result)
 
     def withdraw(self, server: int, key: str | None = None) -> None:
-        """An API server wants the change no longer: ABORT of ``key``, or it is gone. What nobody wants is
-        undone; should it be decided all the same, COMMIT says so."""
+        """An API server sent ABORT of ``key``, or is gone. A change without requesters is rolled back; if it
+        has been decided all the same, a COMMIT follows."""
         if self._key is None or key not in (None, self._key):
             return
         self._requesters.discard(server)

@@ -1,4 +1,4 @@
-"""How each slot is sampled: parameters as columns, and the randomness of a position."""
+"""Sampling parameters of the running streams, as arrays over slots."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from penstock.engine.base import RequestRejected
 from penstock.engine.batch.prompt_logprobs import PromptLogprobsState
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.batch.token_lists import TokenLists
+from penstock.engine.sampling.rng import uniform
 from penstock.engine.sampling.structured_output import GrammarCompiler, GrammarMatchers
 from penstock.wire.arrays import I8, I32
 from penstock.wire.messages import SamplingParams
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy: dividing logits by less overflows float32."""
+"""Temperatures below this are greedy: dividing logits by a smaller one overflows float32."""
 
 
 class SamplingFeature(IntFlag):
-    """What a slot's sampling asks for beyond the arg max; a step pays only for what one of its rows needs."""
+    """What a slot's sampling needs beyond the arg max; a step computes only what one of its rows needs."""
 
     NONE = 0
     RANDOM = 1
@@ -43,16 +44,16 @@ class SamplingFeature(IntFlag):
 
 PENALTIES = SamplingFeature.REPETITION | SamplingFeature.OCCURRENCE
 READS_HISTORY = PENALTIES | SamplingFeature.BAD_WORDS | SamplingFeature.GRAMMAR
-"""What a step needs to know all earlier tokens for."""
+"""Features that need all earlier tokens on the host."""
 TOKEN_LIST_FEATURES = (
     SamplingFeature.BIAS | SamplingFeature.ALLOWED | SamplingFeature.BAD_WORDS | SamplingFeature.MIN_TOKENS
 )
-"""Needs with a list of tokens per slot."""
+"""Features with a list of tokens per slot."""
 
 
 @dataclass(slots=True, frozen=True)
 class LogitEdits:
-    """Changes to single logits: ``value`` is added at (row, token)."""
+    """Changes to single logits: ``value`` is added at (row, token); arrays of equal length."""
 
     row: NDArray[np.int64]
     token: NDArray[np.int64]
@@ -77,10 +78,10 @@ class SamplingMetadata:
         self.frequency = np.zeros(slots, np.float32)
         self.logprobs = np.full(slots, -1, np.int32)
         self.counted = np.full(slots, -1, np.int32)
-        """Length of the history whose tokens the sampler has counted for penalties; -1: nothing yet."""
+        """Length of the history whose tokens the sampler has counted for penalties; -1: none yet."""
         self._bias = TokenLists(slots, np.int64, np.float32)
         self._bad_words = TokenLists(slots, np.int32, np.int32)
-        """Tokens of the words, and how far each stands before its word's last one (which has 0)."""
+        """Tokens of the words, and each token's distance to its word's last token (0 for that one)."""
         self._ends = TokenLists(slots, np.int64)
         """EOS and stop ids of slots with min_tokens."""
         self._allowed = TokenBitmasks(slots, vocab_size)
@@ -88,7 +89,7 @@ class SamplingMetadata:
         self.grammars = GrammarMatchers(table, vocab_size, compiler)
 
     def check(self, sampling: SamplingParams) -> None:
-        """Raise RequestRejected for token ids outside the vocabulary and for what this engine lacks."""
+        """Raises RequestRejected for token ids outside the vocabulary and for a grammar without tokenizer."""
         self._check_ids("logit_bias", sampling.logit_bias or ())
         if sampling.allowed_token_ids is not None:
             if not sampling.allowed_token_ids:
@@ -140,7 +141,7 @@ class SamplingMetadata:
             needs |= SamplingFeature.ALLOWED
         if sampling.bad_words:
             tokens = [token for word in sampling.bad_words for token in word]
-            back = [len(word) - 1 - place for word in sampling.bad_words for place in range(len(word))]
+            back = [len(word) - 1 - index for word in sampling.bad_words for index in range(len(word))]
             self._bad_words.set(slot, tokens, back)
             needs |= SamplingFeature.BAD_WORDS
         if sampling.grammar is not None:
@@ -163,7 +164,7 @@ class SamplingMetadata:
     # -- the step
 
     def needs_of(self, slots: NDArray[np.intp]) -> NDArray[np.uint16]:
-        """The needs of each slot's next token: min_tokens counts only until it is reached."""
+        """uint16[n]: SamplingFeatures of each slot's next token; MIN_TOKENS only until it is reached."""
         needs = self.needs[slots]
         ahead = self.table.length[slots] + self.table.in_flight_tokens[slots]
         reached = (needs & SamplingFeature.MIN_TOKENS != 0) & (ahead >= self.table.min_end[slots])
@@ -171,18 +172,19 @@ class SamplingMetadata:
         return needs
 
     def uniforms(self, slots: NDArray[np.intp]) -> NDArray[np.float64]:
-        """float64[n] in [0, 1): a function of each slot's seed and next position in its stream alone."""
+        """float64[n] in [0, 1): a function of each slot's seed and its stream's next position alone."""
         ahead = self.table.length[slots] + self.table.in_flight_tokens[slots]
         position = (ahead - self.table.base[slots]).astype(np.uint64)
         return uniform(self.table.seed[slots], position)
 
     def logit_biases(self, slots: NDArray[np.intp]) -> LogitEdits:
-        """logit_bias of the slots that have one."""
+        """logit_bias of ``slots``."""
         row, (token, value) = self._bias.gather(slots)
         return LogitEdits(row, token, value)
 
     def banned_tokens(self, slots: NDArray[np.intp]) -> LogitEdits:
-        """-inf for the ends of slots below their min_tokens and for what would complete a bad word."""
+        """-inf for EOS and stop ids of slots below their min_tokens, and for tokens that would complete a bad
+        word."""
         early = np.flatnonzero(self.needs_of(slots) & SamplingFeature.MIN_TOKENS)
         row, (token,) = self._ends.gather(slots[early])
         completed_row, completing = self._completing(slots)
@@ -192,25 +194,26 @@ class SamplingMetadata:
         )
 
     def _completing(self, slots: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows and last tokens of the bad words whose other tokens end the slots' output."""
+        """Rows and last tokens of the bad words whose other tokens are the end of the slot's output."""
         row, (token, back) = self._bad_words.gather(slots)
         slot, last = slots[row], back == 0
         length = self.table.length[slot]
-        place = length - back
-        missing = (place < self.table.base[slot]) | (self.table.history[slot, np.maximum(place, 0)] != token)
+        position = length - back
+        missing = position < self.table.base[slot]
+        missing |= self.table.history[slot, np.maximum(position, 0)] != token
         missing &= ~last
         word = np.cumsum(last) - last
         found = np.bincount(word, missing, int(last.sum()))[word[last]] == 0
         return row[last][found], token[last][found].astype(np.int64)
 
     def allowed(self, slots: NDArray[np.intp]) -> NDArray[np.uint8]:
-        """uint8[n, ceil(V/8)]: the only tokens the slots may produce; all of them have such a list."""
+        """uint8[n, bytes]: bitmask of the allowed_token_ids of slots that have them."""
         return self._allowed.bits[slots]
 
     # -- grammars
 
     def ready(self, sampling: SamplingParams) -> bool:
-        """Whether a stream may start: its grammar, if it has one, is compiled."""
+        """Whether a stream may start: its grammar, if any, is compiled."""
         return sampling.grammar is None or self.grammars.ready(sampling.grammar)
 
     def refusal(self, sampling: SamplingParams) -> str | None:
@@ -218,13 +221,13 @@ class SamplingMetadata:
         return None if sampling.grammar is None else self.grammars.error(sampling.grammar)
 
     def prepare(self, slots: NDArray[np.intp]) -> None:
-        """Begin what the sampling of the slots' next tokens needs besides logits."""
+        """Begin to compute the grammar masks of the slots' next tokens, while the model computes logits."""
         structured = slots[self.needs[slots] & SamplingFeature.GRAMMAR != 0]
         if len(structured):
             self.grammars.prepare(structured)
 
     def accept(self, slots: NDArray[np.intp], tokens: I32, finish: I8) -> dict[int, str]:
-        """Take the sampled tokens of a step. See :meth:`GrammarMatchers.accept`."""
+        """Advance the grammars by the sampled tokens of a step. See :meth:`GrammarMatchers.accept`."""
         rows = np.flatnonzero(self.needs[slots] & SamplingFeature.GRAMMAR)
         if not len(rows):
             return {}
@@ -235,38 +238,19 @@ class SamplingMetadata:
 
 
 class TokenBitmasks:
-    """A set of tokens per slot as bits: token t is bit t % 8 of byte t // 8. Memory is committed for the
-    slots that have been used."""
+    """A set of tokens per slot as a bitmask: token t is bit t % 8 of byte t // 8. Memory is committed for
+    used slots only."""
 
     def __init__(self, slots: int, vocab_size: int) -> None:
         self.bits = np.zeros((slots, packed_size(vocab_size)), np.uint8)
 
     def set(self, slot: int, tokens: Sequence[int]) -> None:
-        """Exactly ``tokens``."""
+        """The slot's set is exactly ``tokens``."""
         ids = np.array(tokens, np.int64)
         self.bits[slot] = 0
         np.bitwise_or.at(self.bits[slot], ids >> 3, (1 << (ids & 7)).astype(np.uint8))
 
 
 def packed_size(vocab_size: int) -> int:
-    """Bytes of a token mask: whole 32-bit words, which is what llguidance writes."""
+    """Bytes of a token bitmask: whole 32-bit words, as llguidance writes them."""
     return -(-vocab_size // 32) * 4
-
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
-def uniform(seed: NDArray[np.uint64], position: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """float64[n] in [0, 1) with 52 random bits, from (seed, position).
-
-    52 and not 53 bits: the product with a float64 total then stays below the total after rounding.
-    """
-    bits = _mixed(_mixed(seed + _GOLDEN) + position * _GOLDEN)
-    return (bits >> np.uint64(12)).astype(np.float64) * 2.0**-52

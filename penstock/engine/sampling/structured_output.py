@@ -1,7 +1,8 @@
-"""Structured output: grammars of streams, and which tokens they admit next.
+"""Structured output: compiles grammars, and computes the bitmasks of the tokens that they allow next.
 
-Grammars are compiled in threads while their requests wait. The masks of a step are computed in a thread, too,
-while the model computes the step's logits; llguidance does both without holding Python's lock.
+Grammars are compiled in threads while their requests wait. The masks of a step are computed in a thread while
+the model computes the step's logits; llguidance releases the GIL for both. The sampler applies the masks
+(:mod:`penstock.engine.torch.sampler`).
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from penstock.wire.frames import FinishReason
 Slots = NDArray[np.intp]
 
 COMPILER_THREADS = 2
-"""Threads that compile: one long grammar does not keep all others waiting."""
+"""Compiler threads: more than one, so that a slow grammar does not delay all others."""
 MAX_CACHED_GRAMMARS = 1024
-"""Compiled grammars kept: more than the waiting streams that a step looks at."""
+"""Compiled grammars kept: more than the waiting streams that a step checks."""
 COMPLETE_STOP_REASONS = ("NoExtension", "NoExtensionBias", "EndOfSentence")
-"""Why a matcher stops when the output is what the grammar describes; other reasons are its limits."""
+"""llguidance's stop reasons for complete output; all others mean that a limit was exceeded."""
 
 
 class GrammarCompiler:
-    """Grammar texts to matchers at their start, each text compiled once."""
+    """Compiles grammar texts to matchers, each text once."""
 
     def __init__(self, vocab_size: int, eos: Sequence[int], tokenizer: Path) -> None:
-        """``tokenizer``: a tokenizer.json. Nothing is read before the first grammar comes."""
+        """``tokenizer``: a tokenizer.json, read when the first grammar is compiled."""
         self._vocab_size = vocab_size
         self._eos = list(eos)
         self._path = tokenizer
@@ -44,7 +45,7 @@ class GrammarCompiler:
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
 
     def compile_in_background(self, grammar: str) -> bool:
-        """Whether the grammar is compiled, well or not; begins it when it is not."""
+        """Whether compilation has finished, successfully or not; starts it when necessary."""
         found = self._compiled.get(grammar)
         if found is None:
             if self._threads is None:
@@ -58,16 +59,16 @@ class GrammarCompiler:
         return found.done()
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """A matcher of its own for one stream, of a grammar that is done and has no error."""
+        """A new matcher for one stream; the grammar has been compiled without error."""
         return self._compiled[grammar].result().deep_copy()
 
     def error(self, grammar: str) -> str | None:
-        """Why a grammar that is done cannot be used."""
+        """Why a grammar whose compilation has finished cannot be used; None: it can."""
         error = self._compiled[grammar].exception()
         return None if error is None else f"structured output: {error}"
 
     def wait(self, seconds: float) -> None:
-        """Until a grammar that is being compiled is done, at most ``seconds``."""
+        """Wait until a grammar that is being compiled is finished, at most ``seconds``."""
         wait([found for found in self._compiled.values() if not found.done()], seconds, FIRST_COMPLETED)
 
     # -- in threads
@@ -88,14 +89,15 @@ class GrammarCompiler:
 
 
 class GrammarMatchers:
-    """The matchers of slots whose output is structured, and their masks."""
+    """The grammar matchers of slots, and their token bitmasks."""
 
     def __init__(self, table: SlotTable, vocab_size: int, compiler: GrammarCompiler | None) -> None:
         """``compiler`` None: structured output is refused."""
         self._table = table
         self._compiler = compiler
         self._masks = np.zeros((table.size, -(-vocab_size // 32)), np.int32)
-        """Bit t % 32 of word t // 32: whether token t may come next. Memory is committed when it is used."""
+        """int32[slots, words]: bit t % 32 of word t // 32 is set if token t may come next. Memory is
+        committed for used slots only."""
         self._matchers: dict[int, LLMatcher] = {}
         self._filler: ThreadPoolExecutor | None = None
         self._executor: LLExecutor
@@ -104,7 +106,7 @@ class GrammarMatchers:
     # -- streams come and go
 
     def check(self, grammar: str) -> None:
-        """Begin to compile. Raises RequestRejected when this engine has no structured output."""
+        """Start to compile. Raises RequestRejected when this engine has no compiler."""
         if self._compiler is None:
             raise RequestRejected("structured output: the engine has no tokenizer to apply a grammar with")
         self._compiler.compile_in_background(grammar)
@@ -114,17 +116,18 @@ class GrammarMatchers:
         return self._compiler is not None and self._compiler.compile_in_background(grammar)
 
     def error(self, grammar: str) -> str | None:
-        """Why a stream whose grammar is ready cannot start, if it cannot."""
+        """Why a stream whose grammar is ready cannot start; None: it can."""
         assert self._compiler is not None
         return self._compiler.error(grammar)
 
     def wait(self, seconds: float) -> None:
-        """Until a grammar is ready, at most ``seconds``."""
+        """Wait until a grammar is ready, at most ``seconds``."""
         if self._compiler is not None:
             self._compiler.wait(seconds)
 
     def set(self, slot: int, grammar: str) -> None:
-        """Start a grammar that is ready; output that the slot's history has already is taken as its start."""
+        """Give the slot a matcher of a grammar that is ready, advanced by the output that a resumed stream
+        has already."""
         assert self._compiler is not None
         matcher = self._compiler.matcher(grammar)
         table = self._table
@@ -140,22 +143,24 @@ class GrammarMatchers:
     # -- the step
 
     def prepare(self, slots: Slots) -> None:
-        """Begin to compute the masks of the slots' next tokens; all slots have a grammar."""
+        """Start to compute the bitmasks of the slots' next tokens; all slots have a grammar."""
         assert self._filler is not None
         work = [(self._matchers[slot], slot) for slot in slots.tolist()]
         self._filling = self._filler.submit(fill_next_token_bitmask_par, self._executor, work, self._masks)
 
     def masks(self, slots: Slots) -> NDArray[np.uint8]:
-        """uint8[n, ceil(V/32) * 4], bit t % 8 of byte t // 8 for token t: what :meth:`prepare` began."""
+        """uint8[n, ceil(V/32) * 4]: the bitmasks that :meth:`prepare` started; token t is bit t % 8 of byte
+        t // 8. Waits for them."""
         if self._filling is not None:
             self._filling.result()
             self._filling = None
         return self._masks.view(np.uint8)[slots]
 
     def accept(self, slots: Slots, tokens: I32, finish: I8) -> dict[int, str]:
-        """Take the slots' sampled tokens; streams whose grammar admits nothing more end in ``finish``.
+        """Advance the slots' grammars by their sampled tokens, and set ``finish`` (int8[n]) of streams whose
+        grammar is complete.
 
-        Returns why each stream is broken whose grammar went beyond llguidance's limits.
+        Returns an error by slot for streams whose grammar exceeded llguidance's limits.
         """
         work = [
             (self._matchers[slot], token) for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True)

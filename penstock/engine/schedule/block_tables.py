@@ -1,12 +1,12 @@
-"""Blocks of the KV cache and which slot holds which: integers only, no tensors.
+"""The KV cache's block allocator: block tables, reference counts, freeing, and LRU eviction of cached blocks.
 
-The cache is cut into blocks of ``block_size`` tokens. A slot's block table lists its blocks in order: the
-keys and values of history position p lie in block ``table[slot, p // block_size]`` at ``p % block_size``.
+Integers only, no tensors. The cache is divided into blocks of ``block_size`` tokens. A slot's block table
+lists its blocks in order: the keys and values of history position p are in block
+``table[slot, p // block_size]`` at ``p % block_size``.
 
-A block is *in use* while rows of the table name it: several of them when streams share it. What a full block
-holds can be kept under a digest; when no row names the block any more it is *idle*, to be shared by the next
-stream that asks for the digest, or to be emptied when room is needed, the longest idle first. All other
-blocks are *free*.
+A block is *in use* while rows of the table refer to it; shared blocks have several references. A full block
+can be cached under a digest. A cached block without references is *idle*: it is shared with the next stream
+that looks up the digest, or evicted when blocks run out, least recently used first. All others are *free*.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from penstock.wire.arrays import I32
 
 NULL_BLOCK = 0
-"""Never given out: table entries past a slot's blocks point to it, so that padded reads meet finite zeros."""
+"""Never allocated: table entries past a slot's blocks point to it, so that padded reads get finite zeros."""
 
 
 class BlockTables:
-    """The free and the idle blocks, and per slot a row of block ids.
+    """The free and idle blocks, and a row of block ids per slot.
 
-    ``blocks`` counts the blocks that can be given out; the cache needs ``blocks + 1``, for the null block.
+    ``blocks`` is the number of blocks that can be allocated; the cache has one more, the null block.
     """
 
     def __init__(self, slots: int, blocks: int, block_size: int, max_model_len: int) -> None:
@@ -37,40 +37,38 @@ class BlockTables:
         self.block_counts = np.zeros(slots, np.int32)
         """Blocks in each slot's row."""
         self.ref_counts = np.zeros(blocks + 1, np.int32)
-        """Rows that name each block."""
+        """Rows that refer to each block."""
         self._free = np.arange(blocks, 0, -1, dtype=np.int32)
         self._free_count = blocks
         self._idle: OrderedDict[int, None] = OrderedDict()
-        """Blocks that are kept though no row names them, the longest idle first."""
+        """Cached blocks without references, the longest idle first."""
         self._is_cached = np.zeros(blocks + 1, np.bool_)
         """Blocks with a digest."""
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
 
     def free_count(self) -> int:
-        """Blocks that can be given out: the free and the idle ones."""
+        """Blocks that can be allocated: free and idle ones."""
         return self._free_count + len(self._idle)
 
-    def idle_count(self) -> int:
-        return len(self._idle)
-
     def usage(self) -> float:
+        """Fraction of the blocks that is in use, 0 to 1."""
         return 1.0 - self.free_count() / self.blocks
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
-    # -- slots take and give back
+    # -- slots allocate and free
 
     def missing(self, slots: NDArray[np.intp], lengths: I32) -> I32:
-        """int32[n]: blocks each slot lacks to hold ``lengths`` tokens, at least 0."""
+        """int32[n]: blocks that each slot lacks to hold ``lengths`` tokens, at least 0."""
         wanted = -(-lengths // self.block_size)
         missing: I32 = np.maximum(wanted - self.block_counts[slots], 0)
         return missing
 
     def allocate(self, slots: NDArray[np.intp], counts: I32) -> None:
-        """Append ``counts`` free blocks to the rows of ``slots``; idle ones are emptied as needed. Raises
-        ValueError when there are too few; the caller makes sure that there are not."""
+        """Append ``counts`` free blocks to the rows of ``slots``, evicting idle blocks as needed. Raises
+        ValueError when there are too few, which the caller must rule out."""
         total = int(counts.sum())
         if not total:
             return
@@ -87,7 +85,7 @@ class BlockTables:
         self.block_counts[slots] += counts
 
     def share(self, slot: int, blocks: Sequence[int]) -> None:
-        """Make kept blocks the first of a slot that has none."""
+        """Make cached blocks the first blocks of a slot that has none."""
         for block in blocks:
             if not self.ref_counts[block]:
                 del self._idle[block]
@@ -96,7 +94,7 @@ class BlockTables:
         self.block_counts[slot] = len(blocks)
 
     def release(self, slot: int) -> None:
-        """Give back all blocks of a slot; of the kept ones those at its end will be emptied first."""
+        """Free all blocks of a slot. Cached ones become idle, the last of the slot to be evicted first."""
         row = self.table[slot, : int(self.block_counts[slot])]
         self.ref_counts[row] -= 1
         unused = row[self.ref_counts[row] == 0][::-1]
@@ -110,24 +108,25 @@ class BlockTables:
         self._free[self._free_count : self._free_count + len(blocks)] = blocks
         self._free_count += len(blocks)
 
-    # -- what blocks hold
+    # -- cached blocks
 
     def find_cached(self, digest: bytes) -> int | None:
-        """The block that holds what the digest stands for."""
+        """The block cached under ``digest``."""
         return self._block_of.get(digest)
 
     def idle_among(self, blocks: Sequence[int]) -> int:
+        """How many of ``blocks``, all cached, are idle."""
         return int(np.count_nonzero(self.ref_counts[np.array(blocks, np.intp)] == 0))
 
     def cache_block(self, block: int, digest: bytes) -> None:
-        """What a block in use holds is to be found under ``digest``, unless another block has it already."""
+        """Cache a full block in use under ``digest``, unless another block has the digest already."""
         if digest not in self._block_of and not self._is_cached[block]:
             self._block_of[digest] = block
             self._digest_of[block] = digest
             self._is_cached[block] = True
 
     def reset_cache(self) -> None:
-        """Nothing is kept any longer: idle blocks are free."""
+        """Forget all digests and free the idle blocks."""
         self._push(np.fromiter(self._idle, np.int32, len(self._idle)))
         self._idle.clear()
         self._block_of.clear()
@@ -135,7 +134,7 @@ class BlockTables:
         self._is_cached[:] = False
 
     def _evict(self, count: int) -> None:
-        """Free the ``count`` blocks that have been idle for longest."""
+        """Free the ``count`` least recently used idle blocks."""
         emptied = np.empty(count, np.int32)
         for index in range(count):
             block, _ = self._idle.popitem(last=False)
@@ -144,9 +143,9 @@ class BlockTables:
         self._is_cached[emptied] = False
         self._push(emptied)
 
-    # -- where tokens lie
+    # -- token addresses
 
     def cache_rows(self, slots: NDArray[np.intp], positions: NDArray[np.intp]) -> NDArray[np.int64]:
-        """int64[n]: where in the flat cache the token at each (slot, history position) lies."""
+        """int64[n]: index in the flat cache of the token at each (slot, history position)."""
         blocks = self.table[slots, positions // self.block_size].astype(np.int64)
         return blocks * self.block_size + positions % self.block_size

@@ -1,13 +1,13 @@
-"""Streams whose histories begin alike share the blocks of what they have in common.
+"""Prefix caching: full KV blocks are hashed, and streams with a common prefix share them.
 
-The digest of a full block covers its tokens and, through the digest before it, all that comes earlier in the
-history; a chain of digests begins with one of the request's ``cache_salt``, so streams with different salts
-never meet. Only full blocks are shared, and never the one with the last token of a history: that token is
-computed for its logits, so nobody writes into a shared block.
+The digest of a full block covers its tokens and, through the previous block's digest, the whole history
+before it. A chain of digests begins with one of the request's ``cache_salt``, so streams with different salts
+share nothing. Only full blocks are shared, and never the block with the last token of a history: that token
+is computed for its logits, so shared blocks are never written.
 
-What a stream is going to compute is *promised*, for others to wait for it instead of computing it as well. A
-promise is kept block by block, or dropped when the stream gives its blocks back; whoever made one has all
-blocks it needs to keep it, so nobody waits for ever.
+Blocks that a stream is about to compute are *promised*: other streams wait for them instead of computing them
+as well. A promise is fulfilled block by block, or withdrawn when the stream frees its blocks. A stream that
+promises blocks has them all allocated, so nobody waits forever.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _ROOT = bytes(DIGEST_BYTES)
 
 @dataclass(slots=True)
 class BlockHashChain:
-    """The digests of a history's full blocks, but for one that ends with the history's last token."""
+    """The digests of a history's full blocks, except one that ends with the history's last token."""
 
     digest: bytes
-    """The last one; at first that of the salt."""
+    """The last digest; initially that of the salt."""
     reads_cache: bool = True
-    """Whether the stream takes what others have computed."""
+    """Whether the stream uses cached blocks."""
     digests: list[bytes] = field(default_factory=list)
     awaited: bytes = b""
-    """The digest that another stream was computing at the last look."""
+    """The digest that another stream was computing at the last lookup."""
     num_cached: int = 0
-    """Blocks, from the first one on, that others can find."""
+    """Leading blocks that are cached, so that other streams find them."""
 
     def extend(self, tokens: bytes, block_size: int) -> None:
-        """Add the digests of the full blocks of ``tokens`` (int32), which follow those that are there."""
+        """Hash the full blocks of ``tokens`` (int32), which follow the blocks hashed so far."""
         step = 4 * block_size
         for start in range(0, len(tokens) - step + 1, step):
             block = self.digest + tokens[start : start + step]
@@ -48,25 +48,25 @@ class BlockHashChain:
 
 
 class PrefixCache:
-    """What can be found in the blocks, what is promised, and who has what."""
+    """Looks up, promises and caches the blocks of each slot's stream."""
 
     def __init__(self, table: SlotTable, blocks: BlockTables, *, enabled: bool) -> None:
         self.enabled = enabled
         self.queries = 0
-        """Prompt tokens of admitted streams that looked for their prefix."""
+        """Prompt tokens of admitted streams that were looked up."""
         self.hits = 0
-        """Those of them that were found."""
+        """Those of them that were found cached."""
         self._table = table
         self._blocks = blocks
         self._chains: dict[int, BlockHashChain] = {}
         """By slot."""
         self._promised: dict[bytes, int] = {}
-        """Digests of blocks that are being computed, and by which slot."""
+        """Digests of blocks that are being computed, with the slot that computes them."""
 
     def hash_prompt(self, request: Submit) -> BlockHashChain | None:
-        """The chain of a prompt; None when nothing is shared at all.
+        """The chain of a prompt; None when prefix caching is off.
 
-        Logprobs of a prompt's tokens come from computing all of them.
+        A request for prompt logprobs does not read the cache: they need all prompt tokens to be computed.
         """
         if not self.enabled:
             return None
@@ -78,12 +78,12 @@ class PrefixCache:
         return chain
 
     def chain_of_preempted(self, slot: int) -> BlockHashChain | None:
-        """The chain of a stream that was preempted; None when the cache was reset since it began."""
+        """The chain of a preempted stream; None when the cache was reset after it began."""
         return self._chains.get(slot)
 
     def find(self, chain: BlockHashChain | None, length: int) -> list[int] | None:
-        """The blocks that hold the beginning of a history of ``length`` tokens; None when another stream is
-        computing more of it."""
+        """The cached blocks of the longest prefix of a history of ``length`` tokens; None when another stream
+        is computing the next block of it."""
         found: list[int] = []
         if chain is None or not chain.reads_cache:
             return found
@@ -100,7 +100,7 @@ class PrefixCache:
         return found
 
     def record_lookup(self, chain: BlockHashChain | None, tokens: int, found: Sequence[int]) -> None:
-        """Count a newcomer's prompt of ``tokens`` tokens, the first of which lie in the blocks ``found``."""
+        """Count a lookup of a prompt of ``tokens`` tokens that found the blocks ``found``."""
         if chain is not None and chain.reads_cache:
             self.queries += tokens
             self.hits += len(found) * self._blocks.block_size
@@ -108,7 +108,7 @@ class PrefixCache:
     # -- streams begin, go on and leave
 
     def attach(self, slot: int, chain: BlockHashChain | None, found: Sequence[int]) -> None:
-        """A stream without blocks shares those it found, and promises the rest of its chain."""
+        """Share the blocks ``found`` with a slot that has none, and promise the rest of its chain."""
         self._blocks.share(slot, found)
         if chain is not None:
             self._chains[slot] = chain
@@ -117,8 +117,8 @@ class PrefixCache:
                 self._promised.setdefault(digest, slot)
 
     def mark_computed(self, slot: int, tokens: int) -> None:
-        """The first ``tokens`` tokens of the stream are in its blocks, or will be before anyone reads them:
-        what it promised up to there can be found."""
+        """Cache the full blocks of the first ``tokens`` tokens: they are in the slot's blocks, or will be
+        before anyone reads them."""
         chain = self._chains.get(slot)
         if chain is None:
             return
@@ -130,9 +130,10 @@ class PrefixCache:
         chain.num_cached = max(chain.num_cached, full)
 
     def release(self, slot: int, tokens: int, *, forever: bool) -> None:
-        """The stream gives its blocks back; the first ``tokens`` of its history are in them.
+        """Free the blocks of a slot, in which the first ``tokens`` tokens of its history are computed.
 
-        Its output is kept as well, for the conversation's next turn, or for its own return.
+        The output's blocks are cached as well, for the next turn of the conversation, or for the stream's own
+        return after preemption (``forever`` False).
         """
         chain = self._chains.pop(slot, None)
         if chain is not None:
@@ -153,7 +154,7 @@ class PrefixCache:
             del self._promised[digest]
 
     def reset(self) -> None:
-        """Forget everything: what runs goes on, but nobody will find what it has computed."""
+        """Forget all cached blocks. Running streams continue, but their blocks will not be cached."""
         self._blocks.reset_cache()
         self._chains.clear()
         self._promised.clear()

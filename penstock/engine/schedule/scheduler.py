@@ -1,11 +1,11 @@
-"""Which tokens of which streams a step computes: columns over slots, no tensors.
+"""The scheduler: continuous batching with chunked prefill, preemption and prefix caching.
 
-Streams are admitted in the order of the waiting queue, when a slot is free and the KV cache holds their
-whole prompt. A step computes one token of every stream that decodes, and with what is left of
-``max_num_batched_tokens`` chunks of the prompts that are not computed yet. When decodes need more blocks
-than are free, the least important stream, among equals the one admitted last, gives its blocks back; it
-keeps its slot and its history, and is computed again, as if its history were a prompt, when there is room.
-What another stream has computed is not computed again (:mod:`penstock.engine.schedule.prefix_cache`).
+Streams are admitted in the order of the waiting queue, when a slot is free and the KV cache has room for the
+whole prompt. Each sequence that has finished prefill decodes one token per step; the rest of
+``max_num_batched_tokens`` goes to chunks of prompts. When decodes need more blocks than are free, the least
+important stream, among equals the one admitted last, is preempted: its blocks are freed, it keeps its slot
+and its history, and the history is prefilled again when there is room. Cached prefixes are not recomputed
+(:mod:`penstock.engine.schedule.prefix_cache`). All state is arrays over slots, without tensors.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import READS_HISTORY, SamplingMetadata
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.prefix_cache import BlockHashChain, PrefixCache
-from penstock.engine.schedule.request_checks import check_request
 from penstock.engine.schedule.step_cost import StepCost
+from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue, WaitingStream
 from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason
@@ -38,15 +38,15 @@ from penstock.wire.messages import Submit, WireError
 Slots = NDArray[np.intp]
 
 MAX_PASSED_OVER = 128
-"""Waiting streams that a step passes over because they cannot start yet: their grammar is being compiled, or
-another stream computes what their prompt begins with. Looking at a thousand of them takes a millisecond."""
+"""Waiting streams that a step may skip because they cannot start yet: their grammar is being compiled, or
+another stream is computing their prefix. Checking a thousand of them takes a millisecond."""
 
 
 @dataclass(slots=True, frozen=True)
 class Batch:
-    """What one step computes: B parts, ``count`` tokens from history position ``start`` of each slot.
+    """The tokens that one step computes: B parts, each ``count`` tokens from position ``start`` of a slot.
 
-    The first ``singles`` parts have one token each and stand in order of ``start``.
+    The first ``singles`` parts have one token each and are sorted by ``start``.
     """
 
     slots: Slots
@@ -54,9 +54,9 @@ class Batch:
     count: I32
     singles: int
     samples: NDArray[np.intp]
-    """Indexes of the parts that reach the end of their history: these get a next token."""
+    """Indexes of the parts that reach the end of their history: a next token is sampled for these."""
     generations: NDArray[np.int64]
-    """int64[len(samples)]: which of the streams that each of these slots has had."""
+    """int64[len(samples)]: ``SlotTable.generation`` of these slots, to recognise streams that have left."""
     scheduled_at: float = 0.0
     """Seconds on the scheduler's clock."""
 
@@ -65,7 +65,7 @@ class Batch:
 
 
 class Scheduler:
-    """Decides what runs; owns the waiting queue, and the slots' and blocks' assignment to streams."""
+    """Chooses each step's tokens; owns the waiting queue, and assigns slots and blocks to streams."""
 
     def __init__(
         self,
@@ -83,11 +83,11 @@ class Scheduler:
         self.step_cost = StepCost(config.max_prefill_delay, blocks.block_size)
         self.max_batched_tokens = config.max_num_batched_tokens
         self.computed = np.zeros(table.size, np.int32)
-        """Tokens of each slot's history whose keys and values are in the cache after the last step."""
+        """Tokens of each slot's history whose keys and values are in the KV cache after the last step."""
         self.priority = np.zeros(table.size, np.int64)
         self._last_step = np.zeros(table.size, np.int64)
         self._admitted = np.zeros(0, np.intp)
-        """Slots in use: the lowest priority first, then in order of admission."""
+        """Slots in use: the most important priority first, then in order of admission."""
         self._queue = WaitingQueue(config)
         self._aborted: dict[int, None] = {}
         """Slots of aborted streams."""
@@ -97,14 +97,12 @@ class Scheduler:
         # -- counters
         self.steps = 0
         self.preemptions = 0
-        self.prompt_tokens = 0
-        self.generated_tokens = 0
 
     # -- streams come and go
 
     def submit(self, server: int, request: Submit) -> None:
-        """Queue a stream. Raises RequestRejected when it could never run to its end or the queue is full,
-        WireError when its handle is in use."""
+        """Queue a stream. Raises RequestRejected when it could never finish or the queue is full, WireError
+        when its handle is in use."""
         if self.table.find(server, request.stream) is not None:
             raise WireError(f"Submit.stream {request.stream} is running already")
         check_request(request, self.table.max_model_len, self.sampling.vocab_size)
@@ -123,7 +121,7 @@ class Scheduler:
             )
 
     def abort(self, server: int, streams: Sequence[int]) -> None:
-        """Stop streams; ``take_aborted`` gives their ends. Unknown ones are ignored."""
+        """Stop streams; ``take_aborted`` returns their ends. Unknown ones are ignored."""
         for stream in streams:
             if self._queue.abort(server, stream):
                 continue
@@ -132,8 +130,8 @@ class Scheduler:
                 self._aborted[slot] = None
 
     def take_aborted(self) -> StepRows:
-        """The ends of streams that were aborted, with the tokens they still held, or lost their place in
-        the queue; their slots are free afterwards."""
+        """The ends of aborted streams, with their held tokens, and of streams that failed in the queue; frees
+        their slots."""
         parts = []
         if self._queue.has_finished():
             parts.append(self._queue.take_finished())
@@ -153,7 +151,7 @@ class Scheduler:
         self._free(np.array(slots, np.intp))
 
     def fail_all(self, code: str, message: str) -> StepRows:
-        """End every stream by an error, with the rows of tokens that were held back."""
+        """End every stream with an error, with rows of the tokens that were held back."""
         for slot in self._admitted.tolist():
             self._clear(slot)
         rows = self.table.fail_all(code, message)
@@ -190,7 +188,7 @@ class Scheduler:
     # -- the step: schedule
 
     def schedule(self) -> Batch:
-        """Choose a step's tokens and give them blocks. The chosen tokens count as computed at once."""
+        """Choose a step's tokens and allocate their blocks. They count as computed from here on."""
         self.steps += 1
         scheduled_at = self._clock()
         decodes = self._decodes()
@@ -210,25 +208,25 @@ class Scheduler:
         return Batch(slots, start, count, singles, samples, tenants, scheduled_at)
 
     def mark_launched(self, batch: Batch) -> None:
-        """The batch's tokens will be read after the next batch is scheduled."""
+        """The batch is running; its sampled tokens are on the device until it is settled."""
         self.table.in_flight_tokens[batch.slots[batch.samples]] += 1
 
     def requires_sync(self) -> bool:
-        """Whether the sampling of a stream's next token needs all tokens before it on the host."""
+        """Whether sampling the next tokens needs all earlier tokens on the host."""
         return bool((self.sampling.needs[self._admitted] & READS_HISTORY).any())
 
     def _ahead(self, slots: Slots) -> I32:
-        """int32[n]: the length of each history with the tokens that are not read yet."""
+        """int32[n]: length of each history, including tokens that are still on the device only."""
         ahead: I32 = self.table.length[slots] + self.table.in_flight_tokens[slots]
         return ahead
 
     def _decodes(self) -> Slots:
-        """Streams with one token to compute; blocks for these tokens are taken."""
+        """Slots that decode one token; allocates blocks for these tokens, preempting streams if needed."""
         slots = self._admitted
         ahead = self._ahead(slots)
         one = (ahead - self.computed[slots] == 1) & (ahead < self.table.end[slots])
         decodes: Slots = slots[one & (self.blocks.block_counts[slots] > 0)]
-        if len(decodes) > self.max_batched_tokens:  # turn by turn: those that have waited longest
+        if len(decodes) > self.max_batched_tokens:  # those that have waited longest
             turn = np.argsort(self._last_step[decodes], kind="stable")
             decodes = decodes[turn[: self.max_batched_tokens]]
         missing = self.blocks.missing(decodes, self._ahead(decodes))
@@ -240,7 +238,8 @@ class Scheduler:
         return decodes
 
     def _preempt(self) -> int:
-        """Take the blocks of the least important stream, among equals of the one admitted last."""
+        """Free the blocks of the least important stream, among equals of the one admitted last. Returns its
+        slot."""
         holders = self._admitted[self.blocks.block_counts[self._admitted] > 0]
         victim = int(holders[-1])
         self._release_blocks(victim, forever=False)
@@ -249,14 +248,14 @@ class Scheduler:
         return victim
 
     def _prefill_budget(self, decodes: int) -> int:
-        """How many prompt tokens may be computed beside ``decodes`` decodes."""
+        """Prompt tokens that may be computed beside ``decodes`` decodes."""
         if decodes == len(self._admitted) and not (self._queue and self.table.free_count()):
-            return 0  # no prompt is there
+            return 0  # there is no prompt to compute
         budget = self.max_batched_tokens - decodes
         return self.step_cost.allowed(budget, decodes) if decodes else budget
 
     def _prefills(self, budget: int) -> tuple[Slots, I32]:
-        """Prompt chunks of up to ``budget`` tokens together: prompts that were begun, then others."""
+        """Chunked prefill: slots and token counts, up to ``budget`` tokens in total; begun prompts first."""
         chosen: list[int] = []
         counts: list[int] = []
         for slot in chain(self._started_prefills(), self._new_prefills()) if budget else ():
@@ -274,10 +273,10 @@ class Scheduler:
         return begun
 
     def _new_prefills(self) -> Iterator[int]:
-        """Give blocks to streams that have none, one stream at a time, and yield their slots.
+        """Allocate blocks to streams that have none, one stream at a time, and yield their slots.
 
-        The most important comes first, among equals one that was preempted, then the longest-waiting. It
-        ends at the first one that lacks room: smaller ones do not overtake it.
+        The most important stream comes first, among equals a preempted one, then the longest-waiting. Stops
+        at the first one that does not fit: smaller ones do not overtake it.
         """
         passed_over = 0
         for candidate in self._candidates():
@@ -298,7 +297,7 @@ class Scheduler:
             yield slot
 
     def _candidates(self) -> Iterator[int | WaitingStream]:
-        """Slots of streams that were preempted, and streams that wait for one that is free."""
+        """Slots of preempted streams and, if slots are free, waiting streams, in order of priority."""
         slots = self._admitted
         without_blocks = (self.blocks.block_counts[slots] == 0) & (self.table.in_flight_tokens[slots] == 0)
         preempted: list[int] = slots[without_blocks].tolist()
@@ -310,7 +309,7 @@ class Scheduler:
         return candidate.priority if isinstance(candidate, WaitingStream) else int(self.priority[candidate])
 
     def _may_start(self, candidate: int | WaitingStream) -> bool:
-        """False for a stream without a free slot or its grammar; given up if it cannot have its grammar."""
+        """False without a free slot or while the grammar is compiled; an invalid grammar fails the stream."""
         if not isinstance(candidate, WaitingStream):
             return True
         sampling = candidate.request.sampling
@@ -322,7 +321,7 @@ class Scheduler:
         return refusal is None
 
     def _history_of(self, candidate: int | WaitingStream) -> tuple[BlockHashChain | None, int]:
-        """The digests and the length of what the candidate would have to compute."""
+        """Block hashes and length of the candidate's history."""
         if isinstance(candidate, WaitingStream):
             if candidate.chain is None:
                 candidate.chain = self.prefix_cache.hash_prompt(candidate.request)
@@ -330,31 +329,30 @@ class Scheduler:
         return self.prefix_cache.chain_of_preempted(candidate), int(self.table.length[candidate])
 
     def _has_room(self, length: int, found: list[int]) -> bool:
-        """Whether ``length`` tokens, of which some are ``found``, fit and leave every stream that holds
-        blocks one more.
+        """Whether ``length`` tokens, of which the blocks ``found`` are cached, fit and leave one free block
+        for every stream that has blocks.
 
-        Without that margin a stream that was preempted would come back only to be preempted again.
+        Without that margin a preempted stream would return only to be preempted again.
         """
         margin = int(np.count_nonzero(self.blocks.block_counts[self._admitted]))
         wanted = self.blocks.blocks_for(length) - len(found) + self.blocks.idle_among(found)
         return wanted + margin <= self.blocks.free_count()
 
     def _admit(self, newcomer: WaitingStream, found: list[int]) -> int:
-        """Move a waiting stream into a slot; there is one, and room for its prompt."""
+        """Move a waiting stream into a free slot; there is room for its prompt."""
         self._queue.remove(newcomer)
         slot = self.table.allocate(newcomer.server, newcomer.request)
         self.sampling.set(slot, newcomer.request.sampling)
         self.priority[slot] = newcomer.priority
-        place = np.searchsorted(self.priority[self._admitted], newcomer.priority, side="right")
-        self._admitted = np.insert(self._admitted, place, slot)
-        self.prompt_tokens += int(self.table.base[slot])
+        index = np.searchsorted(self.priority[self._admitted], newcomer.priority, side="right")
+        self._admitted = np.insert(self._admitted, index, slot)
         self.prefix_cache.record_lookup(newcomer.chain, newcomer.tokens, found)
-        if not newcomer.request.resumed:  # whoever ran it before has reported what was cached there
+        if not newcomer.request.resumed:  # the engine that ran it before has reported its cached tokens
             self.table.cached[slot] = len(found) * self.blocks.block_size
         return slot
 
     def _begin(self, slot: int, chain: BlockHashChain | None, found: list[int]) -> None:
-        """Blocks for a stream's whole history, so that a prefill that has begun never waits for memory."""
+        """Allocate blocks for a stream's whole history, so that a begun prefill never waits for memory."""
         self.prefix_cache.attach(slot, chain, found)
         wanted = self.blocks.blocks_for(int(self.table.length[slot]))
         self.blocks.allocate(np.array([slot]), np.array([wanted - len(found)], np.int32))
@@ -363,28 +361,29 @@ class Scheduler:
     # -- the step: settle
 
     def update_from_output(self, batch: Batch, tokens: I32, logprobs: Logprobs | None) -> StepRows:
-        """Append the sampled tokens, make the rows that are due, and free the slots of streams that ended.
+        """Append the sampled tokens, make the rows that are due, and free the slots of finished streams.
 
-        ``tokens`` int32[len(batch.samples)]; the ``token`` of ``logprobs`` indexes them. Batches are settled
-        in the order of their schedule; tokens of streams that are gone by now are dropped.
+        ``tokens`` int32[len(batch.samples)]; ``logprobs.token`` indexes them. Batches are settled in the
+        order in which they were scheduled; tokens of streams that have left are dropped.
         """
         self._record_step_cost(batch)
         slots = batch.slots[batch.samples]
-        there = self.table.generation[slots] == batch.generations
-        if not there.all():
-            slots, tokens = slots[there], tokens[there]
-            logprobs = None if logprobs is None else logprobs.select_tokens(there)
+        alive = self.table.generation[slots] == batch.generations
+        if not alive.all():
+            slots, tokens = slots[alive], tokens[alive]
+            logprobs = None if logprobs is None else logprobs.select_tokens(alive)
         if not len(slots):
             return empty_rows()
         self.table.in_flight_tokens[slots] = np.maximum(self.table.in_flight_tokens[slots] - 1, 0)
-        self.generated_tokens += len(slots)
         finish = self.table.append_and_check_stop(slots, tokens)
         broken = self.sampling.accept(slots, tokens, finish)
         for slot in broken:
             self.table.flush_next(slot)
-        placed = self.logprobs_buffer.append_and_take_due(slots, self.table.due(slots, finish), logprobs)
+        due_logprobs = self.logprobs_buffer.append_and_take_due(
+            slots, self.table.due(slots, finish), logprobs
+        )
         rows = self.table.rows(slots, finish)
-        rows.logprobs = placed
+        rows.logprobs = due_logprobs
         rows.failed = [self.table.failure(slot, "engine_error", reason) for slot, reason in broken.items()]
         ended = finish != FinishReason.NONE
         if broken:
@@ -394,7 +393,7 @@ class Scheduler:
         return rows
 
     def _record_step_cost(self, batch: Batch) -> None:
-        """A step began when it was scheduled, or, if it was scheduled ahead, when the one before it ended."""
+        """A step begins when it is scheduled or, if scheduled ahead, when the step before it is settled."""
         now = self._clock()
         seconds = now - max(batch.scheduled_at, self._settled_at)
         self._settled_at = now

@@ -1,43 +1,41 @@
-"""What steps cost, learned from their durations, and how much prefill a step may carry beside decodes."""
+"""Limits chunked prefill beside decodes (``--max-prefill-delay``), by step costs learned from durations."""
 
 from __future__ import annotations
 
 FALL, RISE = 0.3, 0.1
-"""Weights of a duration below and above the estimate. What delays a step comes from outside (other processes,
-a clock rate): short durations say more."""
+"""Weights of a duration below and above the estimate. Delays come from outside (other processes, clock
+rates), so short durations are more informative."""
 MAX_RISE = 2.0
-"""A duration counts as so many times the estimate at most."""
+"""A duration counts as at most this multiple of the estimate."""
 AIM = 0.75
-"""Part of the allowed time that is planned for: durations miss their estimates by a quarter or more."""
+"""Fraction of the allowed time that is planned for: durations miss their estimates by a quarter or more."""
 MIXED_IN_A_ROW = 31
-"""Steps with decodes and prompts, after which one only decodes: the cost of decodes stays known, for 3 % of
-the prefill."""
+"""Mixed steps after which one step only decodes, to update the cost of decodes; costs 3 % of the prefill."""
 ALIKE = 1.5
-"""Numbers of decodes that differ by less than this factor are taken to cost the same."""
+"""Decode counts that differ by less than this factor are taken to cost the same."""
 
 
 class StepCost:
-    """Estimates of a step that only decodes, and of a prompt token.
+    """Estimates the duration of a decode-only step, and the additional time per prompt token.
 
-    The cost of a prompt token is what a step took longer than its decodes would have, by token; it includes
-    a share of what every chunk costs, so the estimate settles where chunks of the size it allows take the
-    time that is allowed.
+    The cost of a prompt token is the time a step took beyond its decodes, per token. It includes a share of
+    each chunk's fixed cost, so the estimate converges to the chunk size that takes the allowed time.
     """
 
     def __init__(self, max_delay: float, least: int) -> None:
-        """``max_delay``: how many times as long as a step that only decodes a step with prompts may take;
-        0: no limit. ``least``: tokens that are always allowed, so that prompts advance."""
+        """``max_delay``: maximum duration of a mixed prefill/decode step, as a multiple of a decode-only
+        step; 0: no limit. ``least``: prompt tokens that are always allowed, so that prompts advance."""
         self._max_delay = max_delay
         self._least = least
         self._decode_s = 0.0
         self._decodes = 0
-        """How many the latest step that only decodes had; 0: there was none."""
+        """Decodes of the latest decode-only step; 0: there was none."""
         self._token_s: float | None = None
         self._mixed = 0
-        """Steps in a row that had both."""
+        """Consecutive mixed steps."""
 
     def observe(self, seconds: float, tokens: int, decodes: int) -> None:
-        """A step with ``tokens`` prompt tokens and ``decodes`` decodes took ``seconds``."""
+        """Record that a step with ``tokens`` prompt tokens and ``decodes`` decodes took ``seconds``."""
         if not tokens:
             self._mixed = 0
             if decodes:
@@ -52,15 +50,15 @@ class StepCost:
 
     def allowed(self, most: int, decodes: int) -> int:
         """Prompt tokens that a step with ``decodes`` decodes may compute, at most ``most``."""
-        if not self._max_delay or not self._token_s:  # nothing is known yet
+        if not self._max_delay or not self._token_s:  # no limit, or no estimate yet
             return most
         if not self._is_known(decodes) or self._mixed >= MIXED_IN_A_ROW:
-            return 0  # a step that only decodes tells
+            return 0  # a decode-only step updates the estimate
         tokens = AIM * (self._max_delay - 1) * self._decode_s / self._token_s
         return min(most, max(self._least, int(tokens)))
 
     def _is_known(self, decodes: int) -> bool:
-        """Whether the cost of so many decodes is."""
+        """Whether there is an estimate for about this many decodes."""
         return self._decodes <= ALIKE * decodes and decodes <= ALIKE * self._decodes
 
 

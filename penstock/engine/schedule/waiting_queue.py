@@ -1,4 +1,4 @@
-"""Streams that wait for a slot: in which order they get one, and how many may wait."""
+"""The waiting queue: its order (arrival or priority), its limits, and the ends of streams that leave it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
-
-import msgspec
 
 from penstock.config.options import ServeConfig
 from penstock.engine.base import RequestRejected, StepRows, StreamFailure
@@ -19,22 +17,8 @@ from penstock.wire.messages import OVERLOADED, Submit, WireError
 StreamKey: TypeAlias = tuple[int, int]
 """(server, stream)"""
 QueueClass: TypeAlias = tuple[int, bool]
-"""(priority, whether the stream is new). Lower ranks run earlier: a stream that was running on another engine
-comes before those of its priority that have not begun."""
-
-
-def with_rank_limits(config: ServeConfig, rank: int) -> ServeConfig:
-    """The configuration of one engine: its part of the limits that hold for all engines together."""
-    engines = config.data_parallel_size
-
-    def part(limit: int | None) -> int | None:
-        return None if limit is None else limit // engines + (rank < limit % engines)
-
-    return msgspec.structs.replace(
-        config,
-        max_num_queued_reqs=part(config.max_num_queued_reqs),
-        max_num_queued_tokens=part(config.max_num_queued_tokens),
-    )
+"""(priority, whether the stream is new). Lower classes run earlier: a stream that was running on another
+engine comes before new ones of its priority."""
 
 
 @dataclass(slots=True)
@@ -45,7 +29,7 @@ class WaitingStream:
     request: Submit
     queue_class: QueueClass
     chain: BlockHashChain | None = None
-    """Of its prompt, from the first time it could have begun."""
+    """Block hashes of its prompt, once the scheduler has looked it up."""
 
     @property
     def key(self) -> StreamKey:
@@ -61,16 +45,16 @@ class WaitingStream:
 
 
 class WaitingQueue:
-    """First come, first served; under the policy ``priority`` the lowest priority first, ties by arrival.
+    """First come, first served; with the policy ``priority`` the lowest priority first, ties by arrival.
 
-    Taking a stream in, finding it, taking it out and giving it up are independent of the queue's length,
-    but for one bisection among the priorities that occur in it.
+    Pushing, finding, removing and ending a stream take constant time, except for a bisection among the
+    priorities that occur.
     """
 
     def __init__(self, config: ServeConfig) -> None:
-        """``config``: this engine's, with its own share of the limits."""
+        """``config``: the engine's, with its rank's part of the limits."""
         self.tokens = 0
-        """Prompt tokens of all streams that wait."""
+        """Prompt tokens of all waiting streams."""
         self._by_priority = config.scheduling_policy == "priority"
         self._max_requests = config.max_num_queued_reqs
         self._max_tokens = config.max_num_queued_tokens
@@ -85,9 +69,9 @@ class WaitingQueue:
         return len(self._streams)
 
     def __iter__(self) -> Iterator[WaitingStream]:
-        """In the order in which they are to run; the queue must not change meanwhile."""
-        for rank in self._class_order:
-            yield from self._classes[rank].values()
+        """In scheduling order; the queue must not change during the iteration."""
+        for queue_class in self._class_order:
+            yield from self._classes[queue_class].values()
 
     def __contains__(self, key: StreamKey) -> bool:
         return key in self._streams
@@ -95,11 +79,11 @@ class WaitingQueue:
     # -- streams come
 
     def push(self, server: int, request: Submit, free_slots: int) -> None:
-        """Let a stream wait. ``free_slots``: streams that will not wait for long, so do not count.
+        """Queue a stream. ``free_slots``: that many streams will be admitted soon and do not count.
 
-        A stream that was running elsewhere has been accepted once and is never refused. Raises
-        RequestRejected with the code ``overloaded`` when the queue is full of streams at least as
-        important, WireError when the stream is here already.
+        A resumed stream has been accepted before and is never refused. Raises RequestRejected with the code
+        ``overloaded`` when the queue is full of streams with the same or a more important priority, WireError
+        when the stream is in the queue already.
         """
         if (server, request.stream) in self._streams:
             raise WireError(f"Submit.stream {request.stream} is running already")
@@ -115,7 +99,7 @@ class WaitingQueue:
         self.tokens += newcomer.tokens
 
     def _make_room(self, newcomer: WaitingStream, free_slots: int) -> None:
-        """Give up less important streams until the newcomer fits; none of them when it still would not."""
+        """Fail less important streams until the newcomer fits; none of them if it would not fit anyway."""
         victims: list[WaitingStream] = []
         less_important = self._less_important(newcomer.queue_class)
         waiting, tokens = len(self), self.tokens
@@ -132,19 +116,19 @@ class WaitingQueue:
                 "The engine is overloaded: a more important request took this one's place in the queue.",
             )
 
-    def _less_important(self, rank: QueueClass) -> Iterator[WaitingStream]:
-        """The latest of the least important class first."""
+    def _less_important(self, queue_class: QueueClass) -> Iterator[WaitingStream]:
+        """New streams of a less important priority: least important first, within a class latest first."""
         for other in reversed(self._class_order):
-            if other[0] <= rank[0]:
+            if other[0] <= queue_class[0]:
                 return
             if other[1]:
                 yield from reversed(self._classes[other].values())
 
     def _reason_against(self, newcomer: WaitingStream, queued: int, waiting: int, tokens: int) -> str | None:
-        """Why a newcomer cannot join ``waiting`` streams, ``queued`` of them beyond the free slots."""
+        """Why a newcomer cannot join ``waiting`` streams, ``queued`` of them without a free slot in sight."""
         if self._max_requests is not None and queued >= self._max_requests:
             return f"{waiting} requests wait (--max-num-queued-reqs)"
-        # a prompt longer than the limit is taken when nothing else waits: it would never be served otherwise
+        # a prompt longer than the limit is accepted by an empty queue: otherwise it could never run
         if self._max_tokens is not None and waiting and tokens + newcomer.tokens > self._max_tokens:
             return f"requests of {tokens} prompt tokens wait (--max-num-queued-tokens)"
         return None
@@ -152,7 +136,7 @@ class WaitingQueue:
     # -- streams go
 
     def remove(self, waiting: WaitingStream) -> None:
-        """Take a stream out: it gets a slot."""
+        """Take a stream out, for it to get a slot."""
         members = self._classes[waiting.queue_class]
         del members[waiting.key], self._streams[waiting.key]
         self.tokens -= waiting.tokens
@@ -161,18 +145,18 @@ class WaitingQueue:
             self._class_order.remove(waiting.queue_class)
 
     def pop(self) -> WaitingStream:
-        """Take the first stream out; there is one."""
+        """Take out the first stream of a queue that is not empty."""
         first = next(iter(self))
         self.remove(first)
         return first
 
     def fail(self, waiting: WaitingStream, code: str, message: str) -> None:
-        """End a stream by an error; :meth:`take_finished` has its end."""
+        """End a stream with an error; :meth:`take_finished` returns its end."""
         self.remove(waiting)
         self._failed.append(StreamFailure(*waiting.key, waiting.request.resumed, code, message))
 
     def abort(self, server: int, stream: int) -> bool:
-        """Give a stream up; :meth:`take_finished` has its end. False when it does not wait here."""
+        """Abort a stream; :meth:`take_finished` returns its end. False when it is not in the queue."""
         waiting = self._streams.get((server, stream))
         if waiting is None:
             return False
@@ -181,21 +165,21 @@ class WaitingQueue:
         return True
 
     def drop_server(self, server: int) -> None:
-        """Forget an API server's streams, without an end."""
+        """Forget an API server's streams; they get no rows."""
         for waiting in [waiting for waiting in self if waiting.server == server]:
             self.remove(waiting)
         self._aborted = [end for end in self._aborted if end[0] != server]
         self._failed = [failure for failure in self._failed if failure.server != server]
 
     def fail_all(self, code: str, message: str) -> list[StreamFailure]:
-        """Give every stream up by an error; ends that were not taken yet are among them."""
+        """End every stream with an error, also those whose ends were not taken yet."""
         ends = self._aborted + [(*waiting.key, waiting.request.resumed) for waiting in self]
         failures = self._failed + [StreamFailure(*end, code, message) for end in ends]
         self._streams, self._classes, self._class_order, self.tokens = {}, {}, [], 0
         self._aborted, self._failed = [], []
         return failures
 
-    # -- the ends of streams that were given up
+    # -- the ends of aborted and failed streams
 
     def has_finished(self) -> bool:
         return bool(self._aborted or self._failed)

@@ -1,8 +1,7 @@
-"""Tokens on a clock, no model: for tests, measurements of the host, and capacity planning.
+"""The synthetic engine: random tokens on a clock, no model; for tests, benchmarks and capacity planning.
 
-The token at position p of a stream is a function of (seed, p) alone, so a stream gives the same tokens
-whatever runs beside it, and goes on as it would have when another engine resumes it. Sampling parameters
-that shape a model's distribution (temperature, top-p, penalties and so on) have no distribution to shape.
+The token at position p of a stream is a function of (seed, p) alone (:mod:`penstock.engine.sampling.rng`).
+Sampling parameters that shape a model's distribution (temperature, top-p, penalties and so on) are ignored.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ from penstock.config.options import ServeConfig
 from penstock.engine.base import Load, RequestRejected, StepRows, StreamFailure
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
+from penstock.engine.sampling.rng import stream_state, token_indexes
+from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue
 from penstock.engine.vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
 from penstock.wire.arrays import I8, I32
@@ -29,66 +30,30 @@ from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import EngineInfo, Submit, WireError
 
-U64 = NDArray[np.uint64]
-
 EXIT_CODE_OF_FAULT = 70
-"""What ``exit@N`` ends the process with (EX_SOFTWARE of sysexits.h)."""
+"""Exit code of the fault ``exit@N`` (EX_SOFTWARE of sysexits.h)."""
 MAX_PREFILL_STEP_S = 0.01
-"""Longest step that only takes prompts in, so that requests and orders are seen in between."""
+"""Maximum duration of a step that only prefills, so that requests and commands are handled in between."""
 _HALVINGS = np.float32(np.log(0.5))
-
-# The constants of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
-_GAMMA = 0x9E3779B97F4A7C15
-_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 class InjectedFault(RuntimeError):
     """The fault ``error@N`` of ``--synthetic-fault``."""
 
 
-def mix(values: U64) -> U64:
-    """The finalizer of splitmix64, in place: uint64[N] to well-mixed uint64[N]."""
-    values ^= values >> np.uint64(30)
-    values *= np.uint64(_MIX_1)
-    values ^= values >> np.uint64(27)
-    values *= np.uint64(_MIX_2)
-    values ^= values >> np.uint64(31)
-    return values
-
-
-def stream_state(seed: int) -> int:
-    """Where the generator of a stream with ``seed`` starts; uint64."""
-    return int(mix(np.array([seed], np.uint64))[0])
-
-
-def token_indexes(state: U64, position: I32, choices: int) -> I32:
-    """int32[N] in [0, choices): the draw at ``position`` of streams with :func:`stream_state` ``state``."""
-    drawn = position.astype(np.uint64)
-    drawn += np.uint64(1)
-    drawn *= np.uint64(_GAMMA)
-    drawn += state
-    mix(drawn)
-    drawn >>= np.uint64(32)
-    drawn *= np.uint64(choices)
-    drawn >>= np.uint64(32)
-    return drawn.astype(np.int32)
-
-
 def _no_progress(text: str, fraction: float | None = None) -> None:
-    """For callers that show none."""
+    """The default ``progress``: discards it."""
 
 
 class SyntheticEngine:
-    """Gives every running stream one token per step of ``synthetic_step_ms``.
+    """Every running stream gets one token per step of ``synthetic_step_ms``.
 
-    A step ends no earlier than that after it began. A prompt is taken in before the step that gives its
-    stream's first token: at once, or one after the other at ``synthetic_prefill_tokens_per_s``, of which
-    at most ``max_num_batched_tokens`` become due per step. EOS is never drawn. Logprobs are made up: the
-    sampled token ranks first with probability 1/2, followed by its neighbours in the vocabulary at 1/4,
-    1/8 and so on.
+    That is the minimum duration of a step. Prompts are prefilled before the step that returns their stream's
+    first token: at once, or one after another at ``synthetic_prefill_tokens_per_s``, with at most
+    ``max_num_batched_tokens`` per step. EOS is never drawn. Logprobs are made up: the sampled token ranks
+    first with probability 1/2, followed by its neighbours in the vocabulary with 1/4, 1/8 and so on.
 
-    Faults (``synthetic_fault``, KIND@N) strike in step N of those with work, counted from 0: N steps have
-    gone well by then.
+    A fault (``synthetic_fault``, KIND@N) is injected in the N-th step with work, counted from 0.
     """
 
     can_sleep = True
@@ -105,12 +70,12 @@ class SyntheticEngine:
         *,
         tokenizer_dir: str | None = None,
     ) -> None:
-        """``tokenizer_dir`` has tokenizer.json when ``model_dir`` has not. Raises ConfigError."""
+        """``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does. Raises ConfigError."""
         progress("reading the tokenizer", None)
         vocabulary = read_vocabulary(Path(tokenizer_dir or model_dir))
         directory = Path(model_dir)
         max_model_len = config.max_model_len or read_max_model_len(directory)
-        self._info = EngineInfo(
+        self.info = EngineInfo(
             engine="synthetic",
             max_model_len=max_model_len,
             vocab_size=vocabulary.size,
@@ -120,31 +85,29 @@ class SyntheticEngine:
         self._ordinary = vocabulary.ordinary
         self._step_s = config.synthetic_step_ms / 1000
         self._rate = config.synthetic_prefill_tokens_per_s
-        self._max_taken = config.max_num_batched_tokens
+        self._max_batched_tokens = config.max_num_batched_tokens
         self._fault = _parse_fault(config.synthetic_fault)
         self._clock = clock
         self._sleep = sleep
 
         self._waiting = WaitingQueue(config)
-        self._table = SlotTable(config.max_num_seqs, max_model_len, self._info.eos_token_ids, clock)
+        self._table = SlotTable(config.max_num_seqs, max_model_len, self.info.eos_token_ids, clock)
         self._state = np.zeros(config.max_num_seqs, np.uint64)
+        """Random state of each slot's stream."""
         self._alternatives = np.full(config.max_num_seqs, -1, np.int32)
         """Logprobs asked for, per slot; -1: none."""
         self._with_logprobs = 0
+        """Slots that asked for logprobs."""
         self._prefilling: deque[int] = deque()
         self._decoding: NDArray[np.intp] = np.zeros(0, np.intp)
         """Slots in order of their first token."""
         self._aborted: set[int] = set()
         """Slots to be released with a row in the next step."""
         self._credit = 0.0
-        """Prompt tokens that may be taken in."""
+        """Prompt tokens that may be prefilled now."""
         self._credited_at = 0.0
         self._profile: cProfile.Profile | None = None
-        self._steps = self._requests = self._prompt_tokens = self._generated = 0
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
+        self._steps = 0
 
     def close(self) -> None:
         """Holds nothing but memory."""
@@ -158,12 +121,9 @@ class SyntheticEngine:
         if not self.has_work():
             self._credited_at = self._clock()
         self._waiting.push(server, request, self._table.free_count())
-        self._requests += 1
 
     def _check(self, request: Submit) -> None:
         sampling = request.sampling
-        prompt = np.frombuffer(request.prompt, "<i4")
-        longest = self._info.max_model_len - 1
         for name, value in (
             ("logit_bias", sampling.logit_bias),
             ("allowed_token_ids", sampling.allowed_token_ids),
@@ -173,18 +133,7 @@ class SyntheticEngine:
         ):
             if value is not None:
                 raise RequestRejected(f"{name} is not supported by the synthetic engine")
-        if len(prompt) > longest:
-            raise RequestRejected(
-                f"the prompt has {len(prompt)} tokens, at most {longest} leave room for output"
-            )
-        if not 0 <= prompt.min() <= prompt.max() < self._info.vocab_size:
-            raise RequestRejected(f"the prompt has a token id outside 0 to {self._info.vocab_size - 1}")
-        if request.resumed >= len(prompt):
-            raise RequestRejected(f"resumed is {request.resumed}, but the prompt has {len(prompt)} tokens")
-        if sampling.max_tokens <= request.resumed:
-            raise RequestRejected(
-                f"max_tokens is {sampling.max_tokens}, of which {request.resumed} are generated already"
-            )
+        check_request(request, self.info.max_model_len, self.info.vocab_size)
 
     def abort(self, server: int, streams: Sequence[int]) -> None:
         for stream in streams:
@@ -239,7 +188,7 @@ class SyntheticEngine:
         )
 
     def step(self) -> StepRows:
-        """One token for every decoding stream. Raises InjectedFault."""
+        """Admit, prefill, and draw one token for every decoding stream. Raises InjectedFault."""
         began = self._clock()
         if self._aborted:
             self._withdraw(self._aborted)
@@ -247,15 +196,13 @@ class SyntheticEngine:
         self._prefill_prompts(began)
         failing = self._inject_fault()
         slots = self._decoding
-        tokens = self._draw(slots)
-        finish = self._table.append_and_check_stop(slots, tokens)
-        self._generated += len(slots)
+        finish = self._table.append_and_check_stop(slots, self._draw(slots))
         rows = self._rows(slots, finish, failing)
         self._sleep_until(began + self._duration())
         return rows
 
     def dummy_step(self) -> None:
-        """A step's time passes."""
+        """Takes a step's time."""
         if self._step_s:
             self._sleep(self._step_s)
 
@@ -271,23 +218,22 @@ class SyntheticEngine:
             self._prefilling.append(slot)
 
     def _prefill_prompts(self, now: float) -> None:
-        """Move streams whose prompt is taken in by ``now`` from prefill to decode."""
-        earned = min((now - self._credited_at) * self._rate, self._max_taken)
+        """Move streams whose prompt is prefilled by ``now`` from prefill to decode."""
+        earned = min((now - self._credited_at) * self._rate, self._max_batched_tokens)
         self._credited_at = now
         if not self._prefilling:
             return
         self._credit += earned
-        taken = []
+        prefilled = []
         while self._prefilling:
-            length = int(self._table.prompt_len[self._prefilling[0]])
             if self._rate:
+                length = int(self._table.prompt_len[self._prefilling[0]])
                 if self._credit < length:
                     break
                 self._credit -= length
-            self._prompt_tokens += length
-            taken.append(self._prefilling.popleft())
-        if taken:
-            self._decoding = np.concatenate([self._decoding, np.array(taken, np.intp)])
+            prefilled.append(self._prefilling.popleft())
+        if prefilled:
+            self._decoding = np.concatenate([self._decoding, np.array(prefilled, np.intp)])
         if not self._prefilling:
             self._credit = 0.0
 
@@ -298,7 +244,7 @@ class SyntheticEngine:
         return tokens
 
     def _rows(self, slots: NDArray[np.intp], finish: I8, failing: int | None) -> StepRows:
-        """The step's rows; slots of streams that end are free afterwards."""
+        """The step's rows; frees the slots of streams that end. ``failing``: slot of a stream to fail."""
         table = self._table
         if self._aborted:
             aborted = np.fromiter(self._aborted, np.intp, len(self._aborted))
@@ -321,6 +267,7 @@ class SyntheticEngine:
         return rows
 
     def _duration(self) -> float:
+        """Seconds that the step takes: in a prefill-only step, until the first prompt is prefilled."""
         if len(self._decoding) or not self._prefilling:
             return self._step_s
         missing = float(self._table.prompt_len[self._prefilling[0]]) - self._credit
@@ -332,7 +279,7 @@ class SyntheticEngine:
             self._sleep(rest)
 
     def _logprobs(self, rows: StepRows) -> Logprobs | None:
-        """Made-up logprobs of the rows' tokens, for the streams that asked."""
+        """Made-up logprobs of the rows' tokens, for the streams that asked for them."""
         counts = np.ones(len(rows.server), np.int32) if rows.count is None else rows.count
         keys = zip(rows.server.tolist(), rows.stream.tolist(), strict=True)
         slots = [self._table.find(server, stream) for server, stream in keys]
@@ -341,9 +288,9 @@ class SyntheticEngine:
         if not len(token):
             return None
         asked = asked[token]
-        place = np.searchsorted(self._ordinary, rows.tokens[token])
+        index = np.searchsorted(self._ordinary, rows.tokens[token])
         rank = np.concatenate([[0], np.arange(int(asked.max()))]).astype(np.int32)
-        ids = self._ordinary[(place[:, None] + rank) % len(self._ordinary)]
+        ids = self._ordinary[(index[:, None] + rank) % len(self._ordinary)]
         values = np.broadcast_to((rank + 1) * _HALVINGS, ids.shape).astype(np.float32)
         absent = np.arange(len(rank)) > asked[:, None]
         ids[absent] = -1
@@ -353,7 +300,7 @@ class SyntheticEngine:
     # -- faults
 
     def _inject_fault(self) -> int | None:
-        """Inject the fault when its step has come. Returns the slot of a stream that is to fail."""
+        """Inject the fault in its step; returns the slot of a stream to fail, for ``stream-error``."""
         step = self._steps
         self._steps += 1
         if self._fault is None or step != self._fault[1]:
@@ -370,37 +317,24 @@ class SyntheticEngine:
                 return int(self._decoding[0]) if len(self._decoding) else None
 
     def _fail(self, slot: int) -> StreamFailure:
-        table = self._table
-        failure = StreamFailure(
-            int(table.server[slot]),
-            int(table.stream[slot]),
-            int(table.length[slot] - table.base[slot]),
-            "engine_error",
-            f"injected by --synthetic-fault stream-error@{self._steps - 1}",
-        )
+        message = f"injected by --synthetic-fault stream-error@{self._steps - 1}"
+        failure = self._table.failure(slot, "engine_error", message)
         self._withdraw({slot})
         self._release(slot)
         return failure
 
-    # -- what it reports
+    # -- reporting
 
     def load(self) -> Load:
         return Load(len(self._waiting), self._table.running())
 
     def metrics(self) -> dict[str, float]:
-        return {
-            "steps_total": self._steps,
-            "requests_total": self._requests,
-            "prompt_tokens_total": self._prompt_tokens,
-            "generated_tokens_total": self._generated,
-            "requests_waiting": len(self._waiting),
-            "requests_running": self._table.running(),
-        }
+        return {}
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         match method:
             case "reset_prefix_cache" | "sleep" | "wake_up":
-                return None  # it has neither a cache nor memory worth giving back
+                return None  # there is neither a cache nor memory to free
             case "start_profile":
                 self._profile = cProfile.Profile()
                 self._profile.enable()

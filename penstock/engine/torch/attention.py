@@ -1,7 +1,7 @@
-"""Attention over a paged KV cache, for the attention interface of transformers' model definitions.
+"""Paged attention: writes keys and values to the KV cache, and attends over it. CPU and fallback in PyTorch.
 
-Keys and values of all of a step's tokens are written to the cache, then each part of the step's layout
-attends to its streams' histories.
+It implements the attention interface of transformers' model definitions. Keys and values of all of a step's
+tokens are written to the cache, then each part of the step's layout attends to its streams' histories.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.engine.torch.model_loader import ModelShape
 Kernel = Callable[[Tensor, Tensor, Tensor, DecodeMetadata, int | None, float | None, Tensor | None], Tensor]
 
 CPU_GATHERED = 1 << 20
-"""Elements of keys gathered at once: 4 MB in float32, which stay in a core's share of the cache."""
+"""Elements of keys gathered at once: 4 MB in float32, which fit a core's share of the CPU cache."""
 DEVICE_GATHERED = 1 << 26
 
 
@@ -42,11 +42,12 @@ class PagedAttention:
         shape: ModelShape,
         blocks: int,
         block_size: int,
+        *,
         dtype: torch.dtype,
         device: torch.device,
         kernel: Kernel | None = None,
     ) -> None:
-        """``kernel`` computes decodes; without it they are gathered as prefills are."""
+        """``kernel`` computes decodes; None: their keys are gathered, like those of prefills."""
         size = (blocks, shape.kv_heads, block_size, shape.head_size)
         self.keys = [_zeros(size, dtype, device) for _ in range(shape.layers)]
         self.values = [_zeros(size, dtype, device) for _ in range(shape.layers)]
@@ -98,7 +99,7 @@ class PagedAttention:
 
 
 def find_kernel(device: torch.device) -> Kernel | None:
-    """The one in Triton, which comes with PyTorch for CUDA."""
+    """The Triton decode kernel if the device is CUDA and Triton is installed (PyTorch for CUDA has it)."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     from penstock.engine.torch.kernels import paged_decode
@@ -107,7 +108,7 @@ def find_kernel(device: torch.device) -> Kernel | None:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros whose pages the operating system commits only when they are written (on a CPU)."""
+    """Zeros; on a CPU the operating system commits their pages only when they are written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     raw = np.zeros(int(np.prod(shape)) * dtype.itemsize, np.uint8)
@@ -115,7 +116,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def _slopes(shape: ModelShape, device: torch.device) -> Tensor:
-    """float32[KV heads, G]: of the G query heads that share a KV head."""
+    """float32[KV heads, G]: ALiBi slopes of the G query heads that share a KV head."""
     return torch.tensor(alibi_slopes(shape.heads), device=device).view(shape.kv_heads, -1)
 
 
@@ -128,10 +129,10 @@ def _attend(
     softcap: float | None,
     slopes: Tensor | None,
 ) -> Tensor:
-    """query [n * C, H, D], scaled → [n * C, H, D]: each token attends to what comes before it, and to itself.
+    """Causal attention of scaled query [n * C, H, D] → [n * C, H, D].
 
-    ``window``: to that many tokens, itself included. ``softcap`` bounds the scores by a tanh (Gemma 2),
-    ``slopes`` make a head's score less by the key's distance (ALiBi).
+    ``window``: tokens attended to, the query's own included; None: all. ``softcap`` bounds the scores by a
+    tanh (Gemma 2). ``slopes`` lower a head's scores by the key's distance (ALiBi).
     """
     _, heads, size = query.shape
     kv_heads = keys.shape[1]
@@ -144,7 +145,7 @@ def _attend(
     if window is not None:
         visible &= distance < window
     visible = visible.expand(-1, kv_heads, -1, -1).reshape(pairs, 1, width, -1)
-    # the query heads that share a KV head stand beside one another: [n * KV heads, G, C, D]
+    # query heads that share a KV head become neighbours: [n * KV heads, G, C, D]
     grouped = query.view(streams, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
     grouped = grouped.reshape(pairs, group, width, size)
     if width == 1 or softcap is not None or slopes is not None:
@@ -158,21 +159,21 @@ def _attend(
 
 
 def _alibi(slopes: Tensor, distance: Tensor) -> Tensor:
-    """float32[n * KV heads, G, C, L]"""
+    """float32[n * KV heads, G, C, L]: the bias of each score."""
     biases = -slopes[None, :, :, None, None] * distance[:, :, None]
     return biases.flatten(0, 1)
 
 
 def _gather(cache: Tensor, part: AttentionPart) -> Tensor:
-    """The part's pages, one after the other: all positions of a stream's head, then of its next head."""
+    """The part's pages in order: all positions of a stream's KV head, then of its next KV head."""
     return cache.view(-1, cache.shape[2] * cache.shape[3]).index_select(0, part.pages)
 
 
 def _by_hand(
     query: Tensor, key: Tensor, value: Tensor, visible: Tensor, softcap: float | None, bias: Tensor | None
 ) -> Tensor:
-    """As scaled_dot_product_attention, of [P, G, C, D] with [P, L, D], without repeating a key for the G
-    queries that share it; holds all scores, so it is for few queries."""
+    """scaled_dot_product_attention of [P, G, C, D] with [P, L, D], without repeating a key for the G queries
+    that share it. It holds all scores in memory, so it is for few queries."""
     pairs, group, width, size = query.shape
     scores = torch.bmm(query.reshape(pairs, group * width, size), key.transpose(1, 2))
     scores = scores.view(pairs, group, width, -1)

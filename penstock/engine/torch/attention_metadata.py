@@ -1,8 +1,8 @@
-"""Where a step's tokens lie in the paged cache: made once per step, used by every layer.
+"""Attention metadata of a step: cache addresses of its tokens and histories, built once, used by every layer.
 
 A step's tokens are one flat sequence [T]: first N single tokens (decodes), then chunks of prompts. They are
 computed in parts: streams of similar length, padded to the longest of them, so that a part is one set of
-tensor operations and no stream meets much more than its own history.
+tensor operations with little padding.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from penstock.engine.schedule.scheduler import Batch
 from penstock.engine.torch.transfer import to_device
 
 PADDING = 1.25
-"""A part ends when the next stream is longer than its shortest one by this factor, and by PADDING_SLACK."""
+"""A part ends where the next stream is longer than its shortest one times this factor plus PADDING_SLACK."""
 PADDING_SLACK = 64
 TILE = 256
-"""Tokens of one prompt that are computed together: bounds the mask of a long prompt, and skips the half of
-the scores that lies in the future."""
+"""Tokens of one prompt that are computed together: bounds the mask of a long prompt, and skips most of the
+scores that causality would mask."""
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True, frozen=True)
 class CacheGeometry:
-    """Shape of a layer's cache, and how it is read."""
+    """The shape of a layer's cache, and how it is read."""
 
     kv_heads: int
     head_size: int
     gathered: int
-    """Elements of keys that one part gathers at most, unless a single stream has more."""
+    """Maximum elements of keys that one part gathers, unless a single stream has more."""
     in_place: bool = False
-    """Whether a kernel reads the histories of decodes where they lie."""
+    """Whether a kernel reads the histories of decodes from the cache without gathering them."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,24 +47,26 @@ class AttentionPart:
     """n streams with C tokens each, padded to C; decodes have C = 1."""
 
     tokens: slice | Tensor
-    """Which of the flat batch: int64[n * C], or a slice where nothing is padded."""
+    """Indexes into the flat batch: int64[n * C], or a slice where nothing is padded."""
     real: Tensor | None
-    """int64[R]: which of the n * C are no padding; None: all."""
+    """int64[R]: which of the n * C are not padding; None: all."""
     pages: Tensor
     """int64[n * KV heads * blocks]: (block, head) pairs that hold the histories, padded by the null block."""
     own: Tensor
     """int64[n, C]: each token's position in its history."""
     length: int
-    """L: positions that ``pages`` hold of each stream."""
+    """L: positions of each stream in ``pages``."""
 
 
 @dataclass(slots=True, frozen=True)
 class AttentionMetadata:
+    """Where a step writes its tokens' keys and values, and the parts in which it attends."""
+
     writes: Tensor
     """int64[T * KV heads]: row of each token's key and value, head by head, in a cache of rows."""
     parts: list[AttentionPart]
     decodes: DecodeMetadata | None = None
-    """The first tokens of the batch, when they are in no part."""
+    """The single tokens, if a kernel computes them; otherwise they are in ``parts``."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,13 +76,13 @@ class DecodeMetadata:
     table: Tensor
     """int64[N, W]: blocks of each history."""
     length: Tensor
-    """int64[N]: of each history, the single token included."""
+    """int64[N]: length of each history, the single token included."""
 
 
 def build_attention_metadata(
     batch: Batch, blocks: BlockTables, geometry: CacheGeometry, device: torch.device
 ) -> AttentionMetadata:
-    """The layout of a batch whose parts own blocks for all their tokens."""
+    """The metadata of a batch whose parts have blocks for all their tokens."""
     rows = blocks.cache_rows(np.repeat(batch.slots, batch.count), token_positions(batch))
     block, offset = np.divmod(rows, blocks.block_size)
     heads = np.arange(geometry.kv_heads)
@@ -95,7 +97,7 @@ def build_attention_metadata(
 def dummy_attention_metadata(
     block_size: int, geometry: CacheGeometry, device: torch.device
 ) -> AttentionMetadata:
-    """One token that belongs to no stream, alone in the null block, whose contents nobody heeds."""
+    """The metadata of one token without a stream, in the null block, whose contents are never used."""
     first = NULL_BLOCK * geometry.kv_heads + np.arange(geometry.kv_heads)
     own = np.zeros((1, 1), np.int64)
     part = AttentionPart(slice(0, 1), None, _to(first, device), _to(own, device), block_size)
@@ -117,6 +119,8 @@ def token_positions(batch: Batch) -> Ints:
 
 
 class _PartMaker:
+    """Cuts a batch into parts of similar length."""
+
     def __init__(
         self, batch: Batch, blocks: BlockTables, geometry: CacheGeometry, device: torch.device
     ) -> None:
@@ -126,7 +130,7 @@ class _PartMaker:
         self._device = device
 
     def decodes(self) -> Iterator[AttentionPart]:
-        """Of the singles, which stand in order of length."""
+        """Parts of the single tokens, which are sorted by length."""
         batch = self._batch
         start = batch.start[: batch.singles].astype(np.int64)
         for first, last in self._ranges(start + 1, np.ones_like(start)):
@@ -139,13 +143,13 @@ class _PartMaker:
             )
 
     def prefills(self) -> Iterator[AttentionPart]:
-        """Of the chunks, cut into tiles. Those of similar width and length are padded to one another."""
+        """Parts of the prompt chunks, cut into tiles; tiles of similar width and length are padded alike."""
         slots, row, start, count = self._tiles()
         for first, last in self._ranges(start + count, count):
             most = int(count[first:last].max())
             within = np.arange(most)
             real = within < count[first:last, None]
-            # a padded query repeats its tile's first token; what it computes is dropped
+            # a padding query repeats its tile's first token; its output is dropped
             tokens = row[first:last, None] + np.where(real, within, 0)
             yield AttentionPart(
                 tokens=_to(tokens.reshape(-1), self._device),
@@ -156,7 +160,7 @@ class _PartMaker:
             )
 
     def _tiles(self) -> tuple[NDArray[np.intp], Ints, Ints, Ints]:
-        """Slot, first row in the flat batch, start and count of each tile, in order of end and count."""
+        """Slot, first row in the flat batch, start and count of each tile, sorted by end and count."""
         batch = self._batch
         rows = np.cumsum(batch.count) - batch.count
         chunks = slice(batch.singles, None)
@@ -169,7 +173,7 @@ class _PartMaker:
         return slots, (np.repeat(rows[chunks], tiles) + skipped)[order], start[order], count[order]
 
     def _ranges(self, length: Ints, width: Ints) -> Iterator[tuple[int, int]]:
-        """Ranges of streams that make a part. ``length`` is in ascending order."""
+        """Ranges of streams that form a part. ``length`` is in ascending order."""
         per_token = self._geometry.kv_heads * self._geometry.head_size
         first = 0
         while first < len(length):

@@ -1,4 +1,4 @@
-"""BLOOM's attention: the only supported family whose definition does not call the attention interface."""
+"""Paged attention for BLOOM, the only supported family that lacks transformers' attention interface."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Attend = Callable[..., tuple[Tensor, None]]
 
 
 class BloomPagedAttention(nn.Module):
-    """Takes the projections of transformers' BloomAttention, and its place."""
+    """Replaces transformers' BloomAttention, with its projections."""
 
     def __init__(self, original: Any, attend: Attend) -> None:
         super().__init__()
@@ -22,8 +22,8 @@ class BloomPagedAttention(nn.Module):
         self._attend = attend
 
     def forward(self, hidden_states: Tensor, residual: Tensor, **unused: Any) -> tuple[Tensor, None]:
-        """hidden_states, residual [1, T, H]. What the model says of its mask and its biases is unused: the
-        attention function knows where each token stands."""
+        """hidden_states, residual [1, T, H]. The model's mask and biases are unused: the attention function
+        has each token's position."""
         _, length, width = hidden_states.shape
         fused = self.query_key_value(hidden_states).view(1, length, self._heads, 3, -1)
         query, key, value = (part.transpose(1, 2) for part in fused.unbind(3))
@@ -33,15 +33,15 @@ class BloomPagedAttention(nn.Module):
 
 
 def replace_attention(model: Any, attend: Attend) -> None:
-    """Give every layer of a BloomForCausalLM the paged attention."""
+    """Replace the attention of every layer of a BloomForCausalLM."""
     for block in model.transformer.h:
         block.self_attention = BloomPagedAttention(block.self_attention, attend)
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """Per head, what a score gains per position of its key (Press, Smith, Lewis: Train Short, Test Long).
+    """ALiBi slope of each head: a score's bias per position (Press, Smith, Lewis: Train Short, Test Long).
 
-    A geometric sequence for powers of two; other counts take every second slope of the next power as well.
+    A geometric sequence for powers of two; other counts add every second slope of the next power.
     """
     power = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]

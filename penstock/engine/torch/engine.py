@@ -1,4 +1,4 @@
-"""The embedded engine: any supported Hugging Face causal LM, on a CPU or a CUDA device."""
+"""The torch engine: continuous batching of a supported Hugging Face causal LM, on a CPU or a CUDA device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from penstock.wire.messages import EngineInfo, Submit
 from penstock.wire.sockets import ProcessGroupSpec
 
 GRAMMAR_WAIT_S = 0.002
-"""How long a step without anything else to do waits for a grammar."""
+"""Seconds that a step waits for a grammar's compilation when it has nothing to compute."""
 
 
 class TorchEngine:
@@ -48,12 +48,13 @@ class TorchEngine:
         progress: Callable[[str, float | None], None],
         *,
         tokenizer_dir: str | None = None,
-        place: ProcessGroupSpec | None = None,
+        group: ProcessGroupSpec | None = None,
     ) -> None:
-        """Loads the model. ``tokenizer_dir`` has tokenizer.json when ``model_dir`` has not. ``place`` is this
-        rank's among those over which experts are split, and which all load at the same time.
+        """Loads the model. ``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does. ``group``:
+        the process group of the ranks that experts are split over, which all load at the same time; None:
+        this rank runs alone.
 
-        Raises ConfigError for what would fail the same way again.
+        Raises ConfigError for errors that a restart would not cure.
         """
         progress("loading PyTorch", None)
         keep_freed_memory()
@@ -63,16 +64,16 @@ class TorchEngine:
         max_model_len = _max_model_len(config, shape)
         dtype = pick_dtype(config, shape.dtype, device)
         self._group = None
-        if place is not None:
+        if group is not None:
             progress("meeting the other ranks", 0.1)
-            self._group = ProcessGroup(place, device)
+            self._group = ProcessGroup(group, device)
         experts = None if self._group is None else ExpertParallel(self._group)
         progress("loading weights", 0.2)
-        model = PagedModel(model_dir, config, shape, dtype, device, experts)
+        model = PagedModel(model_dir, config, shape, dtype=dtype, device=device, experts=experts)
         blocks = num_cache_blocks(config, shape, max_model_len, dtype, device)
         model.make_cache(blocks + 1, config.block_size)
         self._model = model
-        self._trace = TorchProfiler(device.type)
+        self._profiler = TorchProfiler(device.type)
         eos = read_eos_token_ids(Path(model_dir))
         self._table = SlotTable(config.max_num_seqs, max_model_len, eos)
         self._sampling = SamplingMetadata(
@@ -85,7 +86,7 @@ class TorchEngine:
         self._runner = ModelRunner(model, self._blocks, self._sampling, device)
         self._in_flight: deque[tuple[Batch, PendingOutput]] = deque()
         self._steps_ahead = _steps_ahead(config, device)
-        self._info = EngineInfo(
+        self.info = EngineInfo(
             engine="torch",
             max_model_len=max_model_len,
             vocab_size=shape.vocab_size,
@@ -98,12 +99,8 @@ class TorchEngine:
         if self._group is not None:
             self._group.barrier(progress)
 
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
-
     def close(self) -> None:
-        """Memory goes with the process."""
+        """Leave the process group. Memory is freed with the process."""
         if self._group is not None:
             self._group.close()
 
@@ -131,12 +128,19 @@ class TorchEngine:
         return bool(self._in_flight) or self._scheduler.has_work()
 
     def step(self) -> StepRows:
-        """Schedule a batch, launch it, settle the batch before it; on a CPU, where nothing is gained by
-        running ahead, this batch itself."""
-        parts = [self._scheduler.take_aborted()]
-        if self._in_flight and self._scheduler.requires_sync():
-            parts += self._process_outputs(0)
+        """Schedule a batch, launch it, settle it, or with async scheduling the batch before it."""
+        rows = [self._scheduler.take_aborted(), *self._settle_before_schedule()]
         batch = self._scheduler.schedule()
+        self._launch(batch)
+        rows += self._settle_after_launch(batch)
+        return concat_rows(rows)
+
+    def dummy_step(self) -> None:
+        """A forward pass in which this rank's experts compute the other ranks' tokens."""
+        self._runner.dummy_run()
+
+    def _launch(self, batch: Batch) -> None:
+        """Start the forward pass of a batch; of an empty one, only what other ranks or grammars wait for."""
         if len(batch):
             self._in_flight.append((batch, self._runner.launch(batch)))
             self._scheduler.mark_launched(batch)
@@ -144,26 +148,29 @@ class TorchEngine:
             self._runner.dummy_run()
         elif not self._in_flight:
             self._sampling.grammars.wait(GRAMMAR_WAIT_S)
-        all_read = not len(batch) or self._in_flight[-1][1].scored is not None
-        parts += self._process_outputs(0 if all_read else self._steps_ahead)
-        return concat_rows(parts)
 
-    def dummy_step(self) -> None:
-        """The other ranks' tokens pass through this one's experts."""
-        self._runner.dummy_run()
+    def _settle_before_schedule(self) -> list[StepRows]:
+        """Settle all batches if sampling the next one needs their tokens on the host."""
+        return self._settle(0) if self._in_flight and self._scheduler.requires_sync() else []
 
-    def _process_outputs(self, left: int) -> list[StepRows]:
-        """Read and settle all but the last ``left`` of the batches in flight."""
+    def _settle_after_launch(self, batch: Batch) -> list[StepRows]:
+        """Settle all batches but those that may stay in flight. None may when there is nothing to run ahead
+        of, or when prompt logprobs are to be read in the step that computed them."""
+        settle_all = not len(batch) or self._in_flight[-1][1].scored is not None
+        return self._settle(0 if settle_all else self._steps_ahead)
+
+    def _settle(self, left: int) -> list[StepRows]:
+        """Read the tokens of all but the last ``left`` batches in flight, and give them to the scheduler."""
         rows = []
         while len(self._in_flight) > left:
-            batch, launched = self._in_flight.popleft()
-            tokens, logprobs = launched.read()
-            if launched.scored is not None:
-                rows.append(launched.scored.read(self._sampling.prompt_logprobs))
+            batch, pending = self._in_flight.popleft()
+            tokens, logprobs = pending.read()
+            if pending.scored is not None:
+                rows.append(pending.scored.read(self._sampling.prompt_logprobs))
             rows.append(self._scheduler.update_from_output(batch, tokens, logprobs))
         return rows
 
-    # -- what it reports
+    # -- reporting
 
     def load(self) -> Load:
         return Load(self._scheduler.waiting(), self._scheduler.running(), self._blocks.usage())
@@ -171,15 +178,9 @@ class TorchEngine:
     def metrics(self) -> dict[str, float]:
         scheduler = self._scheduler
         return {
-            "steps_total": scheduler.steps,
-            "prompt_tokens_total": scheduler.prompt_tokens,
-            "generation_tokens_total": scheduler.generated_tokens,
             "preemptions_total": scheduler.preemptions,
             "prefix_cache_queries_total": scheduler.prefix_cache.queries,
             "prefix_cache_hits_total": scheduler.prefix_cache.hits,
-            "requests_waiting": scheduler.waiting(),
-            "requests_running": scheduler.running(),
-            "kv_cache_usage": self._blocks.usage(),
         }
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
@@ -192,9 +193,9 @@ class TorchEngine:
             case "wake_up":
                 self._model.wake_up()
             case "start_profile":
-                self._trace.start()
+                self._profiler.start()
             case "stop_profile":
-                return self._trace.stop(arguments["path"])
+                return self._profiler.stop(arguments["path"])
             case _:
                 raise ValueError(f"the torch engine has no operation {method!r}")
         return None
@@ -211,7 +212,7 @@ def _max_model_len(config: ServeConfig, shape: ModelShape) -> int:
 
 
 def _steps_ahead(config: ServeConfig, device: torch.device) -> int:
-    """Steps that are launched before the tokens of the first of them are read."""
+    """Batches that stay in flight after a step (async scheduling): 1 or 0. A CPU gains nothing by it."""
     wanted = device.type == "cuda" if config.async_scheduling == "auto" else config.async_scheduling == "on"
     return int(wanted)
 

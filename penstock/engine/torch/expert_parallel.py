@@ -1,7 +1,7 @@
-"""Experts split over the ranks: what of a model each rank holds, and how tokens get to the experts of others.
+"""Expert parallelism: each rank holds its share of a model's experts, and tokens are exchanged between ranks.
 
-In every layer with experts, each rank gathers the hidden states of all ranks' tokens and where these are
-routed, computes what its own experts add to them, and the ranks sum that up.
+In every layer with experts, each rank gathers the hidden states and the routes of all ranks' tokens, computes
+its own experts' contributions, and the ranks sum these (all-gather, all-reduce).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from penstock.config.errors import ConfigError
 from penstock.engine.torch.process_group import ProcessGroup
 
 IMPLEMENTATION = "penstock_split"
-"""Name of the experts' implementation for transformers, see :class:`ExpertParallel`."""
+"""Name under which :class:`ExpertParallel` is registered as transformers' experts implementation."""
 
 
 class ExpertParallel:
-    """A rank's share of a model's experts, and the implementation of experts that all its layers call.
+    """A rank's share of a model's experts, and the experts implementation that all its layers call.
 
-    Ranks must make the same number of forward passes, and call :meth:`begin_forward` before each.
+    All ranks must make the same number of forward passes, and call :meth:`begin_forward` before each.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -31,20 +31,20 @@ class ExpertParallel:
 
         self._group = group
         self._own = slice(0, 0)
-        """This rank's tokens among those of all."""
+        """This rank's tokens among all ranks' tokens."""
         self._most = 0
-        """Tokens of the rank that has most."""
+        """Maximum number of tokens of a rank."""
         self._real: Tensor | None = None
-        """int64[T]: which of ranks x most are tokens; None: all."""
+        """int64[T]: which of ranks x most are not padding; None: all."""
         self._compute = ExpertsInterface()["grouped_mm"]
         ExpertsInterface.register(IMPLEMENTATION, self._forward)
 
     # -- loading
 
     def sharded_class(self, model_class: Any) -> Any:
-        """A model class whose experts are this rank's alone, so that a checkpoint's others are not read.
+        """A model class with this rank's experts only, so that the others are not read from the checkpoint.
 
-        transformers reads of a parameter that is a sharded DTensor its local part only.
+        transformers reads only the local part of a parameter that is a sharded DTensor.
         """
         from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.tensor import Shard, distribute_tensor
@@ -57,12 +57,12 @@ class ExpertParallel:
                 split = distribute_tensor(whole.detach(), mesh, [Shard(0)], src_data_rank=None)
                 setattr(experts, name, Parameter(split, requires_grad=False))
 
-        # transformers finds out what a class can do by its name and by the source of its module
+        # transformers derives what a class supports from its name and its module's source
         return type(model_class.__name__, (model_class,), {"__init__": construct} | _identity(model_class))
 
     def keep_local_experts(self, model: Any) -> None:
-        """Leave this rank's experts in a model, as plain tensors: a model of :meth:`sharded_class`, or one
-        that has them all. Raises ConfigError when they cannot be split evenly."""
+        """Reduce a model to this rank's experts, as plain tensors. The model is of :meth:`sharded_class`, or
+        has all experts. Raises ConfigError when they cannot be split evenly."""
         for experts, name, parameter in self._parameters(model):
             if isinstance(parameter, torch.distributed.tensor.DTensor):
                 own = parameter.to_local()
@@ -70,10 +70,10 @@ class ExpertParallel:
                 own = parameter.detach().chunk(self._group.size)[self._group.rank].clone()
             setattr(experts, name, Parameter(own, requires_grad=False))
             experts.num_experts = len(own)
-            experts._is_expert_parallel = True  # transformers' kernels then pass over experts beyond the last
+            experts._is_expert_parallel = True  # transformers' kernels then skip experts beyond the last
 
     def _parameters(self, model: Any) -> list[tuple[Any, str, Tensor]]:
-        """(module, name, tensor) of all tensors [experts, ...]."""
+        """(module, name, tensor) of all expert tensors [experts, ...]."""
         found = [
             (module, name, parameter)
             for path, module in model.named_modules()
@@ -91,7 +91,7 @@ class ExpertParallel:
     # -- a forward pass
 
     def begin_forward(self, tokens: int, device: torch.device) -> None:
-        """Tell the other ranks how many tokens this one brings, at least 1, and hear what they bring."""
+        """Exchange the number of tokens of each rank; ``tokens`` is this rank's, at least 1."""
         counts = self._group.all_gather(torch.tensor(tokens))
         self._most = int(counts.max())
         end = int(counts[: self._group.rank + 1].sum())
@@ -100,10 +100,10 @@ class ExpertParallel:
         self._real = None if bool(within.all()) else within.flatten().nonzero()[:, 0].to(device)
 
     def _forward(self, experts: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        """hidden [T, H] of this rank's tokens, each with K of all experts, int64[T, K], and their weights
-        [T, K] → [T, H]"""
+        """hidden [T, H] of this rank's tokens, with the index int64[T, K] and the weights [T, K] of each
+        token's K experts among all → [T, H]"""
         everyone = self._gather_tokens(hidden)
-        # one exchange for both: float32 holds the number of any expert
+        # one exchange for both: float32 represents any expert's index exactly
         routes = self._gather_tokens(torch.cat((weights.float(), index.float()), -1))
         shares, chosen = routes.chunk(2, -1)
         local = chosen.long() - self._group.rank * experts.num_experts
@@ -118,7 +118,7 @@ class ExpertParallel:
         return part[self._own]
 
     def _gather_tokens(self, own: Tensor) -> Tensor:
-        """[T, W] of this rank's tokens → those of all ranks' tokens, rank by rank."""
+        """[T, W] of this rank's tokens → that of all ranks' tokens, rank by rank."""
         every = self._group.all_gather(pad(own, (0, 0, 0, self._most - len(own)))).flatten(0, 1)
         return every if self._real is None else every.index_select(0, self._real)
 

@@ -1,8 +1,8 @@
-"""A Triton kernel for decodes: attention of single tokens over the paged cache, read in place.
+"""Triton kernel for decodes: attention of single tokens over the paged KV cache, without gathering.
 
-Imported only where Triton is; the tests run it in Triton's interpreter, on a CPU. One program per stream and
-KV head walks the stream's blocks with a running softmax (Dao: FlashAttention-2), so the cache is read once
-and nothing is gathered.
+Imported only where Triton is installed; the tests run it in Triton's interpreter on a CPU. One program per
+stream and KV head walks the stream's blocks with an online softmax (Dao: FlashAttention-2), so the cache is
+read once.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 from penstock.engine.torch.attention_metadata import DecodeMetadata
 
 TILE = 64
-"""Positions per turn of a program's loop."""
+"""Positions per iteration of a program's loop."""
 MIN_DOT_ROWS = 16
-"""Rows that a tensor core's product has at least; fewer query heads are padded."""
+"""Minimum rows of a tensor core's product; fewer query heads are padded."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -92,7 +92,7 @@ def paged_decode(
     softcap: float | None,
     slopes: Tensor | None,
 ) -> Tensor:
-    """query [N, H, D], scaled → [N, H, D].
+    """Attention of scaled query [N, H, D] → [N, H, D].
 
     keys, values [blocks, KV heads, block size, D]; slopes float32[KV heads, H / KV heads] for ALiBi.
     """

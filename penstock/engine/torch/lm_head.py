@@ -1,4 +1,4 @@
-"""The output projection: hidden states to logits."""
+"""The LM head: projects hidden states to logits, a bounded number of rows at a time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch.nn.functional import linear, pad
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 CPU_ROWS = 64
-"""Rows whose logits are made at a time on a CPU. 64 rows of a vocabulary of 16,384 are 4 MB, which stay in
-the cache until they are sampled: 11 ms for 1,024 rows on one core, where whole logits took 65 ms."""
+"""Rows per call on a CPU. 64 rows of a vocabulary of 16,384 are 4 MB, which stay in the CPU cache until they
+are sampled: 11 ms for 1,024 rows on one core, against 65 ms for all logits at once."""
 DEVICE_LOGITS = 1 << 28
-"""Logits made at a time elsewhere: 1 GiB in float32."""
+"""Logits per call on other devices: 1 GiB in float32."""
 
 
 class LMHead:
-    """Projects up to ``rows`` rows at a time."""
+    """The output projection, for up to ``rows`` rows per call."""
 
     def __init__(
         self, projection: nn.Linear, scale: float, softcap: float | None, device: torch.device
@@ -35,7 +35,7 @@ class LMHead:
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [S, H] → float32[S, V], for S up to ``rows``."""
         count = len(hidden)
-        if self._fixed:  # oneDNN compiles a kernel per shape, for milliseconds: few shapes
+        if self._fixed:  # oneDNN compiles a kernel per shape, which takes milliseconds: use few shapes
             hidden = pad(hidden, (0, 0, 0, _power_of_two(count) - count))
         logits = self._linear(hidden, self._weight, self._bias)[:count].float()
         if self._scale != 1:
@@ -46,13 +46,13 @@ class LMHead:
 
 
 def _power_of_two(count: int) -> int:
-    """The least one that is not less than ``count``."""
+    """The smallest power of two that is at least ``count``."""
     return 1 << (count - 1).bit_length()
 
 
 def _onednn_linear() -> Linear:
-    """oneDNN's, which uses AVX-512 on every processor that has it; the BLAS behind PyTorch's float32 linear
-    does not (10 ms against 24 for 1,024 x 64 x 16,384). PyTorch's own compiler calls the same operator."""
+    """oneDNN's linear, which uses AVX-512 on every processor that has it; the BLAS behind PyTorch's float32
+    linear does not (10 ms against 24 for 1,024 x 64 x 16,384). PyTorch's compiler calls the same operator."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return linear
     operator = torch.ops.mkldnn._linear_pointwise

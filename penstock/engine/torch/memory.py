@@ -1,4 +1,4 @@
-"""The engine process's memory: what the KV cache gets, and what the C library does with freed memory."""
+"""Memory of the torch engine: the size of the KV cache, and how the C library handles freed memory."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from penstock.engine.torch.model_loader import ModelShape
 
 CPU_CACHE_BYTES = 4 << 30
 CPU_CACHE_SHARE = 0.4
-"""The default KV cache on a CPU: at most these bytes, and this share of the memory that is available."""
+"""Default KV cache on a CPU: the smaller of these bytes and this share of the available memory."""
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20
-"""glibc refuses more."""
+"""glibc's upper limit."""
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep what a step frees for the next step, which needs as much.
+    """Make the C library keep the memory that a step frees, for the next step.
 
-    By default it gives tensors of some megabytes back to the kernel, which zeroes their pages again one page
-    fault at a time: 1,700 faults a step at 1,024 rows of a small model, up to half of the engine's CPU time.
-    Does nothing with a C library other than glibc.
+    By default glibc returns tensors of some megabytes to the kernel, which zeroes their pages again at each
+    page fault: 1,700 faults a step at 1,024 rows of a small model, up to half of the engine's CPU time. Does
+    nothing with another C library.
     """
     library = ctypes.CDLL(None)
     try:
@@ -40,20 +40,20 @@ def keep_freed_memory() -> None:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give what is free back to the system."""
-    gc.collect()  # a model's modules refer to each other
+    """Return free memory to the system and the device."""
+    gc.collect()  # a model's modules form reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    with contextlib.suppress(AttributeError):  # glibc's
+    with contextlib.suppress(AttributeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def num_cache_blocks(
     config: ServeConfig, shape: ModelShape, max_model_len: int, dtype: torch.dtype, device: torch.device
 ) -> int:
-    """How many blocks the KV cache can give out; it holds one more, the null block.
+    """Number of KV cache blocks that can be allocated; the cache has one more, the null block.
 
-    To be asked once the weights are in memory. Raises ConfigError when it could hold nothing.
+    Call it when the weights are in memory. Raises ConfigError when there is no room for a block.
     """
     per_token = 2 * shape.layers * shape.kv_heads * shape.head_size * dtype.itemsize
     budget = config.kv_cache_memory or _default_budget(config, device)

@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM with our attention in place of its own."""
+"""The model: a Hugging Face causal LM with paged attention; its KV cache, LM head, forward pass and sleep."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ class PagedModel:
         model_dir: str,
         config: ServeConfig,
         shape: ModelShape,
+        *,
         dtype: torch.dtype,
         device: torch.device,
         experts: ExpertParallel | None = None,
     ) -> None:
-        """Loads the weights, of experts that are split this rank's. Raises ConfigError when they cannot be
-        read."""
+        """Loads the weights; with ``experts``, only this rank's share of the experts. Raises ConfigError when
+        they cannot be read."""
         from transformers import AttentionInterface, AttentionMaskInterface
 
         self._name = f"penstock_paged_{next(_instances)}"
@@ -52,10 +53,15 @@ class PagedModel:
         self._load_weights()
 
     def _load_weights(self) -> None:
-        """To the device, from files or from the host's memory."""
+        """Load the weights to the device, from files or, after sleep level 1, from host memory."""
         if self._model is None:
             model = load_model(
-                self._model_dir, self._config, self._dtype, self._device, self._name, self._experts
+                self._model_dir,
+                self._config,
+                dtype=self._dtype,
+                device=self._device,
+                attention=self._name,
+                experts=self._experts,
             )
             if model.config.model_type == "bloom":
                 replace_attention(model, self._attend)
@@ -68,17 +74,23 @@ class PagedModel:
         )
 
     def make_cache(self, blocks: int, block_size: int) -> None:
-        """The KV cache, once it is known what the weights leave. Needed before the first token."""
+        """Allocate the KV cache, after the weights are loaded and before the first forward pass. ``blocks``
+        includes the null block."""
         self._cache_size = blocks, block_size
         self._attention = PagedAttention(
-            self._shape, blocks, block_size, self._dtype, self._device, find_kernel(self._device)
+            self._shape,
+            blocks,
+            block_size,
+            dtype=self._dtype,
+            device=self._device,
+            kernel=find_kernel(self._device),
         )
 
     # -- sleep
 
     def sleep(self, *, drop_weights: bool) -> None:
-        """Give memory back: the cache with all it holds, and the weights, which go to the host's memory,
-        where they stay if that is the device, or nowhere."""
+        """Free the KV cache, and drop the weights or move them to host memory (where they are already if the
+        device is the CPU)."""
         self._attention = self._head = None
         if drop_weights:
             self._model = None
@@ -87,8 +99,8 @@ class PagedModel:
         release_memory(self._device)
 
     def wake_up(self) -> None:
-        """Have the memory again, with an empty cache. Raises what a lack of memory raises, asleep as before,
-        and ConfigError when the weights cannot be read."""
+        """Load the weights and allocate an empty KV cache. Raises ConfigError when the weights cannot be
+        read, and what a lack of memory raises; the model is then asleep as before."""
         dropped = self._model is None
         try:
             self._load_weights()
@@ -101,21 +113,21 @@ class PagedModel:
 
     @property
     def head(self) -> LMHead:
-        assert self._head is not None, "it sleeps"
+        assert self._head is not None, "the model is asleep"
         return self._head
 
     @property
     def attention(self) -> PagedAttention:
-        assert self._attention is not None, "make_cache comes first, and it does not sleep"
+        assert self._attention is not None, "make_cache was not called, or the model is asleep"
         return self._attention
 
     def _attend(self, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
         return self.attention(*arguments, **options)
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: AttentionMetadata, rows: Tensor) -> Tensor:
-        """[S, H]: what ``head`` makes logits of, after the tokens at ``rows`` of a flat batch.
+        """[S, H]: hidden states at ``rows`` of a flat batch, for ``head``.
 
-        tokens, positions: int64[T]; rows: int64[S]. Writes the keys and values of all T tokens.
+        tokens, positions: int64[T]; rows: int64[S]. Writes the keys and values of all T tokens to the cache.
         """
         if self._experts is not None:
             self._experts.begin_forward(len(tokens), self._device)
@@ -125,7 +137,7 @@ class PagedModel:
         return hidden
 
     def dummy_run(self) -> None:
-        """A pass for other ranks' tokens alone; brings one that nobody heeds."""
+        """A forward pass for the other ranks' tokens, with one unused token of this rank."""
         attention = self.attention
         layout = dummy_attention_metadata(attention.keys[0].shape[2], attention.geometry, self._device)
         zero = torch.zeros(1, dtype=torch.int64, device=self._device)
@@ -133,4 +145,4 @@ class PagedModel:
 
 
 def _no_mask(*arguments: Any, **options: Any) -> None:
-    """Our attention knows what each token may see."""
+    """No mask: paged attention masks by position."""

@@ -1,4 +1,4 @@
-"""What a model directory says, and the transformers model that is made of it."""
+"""Reads a model's shape from config.json, and loads its weights into a transformers model."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from penstock.engine.torch.expert_parallel import IMPLEMENTATION, ExpertParallel
 from penstock.engine.torch.supported_models import check_supported
 
 NAMES_SHOWN = 3
-"""Tensors that an error names, of those that are wrong."""
+"""Maximum tensor names in an error."""
 ROPE_BY_LENGTH = frozenset({"dynamic", "longrope"})
-"""Rotary embeddings that change with the longest position of a batch, once that is past the length which the
-model was first trained for. No stream's tokens may depend on others, so they are served up to there."""
+"""Rotary embeddings that change with the longest position of a batch once it exceeds the original training
+length. A stream's tokens must not depend on other streams, so such models are served up to that length."""
 
 
 @dataclass(slots=True, frozen=True)
 class ModelShape:
-    """What the KV cache, the head and the request checks need to know."""
+    """A model's dimensions, for the KV cache, the LM head and the request checks."""
 
     layers: int
     heads: int
@@ -31,17 +31,17 @@ class ModelShape:
     vocab_size: int
     max_positions: int
     dtype: torch.dtype | None
-    """Of the weights, as config.json states it."""
+    """dtype of the weights, from config.json."""
     alibi: bool
-    """Whether scores fall with a key's distance, head by head, instead of embedded positions."""
+    """Whether the model uses ALiBi instead of position embeddings."""
     logits_scale: float
-    """What logits are multiplied by (Granite, Command R)."""
+    """Factor of the logits (Granite, Command R)."""
     logits_softcap: float | None
-    """What bounds logits by a tanh (Gemma 2)."""
+    """Bound of the logits by a tanh (Gemma 2)."""
 
 
 def pick_device(config: ServeConfig) -> torch.device:
-    """Raises ConfigError when CUDA is asked for and there is none."""
+    """The device of ``--device``. Raises ConfigError when CUDA is requested and there is none."""
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise ConfigError("--device cuda: PyTorch finds no CUDA device here")
@@ -49,7 +49,7 @@ def pick_device(config: ServeConfig) -> torch.device:
 
 
 def pick_dtype(config: ServeConfig, model_dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
-    """auto: float32 on a CPU, whose half-precision arithmetic is slow; the model's own elsewhere."""
+    """The dtype of ``--dtype``; auto: float32 on a CPU, where half precision is slow, else the model's."""
     if config.dtype != "auto":
         named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
         return named[config.dtype]
@@ -88,7 +88,7 @@ def _read_config(model_dir: str) -> Any:
 
 
 def _max_positions(described: dict[str, Any]) -> int:
-    """Positions that the model has or was trained with; ALiBi itself, which BLOOM uses, has no end."""
+    """The model's maximum length: its position embeddings, or its training length (ALiBi has no maximum)."""
     longest = int(described.get("max_position_embeddings") or described.get("seq_length") or 2048)
     ropes: dict[str, Any] = described.get("rope_parameters") or {}
     for rope in (ropes, *(of_layers for of_layers in ropes.values() if isinstance(of_layers, dict))):
@@ -100,20 +100,21 @@ def _max_positions(described: dict[str, Any]) -> int:
 def load_model(
     model_dir: str,
     config: ServeConfig,
+    *,
     dtype: torch.dtype,
     device: torch.device,
     attention: str,
     experts: ExpertParallel | None = None,
 ) -> Any:
-    """A transformers causal LM on ``device``, with ``attention`` as the name of its attention function, and
-    with this rank's ``experts``, None: all.
+    """A transformers causal LM on ``device``. ``attention``: the registered name of its attention function.
+    ``experts``: loads only this rank's share of the experts; None: all.
 
-    Raises ConfigError when the weights cannot be read, or are not those that config.json describes.
+    Raises ConfigError when the weights cannot be read, or do not match config.json.
     """
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # progress goes to the supervisor
-    logging.set_verbosity_error()  # what it warns of, here are errors
+    logging.disable_progress_bar()  # progress is reported to the supervisor
+    logging.set_verbosity_error()  # its warnings are ConfigErrors here
     options = {"dtype": dtype, "attn_implementation": attention}
     if experts is not None:
         options["experts_implementation"] = IMPLEMENTATION
@@ -148,7 +149,7 @@ def _read_model(
             model_dir,
             local_files_only=True,
             use_safetensors=only_safetensors or None,
-            ignore_mismatched_sizes=True,  # told below, by name
+            ignore_mismatched_sizes=True,  # reported below, by name
             output_loading_info=True,
             **options,
         )

@@ -1,4 +1,4 @@
-"""Runs what the scheduler chose: tokens to the device, the model, sampled tokens back."""
+"""The model runner: runs a batch's forward pass and sampling, and reads the result from the device."""
 
 from __future__ import annotations
 
@@ -26,33 +26,34 @@ from penstock.wire.logprobs import Logprobs, concat_logprobs
 
 @dataclass(slots=True, frozen=True)
 class PendingPromptLogprobs:
-    """Logprobs of prompt tokens."""
+    """Prompt logprobs of a launched batch."""
 
     slots: NDArray[np.intp]
-    places: NDArray[np.int64]
-    """Of the tokens in their slots' prompts."""
+    positions: NDArray[np.int64]
+    """Positions of the scored tokens in their slots' prompts."""
     parts: Sequence[TopLogprobs]
 
-    def read(self, columns: PromptLogprobsState) -> StepRows:
-        """Rows that carry them, for the streams that the slots hold: none may have left since the launch."""
+    def read(self, state: PromptLogprobsState) -> StepRows:
+        """Rows with the logprobs; no stream may have left its slot since the launch."""
         whole = concat_logprobs([part.read() for part in self.parts])
         assert whole is not None
-        return columns.rows(self.slots, self.places, whole.ids, whole.values, whole.rank)
+        return state.rows(self.slots, self.positions, whole.ids, whole.values, whole.rank)
 
 
 @dataclass(slots=True, frozen=True)
 class PendingOutput:
-    """A step that was ordered from the device and may not be done."""
+    """The output of a launched batch, which the device may not have finished."""
 
     sampled: Sequence[SamplerOutput]
-    """Of consecutive rows, on the host once ``done``."""
+    """Samples of consecutive rows, on the host once ``done``."""
     scored: PendingPromptLogprobs | None
-    """To be read in the step that launched it."""
+    """To be read in the step that launched the batch."""
     done: torch.cuda.Event | None
-    """None: it is done."""
+    """None: the output is finished."""
 
     def read(self) -> tuple[I32, Logprobs | None]:
-        """The tokens int32[len(batch.samples)], and logprobs whose ``token`` indexes them. Waits for them."""
+        """The tokens int32[len(batch.samples)], and logprobs whose ``token`` indexes them. Waits for the
+        device."""
         if self.done is not None:
             self.done.synchronize()
         tokens, parts = [np.zeros(0, np.int32)], []
@@ -66,9 +67,9 @@ class PendingOutput:
 
 
 class ModelRunner:
-    """One forward pass per step. Steps are done in the order in which they are launched.
+    """One forward pass per step; the device runs them in the order of their launch.
 
-    A step may be launched before the tokens of the one before are read: they are kept on the device for it.
+    A batch may be launched before the previous one's tokens are read: they are kept on the device for it.
     """
 
     def __init__(
@@ -81,11 +82,11 @@ class ModelRunner:
         self._sampler = Sampler(sampling)
         self._device = device
         self._last = torch.zeros(self._table.size, dtype=torch.int64, device=device)
-        """Each slot's token that was sampled last."""
+        """int64[slots], on the device: the last sampled token of each slot."""
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingOutput:
-        """Order the forward pass and the sampling of a batch."""
+        """Enqueue the forward pass and the sampling of a batch on the device."""
         positions = token_positions(batch)
         owners = np.repeat(batch.slots, batch.count)
         slots = batch.slots[batch.samples]
@@ -118,7 +119,8 @@ class ModelRunner:
         self._model.dummy_run()
 
     def _tokens(self, batch: Batch, owners: NDArray[np.intp], positions: NDArray[np.int64]) -> Tensor:
-        """int64[T]: from the histories, or from the device what the host has not read yet."""
+        """int64[T]: the batch's tokens, from the histories or, if the host has not read them yet, from the
+        device."""
         tokens = to_device(self._table.history[owners, positions].astype(np.int64), self._device)
         if self._table.in_flight_tokens[batch.slots].any():
             unread = np.flatnonzero(positions >= self._table.length[owners])
@@ -126,7 +128,7 @@ class ModelRunner:
         return tokens
 
     def _sample(self, hidden: Tensor, slots: NDArray[np.intp]) -> list[SamplerOutput]:
-        """A few rows at a time, as logits are large; no row's token depends on other rows."""
+        """Project and sample a few rows at a time, as logits are large; rows do not depend on each other."""
         parts = []
         for first in range(0, len(slots), self._model.head.rows):
             rows = slice(first, first + self._model.head.rows)
@@ -135,10 +137,10 @@ class ModelRunner:
         return parts
 
     def _score(
-        self, hidden: Tensor, slots: NDArray[np.intp], places: NDArray[np.int64]
+        self, hidden: Tensor, slots: NDArray[np.intp], positions: NDArray[np.int64]
     ) -> PendingPromptLogprobs:
-        """Logprobs of the prompt tokens at ``places``, a few rows at a time like sampled tokens."""
-        chosen = self._table.history[slots, places].astype(np.int64)
+        """Logprobs of the prompt tokens at ``positions``, a few rows at a time like sampled tokens."""
+        chosen = self._table.history[slots, positions].astype(np.int64)
         wanted = self._sampling.prompt_logprobs.alternatives[slots]
         parts = []
         for first in range(0, len(slots), self._model.head.rows):
@@ -146,4 +148,4 @@ class ModelRunner:
             raw = torch.log_softmax(self._model.head(hidden[rows]), -1)
             own = to_device(chosen[rows], self._device)
             parts.append(top_logprobs(np.arange(len(raw)), raw, own, wanted[rows]).to_host())
-        return PendingPromptLogprobs(slots, places, parts)
+        return PendingPromptLogprobs(slots, positions, parts)

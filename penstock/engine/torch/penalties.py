@@ -1,4 +1,4 @@
-"""Repetition, presence and frequency penalties: which tokens stand in a stream, counted as it grows."""
+"""Repetition, presence and frequency penalties, from token counts that are updated as a stream grows."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ MIN_WIDTH = 64
 
 
 class TokenCounts:
-    """The distinct tokens of the slots that are penalised, on the model's device.
+    """The distinct tokens of penalised slots and their counts, on the model's device.
 
-    ``tokens`` and ``counts`` are int32[slots, width]: the n-th distinct token of a slot, and how often its
-    output has it (0: only its prompt has it; -1: there is no n-th token). A step adds one token to each
-    row, so it costs the number of distinct tokens, not the size of the vocabulary; memory is taken when
-    the first row is penalised, and doubles when the most varied one needs it.
+    ``tokens`` and ``counts`` are int32[slots, width]: the n-th distinct token of a slot, and its occurrences
+    in the output (0: only in the prompt; -1: there is no n-th token). A step adds one token to each row, so
+    its cost depends on the number of distinct tokens, not on the vocabulary. Memory is allocated with the
+    first penalised row, and doubles when a row needs it.
     """
 
-    def __init__(self, columns: SamplingMetadata) -> None:
-        self._columns = columns
-        self._known = np.zeros(columns.table.size, np.int32)
-        """At most so many distinct tokens per slot."""
+    def __init__(self, metadata: SamplingMetadata) -> None:
+        self._metadata = metadata
+        self._known = np.zeros(metadata.table.size, np.int32)
+        """Upper bound of each slot's distinct tokens."""
         self._tokens: Tensor | None = None
         self._counts: Tensor | None = None
 
     def counts_of(self, slots: Slots, device: torch.device) -> tuple[Tensor, Tensor]:
-        """int64[n, W] tokens and int32[n, W] counts of the slots' histories as they are at present."""
-        table, counted = self._columns.table, self._columns.counted
+        """int64[n, W] tokens and int32[n, W] counts of the slots' current histories."""
+        table, counted = self._metadata.table, self._metadata.counted
         fresh = table.length[slots] - counted[slots] != 1
         fresh |= counted[slots] < 0
         grown = self._known[slots] + 1
@@ -52,27 +52,27 @@ class TokenCounts:
         return tokens[at, :most].long(), counts[at, :most]
 
     def _distinct(self, slot: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Distinct tokens of a slot's history, and how often each stands in its output."""
-        table = self._columns.table
+        """Distinct tokens of a slot's history, and the occurrences of each in its output."""
+        table = self._metadata.table
         base, length = int(table.base[slot]), int(table.length[slot])
-        known, place = np.unique(table.history[slot, :length], return_inverse=True)
-        return known, np.bincount(place[base:], minlength=len(known)).astype(np.int32)
+        known, index = np.unique(table.history[slot, :length], return_inverse=True)
+        return known, np.bincount(index[base:], minlength=len(known)).astype(np.int32)
 
     def _add(self, slots: Slots, width: int, tokens: Tensor, counts: Tensor) -> None:
-        """Count the last token of each slot: where it is known already, else in the first free place."""
-        table = self._columns.table
+        """Count the last token of each slot: in its own column, or in the first free one if it is new."""
+        table = self._metadata.table
         last = torch.from_numpy(table.history[slots, table.length[slots] - 1]).to(tokens.device)
         at = torch.from_numpy(slots).to(tokens.device)
         count = counts[at, :width]
         same = (tokens[at, :width] == last[:, None]) & (count >= 0)
-        place = torch.where(same.any(-1), same.int().argmax(-1), (count >= 0).sum(-1))
-        tokens[at, place] = last
-        counts[at, place] = counts[at, place].clamp(min=0) + 1
+        column = torch.where(same.any(-1), same.int().argmax(-1), (count >= 0).sum(-1))
+        tokens[at, column] = last
+        counts[at, column] = counts[at, column].clamp(min=0) + 1
 
     def _room(self, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
         tokens, counts = self._tokens, self._counts
         if tokens is None or counts is None or tokens.shape[1] < width:
-            slots, wide = self._columns.table.size, MIN_WIDTH
+            slots, wide = self._metadata.table.size, MIN_WIDTH
             while wide < width:
                 wide *= 2
             wider = torch.zeros((slots, wide), dtype=torch.int32, device=device)
@@ -87,11 +87,11 @@ class TokenCounts:
 def penalize(
     logits: Tensor, tokens: Tensor, counts: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor
 ) -> None:
-    """Change float32[n, V] logits in place, as vLLM and OpenAI define the penalties.
+    """Apply the penalties to float32[n, V] logits in place, as vLLM and OpenAI define them.
 
-    ``tokens`` and ``counts`` as :meth:`TokenCounts.counts_of` gives them, the others float32[n, 1].
-    Repetition divides positive logits and multiplies negative ones for tokens of prompt and output; presence
-    and frequency are subtracted for tokens of the output.
+    ``tokens`` and ``counts`` are of :meth:`TokenCounts.counts_of`, the others float32[n, 1]. The repetition
+    penalty divides positive logits and multiplies negative ones, for tokens of prompt and output; presence
+    and frequency penalties are subtracted, for tokens of the output.
     """
     before = logits.gather(-1, tokens)
     after = torch.where(before > 0, before / repetition, before * repetition)

@@ -1,4 +1,4 @@
-"""A trace of what the engine does, on the host and on the device, for chrome://tracing or Perfetto."""
+"""PyTorch's profiler: a trace of host and device, for chrome://tracing or Perfetto."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 class TorchProfiler:
-    """Recorded from :meth:`start` to :meth:`stop`, in memory until then: for seconds rather than minutes."""
+    """Records from :meth:`start` to :meth:`stop`, in memory: for seconds rather than minutes."""
 
     def __init__(self, device_type: str) -> None:
         self._activities = [ProfilerActivity.CPU]
@@ -19,7 +19,7 @@ class TorchProfiler:
         self._profile.start()
 
     def stop(self, stem: str) -> str:
-        """Writes the file ``stem`` with a suffix, and returns its path. Raises ValueError when none is
+        """Write the file ``stem`` plus a suffix; returns its path. Raises ValueError when no profile is being
         recorded."""
         if self._profile is None:
             raise ValueError("no profile is being recorded")

@@ -1,4 +1,4 @@
-"""What the sampler gives: tokens on the device, where the next step needs them, and what the host reads."""
+"""The sampler's output: tokens and logprobs, on the device for the next step and on the host for the rows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from penstock.wire.logprobs import Logprobs
 
 @dataclass(slots=True, frozen=True)
 class TopLogprobs:
-    """Logprobs of L of the rows: W candidates each, the sampled token first."""
+    """Logprobs of L rows of a batch: W candidates each, the sampled token first."""
 
     row: NDArray[np.intp]
+    """int64[L]: indexes of the rows."""
     wanted: I32
     """int32[L]: candidates beside the sampled token that each row asked for, at most W - 1."""
     ids: Tensor
@@ -25,7 +26,7 @@ class TopLogprobs:
     values: Tensor
     """float32[L, W]"""
     rank: Tensor
-    """int64[L]: of the sampled token, from 1."""
+    """int64[L]: the sampled token's rank, from 1."""
 
     def to_host(self) -> TopLogprobs:
         return TopLogprobs(self.row, self.wanted, *map(to_host, (self.ids, self.values, self.rank)))
@@ -40,17 +41,17 @@ class TopLogprobs:
 
 @dataclass(slots=True, frozen=True)
 class SamplerOutput:
-    """Tokens of S rows."""
+    """Sampled tokens of S rows, and logprobs of those that asked for them."""
 
     tokens: Tensor
     """int64[S]"""
     candidates: TopLogprobs | None = None
 
     def to_host(self) -> SamplerOutput:
-        """The same on the host, to be read when the device is done."""
+        """A copy on the host, which may be read once the device has finished."""
         return SamplerOutput(to_host(self.tokens), self.candidates and self.candidates.to_host())
 
     def read(self) -> tuple[I32, Logprobs | None]:
-        """int32[S] and the logprobs that were asked for; needs everything to be on the host."""
+        """int32[S] and the logprobs; all tensors must be on the host."""
         logprobs = None if self.candidates is None else self.candidates.read()
         return self.tokens.numpy().astype(np.int32), logprobs

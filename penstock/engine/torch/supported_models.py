@@ -1,4 +1,4 @@
-"""Which architectures the torch engine runs. Imports no torch, so that the supervisor can ask."""
+"""The architectures that the torch engine supports. Imports no torch, for the supervisor to check them."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ SUPPORTED_MODELS: dict[str, str] = {
     "stablelm": "StableLM",
     "starcoder2": "StarCoder 2",
 }
-"""model_type of config.json to the models it stands for. Tests hold each one's greedy output and logprobs
-against transformers' own."""
+"""model_type of config.json, and the models that have it. Tests compare each one's greedy output and logprobs
+with transformers' own."""
 
 
 WITH_EXPERTS = frozenset({"granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"})
-"""Those with layers of experts, which can be split over ranks."""
+"""model_types with experts, which can be split over ranks."""
 
 
 def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
-    """Raises ConfigError when config.json cannot be read, or its model_type is not in SUPPORTED_MODELS, or
-    not in WITH_EXPERTS when these are needed."""
+    """Raises ConfigError when config.json cannot be read, or its model_type is not in SUPPORTED_MODELS or,
+    with ``with_experts``, not in WITH_EXPERTS."""
     path = model_dir / "config.json"
     try:
         described: Any = json.loads(path.read_text())

@@ -1,7 +1,7 @@
-"""Between the host and a device, without waiting for what the device is doing.
+"""Asynchronous copies between host and device.
 
-A copy takes its turn among the device's other work. What comes from a device may be read once everything that
-was ordered up to :func:`to_host` is done.
+A copy is enqueued behind the device's other work. The result of :func:`to_host` may be read once the device
+has finished everything that was enqueued up to it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """On a CPU it shares the array's memory."""
+    """A tensor with the array's values; on a CPU it shares the array's memory."""
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
@@ -22,7 +22,7 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """The tensor itself when it is on the host."""
+    """A copy in pinned host memory; the tensor itself if it is on the host."""
     if tensor.device.type == "cpu":
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -1,4 +1,4 @@
-"""From Penstock's options to the arguments of vLLM's own command line."""
+"""Translates Penstock's options to arguments of vLLM's command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAME_NAME = (
     "enable_prefix_caching",
     "gpu_memory_utilization",
 )
-"""Options that mean the same to vLLM under the same name; passed on when they are set."""
+"""Options with the same name and meaning in vLLM; passed on when they are set."""
 OTHER_NAME = {"kv_cache_memory": "kv-cache-memory-bytes"}
 REFUSED = {
     "device": "vLLM runs on the device that it was built for",
@@ -32,14 +32,14 @@ REFUSED = {
     "synthetic_prefill_tokens_per_s": "it is the synthetic engine's",
     "synthetic_fault": "it is the synthetic engine's",
 }
-"""Options of the other engines, and why they cannot be set with this one."""
+"""Options of the other engines that are refused with this one, and why."""
 
 
 def arguments(config: ServeConfig, model_dir: str, given: Sequence[str]) -> list[str]:
-    """vLLM's arguments for ``config``, whose fields ``given`` were set by the operator.
+    """vLLM's arguments for ``config``, of which the operator has set the fields ``given``.
 
-    What was not set is left to vLLM, but for --max-num-seqs, which has this engine's slots. The operator's
-    own arguments come last, so they win. Raises ConfigError for an option that has no meaning here.
+    Options that were not set are left to vLLM, except --max-num-seqs, the number of slots. The operator's own
+    arguments for vLLM come last, so they take precedence. Raises ConfigError for a refused option.
     """
     values = msgspec.structs.asdict(config)
     result = ["--model", model_dir, "--max-num-seqs", str(config.max_num_seqs)]

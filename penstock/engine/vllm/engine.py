@@ -1,4 +1,4 @@
-"""vLLM's engine under Penstock's wire: its scheduler, KV cache, kernels and executors; not its servers."""
+"""The vllm engine: vLLM's scheduler, KV cache, kernels and executors, behind Penstock's Engine interface."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.engine.batch.logprobs import LogprobsBuffer
 from penstock.engine.batch.prompt_logprobs import PromptLogprobsState
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
-from penstock.engine.schedule.request_checks import check_request
+from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue, WaitingStream
 from penstock.engine.torch.profiler import TorchProfiler
 from penstock.engine.vllm.arguments import arguments
@@ -27,20 +27,20 @@ from penstock.engine.vllm.step_output import TokenLogprobs, VllmStepOutput
 from penstock.wire.arrays import I8
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
-from penstock.wire.messages import EngineInfo, KVTransferParams, Submit, WireError
+from penstock.wire.messages import KVTransferParams, Submit, WireError
 from penstock.wire.sockets import ProcessGroupSpec
 
 Slots = NDArray[np.intp]
 
 STALLED_WAIT_S = 0.001
-"""How long a step that computed nothing waits for what its requests wait for (vLLM waits as long)."""
+"""Seconds that a step without output waits while requests wait for a transfer or a grammar; as in vLLM."""
 
 
 class VllmEngine:
-    """Streams wait here and get a slot; a request with a slot is vLLM's, which decides when it runs.
+    """Streams wait in Penstock's queue for a slot; requests with a slot are in vLLM, which schedules them.
 
-    vLLM decides when a stream ends, too. Its output is put into the slots' columns once per step, from where
-    rows are made as for every engine: by the interval that each stream has.
+    vLLM also decides when a stream finishes. Its output is appended to the slots' histories once per step,
+    and rows are made from there as in every engine, by each stream's output interval.
     """
 
     # -- lifetime: process
@@ -53,48 +53,36 @@ class VllmEngine:
         *,
         rank: int = 0,
         given: Sequence[str] = (),
-        place: ProcessGroupSpec | None = None,
+        group: ProcessGroupSpec | None = None,
     ) -> None:
-        """Loads the model. ``given``: the fields of ``config`` that the operator set. ``place``: this rank's
-        among those over which experts are split, and which all load at the same time. Raises ConfigError."""
+        """Loads the model. ``given``: the fields of ``config`` that the operator has set. ``group``: the
+        process group of the ranks that experts are split over, which all load at the same time; None: this
+        rank runs alone. Raises ConfigError."""
         names = config.served_model_name or [config.model or ""]
-        adapters, own = parse_lora_modules(arguments(config, model_dir, given), names)
+        adapters, vllm_arguments = parse_lora_modules(arguments(config, model_dir, given), names)
         with startup_progress(progress):
-            self._core = core = VllmCore(own, rank, place, adapters)
-        self._info = EngineInfo(
-            engine="vllm",
-            max_model_len=core.max_model_len,
-            vocab_size=core.vocab_size,
-            max_num_seqs=core.max_num_seqs,
-            eos_token_ids=core.eos_token_ids,
-            device=core.device,
-            dtype=core.dtype,
-            kv_cache_tokens=core.kv_cache_tokens,
-            adapters=adapters,
-            transfers_kv=core.transfers_kv,
-            max_loras=core.max_loras,
-        )
-        self._table = table = SlotTable(core.max_num_seqs, core.max_model_len, ())
+            self._core = core = VllmCore(vllm_arguments, rank, group, adapters)
+        self.info = core.info(adapters)
+        self._table = table = SlotTable(self.info.max_num_seqs, self.info.max_model_len, ())
         self.can_sleep = core.can_sleep
-        self._trace = TorchProfiler(core.device_type)
+        self._profiler = TorchProfiler(core.device_type)
         self._queue = WaitingQueue(config)
-        self._held = LogprobsBuffer(table)
-        self._prompts = PromptLogprobsState(table)
+        self._logprobs_buffer = LogprobsBuffer(table)
+        self._prompt_logprobs = PromptLogprobsState(table)
         self._alternatives = np.full(table.size, -1, np.int32)
         """Candidates per token that a slot's stream wants beside the token itself; -1: no logprobs."""
         self._slots: dict[str, int] = {}
-        """vLLM's name of a request to its slot."""
-        self._names: dict[int, str] = {}
+        """Slot of each request, by its id in vLLM."""
+        self._request_ids: dict[int, str] = {}
+        """The reverse."""
         self._latest: tuple[list[str], Slots] = [], np.zeros(0, np.intp)
-        """The names of the latest step's requests, and their slots."""
-        self._named = 0
-        """Requests that were ever given to vLLM, which numbers them."""
+        """The request ids of the latest step, and their slots."""
+        self._num_added = 0
+        """Requests given to vLLM since the start; the next request's id."""
         self._aborted: dict[int, None] = {}
+        """Slots of aborted streams."""
         self._broken = False
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
+        """A step of vLLM's has raised."""
 
     def close(self) -> None:
         self._core.close()
@@ -104,7 +92,7 @@ class VllmEngine:
     def submit(self, server: int, request: Submit) -> None:
         if self._table.find(server, request.stream) is not None:
             raise WireError(f"Submit.stream {request.stream} is running already")
-        check_request(request, self._table.max_model_len, self._info.vocab_size, self._info.adapters)
+        check_request(request, self._table.max_model_len, self.info.vocab_size, self.info.adapters)
         self._queue.push(server, request, self._table.free_count())
 
     def abort(self, server: int, streams: Sequence[int]) -> None:
@@ -118,7 +106,7 @@ class VllmEngine:
     def drop_server(self, server: int) -> None:
         self._queue.drop_server(server)
         slots = self._table.slots_of(server)
-        self._core.abort([self._names[slot] for slot in slots])
+        self._core.abort([self._request_ids[slot] for slot in slots])
         self._release(slots)
 
     def take_admitted(self) -> Sequence[tuple[int, int]]:
@@ -127,31 +115,31 @@ class VllmEngine:
     def fail_all(self, code: str, message: str) -> StepRows:
         if not self._broken:
             self._core.abort(list(self._slots))
-        for slot in list(self._names):
+        for slot in list(self._request_ids):
             self._clear(slot)
         rows = self._table.fail_all(code, message)
         rows.failed = [*rows.failed, *self._queue.fail_all(code, message)]
         return rows
 
     def _admit(self) -> None:
-        """Give vLLM as many of the waiting requests as there are slots."""
+        """Give vLLM as many waiting requests as there are free slots."""
         while self._queue and self._table.free_count():
             first = next(iter(self._queue))
-            name = str(self._named)
+            request_id = str(self._num_added)
             try:
-                self._core.add(name, first.request)
+                self._core.add(request_id, first.request)
             except RequestRejected as error:
                 self._queue.fail(first, error.code, str(error))
                 continue
-            self._named += 1
-            self._begin(first, name)
+            self._num_added += 1
+            self._begin(first, request_id)
 
-    def _begin(self, first: WaitingStream, name: str) -> None:
+    def _begin(self, first: WaitingStream, request_id: str) -> None:
         self._queue.remove(first)
         slot = self._table.allocate(first.server, first.request)
         self._alternatives[slot] = first.request.sampling.logprobs
-        self._slots[name] = slot
-        self._names[slot] = name
+        self._slots[request_id] = slot
+        self._request_ids[slot] = request_id
 
     def _release(self, slots: Sequence[int]) -> None:
         for slot in slots:
@@ -159,7 +147,7 @@ class VllmEngine:
             self._table.release(slot)
 
     def _clear(self, slot: int) -> None:
-        del self._slots[self._names.pop(slot)]
+        del self._slots[self._request_ids.pop(slot)]
         self._alternatives[slot] = -1
         self._aborted.pop(slot, None)
 
@@ -170,18 +158,18 @@ class VllmEngine:
         return bool(self._aborted or queue or queue.has_finished()) or self._core.has_work()
 
     def step(self) -> StepRows:
-        """Admit, run, settle. Raises what vLLM raises."""
+        """Admit waiting streams, run a step of vLLM's, settle its output. Raises what vLLM raises."""
         parts = [self._take_aborted()] if self._aborted else []
         self._admit()
         if self._queue.has_finished():
             parts.append(self._queue.take_finished())
         try:
-            produced = self._core.step()
+            output = self._core.step()
         except Exception:
             self._broken = True
             raise
-        if produced.ids:
-            parts += self._process_outputs(produced)
+        if output.ids:
+            parts += self._settle(output)
         elif self._core.stalled():
             time.sleep(STALLED_WAIT_S)
         return concat_rows(parts)
@@ -190,102 +178,106 @@ class VllmEngine:
         self._core.dummy_step()
 
     def _take_aborted(self) -> StepRows:
-        """The ends of streams that were aborted, with the tokens they still held."""
+        """The ends of aborted streams, with their held tokens; frees their slots."""
         slots = list(self._aborted)
-        self._core.abort([self._names[slot] for slot in slots])
+        self._core.abort([self._request_ids[slot] for slot in slots])
         rows = self._table.rows(np.array(slots, np.intp), np.full(len(slots), FinishReason.ABORT, np.int8))
         self._release(slots)
         return rows
 
-    def _process_outputs(self, produced: VllmStepOutput) -> list[StepRows]:
-        """Into the slots with all that vLLM gave, and the rows of what is due."""
-        slots = self._slots_of(produced.ids)
+    def _settle(self, output: VllmStepOutput) -> list[StepRows]:
+        """Append vLLM's output to the slots, make the rows that are due, and free slots of ended streams."""
+        slots = self._slots_of(output.ids)
         finish = np.zeros(len(slots), np.int8)
         failed = []
-        for entry, reason in produced.ended:
+        for entry, reason in output.ended:
             if reason is None:
                 failed.append(int(slots[entry]))
             else:
                 finish[entry] = reason
-        for entry, cached in produced.cached:
+        for entry, cached in output.cached:
             self._table.cached[slots[entry]] = cached
-        parts = [self._prompt_rows(int(slots[entry]), scores) for entry, scores in produced.prompts]
+        parts = [self._prompt_rows(int(slots[entry]), scores) for entry, scores in output.prompts]
         for slot in failed:
             self._table.flush_next(slot)
-        parts.append(self._rows(slots, finish, produced))
-        parts[-1].failed = [self._fail(slot) for slot in failed]
-        if produced.transfers:
-            parts[-1].kv_transfer_params = self._transfers(slots, produced)
+        parts.append(self._rows(slots, finish, output))
+        parts[-1].failed = [self._failure(slot) for slot in failed]
+        if output.transfers:
+            parts[-1].kv_transfer_params = self._transfers(slots, output)
         self._release([*slots[finish != 0].tolist(), *failed])
         return parts
 
-    def _slots_of(self, names: list[str]) -> Slots:
-        """Mostly the same as of the step before; a name is never another request's."""
-        if names != self._latest[0]:
-            named = self._slots
-            self._latest = names, np.array([named[name] for name in names], np.intp)
+    def _slots_of(self, request_ids: list[str]) -> Slots:
+        """Slots of ``request_ids``, which are mostly those of the previous step; ids are never reused."""
+        if request_ids != self._latest[0]:
+            slots = self._slots
+            self._latest = request_ids, np.array([slots[name] for name in request_ids], np.intp)
         return self._latest[1]
 
-    def _rows(self, slots: Slots, finish: I8, produced: VllmStepOutput) -> StepRows:
+    def _rows(self, slots: Slots, finish: I8, output: VllmStepOutput) -> StepRows:
         """Append the tokens and make the rows that are due."""
-        table, tokens = self._table, produced.tokens
+        table, tokens = self._table, output.tokens
         each = list(chain.from_iterable(tokens))
         if len(each) == len(tokens) and all(tokens):
-            self._append(slots, each, produced, 0)
-        else:  # drafts were accepted: one token of each stream at a time
+            self._append(slots, each, output, 0)
+        else:  # accepted draft tokens: one token of each stream at a time
             count = np.fromiter(map(len, tokens), np.intp, len(tokens))
-            for place in range(int(count.max())):
-                some = np.flatnonzero(count > place)
-                self._append(slots[some], [tokens[entry][place] for entry in some], produced, place, some)
-        if not produced.logprobs:
+            for index in range(int(count.max())):
+                some = np.flatnonzero(count > index)
+                self._append(slots[some], [tokens[entry][index] for entry in some], output, index, some)
+        if not output.logprobs:
             return table.rows(slots, finish)
         due = table.due(slots, finish)
-        logprobs = self._held.take_due(slots, due, self._alternatives[slots] >= 0)
+        logprobs = self._logprobs_buffer.take_due(slots, due, self._alternatives[slots] >= 0)
         rows = table.rows(slots, finish)
         rows.logprobs = logprobs
         return rows
 
     def _append(
-        self, slots: Slots, tokens: list[int], produced: VllmStepOutput, place: int, some: Slots | None = None
+        self, slots: Slots, tokens: list[int], output: VllmStepOutput, index: int, some: Slots | None = None
     ) -> None:
-        """Append one token to each slot; it stands at ``place`` of what vLLM gave for it. ``some``: the
-        slots' entries in ``produced``, where they are not all of them."""
+        """Append one token to each slot, the one at ``index`` of its stream's tokens in ``output``. ``some``:
+        the slots' entries in ``output``; None: all entries."""
         self._table.append(slots, np.array(tokens, np.int32))
-        if not produced.logprobs:
+        if not output.logprobs:
             return
-        where = range(len(slots)) if some is None else some.tolist()
-        index = {entry: row for row, entry in enumerate(where)}
-        wanted = [(index[entry], scores) for entry, scores in produced.logprobs if entry in index]
+        entries = range(len(slots)) if some is None else some.tolist()
+        row_of = {entry: row for row, entry in enumerate(entries)}
+        wanted = [(row_of[entry], scores) for entry, scores in output.logprobs if entry in row_of]
         if wanted:
             row = np.array([row for row, _ in wanted], np.int32)
-            ids = np.stack([scores.ids[place] for _, scores in wanted])
-            values = np.stack([scores.values[place] for _, scores in wanted])
-            rank = np.array([scores.rank[place] for _, scores in wanted], np.int32)
+            ids = np.stack([scores.ids[index] for _, scores in wanted])
+            values = np.stack([scores.values[index] for _, scores in wanted])
+            rank = np.array([scores.rank[index] for _, scores in wanted], np.int32)
             absent = np.arange(ids.shape[1]) > self._alternatives[slots[row]][:, None]
             ids[absent], values[absent] = -1, -np.inf
-            self._held.append(slots, Logprobs(row, ids, values, rank))
+            self._logprobs_buffer.append(slots, Logprobs(row, ids, values, rank))
 
     def _prompt_rows(self, slot: int, scores: TokenLogprobs) -> StepRows:
-        """The logprobs of a prompt's tokens but the first, in a row before the one of its first token."""
-        places = np.arange(1, len(scores.rank) + 1)
-        return self._prompts.rows(
-            np.full(len(places), slot, np.intp), places, scores.ids, scores.values, scores.rank
+        """Logprobs of a prompt from its second token on, in a row before that of the first output token."""
+        positions = np.arange(1, len(scores.rank) + 1)
+        return self._prompt_logprobs.rows(
+            slots=np.full(len(positions), slot, np.intp),
+            positions=positions,
+            ids=scores.ids,
+            values=scores.values,
+            rank=scores.rank,
         )
 
-    def _transfers(self, slots: Slots, produced: VllmStepOutput) -> dict[int, dict[int, KVTransferParams]]:
-        """By API server and stream."""
+    def _transfers(self, slots: Slots, output: VllmStepOutput) -> dict[int, dict[int, KVTransferParams]]:
+        """kv_transfer_params by API server and stream."""
         given: dict[int, dict[int, KVTransferParams]] = {}
-        for entry, params in produced.transfers:
+        for entry, params in output.transfers:
             slot = slots[entry]
             given.setdefault(int(self._table.server[slot]), {})[int(self._table.stream[slot])] = params
         return given
 
-    def _fail(self, slot: int) -> StreamFailure:
+    def _failure(self, slot: int) -> StreamFailure:
         return self._table.failure(
             slot, "engine_error", "vLLM ended this request by an error; the engine's log says more"
         )
 
-    # -- what it reports
+    # -- reporting
 
     def load(self) -> Load:
         return Load(len(self._queue), self._table.running(), self._core.counts.kv_usage)
@@ -293,16 +285,12 @@ class VllmEngine:
     def metrics(self) -> dict[str, float]:
         counts = self._core.counts
         return {
-            "steps_total": counts.steps,
             "preemptions_total": counts.preemptions,
             "prefix_cache_queries_total": counts.prefix_queries,
             "prefix_cache_hits_total": counts.prefix_hits,
             "spec_decode_drafts_total": counts.drafts,
             "spec_decode_draft_tokens_total": counts.draft_tokens,
             "spec_decode_accepted_tokens_total": counts.accepted_tokens,
-            "requests_waiting": len(self._queue),
-            "requests_running": self._table.running(),
-            "kv_cache_usage": counts.kv_usage,
         }
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
@@ -319,8 +307,8 @@ class VllmEngine:
             case "wake_up":
                 core.wake_up()
             case "start_profile":
-                self._trace.start()
+                self._profiler.start()
             case "stop_profile":
-                return self._trace.stop(arguments["path"])
+                return self._profiler.stop(arguments["path"])
             case _:
                 raise ValueError(f"the vllm engine has no operation {method!r}")

@@ -1,9 +1,9 @@
-"""Every touch of vLLM's internals: its EngineCore in this process.
+"""All uses of vLLM's internals: vLLM's EngineCore, run in this process.
 
-Nothing else in Penstock imports vLLM or reads what its objects hold. It is made for the versions in
-:mod:`.versions`, a module apart because the supervisor looks at them and must not import PyTorch; an engine
-checks them before it imports this. What is used of vLLM, and how, is listed by the contract test
-(``tests/engine/vllm/test_contract.py``), which fails first, with its name, when a version moves something.
+Nothing else in Penstock imports vLLM or reads its objects. The supported versions are in :mod:`.versions`, a
+separate module because the supervisor checks them and must not import PyTorch; an engine checks them before
+it imports this module. The contract test (``tests/engine/vllm/test_contract.py``) lists everything that is
+used of vLLM, and fails with its name when a version changes it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from penstock.config.errors import ConfigError
 from penstock.engine.base import RequestRejected
 from penstock.engine.vllm.step_output import TokenLogprobs, VllmCounters, VllmStepOutput
 from penstock.wire.frames import FinishReason
-from penstock.wire.messages import Adapter, Submit
+from penstock.wire.messages import Adapter, EngineInfo, Submit
 from penstock.wire.sockets import ProcessGroupSpec
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read at import: the core runs in this process
-os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # its lines go where Penstock's go
+os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # vLLM's log lines go through Penstock's logging
 # Read when PyTorch is imported: threads that wait between operators leave their cores to API servers.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import vllm.v1.engine as wire
+import vllm.v1.engine as vllm_engine
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
@@ -48,39 +48,39 @@ from vllm.v1.structured_output.backend_guidance import GuidanceBackend, Guidance
 from penstock.engine.vllm.process_group import set_process_group_environment
 
 SEED_STEP = 0x9E3779B97F4A7C15
-"""2**64 divided by the golden ratio: seeds of resumed streams lie far apart."""
+"""2**64 divided by the golden ratio: keeps the seeds of resumed streams far apart."""
 SEED_MASK = (1 << 63) - 1
 WORKERS_END_S = 2.0
-"""How long vLLM's worker processes have to end; the supervisor waits 5 s for the engine."""
+"""Seconds for vLLM's worker processes to end; the supervisor waits 5 s for the engine."""
 REFUSALS = (ValueError, VLLMClientError)
-"""What vLLM raises for what it cannot run."""
+"""Exceptions with which vLLM refuses a request or a configuration."""
 BACKEND = "guidance"
-"""vLLM's name of llguidance."""
+"""vLLM's name for llguidance."""
 STOPPED, LENGTH, ABORTED = (
-    wire.FinishReason.STOP,
-    wire.FinishReason.LENGTH,
-    wire.FinishReason.ABORT,
+    vllm_engine.FinishReason.STOP,
+    vllm_engine.FinishReason.LENGTH,
+    vllm_engine.FinishReason.ABORT,
 )
 
 
 class VllmArgumentParser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is not installed where types are checked
-    """vLLM's parser, whose errors are the operator's."""
+    """vLLM's argument parser, which raises ConfigError."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"vLLM: {message}")
 
 
 class LlguidanceBackend(GuidanceBackend):  # type: ignore[misc]  # likewise
-    """vLLM's backend for llguidance, for grammars that need no translation.
+    """vLLM's llguidance backend for grammars that need no translation.
 
-    API servers send llguidance's own texts, validated. vLLM's own backend would take them for Lark or GBNF
-    and wrap them once more, so this one compiles them as they are.
+    API servers send validated llguidance grammars. vLLM's own backend would take them for Lark or GBNF and
+    wrap them again, so this one compiles them as they are.
     """
 
     def compile_grammar(
         self, request_type: Any, grammar_spec: str, stop_token_ids: set[int] | None = None
     ) -> Any:
-        """Raises ValueError for a grammar that llguidance refuses; vLLM ends its request with an error."""
+        """Raises ValueError for a grammar that llguidance refuses; vLLM then fails the request."""
         level = int(os.environ.get("LLGUIDANCE_LOG_LEVEL", "0"))
         matcher = llguidance.LLMatcher(self.ll_tokenizer, grammar_spec, log_level=level)
         if matcher.is_error():
@@ -89,28 +89,29 @@ class LlguidanceBackend(GuidanceBackend):  # type: ignore[misc]  # likewise
 
 
 class VllmCore:
-    """One EngineCore: requests in, produced tokens out."""
+    """One EngineCore: requests in, tokens out."""
 
     def __init__(
         self,
         arguments: Sequence[str],
         rank: int,
-        place: ProcessGroupSpec | None = None,
+        group: ProcessGroupSpec | None = None,
         adapters: Sequence[Adapter] = (),
     ) -> None:
-        """Loads the model and what it may run with. ``rank``: this engine's number; on a machine with several
-        GPUs it takes the ones behind those of the ranks before it. ``place``: among the ranks that compute
-        layers together. Raises ConfigError for arguments that vLLM refuses, and for adapters."""
-        if place is not None and current_platform.is_cpu():
+        """Loads the model and the adapters. ``rank``: the engine's data-parallel rank; it uses the GPUs after
+        those of the lower ranks. ``group``: the process group of ranks that share the model's layers. Raises
+        ConfigError for arguments that vLLM refuses, and for adapters that cannot be loaded."""
+        if group is not None and current_platform.is_cpu():
             raise ConfigError(
                 "--enable-expert-parallel: vLLM's CPU build cannot exchange tokens between engines; "
                 "behind -- it splits experts over the workers of one engine"
             )
-        if place is not None:
-            set_process_group_environment(place)
+        if group is not None:
+            set_process_group_environment(group)
         config = _config(arguments, rank)
         self._config = config
-        self._lockstep = place is not None
+        self._in_group = group is not None
+        """Other ranks wait for this one in every step."""
         self._failed = False
         self._core = EngineCore(
             config, Executor.get_class(config), log_stats=True, executor_fail_callback=self._on_failure
@@ -121,76 +122,55 @@ class VllmCore:
         self._adapters = {adapter.name: self._load(adapter, at + 1) for at, adapter in enumerate(adapters)}
 
     def _load(self, adapter: Adapter, number: int) -> LoRARequest:
-        """Before any request names it, as a request would break the engine with what cannot be loaded."""
+        """Load an adapter at the start: one that a request cannot load would break the engine."""
         if self._config.lora_config is None:
             raise ConfigError("--lora-modules needs vLLM's --enable-lora behind --")
         request = LoRARequest(adapter.name, number, adapter.path)
         try:
             self._core.add_lora(request)
-        except Exception as error:  # vLLM's loader raises what it meets, a worker process RuntimeError
+        except Exception as error:  # vLLM's loader raises anything, a worker process RuntimeError
             raise ConfigError(f"--lora-modules {adapter.name}={adapter.path}: {error}") from error
         return request
 
     def _on_failure(self) -> None:
-        """A worker process of vLLM's is gone. Called in a thread of vLLM's."""
+        """A worker process of vLLM's has ended. Called in a thread of vLLM's."""
         self._failed = True
 
     def close(self) -> None:
-        """End worker processes and connectors. ``EngineCore.shutdown`` would also collect garbage and give
-        memory back, for seconds; the process ends next."""
-        hurry = threading.Timer(WORKERS_END_S, _kill_workers)
-        hurry.daemon = True
-        hurry.start()
+        """End worker processes and connectors. ``EngineCore.shutdown`` would also collect garbage and free
+        memory, which takes seconds; the process ends next anyway."""
+        kill_timer = threading.Timer(WORKERS_END_S, _kill_workers)
+        kill_timer.daemon = True
+        kill_timer.start()
         self._core.model_executor.shutdown()
         self._core.scheduler.shutdown()
 
     # -- facts
 
-    @property
-    def max_model_len(self) -> int:
-        return int(self._config.model_config.max_model_len)
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self._config.model_config.get_vocab_size())
-
-    @property
-    def max_num_seqs(self) -> int:
-        return int(self._config.scheduler_config.max_num_seqs)
-
-    @property
-    def dtype(self) -> str:
-        return str(self._config.model_config.dtype).removeprefix("torch.")
-
-    @property
-    def device(self) -> str:
-        return str(current_platform.get_device_name())
+    def info(self, adapters: tuple[Adapter, ...]) -> EngineInfo:
+        """The engine's facts, from vLLM's configuration. ``adapters``: those that are loaded."""
+        config = self._config
+        model, cache, lora = config.model_config, config.cache_config, config.lora_config
+        default = SamplingParams()  # its stop tokens are set as vLLM's input processor does
+        default.update_from_generation_config(self._generation_config, self._eos)
+        return EngineInfo(
+            engine="vllm",
+            max_model_len=int(model.max_model_len),
+            vocab_size=int(model.get_vocab_size()),
+            max_num_seqs=int(config.scheduler_config.max_num_seqs),
+            eos_token_ids=tuple(sorted(default.all_stop_token_ids)),
+            device=str(current_platform.get_device_name()),
+            dtype=str(model.dtype).removeprefix("torch."),
+            kv_cache_tokens=int(cache.num_gpu_blocks or 0) * int(cache.block_size),
+            adapters=adapters,
+            transfers_kv=config.kv_transfer_config is not None,
+            max_loras=0 if lora is None else int(lora.max_loras),
+        )
 
     @property
     def device_type(self) -> str:
-        """As PyTorch has it."""
+        """PyTorch's name of the device type."""
         return str(current_platform.device_type)
-
-    @property
-    def kv_cache_tokens(self) -> int:
-        cache = self._config.cache_config
-        return int(cache.num_gpu_blocks or 0) * int(cache.block_size)
-
-    @property
-    def max_loras(self) -> int:
-        """Adapters that run at the same time."""
-        return 0 if self._config.lora_config is None else int(self._config.lora_config.max_loras)
-
-    @property
-    def transfers_kv(self) -> bool:
-        return self._config.kv_transfer_config is not None
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """What ends a stream that asks for no more, as vLLM's input processor has it."""
-        params = SamplingParams()
-        params.update_from_generation_config(self._generation_config, self._eos)
-        return tuple(sorted(params.all_stop_token_ids))
 
     # -- requests come and go
 
@@ -202,7 +182,7 @@ class VllmCore:
         try:
             params = self._params(request)
             made, wave = core.preprocess_add_request(
-                wire.EngineCoreRequest(
+                vllm_engine.EngineCoreRequest(
                     request_id=request_id,
                     prompt_token_ids=prompt,
                     mm_features=None,
@@ -225,7 +205,7 @@ class VllmCore:
         core.add_request(made, wave)
 
     def _params(self, request: Submit) -> Any:
-        """What vLLM's input processor would make of a request. Raises what vLLM refuses it with."""
+        """The SamplingParams that vLLM's input processor would make for a request. Raises REFUSALS."""
         sampling, resumed, transfer = request.sampling, request.resumed, request.kv_transfer_params
         seed = (sampling.seed + SEED_STEP * resumed) & SEED_MASK if sampling.seeded else None
         config = self._config
@@ -265,7 +245,7 @@ class VllmCore:
         return params
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget requests; they have no output from here on. Unknown ones are ignored."""
+        """Abort requests; they have no further output. Unknown ones are ignored."""
         self._core.abort_requests(list(request_ids))
 
     # -- the step
@@ -274,31 +254,30 @@ class VllmCore:
         return self._failed or self._core.scheduler.has_requests() or bool(self._core.batch_queue)
 
     def step(self) -> VllmStepOutput:
-        """One iteration of vLLM's. Raises what it raises."""
+        """One step of vLLM's engine. Raises what it raises."""
         if self._failed:
             raise RuntimeError("a worker process of vLLM's has ended")
         outputs, executed = self._core.step_fn()
         self._core.post_step(executed)
-        if self._lockstep and not executed:
+        if self._in_group and not executed:
             self.dummy_step()
-        self.counts.steps += executed
         if not outputs:
             return VllmStepOutput([], [])
         (given,) = outputs.values()  # one client: this engine
         if given.scheduler_stats is not None:
             self._count(given.scheduler_stats)
-        return self._produced(given.outputs)
+        return self._convert(given.outputs)
 
     def stalled(self) -> bool:
-        """Whether requests wait for something that a step cannot hurry: a transfer, a grammar."""
+        """Whether requests wait for something that no step advances: a transfer, a grammar."""
         return bool(self._core.scheduler.has_unfinished_requests())
 
     def dummy_step(self) -> None:
-        """A step without requests, for ranks that compute every layer together."""
+        """A step without requests, for the other ranks of the process group."""
         self._core.execute_dummy_batch()
 
-    def _produced(self, outputs: Sequence[Any]) -> VllmStepOutput:
-        """One pass; only what most outputs have is read from all of them."""
+    def _convert(self, outputs: Sequence[Any]) -> VllmStepOutput:
+        """Convert vLLM's EngineCoreOutputs in one pass; rare fields are read only where they are set."""
         made = VllmStepOutput([o.request_id for o in outputs], [o.new_token_ids for o in outputs])
         rare = [
             entry
@@ -310,8 +289,8 @@ class VllmCore:
             if output.finish_reason is not None:
                 made.ended.append((entry, _finish(output.finish_reason, output.stop_reason)))
                 if output.kv_transfer_params:
-                    said = msgspec.json.encode(output.kv_transfer_params, enc_hook=str)
-                    made.transfers.append((entry, said))
+                    encoded = msgspec.json.encode(output.kv_transfer_params, enc_hook=str)
+                    made.transfers.append((entry, encoded))
             if output.events is not None:
                 self._on_events(made, entry, output)
             if output.new_logprobs is not None:
@@ -319,8 +298,9 @@ class VllmCore:
         return made
 
     def _on_events(self, made: VllmStepOutput, entry: int, output: Any) -> None:
-        """A request was queued, scheduled or preempted since its last output, or this is its first one."""
-        preempted = wire.EngineCoreEventType.PREEMPTED
+        """Read an output with events: the request was queued, scheduled or preempted since its last output,
+        or this is its first one."""
+        preempted = vllm_engine.EngineCoreEventType.PREEMPTED
         self.counts.preemptions += sum(event.type == preempted for event in output.events)
         if output.prefill_stats is not None:
             made.cached.append((entry, output.prefill_stats.num_cached_tokens))
@@ -342,7 +322,7 @@ class VllmCore:
     # -- operations
 
     def reset_prefix_cache(self) -> bool:
-        """False while requests use it."""
+        """Returns False, and does nothing, while requests use it."""
         return bool(self._core.reset_prefix_cache())
 
     @property
@@ -350,7 +330,7 @@ class VllmCore:
         return bool(self._config.model_config.enable_sleep_mode)
 
     def sleep(self, level: int) -> None:
-        """Give the device's memory back; called while there is no work."""
+        """Free the device's memory; called while there is no work."""
         self._core.model_executor.sleep(level)
 
     def wake_up(self) -> None:
@@ -358,6 +338,7 @@ class VllmCore:
 
 
 def _config(arguments: Sequence[str], rank: int) -> Any:
+    """vLLM's configuration for its command line's ``arguments``. Raises ConfigError."""
     parser = EngineArgs.add_cli_args(VllmArgumentParser(prog="vLLM", add_help=False))
     parsed = EngineArgs.from_cli_args(parser.parse_args(list(arguments)))
     if parsed.data_parallel_size != 1 or parsed.data_parallel_rank is not None:
@@ -403,7 +384,7 @@ def _scores(ids: Any, values: Any, rank: Any) -> TokenLogprobs:
 
 
 def _advanced(compiled: Future[Any], request_id: str, delivered: list[int]) -> Any:
-    """The grammar behind ``delivered``. Runs in the thread that compiled it before."""
+    """The compiled grammar, advanced by the tokens ``delivered``. Runs in the thread that compiled it."""
     grammar = compiled.result()
     grammar.accept_tokens(request_id, delivered)
     return grammar

@@ -1,4 +1,4 @@
-"""--lora-modules: the adapters that requests may name, as `vllm serve` is told of them."""
+"""Parses ``--lora-modules``: the LoRA adapters that requests may name, in the syntax of `vllm serve`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Module(msgspec.Struct, forbid_unknown_fields=True):
 def parse_lora_modules(
     arguments: Sequence[str], taken: Collection[str]
 ) -> tuple[tuple[Adapter, ...], list[str]]:
-    """The adapters that ``arguments`` name, and the other arguments. ``taken``: names of the model itself.
+    """The adapters in ``arguments``, and the other arguments. ``taken``: names of the model itself.
 
     An adapter is NAME=PATH or ``{"name": …, "path": …, "base_model_name": …}``. Raises ConfigError.
     """

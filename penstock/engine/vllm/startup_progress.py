@@ -1,4 +1,4 @@
-"""What vLLM says while it starts: shown as progress, and logged as other lines are from there on."""
+"""Shows vLLM's log lines as progress while it starts; afterwards they are logged."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 
 class _Shown(logging.Handler):
-    """Each line as a step of progress, which also renews the time the engine has to start; from warnings on
-    to the log."""
+    """Reports INFO lines as progress, which also extends the engine's start timeout, and logs warnings and
+    errors."""
 
     def __init__(self, progress: Callable[[str, float | None], None]) -> None:
         super().__init__()
@@ -25,8 +25,8 @@ class _Shown(logging.Handler):
 
 @contextlib.contextmanager
 def startup_progress(progress: Callable[[str, float | None], None]) -> Iterator[None]:
-    """While the block runs, vLLM's lines are progress. Afterwards they are logged from warnings on, or all of
-    them with ``--log-level debug``."""
+    """While the block runs, vLLM's lines are progress. Afterwards warnings and errors are logged, or all
+    lines with ``--log-level debug``."""
     logger = logging.getLogger("vllm")
     handler = _Shown(progress)
     logger.addHandler(handler)

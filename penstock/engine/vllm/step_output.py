@@ -1,4 +1,4 @@
-"""What vLLM gave: plain data, without its types."""
+"""The output of a step of vLLM's, as plain data without vLLM's types."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class VllmStepOutput:
-    """What one step gave: one entry per request with output, and the few facts that only some have."""
+    """One entry per request with output, and sparse lists of the fields that only some entries have."""
 
     ids: list[str]
+    """Request ids."""
     tokens: list[list[int]]
+    """New tokens of each request."""
     ended: list[tuple[int, FinishReason | None]] = field(default_factory=list)
-    """(entry, why it ended); None: by an error inside vLLM."""
+    """(entry, finish reason) of ended requests; None: an error inside vLLM."""
     cached: list[tuple[int, int]] = field(default_factory=list)
     """(entry, prompt tokens found in the prefix cache) with a request's first output."""
     logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
@@ -33,15 +35,15 @@ class VllmStepOutput:
     prompts: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
     """(entry, logprobs of its prompt from the second token on)"""
     transfers: list[tuple[int, KVTransferParams]] = field(default_factory=list)
-    """(entry, what its connector says at its end)"""
+    """(entry, kv_transfer_params from its connector) of ended requests."""
 
 
 @dataclass(slots=True)
 class VllmCounters:
-    """What vLLM's scheduler has counted since the start."""
+    """Counters of vLLM's scheduler since the start, and its current KV cache usage."""
 
-    steps: int = 0
     kv_usage: float = 0.0
+    """Fraction of the KV cache in use, 0 to 1."""
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0

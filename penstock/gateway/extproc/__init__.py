@@ -1,1 +1,1 @@
-"""The gateway as Envoy's external processor: it picks, Envoy relays and tells how it ended."""
+"""The gateway as Envoy's external processor: it picks endpoints, Envoy relays and reports outcomes."""

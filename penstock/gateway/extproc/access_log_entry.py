@@ -1,4 +1,4 @@
-"""What Envoy's access log says about a request's end, in the gateway's words."""
+"""Translates an entry of Envoy's access log into the gateway's terms for how a request ended."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _CLIENT_GONE = (
     "http2.remote_reset",
     "http3.remote_reset",
 )
-"""Beginnings of ``response_code_details``; resets of one HTTP/2 stream raise no flag that is in the log."""
+"""Prefixes of ``response_code_details``; resets of an HTTP/2 stream set no flag in the log."""
 
 
 def transport_result_of(entry: AccessLogEntry) -> tuple[TransportResult, str]:
-    """How the exchange stopped, and why if it is not whole.
+    """How the exchange ended, and the reason if it is incomplete.
 
-    A client that leaves makes Envoy reset the upstream as well, so the client's flag counts first.
+    When a client disconnects, Envoy also resets the upstream, so the client's flag takes precedence.
     """
     if "downstream_connection_termination" in entry.flags or entry.details.startswith(_CLIENT_GONE):
         return TransportResult.CLIENT_GONE, ""
@@ -48,5 +48,5 @@ def transport_result_of(entry: AccessLogEntry) -> tuple[TransportResult, str]:
 
 
 def is_local_reply(entry: AccessLogEntry) -> bool:
-    """Envoy answered by itself, without having asked a model server."""
+    """Whether Envoy answered by itself, without sending the request to a model server."""
     return not entry.attempts and not entry.upstream and not entry.flags & (_BROKEN | _TIMEOUTS)

@@ -1,4 +1,4 @@
-"""What Envoy says about a request and what it is told, without protobuf or gRPC."""
+"""Messages from and to Envoy as plain data, without protobuf or gRPC."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from penstock.gateway.upstream.http_client import Headers
 
 Texts = dict[str, list[str]]
-"""Strings of one metadata namespace; a string with commas is a list as well."""
+"""Lists of strings in one metadata namespace, by key; a string is split at commas."""
 
 
 class MessagePart(enum.StrEnum):
-    """Of an HTTP exchange; the values are the fields' names in both messages."""
+    """Part of a request or reply; the values are the field names in both messages."""
 
     REQUEST_HEADERS = "request_headers"
     REQUEST_BODY = "request_body"
@@ -46,25 +46,25 @@ class ProcessingRequest:
     """By namespace."""
     attributes: dict[str, str] = field(default_factory=dict)
     observing: bool = False
-    """Envoy wants no answers (``observability_mode``)."""
+    """Envoy expects no answers (``observability_mode``)."""
     request_mode: BodyMode | None = None
     response_mode: BodyMode | None = None
-    """Said with the first message, by Envoys that say it."""
+    """Sent with the first message, by Envoy versions that send it."""
 
 
 @dataclass(slots=True)
 class CommonResponse:
-    """A ``ProcessingResponse`` that lets the exchange go on."""
+    """A ``ProcessingResponse`` that lets the request or reply continue."""
 
     part: MessagePart
     set_headers: Headers = field(default_factory=list)
     remove_headers: tuple[str, ...] = ()
     body: bytes | None = None
-    """Instead of the buffered one."""
+    """Replaces the buffered body."""
     chunk: bytes | None = None
-    """Of a full-duplex body: all that is sent on."""
+    """Part of a full-duplex body to forward."""
     end: bool = False
-    """Of a full-duplex body: it is the last chunk."""
+    """``chunk`` is the last one of a full-duplex body."""
     metadata: dict[str, dict[str, str]] = field(default_factory=dict)
     """Dynamic metadata to set, by namespace."""
 
@@ -77,7 +77,7 @@ class ImmediateResponse:
     headers: Headers
     body: bytes
     details: str
-    """Shows up in Envoy's access log as ``response_code_details``."""
+    """Envoy's access log shows it as ``response_code_details``."""
 
 
 ProcessingResponse = CommonResponse | ImmediateResponse
@@ -85,21 +85,21 @@ ProcessingResponse = CommonResponse | ImmediateResponse
 
 @dataclass(slots=True)
 class AccessLogEntry:
-    """One ``HTTPAccessLogEntry``: how a request ended, in Envoy's words. Durations are in seconds."""
+    """One ``HTTPAccessLogEntry``: how a request ended, in Envoy's terms. Durations are in seconds."""
 
     request_id: str
     path: str = ""
     status: int = 0
-    """What the client got; 0: nothing."""
+    """Status that the client got; 0: none."""
     details: str = ""
     flags: frozenset[str] = frozenset()
     """Names of the ``ResponseFlags`` that are set."""
     upstream: str = ""
-    """Address and port of the server that was asked last; empty: none was."""
+    """Address and port of the last server that the request was sent to; empty: none."""
     attempts: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
     duration_s: float = 0.0
     first_byte_s: float | None = None
-    """Until the first byte from upstream."""
+    """Time to the first byte from upstream."""
     metadata: dict[str, Texts] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""One request as Envoy tells it: when to pick, what to answer. Messages in, messages out."""
+"""One stream of Envoy's external processing: takes its messages, returns the answers. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.gateway.extproc.messages import (
 )
 from penstock.gateway.extproc.routed_requests import NAMESPACE, PROCESS_KEY, RoutedRequest, RoutedRequests
 from penstock.gateway.relay.attempt import error_body, expected_reply, local_reply_headers, make_observer
-from penstock.gateway.relay.relay import RequestRecord
+from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.requests.request_body import GENERATION_PATHS, BodyError, RequestBody, read_request
 from penstock.gateway.requests.trace_context import TRACESTATE, inject_trace_context
 from penstock.gateway.responses.outcome import Outcome
@@ -25,30 +25,30 @@ from penstock.http.errors import ApiError
 
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 HEADER_PREFIXES = ("x-gateway", "x-llm-d")
-"""Beginnings of the protocol's names; what is said is said with both."""
+"""Prefixes of the protocol's header names; every header is set with both."""
 DESTINATIONS = tuple(f"{prefix}-destination-endpoint" for prefix in HEADER_PREFIXES)
 SUBSETS = tuple(f"{name}-subset" for name in DESTINATIONS)
 SERVED = tuple(f"{name}-served" for name in DESTINATIONS)
 CONTROL_HEADERS = (*DESTINATIONS, *SUBSETS, *SERVED)
-"""Never taken from clients."""
+"""Headers that are never accepted from clients."""
 MOST_CHUNK_BYTES = 62_000
-"""Of a full-duplex body; Envoy refuses larger ones."""
+"""Largest chunk of a full-duplex body that Envoy accepts."""
 REQUEST_ID = b"x-request-id"
 
 
 class ProcessorStream:
-    """One stream of ``ExternalProcessor.Process``: one request, and its reply where Envoy sends it.
+    """One stream of ``ExternalProcessor.Process``: one request, and its reply if Envoy sends replies.
 
-    With a buffered or full-duplex request body the pick is made when the body is whole; in the other body
-    modes with the headers alone.
+    With a buffered or full-duplex request body an endpoint is picked when the body is complete, in the other
+    body modes by the headers alone.
     """
 
-    def __init__(self, picks: RoutedRequests) -> None:
-        picks.open_streams += 1
-        self._routed = picks
+    def __init__(self, requests: RoutedRequests) -> None:
+        requests.open_streams += 1
+        self._requests = requests
         self._record: RequestRecord | None = None
-        """Of a request that has not been picked for or refused."""
-        self._pick: RoutedRequest | None = None
+        """The request until its endpoint is picked or it is rejected."""
+        self._routed: RoutedRequest | None = None
         self._request_mode = self._response_mode = BodyMode.BUFFERED
         self._headers: dict[bytes, bytes] = {}
         self._subset: list[str] | None = None
@@ -56,73 +56,75 @@ class ProcessorStream:
         self._request_id = ""
         self._observer: StreamObserver | ReplyObserver | None = None
 
-    def receive(self, told: ProcessingRequest) -> list[ProcessingResponse]:
-        """What to answer to a message: nothing yet, or one message, or a body in several."""
-        if told.request_mode is not None and told.response_mode is not None:
-            self._request_mode, self._response_mode = told.request_mode, told.response_mode
-        match told.part:
+    def receive(self, message: ProcessingRequest) -> list[ProcessingResponse]:
+        """The answers to a message: none yet, one, or several with the chunks of a body."""
+        if message.request_mode is not None and message.response_mode is not None:
+            self._request_mode, self._response_mode = message.request_mode, message.response_mode
+        match message.part:
             case MessagePart.REQUEST_HEADERS:
-                answers = self._on_request_headers(told)
+                answers = self._on_request_headers(message)
             case MessagePart.REQUEST_BODY:
-                answers = self._on_request_body(told)
+                answers = self._on_request_body(message)
             case MessagePart.REQUEST_TRAILERS:
                 answers = self._on_request_trailers()
             case MessagePart.RESPONSE_HEADERS:
-                answers = self._on_response_headers(told)
+                answers = self._on_response_headers(message)
             case MessagePart.RESPONSE_BODY:
-                answers = self._on_response_body(told)
+                answers = self._on_response_body(message)
             case MessagePart.RESPONSE_TRAILERS:
                 self._finish()
                 answers = [CommonResponse(MessagePart.RESPONSE_TRAILERS)]
-        return [] if told.observing else answers
+        return [] if message.observing else answers
 
     def failed(self) -> None:
-        """The gateway cannot handle the request."""
+        """The gateway failed to handle the request: reject it."""
         if self._record is not None:
             self._reject(500, "internal", "The gateway failed to handle this request.")
 
     def closed(self) -> None:
-        """Envoy has ended the stream, or the connection broke. To be called once, at the end."""
-        self._routed.open_streams -= 1
+        """Envoy has ended the stream, or the connection broke. Called once, at the end."""
+        self._requests.open_streams -= 1
         if self._record is not None:
-            self._record.outcome = Outcome.CLIENT_DISCONNECT  # within its body
-            self._routed.finish(self._record)
+            self._record.outcome = Outcome.CLIENT_DISCONNECT  # before the end of its body
+            self._requests.finish(self._record)
             self._record = None
         self._end_observation()
 
     # -- the request
 
-    def _on_request_headers(self, told: ProcessingRequest) -> list[ProcessingResponse]:
-        self._headers = dict(told.headers)
+    def _on_request_headers(self, message: ProcessingRequest) -> list[ProcessingResponse]:
+        self._headers = dict(message.headers)
         self._request_id = self._headers.get(REQUEST_ID, b"").decode("latin-1")
-        if told.observing:
+        if message.observing:
             return []
         path = self._headers.get(b":path", b"").partition(b"?")[0].decode("latin-1")
         method = self._headers.get(b":method", b"").decode("latin-1")
-        trace = self._routed.tracing.extract(told.headers)
-        self._record = RequestRecord(path, self._request_id, method, trace, began_at=self._routed.clock())
-        self._routed.recorder.metrics.request_started(self._record)
-        self._subset = _first_hint(told, SUBSET_NAMESPACE, SUBSETS)
+        trace = self._requests.tracing.extract(message.headers)
+        self._record = RequestRecord(
+            path, self._request_id, method, trace, began_at=self._requests.relay.clock()
+        )
+        self._requests.recorder.metrics.request_started(self._record)
+        self._subset = _first_hint(message, SUBSET_NAMESPACE, SUBSETS)
         try:
-            self._routed.keys.check(path, {"headers": told.headers})
+            self._requests.keys.check(path, {"headers": message.headers})
         except ApiError as error:
             return [self._reject(error.status, str(error.code), str(error))]
         waits = self._request_mode in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED)
-        if not waits or told.end:
+        if not waits or message.end:
             return self._pick_endpoint(MessagePart.REQUEST_HEADERS)
         if self._request_mode is BodyMode.BUFFERED:
             return [CommonResponse(MessagePart.REQUEST_HEADERS, remove_headers=CONTROL_HEADERS)]
         return []
 
-    def _on_request_body(self, told: ProcessingRequest) -> list[ProcessingResponse]:
-        if self._record is None:  # picked with the headers, or refused
+    def _on_request_body(self, message: ProcessingRequest) -> list[ProcessingResponse]:
+        if self._record is None:  # picked by the headers, or rejected
             return [CommonResponse(MessagePart.REQUEST_BODY)]
-        self._body += told.body
-        limit = self._routed.max_request_bytes
+        self._body += message.body
+        limit = self._requests.max_request_bytes
         if len(self._body) > limit:
             text = f"The request body is larger than the {limit} bytes of --max-request-bytes."
             return [self._reject(413, "too_large", text)]
-        if not told.end and self._request_mode is BodyMode.FULL_DUPLEX_STREAMED:
+        if not message.end and self._request_mode is BodyMode.FULL_DUPLEX_STREAMED:
             return []
         return self._pick_endpoint(MessagePart.REQUEST_BODY)
 
@@ -135,47 +137,53 @@ class ProcessorStream:
         return answers
 
     def _pick_endpoint(self, part: MessagePart) -> list[ProcessingResponse]:
-        """The request is known as far as it will be."""
+        """Pick an endpoint; no more of the request will come that could decide."""
         record, raw = self._record, bytes(self._body)
-        assert record is not None, "a request is picked for once"
+        assert record is not None, "an endpoint is picked once"
         self._body.clear()
         record.bytes_in = len(raw)
         body = None
         if raw and record.path in GENERATION_PATHS:
             try:
-                body = self._routed.rewrites.apply(read_request(raw))
+                body = self._requests.rewrites.apply(read_request(raw))
             except BodyError as error:
                 return [self._reject(400, "bad_body", f"The request body cannot be read: {error}")]
             record.set_body(body)
-        session = self._headers.get(self._routed.session_header)
+        session = self._headers.get(self._requests.session_header)
         named = None if session is None else session.decode("latin-1")
-        request = pick_request(body, named, self._routed.ttft_slo_s)
+        request = pick_request(body, named, self._requests.relay.ttft_slo_s)
         try:
             record.request_id = self._request_id = self._request_id or str(uuid.uuid4())
-            pick = self._routed.pick(request, self._request_id, self._subset, record, expected_reply(body))
+            routed = self._requests.pick(
+                request,
+                self._request_id,
+                subset=self._subset,
+                record=record,
+                expects=expected_reply(body),
+            )
         except NoEndpointError as refusal:
             return [self._reject(refusal.status, refusal.reason, str(refusal))]
-        self._record, self._pick = None, pick
-        return list(self._forward(part, pick, raw, body))
+        self._record, self._routed = None, routed
+        return list(self._forward(part, routed, raw, body))
 
     def _forward(
-        self, part: MessagePart, pick: RoutedRequest, raw: bytes, body: RequestBody | None
+        self, part: MessagePart, routed: RoutedRequest, raw: bytes, body: RequestBody | None
     ) -> Iterator[ProcessingResponse]:
-        destinations = ",".join(pick.destinations)
+        destinations = ",".join(routed.destinations)
         headers = [(name.encode(), destinations.encode()) for name in DESTINATIONS]
         if REQUEST_ID not in self._headers:
             headers.append((REQUEST_ID, self._request_id.encode()))
-        if self._routed.endpoint_api_key is not None:
-            headers.append((b"authorization", b"Bearer " + self._routed.endpoint_api_key.encode()))
-        trace = pick.record.trace
+        if self._requests.endpoint_api_key is not None:
+            headers.append((b"authorization", b"Bearer " + self._requests.endpoint_api_key.encode()))
+        trace = routed.record.trace
         headers += inject_trace_context([], trace)
         removed = (*SUBSETS, *SERVED)
-        if self._routed.endpoint_api_key is not None:
+        if self._requests.endpoint_api_key is not None:
             removed += ("x-api-key",)
         if trace is not None and trace.is_root:
             removed += (TRACESTATE.decode(),)
-        told = dict.fromkeys(DESTINATIONS, destinations)
-        metadata = {NAMESPACE: {**told, PROCESS_KEY: self._routed.process}}
+        values = dict.fromkeys(DESTINATIONS, destinations)
+        metadata = {NAMESPACE: {**values, PROCESS_KEY: self._requests.process}}
         rewritten = None if body is None or body.raw == raw else body.raw
         if part is MessagePart.REQUEST_HEADERS or self._request_mode is BodyMode.BUFFERED:
             if rewritten is not None:
@@ -189,56 +197,58 @@ class ProcessorStream:
 
     def _reject(self, status: int, reason: str, message: str) -> ImmediateResponse:
         record, self._record = self._record, None
-        assert record is not None, "a request is refused once"
+        assert record is not None, "a request is rejected once"
         self._body.clear()
         record.outcome, record.reason, record.status = Outcome.REJECTED, reason, status
-        self._routed.finish(record)
+        self._requests.finish(record)
         return ImmediateResponse(
             status, local_reply_headers(status), error_body(reason, message), f"penstock_{reason}"
         )
 
     # -- the reply
 
-    def _on_response_headers(self, told: ProcessingRequest) -> list[ProcessingResponse]:
-        if self._pick is None:  # another filter of the same Envoy made it
-            self._pick = self._routed.find_unobserved(told.attributes.get("request.id", self._request_id))
-        if self._pick is not None:
-            served = _first_hint(told, NAMESPACE, SERVED)
-            self._pick.served = served[0] if served else told.attributes.get("upstream.address", "")
-            status = next((int(value) for name, value in told.headers if name == b":status"), 0)
-            self._pick.observing = True
-            self._pick.seen_status = status
-            self._observer = make_observer(status, told.headers, self._pick.expects, strip_usage=False)
-            self._pick.observer = self._observer
-        if told.end:
+    def _on_response_headers(self, message: ProcessingRequest) -> list[ProcessingResponse]:
+        if self._routed is None:  # the endpoint was picked in the stream of another filter of this Envoy
+            self._routed = self._requests.find_unobserved(
+                message.attributes.get("request.id", self._request_id)
+            )
+        if self._routed is not None:
+            served = _first_hint(message, NAMESPACE, SERVED)
+            self._routed.served = served[0] if served else message.attributes.get("upstream.address", "")
+            status = next((int(value) for name, value in message.headers if name == b":status"), 0)
+            self._routed.observing = True
+            self._routed.seen_status = status
+            self._observer = make_observer(status, message.headers, self._routed.expects, strip_usage=False)
+            self._routed.observer = self._observer
+        if message.end:
             self._finish()
         return [CommonResponse(MessagePart.RESPONSE_HEADERS)]
 
-    def _on_response_body(self, told: ProcessingRequest) -> list[ProcessingResponse]:
+    def _on_response_body(self, message: ProcessingRequest) -> list[ProcessingResponse]:
         if self._observer is not None:
-            self._observer.feed(told.body, self._routed.clock())
-        if told.end:
+            self._observer.feed(message.body, self._requests.relay.clock())
+        if message.end:
             self._finish()
         if self._response_mode is BodyMode.FULL_DUPLEX_STREAMED:
-            return list(_chunks(MessagePart.RESPONSE_BODY, told.body, end=told.end))
+            return list(_chunks(MessagePart.RESPONSE_BODY, message.body, end=message.end))
         return [CommonResponse(MessagePart.RESPONSE_BODY)]
 
     def _finish(self) -> None:
-        """The reply is whole. The stream may be kept open for seconds."""
+        """The reply is complete. Envoy may keep the stream open for seconds."""
         if self._observer is not None:
-            self._observer.finish(self._routed.clock())
+            self._observer.finish(self._requests.relay.clock())
         self._end_observation()
 
     def _end_observation(self) -> None:
         """No more of the reply will come."""
-        if self._observer is not None and self._pick is not None:
-            self._routed.observation_ended(self._pick)
+        if self._observer is not None and self._routed is not None:
+            self._requests.observation_ended(self._routed)
         self._observer = None
 
 
-def _first_hint(told: ProcessingRequest, namespace: str, names: tuple[str, ...]) -> list[str] | None:
-    """The first of ``names`` that is set."""
-    texts = told.metadata.get(namespace, {})
+def _first_hint(message: ProcessingRequest, namespace: str, names: tuple[str, ...]) -> list[str] | None:
+    """The value of the first of ``names`` that the message's metadata has."""
+    texts = message.metadata.get(namespace, {})
     return next((texts[name] for name in names if name in texts), None)
 
 

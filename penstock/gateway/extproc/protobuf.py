@@ -1,7 +1,7 @@
-"""Envoy's messages on the wire: the few fields that are used, with Envoy's names and numbers.
+"""Envoy's protobuf messages, reduced to the fields in use, with Envoy's names and numbers.
 
-The packages with all of Envoy's messages take 20 MB and bring foreign packages along; these are declared
-here, in a descriptor pool of their own, so that they collide with nobody's. Sources: Envoy's
+The packages with all of Envoy's messages take 20 MB and depend on others. These messages are declared in a
+descriptor pool of their own, so that they cannot collide with those packages. Sources: Envoy's
 ``service/ext_proc/v3/external_processor.proto``, ``service/accesslog/v3/als.proto``,
 ``data/accesslog/v3/accesslog.proto``, ``config/core/v3/{base,address}.proto``, ``type/v3/http_status.proto``
 and gRPC's ``grpc/health/v1/health.proto``.
@@ -134,7 +134,7 @@ def _add_field(
     field = message.field.add(name=name, number=number, label=_Field.LABEL_OPTIONAL)
     if kind[0] in "*%":
         field.label = _Field.LABEL_REPEATED
-    if kind[0] == "?":  # it is sent when it is empty, too
+    if kind[0] == "?":  # sent even when it is empty
         field.proto3_optional = True
         field.oneof_index = len(message.oneof_decl)
         message.oneof_decl.add(name=f"_{name}")
@@ -171,32 +171,32 @@ HealthResponse = message("grpc.health.v1.HealthCheckResponse")
 
 
 def read_request(data: bytes) -> ProcessingRequest | None:
-    """Of a ``ProcessingRequest``; None: it holds nothing that is known here."""
+    """Decode a ``ProcessingRequest``; None when it holds nothing that is declared here."""
     request = _ProcessingRequest.FromString(data)
     part = next((each for each in MessagePart if request.HasField(each)), None)
     if part is None:
         return None
-    told = ProcessingRequest(part, observing=request.observability_mode)
+    result = ProcessingRequest(part, observing=request.observability_mode)
     match part:
         case MessagePart.REQUEST_HEADERS | MessagePart.RESPONSE_HEADERS:
             headers = getattr(request, part)
-            told.headers, told.end = _headers(headers.headers), headers.end_of_stream
+            result.headers, result.end = _headers(headers.headers), headers.end_of_stream
         case MessagePart.REQUEST_BODY | MessagePart.RESPONSE_BODY:
             body = getattr(request, part)
-            told.body, told.end = body.body, body.end_of_stream
+            result.body, result.end = body.body, body.end_of_stream
         case _:
-            told.end = True
-    told.metadata = _metadata(request.metadata_context)
+            result.end = True
+    result.metadata = _metadata(request.metadata_context)
     for texts in request.attributes.values():
-        told.attributes.update({name: ",".join(values) for name, values in _texts(texts).items()})
+        result.attributes.update({name: ",".join(values) for name, values in _texts(texts).items()})
     if request.HasField("protocol_config"):
-        told.request_mode = BodyMode(request.protocol_config.request_body_mode)
-        told.response_mode = BodyMode(request.protocol_config.response_body_mode)
-    return told
+        result.request_mode = BodyMode(request.protocol_config.request_body_mode)
+        result.response_mode = BodyMode(request.protocol_config.response_body_mode)
+    return result
 
 
 def write_response(answer: ProcessingResponse) -> bytes:
-    """A ``ProcessingResponse``."""
+    """Encode a ``ProcessingResponse``."""
     response = _ProcessingResponse()
     if isinstance(answer, ImmediateResponse):
         immediate = response.immediate_response
@@ -257,7 +257,7 @@ def _split(values: Iterable[str]) -> list[str]:
 
 
 def read_log(data: bytes) -> list[AccessLogEntry]:
-    """Entries of requests that have ended, of a ``StreamAccessLogsMessage``."""
+    """Decode the entries of ended requests in a ``StreamAccessLogsMessage``."""
     logs = _LogsMessage.FromString(data).http_logs.log_entry
     return [_entry(log) for log in logs if not log.common_properties.intermediate_log_entry]
 
@@ -269,18 +269,18 @@ def _entry(log: Any) -> AccessLogEntry:
     if common.HasField("time_to_first_upstream_rx_byte"):
         first_byte = _seconds(common.time_to_first_upstream_rx_byte)
     return AccessLogEntry(
-        request.request_id,
-        request.original_path or request.path,
-        response.response_code.value,
-        response.response_code_details,
-        frozenset(field.name for field, _ in common.response_flags.ListFields()),
-        host_and_port(upstream.address, upstream.port_value) if upstream.address else "",
-        common.upstream_request_attempt_count,
-        request.request_body_bytes,
-        response.response_body_bytes,
-        _seconds(common.duration),
-        first_byte,
-        _metadata(common.metadata),
+        request_id=request.request_id,
+        path=request.original_path or request.path,
+        status=response.response_code.value,
+        details=response.response_code_details,
+        flags=frozenset(field.name for field, _ in common.response_flags.ListFields()),
+        upstream=host_and_port(upstream.address, upstream.port_value) if upstream.address else "",
+        attempts=common.upstream_request_attempt_count,
+        bytes_in=request.request_body_bytes,
+        bytes_out=response.response_body_bytes,
+        duration_s=_seconds(common.duration),
+        first_byte_s=first_byte,
+        metadata=_metadata(common.metadata),
     )
 
 

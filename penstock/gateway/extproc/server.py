@@ -1,4 +1,4 @@
-"""The gRPC server that Envoy talks to: external processing, access log, health."""
+"""The gRPC server for Envoy: external processing, access log, health."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ ACCESS_LOG = "envoy.service.accesslog.v3.AccessLogService"
 HEALTH = "grpc.health.v1.Health"
 SERVING, NOT_SERVING = 1, 2
 MESSAGE_OVERHEAD = 1 << 20
-"""Bytes of a message beside the request body."""
+"""Bytes of a message besides the request body."""
 
 
 class EnvoyServer:
     """Serves from :meth:`start` to :meth:`stop`."""
 
     def __init__(
-        self, picks: RoutedRequests, is_ready: Callable[[], bool], certificate: tuple[bytes, bytes] | None
+        self, requests: RoutedRequests, is_ready: Callable[[], bool], certificate: tuple[bytes, bytes] | None
     ) -> None:
         """``certificate`` is a private key and a certificate chain, PEM; None: without TLS."""
         self.port = 0
-        """Where it listens, once it does."""
-        self._picks = picks
+        """Port it listens on, after :meth:`start`."""
+        self._requests = requests
         self._is_ready = is_ready
         self._certificate = certificate
         self._server = grpc.aio.server(
             options=[
-                ("grpc.so_reuseport", 0),  # a second process on the same port is a mistake
-                ("grpc.max_receive_message_length", picks.max_request_bytes + MESSAGE_OVERHEAD),
+                ("grpc.so_reuseport", 0),  # a second process on the same port would be a mistake
+                ("grpc.max_receive_message_length", requests.max_request_bytes + MESSAGE_OVERHEAD),
             ]
         )
         self._server.add_generic_rpc_handlers(
@@ -76,7 +76,7 @@ class EnvoyServer:
         )
 
     async def start(self, host: str, port: int) -> None:
-        """Listens. Raises StartupError."""
+        """Listen. Raises StartupError."""
         try:
             address = host_and_port(host, port)
             if self._certificate is None:
@@ -89,36 +89,36 @@ class EnvoyServer:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Ends all streams; Envoy goes on with its requests."""
+        """End all streams; Envoy continues with its requests."""
         await self._server.stop(grace=None)
 
     # -- methods
 
     async def _process(
-        self, requests: AsyncIterator[ProcessingRequest | None], context: grpc.aio.ServicerContext[Any, Any]
+        self, messages: AsyncIterator[ProcessingRequest | None], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[ProcessingResponse]:
-        exchange = ProcessorStream(self._picks)
+        stream = ProcessorStream(self._requests)
         try:
-            async for told in requests:
-                if told is not None:
-                    for answer in exchange.receive(told):
+            async for message in messages:
+                if message is not None:
+                    for answer in stream.receive(message):
                         yield answer
         except Exception:
-            exchange.failed()
-            raise  # to gRPC, which logs it and ends the stream with an error
+            stream.failed()
+            raise  # gRPC logs it and ends the stream with an error
         finally:
-            exchange.closed()
+            stream.closed()
 
     async def _log(
         self, batches: AsyncIterator[list[AccessLogEntry]], context: grpc.aio.ServicerContext[Any, Any]
     ) -> bytes:
-        self._picks.open_log_streams += 1
+        self._requests.open_log_streams += 1
         try:
             async for entries in batches:
                 for entry in entries:
-                    self._picks.on_log_entry(entry)
+                    self._requests.on_log_entry(entry)
         finally:
-            self._picks.open_log_streams -= 1
+            self._requests.open_log_streams -= 1
         return b""
 
     async def _check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:

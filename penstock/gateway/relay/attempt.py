@@ -1,11 +1,10 @@
-"""One request sent to one endpoint: relays its reply to the client and observes it."""
+"""One attempt of a request at one endpoint: relays the reply to the client and observes it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -13,80 +12,52 @@ from penstock.gateway.requests.request_body import RequestBody
 from penstock.gateway.responses.outcome import TransportResult
 from penstock.gateway.responses.response_observer import Observation, ReplyObserver, StreamObserver
 from penstock.gateway.upstream.http_client import Connection, Headers, without_hop_by_hop
+from penstock.gateway.upstream.timeouts import Timeouts
 
-RETRIABLE_STATUSES = frozenset({429, 502, 503})
-"""Replies that another endpoint may better; 500 is the model server's own failure, which a retry repeats."""
+if TYPE_CHECKING:
+    from penstock.gateway.relay.client_connection import HttpClientConnection
 
 EVENT_STREAM = b"text/event-stream"
 ExpectedReply = Literal["stream", "json", "anything"]
-"""What a good reply is."""
-
-
-class ClientStream(Protocol):
-    """The connection that the request came on."""
-
-    def start(self, status: int, headers: Headers) -> None:
-        """Send the head of the reply; without a content-length among ``headers`` the body is chunked."""
-        ...
-
-    def write(self, data: bytes) -> None: ...
-
-    def end(self) -> None: ...
-
-    def cut(self) -> None:
-        """Break the connection, so that the body cannot be taken for a whole one."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds."""
-
-    connect: float = 5.0
-    first_token: float = 300.0
-    """From sending the request to the first event with tokens, or the body's first byte."""
-    event: float = 60.0
-    """Between reads."""
-    total: float = 3600.0
+"""The content that a good reply to the request has."""
 
 
 class Attempt:
-    """Receives one reply, and is told what becomes of the client.
+    """Receives one reply and relays it; listens to the client's connection.
 
-    Nothing is sent to the client before the first byte of the body, so that a server that accepts a
-    request and then breaks can still be replaced by another one.
+    The client gets nothing before the first byte of the body: until then a request that fails at one server
+    can be retried at another.
     """
 
     def __init__(
         self,
-        client: ClientStream,
+        client: HttpClientConnection,
         connection: Connection,
         *,
         expects: ExpectedReply,
         strip_usage: bool,
-        wanted: Callable[[int], bool],
+        discards: Callable[[int], bool],
         timeouts: Timeouts,
         clock: Callable[[], float],
     ) -> None:
-        """``wanted`` tells of a status whether such a reply is
-        relayed; one that is not is thrown away."""
+        """``discards`` says for a status whether the reply is discarded instead of relayed."""
         self.ended: asyncio.Future[TransportResult] = asyncio.get_running_loop().create_future()
         self.status: int | None = None
         self.relayed = False
-        """Whether the client got anything."""
+        """Whether the client was sent anything."""
         self.reason = ""
-        """Why the exchange broke."""
+        """Why the attempt failed."""
         self.bytes_out = 0
         self._client = client
         self._connection = connection
         self._expects = expects
         self._strip_usage = strip_usage
-        self._is_relayed_status = wanted
+        self._discards = discards
         self._timeouts = timeouts
         self._clock = clock
         self._sent_at = self._read_at = clock()
         self._paused_at: float | None = None
-        """Since when the client has been behind."""
+        """Since when the client's write buffer is full."""
         self._headers: Headers = []
         self._observer: StreamObserver | ReplyObserver = ReplyObserver(json=False)
 
@@ -98,7 +69,7 @@ class Attempt:
 
     def on_head(self, status: int, headers: Headers) -> None:
         self.status = status
-        if not self._is_relayed_status(status):
+        if self._discards(status):
             self._connection.abort()
             self._end(TransportResult.COMPLETE)
             return
@@ -145,13 +116,14 @@ class Attempt:
 
     def on_resume(self) -> None:
         self._paused_at = None
-        self._read_at = self._clock()  # the server could not be heard until here
+        self._read_at = self._clock()  # nothing was read from the server during the pause
         self._connection.resume(self)
 
     # -- the clock
 
     def check_timeouts(self, now: float) -> None:
-        """End what takes too long. A client that does not read is no fault of the server's."""
+        """End the attempt if it exceeds a time-out. A client that does not read counts as disconnected, not
+        as a failure of the server."""
         if self.ended.done():
             return
         timeouts = self._timeouts
@@ -180,7 +152,8 @@ class Attempt:
         self._client.cut()
 
     def _break(self, ending: TransportResult, reason: str) -> None:
-        """A reply that has begun cannot be replaced: its client is told within the stream, or cut off."""
+        """A reply that has started cannot be retried: a stream ends with an error event, another reply with a
+        broken connection."""
         self.reason = reason
         if self.relayed and not self.seen.ended:
             if self.seen.stream and not self._has_length():
@@ -201,14 +174,14 @@ class Attempt:
 
 
 def expected_reply(body: RequestBody | None) -> ExpectedReply:
-    """The reply to a request; None: it is not one for generation."""
+    """The content expected for a request; ``body`` is None when the request does not generate."""
     return "anything" if body is None else "stream" if body.stream else "json"
 
 
 def make_observer(
     status: int, headers: Headers, expects: ExpectedReply, *, strip_usage: bool
 ) -> StreamObserver | ReplyObserver:
-    """Who watches a reply that begins so."""
+    """The observer for a reply with this head."""
     content_type = next((value for name, value in headers if name == b"content-type"), b"")
     kind, _, parameters = content_type.lower().partition(b";")
     problem = None
@@ -226,7 +199,7 @@ def make_observer(
 
 
 def local_reply_headers(status: int) -> Headers:
-    """Of an answer of the gateway's own, but for its length."""
+    """Headers of an error that the gateway answers itself, without content-length."""
     headers = [(b"content-type", b"application/json")]
     if status in (429, 503):
         headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]
@@ -234,8 +207,8 @@ def local_reply_headers(status: int) -> Headers:
 
 
 def error_event(code: str, message: str) -> bytes:
-    """That a stream broke, whatever its dialect: clients of completions and chat look for ``error``, those of
-    responses and messages for the event's name or type. What came of an event before is ended."""
+    """An error event that clients of every dialect recognize: those of completions and chat by ``error``,
+    those of responses and messages by the event's name or type. The empty line ends an incomplete event."""
     return b'\n\nevent: error\ndata: {"type":"error",' + error_body(code, message)[1:] + b"\n\n"
 
 

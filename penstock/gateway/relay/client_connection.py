@@ -1,68 +1,69 @@
-"""The connections that requests come on, as the relay sees them."""
+"""The connection to the client of one request, and the batch of writes to all clients."""
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from penstock.gateway.relay.attempt import Attempt
 from penstock.gateway.upstream.http_client import Headers
 from penstock.http.http1 import ServerProtocol
+
+if TYPE_CHECKING:
+    from penstock.gateway.relay.attempt import Attempt
 
 REQUEST_ID = b"x-request-id"
 
 
-class BodyWriter(Protocol):
-    """Where a part of a reply's body is written to."""
-
-    def write_body(self, data: bytes) -> None: ...
-
-
 class WriteBatch:
-    """What one turn of the event loop has for clients, to be written at its end.
+    """Collects writes to clients during one iteration of the event loop and makes them at its end.
 
-    A turn reads from many model servers. Written one right after the other, what they sent costs less than
-    written after each read: a process that gets several pieces is woken once, and reading and writing do not
-    drive each other out of the CPU's caches. It delays a piece by the time that the turn takes.
+    An iteration reads from many model servers. Batched writes cost less than a write after each read: a
+    receiving process wakes up once for several pieces, and reads and writes do not evict each other from the
+    CPU's caches. A piece is delayed by at most one iteration.
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[BodyWriter, bytes]] = []
+        self._waiting: list[tuple[ServerProtocol, bytes]] = []
 
-    def write(self, body: BodyWriter, data: bytes) -> None:
+    def write(self, connection: ServerProtocol, data: bytes) -> None:
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self.flush)
-        self._waiting.append((body, data))
+        self._waiting.append((connection, data))
 
     def flush(self) -> None:
-        """Write now what waits; before anything else is done to one of the connections."""
+        """Make the collected writes now; called before any other operation on one of the connections."""
         waiting, self._waiting = self._waiting, []
-        for body, data in waiting:
-            body.write_body(data)
+        for connection, data in waiting:
+            connection.write_body(data)
 
-    def forget(self, body: BodyWriter) -> None:
-        """Nobody reads it any more."""
-        self._waiting = [entry for entry in self._waiting if entry[0] is not body]
+    def forget(self, connection: ServerProtocol) -> None:
+        """Drop the writes to a connection whose client has disconnected."""
+        self._waiting = [entry for entry in self._waiting if entry[0] is not connection]
 
 
 class HttpClientConnection:
-    """The client's connection, as :class:`penstock.gateway.relay.relay.ClientConnection` wants it."""
+    """The connection that a request came on: the relay writes the reply to it, an attempt listens to it."""
 
-    def __init__(self, protocol: ServerProtocol, request_id: tuple[bytes, bytes], outbox: WriteBatch) -> None:
-        """``request_id``: a header for replies that have none of that name."""
+    def __init__(
+        self, protocol: ServerProtocol, request_id: tuple[bytes, bytes], write_batch: WriteBatch
+    ) -> None:
+        """``request_id``: a header that replies get unless they have one of that name."""
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the client has disconnected."""
         self._protocol = protocol
         self._request_id = request_id
-        self._write_batch = outbox
-        self.write = partial(outbox.write, protocol)
+        self._write_batch = write_batch
+        self.write = partial(write_batch.write, protocol)
+        """Writes bytes of the body, at the end of this iteration of the event loop."""
         self._attempt: Attempt | None = None
         self._paused = False
         protocol.listen(self)
 
-    # -- of the relay
+    # -- called by the relay
 
     def listen(self, attempt: Attempt | None) -> None:
+        """From here on ``attempt`` gets disconnects and write pauses; None: nothing does."""
         self._attempt = attempt
         if attempt is None:
             return
@@ -72,6 +73,7 @@ class HttpClientConnection:
             attempt.on_pause()
 
     def start(self, status: int, headers: Headers) -> None:
+        """Send the head of the reply; without a content-length among ``headers`` the body is chunked."""
         if not any(name == REQUEST_ID for name, _ in headers):
             headers = [*headers, self._request_id]
         self._protocol.begin(status, headers)
@@ -81,10 +83,11 @@ class HttpClientConnection:
         self._protocol.finish()
 
     def cut(self) -> None:
+        """Break the connection, so that the client cannot take the body for a complete one."""
         self._write_batch.flush()
         self._protocol.cut()
 
-    # -- of the connection
+    # -- called by the connection
 
     def on_disconnect(self) -> None:
         self._write_batch.forget(self._protocol)

@@ -1,4 +1,4 @@
-"""One request's way through the gateway: pick, send, relay; elsewhere again while nothing was relayed."""
+"""Relays one request: picks an endpoint, sends, relays the reply; retries while nothing was relayed."""
 
 from __future__ import annotations
 
@@ -8,177 +8,109 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Literal, Protocol
+from typing import Literal
 
 from penstock.gateway.relay.attempt import (
-    RETRIABLE_STATUSES,
     Attempt,
-    ClientStream,
-    Timeouts,
     error_body,
     expected_reply,
     local_reply_headers,
 )
-from penstock.gateway.relay.retry_budget import RetryBudget
+from penstock.gateway.relay.client_connection import HttpClientConnection
+from penstock.gateway.relay.request_record import FailedAttempt, RequestRecord, failure_reason
+from penstock.gateway.relay.retry_policy import RetryPolicy, needs_fresh_connection, refused_with_usage
 from penstock.gateway.requests.request_body import STREAMING_PATHS, RequestBody
-from penstock.gateway.requests.trace_context import TraceContext
 from penstock.gateway.responses.outcome import Outcome, TransportResult, classify_outcome
-from penstock.gateway.responses.response_observer import Observation
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.picker import NoEndpointError, Picker, PickRequest, pick_request
 from penstock.gateway.upstream.http_client import Connection, Headers, UpstreamError, request_bytes
+from penstock.gateway.upstream.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
 
 
-class ClientConnection(ClientStream, Protocol):
-    """The connection that the request came on, and who is told about it."""
-
-    def listen(self, attempt: Attempt | None) -> None:
-        """From here on ``attempt`` is told of disconnects and of a full write buffer; None: nobody is."""
-        ...
-
-    @property
-    def gone(self) -> asyncio.Future[None]:
-        """Done when the client has left."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class FailedAttempt:
-    """Of an attempt that was followed by another one, or by the gateway's own answer."""
-
-    at: float
-    endpoint: str
-    outcome: Outcome
-    reason: str
-
-
-@dataclass(slots=True, eq=False)
-class RequestRecord:
-    """What is known about one request when it has ended. Times are seconds of the relay's clock. Compared by
-    identity."""
-
-    path: str
-    request_id: str = ""
-    """The client's, or one the gateway made."""
-    method: str = ""
-    """Empty: unknown, as the request of another process behind the same Envoy."""
-    trace: TraceContext | None = None
-    model: str = ""
-    """What the client asked for."""
-    target_model: str = ""
-    """What the endpoint was asked for."""
-    priority: int = 0
-    streamed: bool = False
-    """Whether the client asked for a stream."""
-    began_at: float = 0.0
-    ended_at: float = 0.0
-    sent_at: float | None = None
-    """When the endpoint that answered was sent the request."""
-    outcome: Outcome = Outcome.REJECTED
-    reason: str = ""
-    endpoint: str = ""
-    attempts: int = 0
-    failures: list[FailedAttempt] = field(default_factory=list)
-    """In their order; of requests that Envoy sends, it alone knows them."""
-    status: int = 0
-    """What the client got; 0: nothing."""
-    seen: Observation = field(default_factory=Observation)
-    bytes_in: int = 0
-    bytes_out: int = 0
-    pick_s: float = 0.0
-    """What picking endpoints for it has taken."""
-
-    def set_body(self, body: RequestBody) -> None:
-        """It is a request for generation."""
-        self.model, self.target_model = body.asked_model, body.model
-        self.priority, self.streamed = body.priority, body.stream
-
-
 @dataclass(frozen=True, slots=True)
 class IncomingRequest:
-    """A request as it came."""
+    """A request as the client sent it, with the headers that the endpoint gets."""
 
     method: str
     target: bytes
     """Path and query."""
     path: str
     headers: Headers
-    """End-to-end ones."""
+    """End-to-end headers, see :func:`~penstock.gateway.upstream.http_client.without_hop_by_hop`."""
     raw: bytes
+    """The body's bytes."""
     body: RequestBody | None
-    """None: not a generation request; it is relayed as it is."""
+    """None when the request does not generate; its body is relayed unread."""
     session: str | None = None
 
 
 @dataclass(slots=True)
 class Relay:
-    """Shared by all requests of a gateway."""
+    """What all requests of a gateway share. ``clock`` gives seconds."""
 
     pool: EndpointPool
     picker: Picker
+    retry_policy: RetryPolicy
     timeouts: Timeouts
     clock: Callable[[], float]
     include_usage: Literal["auto", "off", "require"] = "auto"
-    max_attempts: int = 3
     ttft_slo_s: float | None = None
-    retry_budget: RetryBudget = field(default_factory=RetryBudget)
-    _running: set[Attempt] = field(default_factory=set)
+    running: set[Attempt] = field(default_factory=set)
     _without_usage: set[Endpoint] = field(default_factory=set)
-    """Endpoints that refuse include_usage."""
+    """Endpoints that reject include_usage."""
 
     def check_timeouts(self) -> None:
-        """End what takes too long; called several times a second."""
+        """End attempts that exceed a time-out; called several times a second."""
         now = self.clock()
-        for attempt in list(self._running):
+        for attempt in list(self.running):
             attempt.check_timeouts(now)
 
     def forget(self, endpoint: Endpoint) -> None:
-        """The endpoint was taken out."""
+        """The endpoint was removed."""
         self.picker.forget(endpoint)
         self._without_usage.discard(endpoint)
 
-    async def run(self, incoming: IncomingRequest, client: ClientConnection, record: RequestRecord) -> None:
-        """Relay one request; ``record`` says afterwards how it ended. Never raises for what others do."""
-        now = self.clock()
-        self.retry_budget.on_request(now)
+    async def run(
+        self, incoming: IncomingRequest, client: HttpClientConnection, record: RequestRecord
+    ) -> None:
+        """Relay one request; afterwards ``record`` holds its outcome. Does not raise for failures of clients
+        and endpoints."""
+        self.retry_policy.budget.on_request(self.clock())
         request = pick_request(incoming.body, incoming.session, self.ttft_slo_s)
-        run = _RequestRelay(self, incoming, client, record, request)
-        await run.run()
+        await _RequestRelay(self, incoming, client, record=record, request=request).run()
 
-    # -- for runs
-
-    def add_attempt(self, attempt: Attempt) -> None:
-        self._running.add(attempt)
-
-    def remove_attempt(self, attempt: Attempt) -> None:
-        self._running.discard(attempt)
+    # -- for _RequestRelay
 
     def wants_usage(self, incoming: IncomingRequest, endpoint: Endpoint) -> bool:
-        """Whether the gateway adds include_usage to the request."""
+        """Whether the gateway adds include_usage to the request for this endpoint."""
         body = incoming.body
         if body is None or not body.stream or incoming.path not in STREAMING_PATHS:
             return False
         if self.include_usage == "require":
             return body.include_usage is not True
-        silent = self.include_usage == "auto" and body.include_usage is None
-        return silent and endpoint not in self._without_usage
+        return (
+            self.include_usage == "auto"
+            and body.include_usage is None
+            and endpoint not in self._without_usage
+        )
 
     def stop_asking_for_usage(self, endpoint: Endpoint) -> None:
-        log.warning("%s refuses stream_options.include_usage and is not asked for it again", endpoint.url)
+        log.warning("%s rejects stream_options.include_usage; it is no longer sent there", endpoint.url)
         self._without_usage.add(endpoint)
 
 
 class _RequestRelay:
-    """One request."""
+    """Relays one request, to one endpoint after the other until one answers."""
 
     def __init__(
         self,
         relay: Relay,
         incoming: IncomingRequest,
-        client: ClientConnection,
+        client: HttpClientConnection,
+        *,
         record: RequestRecord,
         request: PickRequest,
     ) -> None:
@@ -188,7 +120,7 @@ class _RequestRelay:
         self._record = record
         self._request = request
         self._sent_at = 0.0
-        """When the latest endpoint was chosen."""
+        """When the current endpoint was chosen."""
 
     async def run(self) -> None:
         while True:
@@ -203,12 +135,12 @@ class _RequestRelay:
             self._record.pick_s += perf_counter() - began
             if await self._try_endpoint(endpoint):
                 return
-            record = self._record
-            failure = FailedAttempt(self._relay.clock(), endpoint.url, record.outcome, record.reason)
-            record.failures.append(failure)
+            record, now = self._record, self._relay.clock()
+            self._relay.retry_policy.spend(now)
+            record.failures.append(FailedAttempt(now, endpoint.url, record.outcome, record.reason))
 
     def _reply_without_endpoint(self, refusal: NoEndpointError) -> None:
-        """Nobody may get it; what an earlier attempt met is the outcome then."""
+        """No endpoint may be sent the request. After failed attempts the outcome of the last one stays."""
         record = self._record
         if not record.attempts:
             record.outcome, record.reason = Outcome.REJECTED, refusal.reason
@@ -219,7 +151,7 @@ class _RequestRelay:
             )
 
     def _reply_locally(self, status: int, code: str, message: str) -> None:
-        """An answer of the gateway's own."""
+        """Answer with an error of the gateway's own."""
         body = error_body(code, message)
         self._record.status = status
         self._client.start(status, [*local_reply_headers(status), (b"content-length", b"%d" % len(body))])
@@ -229,7 +161,7 @@ class _RequestRelay:
     # -- one endpoint
 
     async def _try_endpoint(self, endpoint: Endpoint) -> bool:
-        """Whether the request has ended with it."""
+        """Send the request to ``endpoint``; returns whether the request has ended."""
         relay, tokens = self._relay, self._request.tokens
         self._request.tried.add(endpoint)
         self._record.attempts += 1
@@ -255,11 +187,12 @@ class _RequestRelay:
             was_used = connection.was_used
             attempt = await self._attempt(connection, with_usage)
             ending = attempt.ended.result()
-            if with_usage and attempt.status == 400 and not attempt.relayed:
-                with_usage, fresh = False, False  # perhaps because of what the gateway added
+            if refused_with_usage(attempt.status, with_usage=with_usage, relayed=attempt.relayed):
+                with_usage, fresh = False, False
                 continue
-            if ending is TransportResult.BROKEN and was_used and not connection.answered and not fresh:
-                fresh = True  # the server had closed the kept connection: nothing to do with the request
+            reused = was_used and not fresh
+            if needs_fresh_connection(ending, reused=reused, answered=connection.answered):
+                fresh = True
                 continue
             if not with_usage and relay.wants_usage(self._incoming, endpoint) and attempt.status == 200:
                 relay.stop_asking_for_usage(endpoint)
@@ -267,7 +200,7 @@ class _RequestRelay:
             return self._finish_attempt(endpoint, ending, attempt, attempt.reason)
 
     async def _connect(self, endpoint: Endpoint, *, fresh: bool) -> Connection | None:
-        """None: the client has left meanwhile."""
+        """A connection to the endpoint; None when the client disconnects first. Raises UpstreamError."""
         connecting = asyncio.ensure_future(self._relay.pool.connections(endpoint).acquire(fresh=fresh))
         await asyncio.wait((connecting, self._client.gone), return_when=asyncio.FIRST_COMPLETED)
         if connecting.done() and not self._client.gone.done():
@@ -285,7 +218,7 @@ class _RequestRelay:
             connection,
             expects=expected_reply(body),
             strip_usage=with_usage,
-            wanted=lambda status: self._is_wanted(status, with_usage),
+            discards=lambda status: self._discards(status, with_usage),
             timeouts=relay.timeouts,
             clock=relay.clock,
         )
@@ -293,43 +226,30 @@ class _RequestRelay:
         sent = request_bytes(
             incoming.method.encode(), incoming.target, connection.authority, incoming.headers, raw
         )
-        relay.add_attempt(attempt)
+        relay.running.add(attempt)
         try:
             connection.send(sent, attempt)
             self._client.listen(attempt)
             await asyncio.wait((attempt.ended,))
         finally:
-            relay.remove_attempt(attempt)
-            self._client.listen(None)  # they refer to each other
+            relay.running.discard(attempt)
+            self._client.listen(None)  # breaks a reference cycle
         return attempt
 
-    def _is_wanted(self, status: int, with_usage: bool) -> bool:
-        """Whether a reply is relayed, rather than thrown away for another attempt."""
-        if status == 400 and with_usage and self._relay.include_usage == "auto":
-            return False
-        return status not in RETRIABLE_STATUSES or not self._take_retry()
-
-    def _take_retry(self) -> bool:
+    def _discards(self, status: int, with_usage: bool) -> bool:
+        """Whether a reply is discarded, to send the request again."""
         relay = self._relay
-        others = [
-            endpoint
-            for endpoint in relay.pool.endpoints
-            if endpoint not in self._request.tried and endpoint.breaker.allows(relay.clock())
-        ]
-        return (
-            bool(others)
-            and self._record.attempts < relay.max_attempts
-            and relay.retry_budget.try_take(relay.clock())
-        )
+        if status == 400 and with_usage and relay.include_usage == "auto":
+            return True
+        return relay.retry_policy.discards(status, self._request, relay.clock())
 
-    # -- what became of it
+    # -- the outcome
 
     def _finish_attempt(
         self, endpoint: Endpoint, ending: TransportResult, attempt: Attempt | None, reason: str
     ) -> bool:
-        """Account for one exchange; whether the request has ended with it."""
-        record = self._record
-        now = self._relay.clock()
+        """Record the outcome of an attempt; returns whether the request has ended."""
+        record, now = self._record, self._relay.clock()
         if attempt is not None:
             record.seen, record.status = attempt.seen, attempt.status or 0
         status = record.status if attempt is not None else None
@@ -342,23 +262,11 @@ class _RequestRelay:
             return True
         if ending is TransportResult.COMPLETE:
             record.reason = f"the model server answered with status {status}"
-            return False  # thrown away for another attempt
-        if self._take_retry():
+            return False  # the reply was discarded for a retry
+        if self._relay.retry_policy.allows(self._request, now):
             return False
         if ending is TransportResult.TIMEOUT:
             self._reply_locally(504, "upstream_timeout", reason)
             return True
         self._reply_locally(502, "upstream_failed", f"no answer from a model server: {reason}")
         return True
-
-
-def failure_reason(record: RequestRecord) -> str:
-    """Why a reply that arrived is not a good one; nothing for one that is."""
-    seen = record.seen
-    if record.outcome is Outcome.CONTENT_ERROR:
-        return seen.content_problem or ""
-    if record.outcome is Outcome.NETWORK_ERROR:
-        return "the stream ended without its terminator"
-    if record.outcome is Outcome.MODEL_SERVER_ERROR and seen.error is not None:
-        return seen.error.decode(errors="replace")[:500]
-    return ""

@@ -1,20 +1,21 @@
-"""How many requests may be sent a second time."""
+"""Limits how many requests are retried."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 RETRY_RATIO = 0.2
+"""Retries that each request adds to the bucket."""
 MIN_RETRIES_PER_S = 2.0
+"""Retries that each second adds to the bucket."""
 BUCKET_SIZE = 100.0
 
 
 @dataclass(slots=True)
 class RetryBudget:
-    """A bucket of retries: each request adds SHARE of one, each second MIN_RETRIES_PER_S; it holds at most
-    MOST.
+    """A token bucket of at most BUCKET_SIZE retries, filled by requests and by time.
 
-    So retries multiply the load of a fleet in trouble by 1.2 at most, while a single failure is always
+    Retries so multiply the load of overloaded endpoints by at most 1.2, and a single failure is always
     retried. Times are seconds of any monotonic clock.
     """
 
@@ -25,16 +26,17 @@ class RetryBudget:
         """A request arrived."""
         self._fill(now, RETRY_RATIO)
 
-    def try_take(self, now: float) -> bool:
-        """Whether one more retry may be made; then it is counted."""
-        self._fill(now, 0.0)
-        if self._tokens < 1.0:
-            return False
-        self._tokens -= 1.0
-        return True
+    def allows(self, now: float) -> bool:
+        """Whether a retry is left."""
+        return self._level(now) >= 1.0
+
+    def spend(self, now: float) -> None:
+        """Count a retry. The bucket may go below zero; later requests and time fill it up again."""
+        self._fill(now, -1.0)
 
     def _fill(self, now: float, more: float) -> None:
-        self._tokens = min(
-            BUCKET_SIZE, self._tokens + more + MIN_RETRIES_PER_S * max(0.0, now - self._filled_at)
-        )
+        self._tokens = min(BUCKET_SIZE, self._level(now) + more)
         self._filled_at = now
+
+    def _level(self, now: float) -> float:
+        return min(BUCKET_SIZE, self._tokens + MIN_RETRIES_PER_S * max(0.0, now - self._filled_at))

@@ -1,22 +1,16 @@
-"""What the gateway looks at in a request's body, and the one thing it may change in it."""
+"""The fields of a request body that the gateway reads; it may change model and include_usage."""
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Iterator, Sequence
-
 import msgspec
-
-from penstock.config.errors import ConfigError
 
 GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 STREAMING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
-"""Where ``stream_options.include_usage`` exists."""
+"""Routes whose requests have ``stream_options.include_usage``."""
 
 
 class BodyError(ValueError):
-    """A body that is no JSON object, or has a field of the wrong type."""
+    """The body is not a JSON object, or a field has the wrong type."""
 
 
 class _StreamOptions(msgspec.Struct):
@@ -39,22 +33,22 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RequestBody(msgspec.Struct, frozen=True):
-    """A generation request, read as far as picking and relaying need it."""
+    """The fields of a generation request that picking and relaying use."""
 
     raw: bytes
     model: str
     stream: bool
     include_usage: bool | None
-    """Whether the client wants usage in the stream; None: it did not say."""
+    """``stream_options.include_usage``; None: not set."""
     priority: int
     prompt: bytes
-    """JSON of the prompt, messages or input: what prefix affinity compares."""
+    """JSON of the prompt, messages or input, for prefix affinity."""
     asked_model: str
-    """What the client calls the model."""
+    """The model that the client named, before rewriting."""
 
     @property
     def tokens(self) -> int:
-        """Estimated prompt tokens: four bytes each, as in English text."""
+        """Estimated prompt tokens, four bytes each, as in English text."""
         return len(self.prompt) // 4
 
     def with_usage(self) -> bytes:
@@ -73,59 +67,18 @@ class RequestBody(msgspec.Struct, frozen=True):
 
 
 def read_request(raw: bytes) -> RequestBody:
-    """Raises BodyError."""
+    """Decode the body of a generation request. Raises BodyError."""
     try:
         body = _decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BodyError(str(error)) from None
     options = body.stream_options
     return RequestBody(
-        raw,
-        body.model,
-        bool(body.stream),
-        None if options is None else options.include_usage,
-        body.priority or 0,
-        bytes(body.messages or body.prompt or body.input),
-        body.model,
+        raw=raw,
+        model=body.model,
+        stream=bool(body.stream),
+        include_usage=None if options is None else options.include_usage,
+        priority=body.priority or 0,
+        prompt=bytes(body.messages or body.prompt or body.input),
+        asked_model=body.model,
     )
-
-
-def parse_weight(text: str, option: str) -> float:
-    """A weight among the values of ``option``. Raises ConfigError."""
-    try:
-        weight = float(text)
-    except ValueError:
-        raise ConfigError(f"{option}: {text!r} is not a number") from None
-    if not 0 <= weight < math.inf:
-        raise ConfigError(f"{option}: the weight {text} is not allowed, it takes one of at least 0")
-    return weight
-
-
-class ModelRewrites:
-    """Of ``--model-rewrite``: which models are asked for instead of a name, by weight."""
-
-    def __init__(self, texts: Sequence[str], rng: random.Random | None = None) -> None:
-        """``texts`` are ``NAME=MODEL[:WEIGHT],…`` each. Raises ConfigError."""
-        self._rng = rng or random.Random()
-        self._targets: dict[str, tuple[list[str], list[float]]] = {}
-        for text in texts:
-            option = f"--model-rewrite {text}"
-            name, _, targets = text.partition("=")
-            pairs = [target.partition(":") for target in targets.split(",")]
-            weights = [parse_weight(weight or "1", option) for _, _, weight in pairs]
-            if not any(weights):
-                raise ConfigError(f"{option}: all weights are 0")
-            if name in self._targets:
-                raise ConfigError(f"{option}: {name} is rewritten already; give all its models at once")
-            self._targets[name] = [model for model, _, _ in pairs], weights
-
-    def pairs(self) -> Iterator[tuple[str, str]]:
-        """Each name, and each model that is asked for instead of it."""
-        for name, (models, _) in self._targets.items():
-            for model in models:
-                yield name, model
-
-    def apply(self, body: RequestBody) -> RequestBody:
-        """The request for the model that is drawn, or as it is."""
-        targets = self._targets.get(body.model)
-        return body if targets is None else body.with_model(self._rng.choices(*targets)[0])

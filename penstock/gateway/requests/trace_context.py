@@ -1,7 +1,7 @@
-"""W3C trace context: whose trace a request belongs to, and what the model server is told about it.
+"""W3C trace context: reads the trace of a request, and writes the headers that the model server gets.
 
-Level 1 of the recommendation: https://www.w3.org/TR/trace-context/. ``tracestate`` and ``baggage`` are the
-business of others and are passed on as they are.
+Level 1 of the recommendation: https://www.w3.org/TR/trace-context/. ``tracestate`` and ``baggage`` are
+passed on unchanged.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ _FIELDS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """Of one request. Ids are numbers, of 128 and 64 bits."""
+    """Trace context of one request. Trace ids have 128 bits, span ids 64."""
 
     trace_id: int
     parent_id: int | None
-    """The client's span; None: the trace begins here."""
+    """The client's span; None: the trace starts here."""
     span_id: int | None = None
-    """The gateway's; None: it makes none."""
+    """The gateway's span; None: it creates none."""
     sampled: bool = False
-    """Whether spans are to be kept."""
+    """Whether spans of this trace are recorded."""
 
     @property
     def trace_id_hex(self) -> str:
-        """The trace's id as logs have it."""
+        """The trace id as 32 hexadecimal digits, the form used in logs."""
         return f"{self.trace_id:032x}"
 
     @property
     def is_root(self) -> bool:
-        """There is no valid context that a ``tracestate`` would belong to."""
+        """Whether the trace starts here, so that a received ``tracestate`` belongs to no valid context."""
         return self.parent_id is None
 
     @property
     def traceparent(self) -> bytes:
-        """The ``traceparent`` that makes the gateway's span the parent."""
+        """The ``traceparent`` header with the gateway's span as parent."""
         return f"00-{self.trace_id_hex}-{self.span_id:016x}-{int(self.sampled):02x}".encode()
 
 
 def read_traceparent(value: bytes) -> TraceContext | None:
-    """None for what is no ``traceparent``. Later versions may have more fields at the end; their flags are
-    those of version 00."""
+    """Parse a ``traceparent`` header; None when it is invalid. Later versions may append fields; their flags
+    are those of version 00."""
     found = _FIELDS.fullmatch(value)
     if found is None or (found[1] == b"00" and found[5] is not None):
         return None
@@ -57,21 +57,20 @@ def read_traceparent(value: bytes) -> TraceContext | None:
 
 
 class TracePropagator:
-    """What the gateway does with trace contexts.
+    """Continues the traces of clients and starts new ones.
 
-    Without ``spans`` it has no part in traces: contexts are passed on as they are, and none is made (its span
-    would be the parent of others without being there, and its flag would decide for model servers whether to
-    keep theirs).
+    Without ``spans`` the gateway passes contexts on unchanged and starts no trace: its span would be a parent
+    that is never exported, and its sampling flag would decide for the spans of model servers.
     """
 
     def __init__(self, *, spans: bool, ratio: float = 1.0, rng: random.Random | None = None) -> None:
-        """``ratio`` is the share of traces that begin here and are kept; others' are kept if they say so."""
+        """``ratio`` is the sampled share of traces that start here; clients' traces keep their own flag."""
         self._spans = spans
         self._ratio = ratio
         self._rng = rng or random.Random()
 
     def extract(self, headers: Headers) -> TraceContext | None:
-        """The trace that a request with ``headers`` belongs to; None: nobody traces it."""
+        """The trace context of a request with ``headers``; None: it is not traced."""
         given = [value for name, value in headers if name == TRACEPARENT]
         parent = read_traceparent(given[0]) if len(given) == 1 else None
         if not self._spans:
@@ -84,7 +83,7 @@ class TracePropagator:
 
 
 def inject_trace_context(headers: Headers, trace: TraceContext | None) -> Headers:
-    """The headers that the model server gets: with the gateway's span as parent if there is one."""
+    """The headers for the model server, with the gateway's span as parent if it has one."""
     if trace is None or trace.span_id is None:
         return headers
     dropped = {TRACEPARENT, TRACESTATE} if trace.is_root else {TRACEPARENT}

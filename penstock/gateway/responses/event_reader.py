@@ -1,7 +1,7 @@
-"""What one event of a stream says: OpenAI's completions, chat and responses, Anthropic's messages.
+"""Reads one event of a stream: OpenAI's completions, chat and responses, and Anthropic's messages.
 
-One declared type covers all of them, because their field names do not collide; msgspec reads an event of
-200 bytes into it in about a microsecond and checks its syntax on the way.
+One struct covers all of them, because their field names do not collide; msgspec decodes and checks an event
+of 200 bytes in about a microsecond.
 """
 
 from __future__ import annotations
@@ -10,26 +10,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from penstock.gateway.responses.token_usage import TokenUsage, UsageFields, read_usage
+
 DONE = b"[DONE]"
 
 
 class ContentError(ValueError):
-    """Data that is not the JSON of any of the dialects."""
-
-
-class _Details(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    # responses and messages
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
+    """The data is not an event or reply of any of the dialects."""
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -50,15 +37,15 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Response(msgspec.Struct, gc=False):
-    """The object within an event of responses, or the message within one of messages."""
+    """``response`` in an event of the responses API, ``message`` in one of the messages API."""
 
-    usage: _Usage | None = None
+    usage: UsageFields | None = None
 
 
 class _Event(msgspec.Struct, gc=False):
     type: str = ""
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: UsageFields | None = None
     error: msgspec.Raw = msgspec.Raw()
     delta: msgspec.Raw = msgspec.Raw()
     response: _Response | None = None
@@ -71,35 +58,18 @@ _response = msgspec.json.Decoder(_Response)
 
 
 @dataclass(slots=True, frozen=True)
-class TokenUsage:
-    """Tokens as the model server counted them; None: not said."""
-
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-
-    def merged_with(self, later: TokenUsage) -> TokenUsage:
-        """What a later statement leaves unsaid stays: messages say input first and output at the end."""
-        return TokenUsage(
-            self.input_tokens if later.input_tokens is None else later.input_tokens,
-            self.output_tokens if later.output_tokens is None else later.output_tokens,
-            self.cached_tokens if later.cached_tokens is None else later.cached_tokens,
-        )
-
-
-@dataclass(slots=True, frozen=True)
 class ParsedEvent:
-    """Of one event."""
+    """Content of one event."""
 
     tokens: bool = False
-    """It carries generated text, reasoning or tool arguments."""
+    """It has generated text, reasoning or tool arguments."""
     usage: TokenUsage | None = None
     usage_only: bool = False
-    """It was sent for its usage alone (``choices`` is empty): the event that include_usage adds."""
+    """It has only usage (``choices`` is empty): the event that include_usage adds."""
     error: bytes | None = None
-    """JSON of the error that it reports."""
+    """JSON of the error in it."""
     end: bool = False
-    """The protocol's terminator."""
+    """It terminates the stream."""
 
 
 _TERMINATORS = {
@@ -120,7 +90,7 @@ _END = ParsedEvent(end=True)
 
 
 def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
-    """What an event with ``data`` and event field ``name`` means. Raises ContentError."""
+    """Parse an event with ``data`` and event field ``name``. Raises ContentError."""
     if data == DONE:
         return _END
     try:
@@ -131,23 +101,23 @@ def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
 
 
 def read_reply(body: bytes) -> ParsedEvent:
-    """What a whole reply says, one that is not streamed. Raises ContentError."""
+    """Parse the body of a reply that is not streamed. Raises ContentError."""
     try:
         event = _read(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ContentError(f"{error}: {body[:200]!r}") from None
-    return ParsedEvent(usage=_usage(event.usage), error=_error(event), end=True)
+    return ParsedEvent(usage=read_usage(event.usage), error=_error(event), end=True)
 
 
 def _read(data: bytes) -> _Event:
     """Raises MsgspecError, UnicodeDecodeError."""
     if not data.isascii():
-        data.decode()  # msgspec looks only at strings that it returns
+        data.decode()  # msgspec checks the UTF-8 of decoded strings only
     return _event.decode(data)
 
 
 def _parse_chunk(event: _Event) -> ParsedEvent:
-    """Of completions and chat."""
+    """An event of completions or chat."""
     choices = event.choices
     tokens = False
     for choice in choices or ():
@@ -159,14 +129,14 @@ def _parse_chunk(event: _Event) -> ParsedEvent:
         return TOKENS_ONLY if tokens else EMPTY_EVENT
     return ParsedEvent(
         tokens=tokens,
-        usage=_usage(event.usage),
+        usage=read_usage(event.usage),
         usage_only=event.usage is not None and choices == [],
         error=error,
     )
 
 
 def _parse_typed(event: _Event, name: bytes) -> ParsedEvent:
-    """Of responses and messages; a server may leave the type to the event field."""
+    """An event of responses or messages; servers may give the type in the event field only."""
     kind = event.type or name.decode(errors="replace")
     usage = event.usage
     if event.response is not None:
@@ -179,7 +149,7 @@ def _parse_typed(event: _Event, name: bytes) -> ParsedEvent:
     tokens = kind in _TOKENS
     if kind == "content_block_delta" and event.delta:
         tokens = _has_output(_delta.decode(event.delta))
-    return ParsedEvent(tokens=tokens, usage=_usage(usage), error=error, end=kind in _TERMINATORS)
+    return ParsedEvent(tokens=tokens, usage=read_usage(usage), error=error, end=kind in _TERMINATORS)
 
 
 def _has_tokens(choice: _Choice) -> bool:
@@ -187,7 +157,7 @@ def _has_tokens(choice: _Choice) -> bool:
 
 
 def _has_output(delta: _Delta) -> bool:
-    """Whether it has something that was generated."""
+    """Whether it has generated content."""
     return bool(
         delta.content
         or delta.reasoning
@@ -203,15 +173,3 @@ def _has_output(delta: _Delta) -> bool:
 def _error(event: _Event) -> bytes | None:
     raw = bytes(event.error)
     return None if raw in (b"", b"null") else raw
-
-
-def _usage(usage: _Usage | None) -> TokenUsage | None:
-    if usage is None:
-        return None
-    details = usage.prompt_tokens_details or usage.input_tokens_details
-    cached = details.cached_tokens if details is not None else usage.cache_read_input_tokens
-    return TokenUsage(
-        usage.prompt_tokens if usage.input_tokens is None else usage.input_tokens,
-        usage.completion_tokens if usage.output_tokens is None else usage.output_tokens,
-        cached,
-    )

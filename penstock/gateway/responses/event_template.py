@@ -1,7 +1,7 @@
-"""How the events of one stream look alike.
+"""Recognizes events that differ from an earlier one only in their text.
 
-Events with tokens differ from the one before in nothing but their text, as a rule. One that does has the
-meaning of the other, and its JSON is not read again: that is most of what watching a stream costs.
+As a rule, that is how events with tokens differ within a stream. Such an event has the same meaning, and its
+JSON is not parsed again: parsing is most of the cost of observing a stream.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import re
 
 _KEY = rb'"(?:text|content|reasoning|reasoning_content|thinking|partial_json|delta)": ?"'
 _TEXT = rb'(?=[^"])[^"\\\x00-\x1f]*+(?:\\["\\/bfnrt][^"\\\x00-\x1f]*+)*+'
-"""What is between the quotes of a JSON string that is not empty (RFC 8259 §7), without ``\\u`` escapes."""
+"""Content of a JSON string that is not empty (RFC 8259 §7) and has no ``\\u`` escapes."""
 
 _split = re.compile(rb'(.*?%b)%b(".*)' % (_KEY, _TEXT), re.DOTALL).fullmatch
 _is_text = re.compile(_TEXT).fullmatch
 
 MOST_MISSES = 8
-"""Events in a row that differ in more than their text, after which no more are compared."""
+"""Consecutive events that differ in more than their text, after which the template is given up."""
 
 
 class EventTemplate:
-    """Knows the last event with tokens whose meaning was read from its JSON."""
+    """The last event with tokens that was parsed, split around its text."""
 
     __slots__ = ("_head", "_misses", "_tail")
 
@@ -29,10 +29,11 @@ class EventTemplate:
         self._forget()
 
     def _forget(self) -> None:
-        self._head, self._tail = b"\0", b""  # nothing is like it
+        self._head, self._tail = b"\0", b""  # no event starts so
 
     def matches(self, raw: bytes) -> bool:
-        """Whether these bytes are one whole event like the last one, with another text that is not empty."""
+        """Whether these bytes are one complete event that differs from the template only in its text,
+        which is not empty."""
         head, tail = self._head, self._tail
         if not (raw.startswith(head) and raw.endswith(tail)):
             return False
@@ -47,7 +48,7 @@ class EventTemplate:
         return True
 
     def learn(self, raw: bytes) -> None:
-        """An event that did not fit, that has tokens and nothing else to note."""
+        """Take a parsed event as the new template. It did not match, and has tokens and nothing else."""
         self._misses += 1
         parts = _split(raw) if self._misses <= MOST_MISSES else None
         if parts is None:

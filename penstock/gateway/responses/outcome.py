@@ -1,4 +1,4 @@
-"""How a request ended, in one word: every request has exactly one outcome."""
+"""The outcome of a request: every request has exactly one."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class Outcome(enum.StrEnum):
 
     OK = "ok"
     OK_WITHOUT_USAGE = "ok_without_usage"
-    """A whole reply that does not say how many tokens it took."""
+    """A complete reply without token usage."""
     CLIENT_ERROR = "client_error"
     """The model server answered 4xx."""
     CLIENT_DISCONNECT = "client_disconnect"
-    """The client left before its reply was whole."""
+    """The client disconnected before its reply was complete."""
     MODEL_SERVER_ERROR = "model_server_error"
-    """5xx, or an error within a reply that began with 200."""
+    """The model server answered 5xx, or sent an error in a reply with status 200."""
     NETWORK_ERROR = "network_error"
-    """No connection, a broken one, a time-out, or a reply that ends before its terminator."""
+    """No connection, a broken connection, a time-out, or a stream without its terminator."""
     CONTENT_ERROR = "content_error"
-    """A reply that is not what its content type or protocol says."""
+    """The reply violates its content type or protocol."""
     REJECTED = "rejected"
     """The gateway answered itself: no endpoint, overload, a bad request, a missing key."""
 
@@ -35,12 +35,12 @@ ENDPOINT_FAULTS = frozenset({Outcome.NETWORK_ERROR, Outcome.MODEL_SERVER_ERROR, 
 
 
 class TransportResult(enum.Enum):
-    """How the exchange with the model server stopped, as the transport saw it."""
+    """How the exchange with the model server ended at the transport level."""
 
     COMPLETE = enum.auto()
-    """The HTTP reply is whole."""
+    """The HTTP reply is complete."""
     BROKEN = enum.auto()
-    """No connection, or it broke before the reply was whole."""
+    """No connection, or it broke before the reply was complete."""
     TIMEOUT = enum.auto()
     CLIENT_GONE = enum.auto()
 
@@ -48,11 +48,11 @@ class TransportResult(enum.Enum):
 def classify_outcome(ending: TransportResult, status: int | None, seen: Observation, path: str) -> Outcome:
     """The outcome of a request for ``path`` that was sent to an endpoint.
 
-    ``status`` is the model server's, None when it sent none. Only requests for tokens have usage to tell. A
-    stream whose terminator was relayed is whole, whatever happens to the connections afterwards.
+    ``status`` is the model server's, None when it sent none. Only replies to generation requests have usage.
+    A stream whose terminator was relayed is complete, whatever happens to the connections afterwards.
     """
-    whole = ending is TransportResult.COMPLETE or (seen.stream and seen.ended)
-    if not whole:
+    complete = ending is TransportResult.COMPLETE or (seen.stream and seen.ended)
+    if not complete:
         return Outcome.CLIENT_DISCONNECT if ending is TransportResult.CLIENT_GONE else _unfinished(seen)
     if status is None or status >= 500:
         return Outcome.MODEL_SERVER_ERROR
@@ -64,10 +64,11 @@ def classify_outcome(ending: TransportResult, status: int | None, seen: Observat
         return Outcome.CONTENT_ERROR
     if not seen.ended:
         return Outcome.NETWORK_ERROR
-    tells = seen.usage is not None or path not in GENERATION_PATHS
-    return Outcome.OK if tells else Outcome.OK_WITHOUT_USAGE
+    if seen.usage is None and path in GENERATION_PATHS:
+        return Outcome.OK_WITHOUT_USAGE
+    return Outcome.OK
 
 
 def _unfinished(seen: Observation) -> Outcome:
-    """The connection failed; a server that said why has failed itself."""
+    """The connection failed; if the server had sent an error before, the server failed."""
     return Outcome.NETWORK_ERROR if seen.error is None else Outcome.MODEL_SERVER_ERROR

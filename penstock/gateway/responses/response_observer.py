@@ -1,4 +1,4 @@
-"""Watches one reply go by: first token, tokens, usage, errors, end; and what of it the client is to get."""
+"""Observes one reply while it is relayed: tokens, usage, errors, end; may strip its usage event."""
 
 from __future__ import annotations
 
@@ -11,44 +11,45 @@ from penstock.gateway.responses.event_reader import (
     TOKENS_ONLY,
     ContentError,
     ParsedEvent,
-    TokenUsage,
     read_event,
     read_reply,
 )
 from penstock.gateway.responses.event_template import EventTemplate
-from penstock.gateway.responses.sse_parser import Event, SSEError, SSEParser
+from penstock.gateway.responses.token_usage import TokenUsage
+from penstock.streaming.sse_parser import Event, SSEError, SSEParser
 
 _GAP_BOUNDS = ITL.bounds
 
 
 @dataclass(slots=True)
 class Observation:
-    """What was seen so far. Times are seconds of the caller's clock."""
+    """What was observed so far. Times are seconds of the caller's clock."""
 
     stream: bool = False
     """It is an event stream."""
     first_token_at: float | None = None
-    """When the first event with tokens came: not the first byte, a role, a comment."""
+    """When the first event with tokens came; roles and comments do not count."""
     last_token_at: float | None = None
     token_events: int = 0
     itl_bucket_counts: list[int] = field(default_factory=lambda: [0] * (len(_GAP_BOUNDS) + 1))
-    """How many of the times between events with tokens are in each bucket of :data:`.names.ITL`."""
+    """Intervals between events with tokens, counted by the buckets of
+    :data:`penstock.gateway.metric_definitions.ITL`."""
     usage: TokenUsage | None = None
-    """The last one said; statements before it are not added up."""
+    """The latest counts reported; earlier ones are not added."""
     error: bytes | None = None
     """JSON of the first error event."""
     ended: bool = False
-    """The protocol's terminator came."""
+    """The terminator of the stream came, or the whole body of another reply."""
     content_problem: str | None = None
-    """Why the content cannot be understood; the bytes are relayed nevertheless."""
+    """Why the content cannot be parsed; the bytes are relayed nevertheless."""
 
 
 @dataclass(slots=True)
 class StreamObserver:
-    """Of a ``text/event-stream``.
+    """Observes a ``text/event-stream``.
 
-    With ``strip_usage`` the event that carries nothing but usage is taken out: the gateway asked for it,
-    the client did not. Then an event is passed on once it is complete; otherwise every byte at once.
+    With ``strip_usage`` the usage event is removed: the gateway requested it, the client did not. Events are
+    then passed on when they are complete, otherwise bytes are passed on as they come.
     """
 
     strip_usage: bool = False
@@ -56,14 +57,14 @@ class StreamObserver:
     _parser: SSEParser = field(default_factory=SSEParser)
     _template: EventTemplate = field(default_factory=EventTemplate)
     _between_events: bool = False
-    """What comes next begins an event: the parser says so, which most events do not reach."""
+    """The next byte starts an event. A copy of the parser's state, since most events bypass the parser."""
     _broken: bool = False
-    """It cannot be cut into events any more."""
+    """The parser has failed."""
     _dropped: bool = False
-    """The last event was not passed on."""
+    """The last event was removed."""
 
     def feed(self, chunk: bytes, now: float) -> bytes:
-        """The next bytes of the stream; returns what to pass on."""
+        """Observe the next bytes of the stream; returns the bytes to pass on."""
         if self._between_events and self._template.matches(chunk):
             self._count_tokens(now)
             self._dropped = False
@@ -85,23 +86,23 @@ class StreamObserver:
         return b"".join([event.raw for event in events if self._is_kept(event, now)])
 
     def finish(self, now: float) -> bytes:
-        """The server has ended the stream in order; returns what was held back.
+        """The server has ended the stream in order; returns the bytes held back.
 
-        An event whose empty line is missing is read as well where it is whole: some servers end so.
+        A last event without its empty line is read too if it is complete: some servers end streams so.
         """
         pending = self._parser.pending
         seen = self.seen
         if not pending or self._broken:
             return b""
-        malformed = seen.content_problem
+        problem = seen.content_problem
         meaning = EMPTY_EVENT
         for event in self._parser.feed(b"\n\n"):
             meaning = self._read(event, now)
-        seen.content_problem = malformed  # an event that was cut off says nothing about the content
+        seen.content_problem = problem  # a truncated event is no fault of the content
         return pending if self.strip_usage and not meaning.usage_only else b""
 
     def _is_kept(self, event: Event, now: float) -> bool:
-        """Not the usage event, nor what is left of its line ends."""
+        """Whether an event is passed on: not the usage event, and not the rest of its line ends."""
         usage_only = self._read(event, now).usage_only
         rest = self._dropped and event.raw == b"\n"
         self._dropped = usage_only
@@ -145,7 +146,7 @@ class StreamObserver:
 
 @dataclass(slots=True)
 class ReplyObserver:
-    """Of a body that is not streamed. ``json`` says whether it must be JSON; it is read when it is whole."""
+    """Observes a body that is not streamed. With ``json`` it must be JSON; it is parsed when complete."""
 
     json: bool = True
     max_bytes: int = 64 << 20
@@ -153,16 +154,16 @@ class ReplyObserver:
     _body: bytearray = field(default_factory=bytearray)
 
     def feed(self, chunk: bytes, now: float) -> bytes:
-        """The next bytes; all of them are passed on."""
+        """Observe the next bytes; all of them are passed on."""
         if self.json and len(self._body) <= self.max_bytes:
             self._body += chunk
         return chunk
 
     def finish(self, now: float) -> bytes:
-        """The body is whole."""
+        """The body is complete."""
         seen = self.seen
         if self.json and len(self._body) > self.max_bytes:
-            seen.content_problem = f"a reply of more than {self.max_bytes} bytes"
+            seen.content_problem = f"the reply is larger than {self.max_bytes} bytes"
         elif self.json:
             try:
                 meaning = read_reply(bytes(self._body))

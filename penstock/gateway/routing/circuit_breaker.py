@@ -1,4 +1,4 @@
-"""Keeps requests away from an endpoint that fails, and finds out when it has recovered."""
+"""Circuit breaker: stops sending requests to a failing endpoint, and probes whether it has recovered."""
 
 from __future__ import annotations
 
@@ -7,34 +7,33 @@ from dataclasses import dataclass
 from penstock.gateway.responses.outcome import ENDPOINT_FAULTS, Outcome
 
 CONSECUTIVE_FAILURES = 3
-"""Failures in a row that open the breaker; a fast failing endpoint makes them within milliseconds."""
+"""Consecutive failures that open the breaker; an endpoint that fails fast has them within milliseconds."""
 WINDOW_S = 10.0
 FAILURE_RATIO = 0.5
 MIN_REQUESTS = 10
-"""It also opens when at least SHARE of at least LEAST requests that ended within about WINDOW_S failed."""
+"""It also opens when FAILURE_RATIO of at least MIN_REQUESTS requests within about WINDOW_S failed."""
 FIRST_OPEN_S = 1.0
 MAX_OPEN_S = 30.0
-"""How long it stays open: doubled each time a probe fails."""
+"""Seconds that it stays open: the first time, and at most; doubled each time a probe fails."""
 
 
 @dataclass(slots=True)
 class CircuitBreaker:
-    """Closed: every request may go. Open: none. Half open, after a pause: one at a time, the probe.
+    """Closed: requests are sent. Open: none is sent. Half open, after a pause: one at a time, the probe.
 
-    Only what an endpoint is to blame for counts as failure: network errors, 5xx, broken streams; never 4xx
-    or clients that leave. Times are seconds of any monotonic clock.
+    Only faults of the endpoint count as failures: network errors, 5xx, broken streams; never 4xx or clients
+    that disconnect. Times are seconds of any monotonic clock.
     """
 
     _consecutive_failures: int = 0
-    """Failures in a row."""
     _request_count: float = 0.0
     _failure_count: float = 0.0
-    """Requests that ended and failed lately; both decay with time."""
+    """Recent requests and failures; both decay with time."""
     _counted_at: float = 0.0
     _open_until: float | None = None
     _open_s: float = FIRST_OPEN_S
     _probe_until: float = 0.0
-    """A probe is on its way; it counts as lost at this time."""
+    """When the probe in flight counts as lost."""
 
     @property
     def closed(self) -> bool:
@@ -45,12 +44,12 @@ class CircuitBreaker:
         return self._open_until is None or (now >= self._open_until and now >= self._probe_until)
 
     def request_sent(self, now: float) -> None:
-        """A request is sent; while half open it is the probe."""
+        """A request is sent; in the half-open state it is the probe."""
         if self._open_until is not None:
             self._probe_until = now + MAX_OPEN_S
 
     def record_outcome(self, outcome: Outcome, now: float, sent_at: float) -> None:
-        """A request that was sent has ended so."""
+        """A request sent at ``sent_at`` has ended with this outcome."""
         if outcome in ENDPOINT_FAULTS:
             self.record_failure(now, sent_at)
         elif outcome is Outcome.CLIENT_DISCONNECT:
@@ -59,7 +58,7 @@ class CircuitBreaker:
             self.record_success(now, sent_at)
 
     def release_probe(self) -> None:
-        """The request ended without telling anything about the endpoint (its client left)."""
+        """The request says nothing about the endpoint, for example because its client disconnected."""
         self._probe_until = 0.0
 
     def record_success(self, now: float, sent_at: float) -> None:
@@ -86,7 +85,7 @@ class CircuitBreaker:
             self._open(now)
 
     def _is_probe(self, sent_at: float) -> bool:
-        """Long replies that began before it opened end while it is half open: they tell of the past."""
+        """Whether the request was sent while half open: replies that started earlier do not close it."""
         return self._open_until is not None and sent_at >= self._open_until
 
     def _open(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""From what the operator names to the endpoints that it stands for: files that change, names that resolve."""
+"""Finds endpoints: reads the endpoints file when it changes, and resolves host names."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ResolvedEndpoint:
-    """One endpoint to be."""
+    """One endpoint found."""
 
     url: str
-    """As the operator named it."""
+    """URL as configured."""
     address: str | None = None
-    """The address of the several that its name has; None: the name itself is connected to."""
+    """One of several addresses of the host name; None: connections are made to the name itself."""
     destination: str = ""
-    """IP address and port, as Envoy takes it; empty: the name does not resolve."""
+    """IP address and port, the form that Envoy takes; empty: the name does not resolve."""
 
     @property
     def label(self) -> str:
-        """What it is called in metrics and logs: its own URL."""
+        """URL of this one endpoint, used in metrics and logs."""
         if self.address is None:
             return self.url
         return f"{urlsplit(self.url).scheme}://{host_and_port(self.address, port_of(self.url))}"
 
 
 def host_and_port(address: str, port: int) -> str:
-    """With brackets around an IPv6 address."""
+    """``address:port``, with brackets around an IPv6 address."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 async def resolve(urls: Iterable[str], known: Sequence[ResolvedEndpoint] = ()) -> list[ResolvedEndpoint]:
-    """One target for each address of each name. A name that does not resolve keeps those that it had among
-    ``known``: name servers fail more often than all that they name. Without any it stands for itself: it is
-    an endpoint that cannot be reached, and shows up as one."""
+    """One endpoint for each address of each host name. A name that does not resolve keeps its endpoints among
+    ``known``, because name servers fail more often than all the hosts of a name. Without any it becomes one
+    endpoint by its name, so that it shows up as unreachable."""
     found: list[ResolvedEndpoint] = []
     for url in urls:
         host = urlsplit(url).hostname
@@ -60,7 +60,7 @@ async def resolve(urls: Iterable[str], known: Sequence[ResolvedEndpoint] = ()) -
                 found += before
                 continue
         addresses = sorted({str(info[4][0]) for info in infos})
-        if len(addresses) > 1 and host != "localhost":  # which has one per protocol, for the same server
+        if len(addresses) > 1 and host != "localhost":  # one server with an address per protocol
             found += [
                 ResolvedEndpoint(url, address, host_and_port(address, port_of(url))) for address in addresses
             ]
@@ -71,18 +71,18 @@ async def resolve(urls: Iterable[str], known: Sequence[ResolvedEndpoint] = ()) -
 
 
 class EndpointsFile:
-    """A file with URLs, see :func:`read_endpoints`; read again whenever it has changed."""
+    """A file of URLs, see :func:`read_endpoints`, that is read again when it has changed."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._stamp: tuple[int, int] | None = None
         self._urls: list[str] = []
         self._problem = ""
-        """Why it cannot be used, as it was logged last: it is looked at every second."""
+        """The problem logged last, so that it is not logged every second."""
 
     def urls(self) -> list[str]:
-        """What the file says. Raises ConfigError for a file that cannot be used when it is read first; later
-        the last good one counts."""
+        """URLs in the file. Raises ConfigError when it is invalid at the first read; later the last valid
+        contents stay in effect."""
         try:
             status = self._path.stat()
             stamp = status.st_mtime_ns, status.st_size
@@ -101,11 +101,11 @@ class EndpointsFile:
 
 
 def read_endpoints(text: str) -> list[str]:
-    """URLs of an endpoints file: YAML, a list of them, or a mapping with such a list as ``endpoints``; or
-    nothing but URLs, one on each line. Raises ValueError."""
-    import yaml  # tens of milliseconds, for those who have such a file
+    """URLs of an endpoints file: a YAML list, a YAML mapping with such a list as ``endpoints``, or plain text
+    with one URL on each line. Raises ValueError."""
+    import yaml  # takes tens of milliseconds, needed only with such a file
 
-    bare = _COMMENT.sub("", text)  # YAML takes none between the lines of a text
+    bare = _COMMENT.sub("", text)  # YAML allows no comments between the lines of a scalar
     try:
         said = yaml.safe_load(bare)
         if isinstance(said, dict):

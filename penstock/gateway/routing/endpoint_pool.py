@@ -1,4 +1,4 @@
-"""The endpoints of a gateway, and the connections to them."""
+"""The endpoints of a gateway, their connections, and the scraping of their load."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from penstock.gateway.relay.attempt import Timeouts
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.load_scrape import NoLoadError, read_load
 from penstock.gateway.upstream.http_client import ConnectionPool, Headers, UpstreamError, request_bytes
+from penstock.gateway.upstream.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
 
 MOST_SCRAPE_BYTES = 16 << 20
 FAILING_STATUSES = frozenset({500, 502, 503, 504})
-"""Of a scrape: the server is in trouble. With any other it has no such page, or does not show it."""
+"""Scrape statuses of a failing server. Others mean that it has no metrics page, or denies access."""
 
 
 class EndpointPool:
-    """Endpoints with their connections. Endpoints come and go; requests in flight keep theirs."""
+    """Endpoints with their connections. Requests in flight keep the connection of a removed endpoint."""
 
     def __init__(
-        self, timeouts: Timeouts, on_gone: Callable[[Endpoint], None], api_key: str | None = None
+        self, timeouts: Timeouts, on_removed: Callable[[Endpoint], None], api_key: str | None = None
     ) -> None:
-        """``on_gone`` is told of endpoints that are taken out; ``api_key`` is presented to read loads."""
+        """``on_removed`` is called with removed endpoints; ``api_key`` is sent with scrapes."""
         self._timeouts = timeouts
         self._scrape_headers: Headers = []
         if api_key is not None:
             self._scrape_headers.append((b"authorization", b"Bearer " + api_key.encode()))
-        self._on_removed = on_gone
+        self._on_removed = on_removed
         self._connections: dict[Endpoint, ConnectionPool] = {}
 
     @property
@@ -38,17 +38,17 @@ class EndpointPool:
         return list(self._connections)
 
     def update(self, targets: Iterable[ResolvedEndpoint]) -> None:
-        """From here on these are the endpoints; those that stay keep all that is known about them."""
+        """Replace the endpoints; those that stay keep their state and connections."""
         wanted = {target.label: target for target in targets}
         known = {endpoint.url: endpoint for endpoint in self._connections}
         for url, endpoint in known.items():
             if url not in wanted:
-                log.info("endpoint %s is taken out", url)
+                log.info("endpoint %s removed", url)
                 self._connections.pop(endpoint).close()
                 self._on_removed(endpoint)
         for url, target in wanted.items():
             if url not in known:
-                log.info("endpoint %s is taken in", url)
+                log.info("endpoint %s added", url)
                 known[url] = Endpoint(url)
                 self._connections[known[url]] = ConnectionPool(
                     target.url, address=target.address, connect_timeout_s=self._timeouts.connect
@@ -56,11 +56,11 @@ class EndpointPool:
             known[url].destination = target.destination
 
     def connections(self, endpoint: Endpoint) -> ConnectionPool:
-        """Raises UpstreamError when the endpoint was taken out."""
+        """Connections to the endpoint. Raises UpstreamError when it was removed."""
         try:
             return self._connections[endpoint]
         except KeyError:
-            raise UpstreamError("the endpoint was taken out") from None
+            raise UpstreamError("the endpoint was removed") from None
 
     def close(self) -> None:
         for connections in self._connections.values():
@@ -69,7 +69,7 @@ class EndpointPool:
     # -- loads
 
     async def scrape_loop(self, interval_s: float) -> None:
-        """Read every endpoint's load every ``interval_s`` seconds, each at its own pace."""
+        """Scrape every endpoint every ``interval_s`` seconds; a slow endpoint does not delay the others."""
         running: dict[Endpoint, asyncio.Task[None]] = {}
         try:
             while True:
@@ -90,19 +90,19 @@ class EndpointPool:
                 load = await self.read_load(endpoint)
         except NoLoadError as error:
             if endpoint.reports_load:
-                log.warning("endpoint %s tells no load: %s", endpoint.url, error)
+                log.warning("endpoint %s reports no load: %s", endpoint.url, error)
             endpoint.scrape_had_no_load()
         except (UpstreamError, TimeoutError) as error:
             if endpoint.scrape_failures == 1:
-                log.warning("endpoint %s cannot be read: %s", endpoint.url, str(error) or "it takes too long")
+                log.warning("endpoint %s cannot be scraped: %s", endpoint.url, str(error) or "time-out")
             endpoint.scrape_failed()
         else:
             if endpoint.scrape_failures > 1:
-                log.info("endpoint %s can be read again", endpoint.url)
+                log.info("endpoint %s can be scraped again", endpoint.url)
             endpoint.scrape_succeeded(load, began)
 
     async def read_load(self, endpoint: Endpoint) -> EndpointLoad:
-        """The endpoint's load as its /metrics says. Raises UpstreamError, NoLoadError."""
+        """Scrape the endpoint's /metrics once. Raises UpstreamError, NoLoadError."""
         connections = self.connections(endpoint)
         connection = await connections.acquire()
         page = _ScrapeReceiver()
@@ -120,7 +120,7 @@ class EndpointPool:
 
 
 class _ScrapeReceiver:
-    """Receives a short reply."""
+    """Receives the reply to a scrape."""
 
     def __init__(self) -> None:
         self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()

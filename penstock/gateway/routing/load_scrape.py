@@ -1,6 +1,6 @@
-"""An endpoint's load from its ``/metrics``, whatever kind of server it is.
+"""Reads an endpoint's load from its ``/metrics``, for several kinds of servers.
 
-Only the lines of the names below are read: a scrape of a large server is hundreds of kilobytes, several
+Only lines with the names below are parsed: a scrape of a large server is hundreds of kilobytes, several
 times a second for each of many endpoints.
 """
 
@@ -37,13 +37,12 @@ _LABEL = re.compile(rb'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 
 class NoLoadError(ValueError):
-    """A reply to a scrape that says nothing about load: by a server that is there, but does not measure, or
-    does not tell us."""
+    """A scrape found no load: the server is up, but does not export it, or denies access."""
 
 
 def read_load(text: bytes) -> EndpointLoad:
-    """The load in an exposition. Several series of a name are several engines: requests are added up, of KV
-    use the highest counts. Raises NoLoadError when none of the known names is in it."""
+    """The load in an exposition. Several series of a name are several engines: requests are summed, KV use is
+    the maximum. Raises NoLoadError when it has none of the known names."""
     waiting, running, kv_used = 0.0, 0.0, 0.0
     adapters: frozenset[str] = frozenset()
     max_adapters, newest = 0, -1.0
@@ -57,11 +56,11 @@ def read_load(text: bytes) -> EndpointLoad:
             running += value
         elif name in _KV_USED:
             kv_used = max(kv_used, value)
-        elif value > newest:  # the value of a series is when it was written; old ones stay
+        elif value > newest:  # the value of a series is its timestamp; old series stay
             newest = value
             adapters, max_adapters = _read_adapters(dict(_LABEL.findall(labels)))
     if not found:
-        raise NoLoadError("none of the known names of load metrics is in its /metrics")
+        raise NoLoadError("its /metrics has none of the known load metrics")
     return EndpointLoad(int(waiting), int(running), min(kv_used, 1.0), adapters, max_adapters)
 
 
@@ -73,7 +72,7 @@ def _read_adapters(labels: dict[bytes, bytes]) -> tuple[frozenset[str], int]:
 
 
 def _number(raw: bytes) -> float:
-    """Not a number counts as nothing."""
+    """The value of a sample; 0 for what is not a finite number of at least 0."""
     try:
         value = float(raw)
     except ValueError:

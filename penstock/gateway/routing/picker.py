@@ -1,4 +1,4 @@
-"""Which endpoint a request goes to: filters, weighted scorers, and one of two ways to choose by score."""
+"""Picks the endpoint for a request: filters, weighted scorers, and a choice by score."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.prefix_affinity import PrefixIndex, prefix_blocks
 
 MOST_SESSIONS = 1 << 16
-"""Sessions remembered; the least recently used one is forgotten first."""
+"""Sessions remembered; the least recently used ones are evicted."""
 
 
 @dataclass(slots=True)
 class PickRequest:
-    """What picking looks at."""
+    """The properties of a request that picking uses."""
 
     model: str = ""
     blocks: Sequence[int] = ()
-    """Of :func:`penstock.gateway.routing.prefix_affinity.prefix_blocks`."""
+    """Hashes from :func:`penstock.gateway.routing.prefix_affinity.prefix_blocks`."""
     session: str | None = None
     tokens: int = 0
     """Estimated prompt tokens."""
     priority: int = 0
-    """Negative: may be shed when all endpoints are saturated."""
+    """Negative: the request is rejected when all endpoints are saturated."""
     ttft_slo_s: float | None = None
     subset: frozenset[str] | None = None
-    """URLs among which the client's gateway allows to choose."""
+    """URLs of the endpoints that Envoy allows; None: all."""
     tried: set[Endpoint] = field(default_factory=set)
-    """Endpoints that failed this request already."""
+    """Endpoints that this request was sent to before."""
 
 
 def pick_request(body: RequestBody | None, session: str | None, ttft_slo_s: float | None) -> PickRequest:
-    """What picking looks at in a request; ``body`` is None where it is not one for generation."""
+    """The properties of a request for picking; ``body`` is None when the request does not generate."""
     request = PickRequest(session=session, ttft_slo_s=ttft_slo_s)
     if body is not None:
         request.model, request.priority, request.tokens = body.model, body.priority, body.tokens
@@ -45,7 +45,7 @@ def pick_request(body: RequestBody | None, session: str | None, ttft_slo_s: floa
 
 
 class NoEndpointError(Exception):
-    """No endpoint is to get the request. ``status`` is 429 or 503, ``reason`` a label's value."""
+    """No endpoint may be sent the request. ``status`` is 429 or 503, ``reason`` a value of the label."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -54,27 +54,28 @@ class NoEndpointError(Exception):
 
 
 Scorer = Callable[[PickRequest, Sequence[Endpoint], float], list[float]]
-"""(request, candidates, now) to one score per candidate, 0 (worst) to 1."""
+"""Maps (request, candidates, now) to one score per candidate, 0 (worst) to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class PickerLimits:
-    """When an endpoint is saturated, and how far affinity may go."""
+    """When an endpoint is saturated, and when affinity is ignored."""
 
     waiting: int = 5
-    """Requests waiting at an endpoint from which on it is saturated."""
+    """An endpoint with at least this many waiting requests is saturated."""
     kv_used: float = 0.95
+    """An endpoint with at least this share of its KV cache in use is saturated."""
     affinity_excess: float = 1.5
-    """Affinity is ignored for an endpoint with more requests than this times the least loaded one's, plus
-    :data:`AFFINITY_SLACK`."""
+    """Affinity is ignored for an endpoint with more requests than this multiple of those at the least
+    loaded one, plus :data:`AFFINITY_SLACK`."""
 
 
 AFFINITY_SLACK = 8
-"""Requests: below it a factor says nothing."""
+"""Requests; with fewer a multiple is meaningless."""
 
 
 class Picker:
-    """Picks, and remembers picks for affinity."""
+    """Picks endpoints, and remembers the picks for affinity."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class Picker:
         scraped: bool = True,
         rng: random.Random | None = None,
     ) -> None:
-        """``weights`` by scorer name, see :data:`SCORERS`; ``scraped``: loads are read from the endpoints."""
+        """``weights`` by scorer name, see :data:`SCORERS`; ``scraped``: loads are scraped."""
         self.index = PrefixIndex()
         self._limits = limits or PickerLimits()
         self._choose = choose
@@ -100,14 +101,14 @@ class Picker:
         self._scorers = [(scorers[name], weight) for name, weight in weights.items() if weight]
 
     def pick(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> Endpoint:
-        """The endpoint to send ``request`` to. Raises Refusal."""
+        """The endpoint to send ``request`` to. Raises NoEndpointError."""
         return self.ranked(request, endpoints, now, 1)[0]
 
     def ranked(
         self, request: PickRequest, endpoints: Sequence[Endpoint], now: float, most: int
     ) -> list[Endpoint]:
-        """The endpoint to send ``request`` to, and behind it those to try when it fails, the best ones first:
-        at most ``most`` in all. Raises Refusal."""
+        """The endpoint to send ``request`` to, followed by those for retries, best first; at most ``most`` in
+        all. Raises NoEndpointError."""
         candidates = self._candidates(request, endpoints, now)
         if len(candidates) == 1:
             return [self._remember_pick(request, candidates[0])]
@@ -122,8 +123,15 @@ class Picker:
         rest = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
         return [picked, *(candidates[row] for row in rest if row != choice)][:most]
 
+    def has_candidate(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> bool:
+        """Whether :meth:`pick` would find an endpoint."""
+        try:
+            return bool(self._candidates(request, endpoints, now))
+        except NoEndpointError:
+            return False
+
     def forget(self, endpoint: Endpoint) -> None:
-        """The endpoint is no longer in the pool."""
+        """Remove the memory of an endpoint that has left the pool."""
         self.index.forget(endpoint)
         for session in [key for key, value in self._sessions.items() if value is endpoint]:
             del self._sessions[session]
@@ -195,7 +203,7 @@ class Picker:
         return self._bounded([float(endpoint is last) for endpoint in endpoints], endpoints)
 
     def _bounded(self, scores: list[float], endpoints: Sequence[Endpoint]) -> list[float]:
-        """Affinity, but not to an endpoint that has much more to do than another one."""
+        """Affinity scores, 0 for endpoints with many more requests than the least loaded one."""
         if not any(scores):
             return scores
         busy = _requests(endpoints)
@@ -207,17 +215,17 @@ class Picker:
 
 
 def _requests(endpoints: Sequence[Endpoint]) -> list[int]:
-    """Requests at each endpoint, wherever they came from: what it said, and what it cannot have counted."""
+    """Requests at each endpoint from all clients: its scraped counts, plus requests sent since."""
     counts = []
     for endpoint in endpoints:
         load = endpoint.load
-        told = load.waiting + load.running + endpoint.sent_since_scrape
-        counts.append(told if told > endpoint.in_flight else endpoint.in_flight)
+        count = load.waiting + load.running + endpoint.sent_since_scrape
+        counts.append(count if count > endpoint.in_flight else endpoint.in_flight)
     return counts
 
 
 def _fewest(counts: list[int]) -> list[float]:
-    """Counts to scores: 1 for the smallest, 0 for the largest, all 1 when they are equal."""
+    """Scores from counts: 1 for the smallest, 0 for the largest, all 1 when they are equal."""
     low, high = min(counts), max(counts)
     if high == low:
         return [1.0] * len(counts)
@@ -241,7 +249,7 @@ def _tokens(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> 
 
 
 def _lora(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
-    """1 where the adapter of that name is loaded, 0.5 where there is room for one."""
+    """1 where the adapter of that name is loaded, 0.5 where there is room for it."""
     scores = []
     for endpoint in endpoints:
         load = endpoint.load
@@ -251,7 +259,7 @@ def _lora(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> li
 
 
 def _slo(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
-    """How far the mean time to first token stays below the objective, as a share of it."""
+    """Distance of the average time to first token below the objective, as a share of the objective."""
     slo = request.ttft_slo_s
     if slo is None:
         return [0.0] * len(endpoints)

@@ -1,4 +1,4 @@
-"""Which endpoints have seen which beginnings of prompts lately, and may have them in their prefix caches."""
+"""Which prompt prefixes were sent to which endpoints lately, and may be in their prefix caches."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from penstock.gateway.routing.endpoint import Endpoint
 
 BLOCK_BYTES = 256
-"""Of prompt text per block: about 64 tokens of English."""
+"""Bytes of prompt text per block, about 64 tokens of English."""
 MOST_BLOCKS = 128
-"""Blocks looked at per prompt, 32 KiB of text: beyond that the match decides nothing any more."""
+"""Blocks compared per prompt, 32 KiB of text: longer matches make no difference to the choice."""
 
 
 def prefix_blocks(model: str, prompt: bytes) -> list[int]:
-    """Hashes of the prompt's whole blocks, each standing for all the text before it too.
+    """Hashes of the prompt's complete blocks; each hash includes all the text before its block.
 
-    Python's own: 64 bits, the same within one process. Where two meet, a pick is no better than without
-    affinity.
+    These are Python's hashes: 64 bits, stable within one process. After a collision a pick is no better than
+    without affinity.
     """
     latest = hash(model)
     hashes = []
@@ -28,8 +28,8 @@ def prefix_blocks(model: str, prompt: bytes) -> list[int]:
 
 
 class PrefixIndex:
-    """Block hash to the endpoints that were sent it, as a set of bits. Bounded: the least recently used
-    blocks are forgotten."""
+    """Maps block hashes to the set of endpoints that were sent the block, as bits. Least recently used blocks
+    are evicted."""
 
     def __init__(self, most_blocks: int = 1 << 17) -> None:
         self._most_blocks = most_blocks
@@ -39,7 +39,7 @@ class PrefixIndex:
         self._free: list[int] = []
 
     def matched(self, blocks: Sequence[int], endpoints: Sequence[Endpoint]) -> list[int]:
-        """For each endpoint how many blocks from the beginning it was sent before."""
+        """Length of the longest known prefix, in blocks, for each endpoint."""
         numbers = [self._number.get(endpoint, -1) for endpoint in endpoints]
         lengths = dict.fromkeys(numbers, 0)
         alive = 0
@@ -57,7 +57,7 @@ class PrefixIndex:
         return [lengths[number] for number in numbers]
 
     def note(self, blocks: Sequence[int], endpoint: Endpoint) -> None:
-        """The endpoint is sent a prompt with these blocks."""
+        """Record that the endpoint is sent a prompt with these blocks."""
         bit = 1 << self._number_of(endpoint)
         for block in blocks:
             self._bits[block] = self._bits.pop(block, 0) | bit
@@ -65,7 +65,7 @@ class PrefixIndex:
             self._bits.popitem(last=False)
 
     def forget(self, endpoint: Endpoint) -> None:
-        """The endpoint is gone, or has lost its cache."""
+        """Remove an endpoint: it left the pool, or lost its cache."""
         number = self._number.pop(endpoint, None)
         if number is None:
             return

@@ -1,4 +1,4 @@
-"""The gateway's metrics: every request counted once, with its outcome."""
+"""The gateway's metrics: every request is counted once, with its outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.gateway import metric_definitions
 from penstock.gateway.metric_definitions import Metric, MetricsDialect
-from penstock.gateway.relay.relay import RequestRecord
+from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.metrics.exposition import render
@@ -25,19 +25,19 @@ OTHER = "other"
 
 @dataclass(frozen=True, slots=True)
 class MetricsOptions:
-    """How metrics are told."""
+    """How metrics are exposed."""
 
     compat: Literal["none", "llm-d", "gie"] = "none"
-    """The dialect to speak beside our own."""
+    """The dialect exposed in addition to our own."""
     most_models: int = 64
-    """Pairs of a model's name and what is asked for instead that have series of their own. Clients make names
-    up, and each would cost memory for ever: those beyond are :data:`OTHER`."""
+    """Pairs of a model and its rewritten model with their own series. Clients can invent names, and each
+    would cost memory for ever: pairs beyond this number are :data:`OTHER`."""
     pool: str = "penstock"
-    """What other dialects call the pool of endpoints."""
+    """Name of the pool of endpoints in other dialects."""
 
 
 class RequestLabels(NamedTuple):
-    """What requests are told apart by; each combination that occurs costs memory for ever."""
+    """Label values that distinguish requests; each combination that occurs costs memory for ever."""
 
     model: str
     target_model: str
@@ -47,13 +47,13 @@ class RequestLabels(NamedTuple):
     """Sign of the request's priority."""
 
     def label_values(self) -> dict[str, str]:
-        """Values of our labels, and of those that only other dialects have."""
+        """Values by label name, including labels that only other dialects have."""
         named = {name: str(value) for name, value in self._asdict().items()}
         return {**named, "error_code": error_code(self)}
 
 
 def error_code(key: RequestLabels) -> str:
-    """What endpoint pickers call it."""
+    """The error code of the endpoint pickers' dialects."""
     if key.outcome is Outcome.REJECTED:
         return _REJECTED_CODES.get(key.status, "Unknown")
     return "Unknown" if key.outcome is Outcome.CLIENT_DISCONNECT else "ModelServerError"
@@ -70,7 +70,7 @@ _REJECTED_CODES = {
 
 
 class GatewayMetrics:
-    """Latencies are recorded for all requests, whatever became of them, with the outcome as label."""
+    """Metrics of requests and endpoints. Latencies of all requests are recorded, with their outcome."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class GatewayMetrics:
         rewritten: Iterable[tuple[str, str]] = (),
         spans: Mapping[str, int] | None = None,
     ) -> None:
-        """``rewritten`` are the models that the operator has named, and what is asked for instead: they have
-        series in any case. ``spans`` counts spans, if there are any, by what became of them."""
+        """``rewritten`` are pairs of a model and its rewritten model from the configuration; they always have
+        series. ``spans`` counts spans by state."""
         self._endpoints = endpoints
         self._options = options or MetricsOptions()
         self._dialects: list[MetricsDialect] = ["own"]
@@ -91,7 +91,7 @@ class GatewayMetrics:
         self._running: set[RequestRecord] = set()
         self._requests: Counter[RequestLabels] = Counter()
         self._histograms: dict[Metric, dict[RequestLabels, Histogram]] = {
-            measure: {} for measure in metric_definitions.METRICS if measure.kind is MetricKind.HISTOGRAM
+            metric: {} for metric in metric_definitions.METRICS if metric.kind is MetricKind.HISTOGRAM
         }
         self._tokens: Counter[Labels] = Counter()
         self._rejections: Counter[str] = Counter()
@@ -106,15 +106,15 @@ class GatewayMetrics:
     # -- requests
 
     def request_started(self, record: RequestRecord) -> None:
-        """A request has come."""
+        """A request has arrived."""
         self._running.add(record)
 
     def release(self, record: RequestRecord) -> None:
-        """The request keeps nobody busy any more; what became of it may be told later."""
+        """The request is no longer in flight; its outcome may come later."""
         self._running.discard(record)
 
     def request_ended(self, record: RequestRecord) -> None:
-        """A request has ended, and it is known how."""
+        """A request has ended with an outcome."""
         self._running.discard(record)
         model, target_model = self._model_labels(record)
         priority = (record.priority > 0) - (record.priority < 0)
@@ -144,46 +144,46 @@ class GatewayMetrics:
             self._histogram(metric_definitions.ITL, key).merge(seen.itl_bucket_counts, streaming)
 
     def _count_tokens(self, record: RequestRecord, key: RequestLabels) -> int:
-        """Returns the output tokens, as well as they are known: what a stream has said before it broke may be
-        less than what has come (messages begin with an output of one token)."""
+        """Count tokens; returns the output tokens. In a broken stream the usage may report fewer than were
+        received (messages start with an output of one token); the events count then."""
         seen = record.seen
         usage, output = seen.usage, seen.token_events
         source = "events"
         if usage is not None:
             if usage.output_tokens is not None and (seen.ended or usage.output_tokens >= output):
                 output, source = usage.output_tokens, "usage"
-            for kind, measure, count in (
+            for kind, metric, count in (
                 ("input", metric_definitions.INPUT_TOKENS, usage.input_tokens),
                 ("cached", metric_definitions.CACHED_TOKENS, usage.cached_tokens),
             ):
                 if count is not None:
                     self._tokens[key.model, key.target_model, kind, "usage"] += count
-                    self._observe(measure, key, count)
+                    self._observe(metric, key, count)
         if output:
             self._tokens[key.model, key.target_model, "output", source] += output
             self._observe(metric_definitions.OUTPUT_TOKENS, key, output)
         return output
 
-    def _observe(self, measure: Metric, key: RequestLabels, value: float) -> None:
-        self._histogram(measure, key).add(value)
+    def _observe(self, metric: Metric, key: RequestLabels, value: float) -> None:
+        self._histogram(metric, key).add(value)
 
-    def _histogram(self, measure: Metric, key: RequestLabels) -> Histogram:
-        histograms = self._histograms[measure]
+    def _histogram(self, metric: Metric, key: RequestLabels) -> Histogram:
+        histograms = self._histograms[metric]
         if (histogram := histograms.get(key)) is None:
-            histogram = histograms[key] = Histogram(measure.bounds)
+            histogram = histograms[key] = Histogram(metric.bounds)
         return histogram
 
     def _model_labels(self, record: RequestRecord) -> tuple[str, str]:
-        """Its model and what was asked for instead, or :data:`OTHER` twice."""
+        """Model and rewritten model, or :data:`OTHER` twice."""
         pair = record.model, record.target_model
         if pair in self._models:
             return pair
         if record.outcome not in SUCCESSFUL or len(self._models) >= self._most_models:
-            return OTHER, OTHER  # nobody serves it, or there are too many
+            return OTHER, OTHER  # an unknown model, or too many models
         self._models.add(pair)
         return pair
 
-    # -- telling
+    # -- exposition
 
     def exposition(self) -> bytes:
         """The text of ``/metrics``."""
@@ -194,14 +194,14 @@ class GatewayMetrics:
         self._export_requests(values)
         self._export_endpoints(values)
         for dialect in self._dialects:
-            for measure in metric_definitions.METRICS:
-                family = measure.family(dialect)
+            for metric in metric_definitions.METRICS:
+                family = metric.family(dialect)
                 if family is None:
                     continue
-                if measure.kind is MetricKind.HISTOGRAM:
-                    yield family, _distributions(measure, dialect, self._histograms[measure])
+                if metric.kind is MetricKind.HISTOGRAM:
+                    yield family, _distributions(metric, dialect, self._histograms[metric])
                 else:
-                    yield family, values.of(measure, family)
+                    yield family, values.of(metric, family)
 
     def _export_requests(self, values: _Values) -> None:
         for key, count in self._requests.items():
@@ -213,8 +213,8 @@ class GatewayMetrics:
             for each in self._running
         )
         for model, target_model in sorted(self._models):
-            meanings = {"model": model, "target_model": target_model, "priority": "0"}
-            values.add(metric_definitions.RUNNING, pairs[model, target_model], meanings)
+            label_values = {"model": model, "target_model": target_model, "priority": "0"}
+            values.add(metric_definitions.RUNNING, pairs[model, target_model], label_values)
         for labels, count in self._tokens.items():
             label_names = metric_definitions.TOKENS.names["own"].labels
             values.add(metric_definitions.TOKENS, count, dict(zip(label_names, labels, strict=True)))
@@ -241,42 +241,42 @@ class GatewayMetrics:
 
 
 class _Values:
-    """Of counters and gauges at one moment, with the meanings of all labels that a dialect may have."""
+    """Values of counters and gauges for one exposition, with the values of all labels of all dialects."""
 
     def __init__(self, pool: str) -> None:
         self._constant = {**metric_definitions.CONSTANT_LABELS, "pool": pool}
         self._values: dict[Metric, list[tuple[float, dict[str, str]]]] = defaultdict(list)
 
-    def add(self, measure: Metric, value: float, meanings: dict[str, str] | None = None) -> None:
-        self._values[measure].append((float(value), {**self._constant, **(meanings or {})}))
+    def add(self, metric: Metric, value: float, label_values: dict[str, str] | None = None) -> None:
+        self._values[metric].append((float(value), {**self._constant, **(label_values or {})}))
 
-    def of(self, measure: Metric, family: MetricFamily) -> dict[Labels, float]:
-        """By the labels that ``family`` has; values that it does not tell apart are added up."""
-        told: dict[Labels, float] = defaultdict(float)
-        for value, meanings in self._values[measure]:
-            told[_labels(family.labels, meanings)] += value
-        return told
+    def of(self, metric: Metric, family: MetricFamily) -> dict[Labels, float]:
+        """Values by the labels of ``family``; those with equal labels are summed."""
+        totals: dict[Labels, float] = defaultdict(float)
+        for value, label_values in self._values[metric]:
+            totals[_labels(family.labels, label_values)] += value
+        return totals
 
 
 def _distributions(
-    measure: Metric, dialect: MetricsDialect, histograms: Mapping[RequestLabels, Histogram]
+    metric: Metric, dialect: MetricsDialect, histograms: Mapping[RequestLabels, Histogram]
 ) -> dict[Labels, Value]:
-    """By the labels and in the buckets that the dialect has."""
-    labels, starts = measure.names[dialect].labels, measure.first_buckets(dialect)
+    """Distributions by the labels of the dialect, in its buckets."""
+    labels, starts = metric.names[dialect].labels, metric.first_buckets(dialect)
     sums: dict[Labels, tuple[NDArray[np.int64], float]] = {}
     for key, histogram in histograms.items():
-        told = _labels(labels, {**metric_definitions.CONSTANT_LABELS, **key.label_values()})
+        series = _labels(labels, {**metric_definitions.CONSTANT_LABELS, **key.label_values()})
         counts, total = np.add.reduceat(histogram.counts, starts), histogram.total
-        if (before := sums.get(told)) is not None:
+        if (before := sums.get(series)) is not None:
             counts, total = before[0] + counts, before[1] + total
-        sums[told] = counts, total
-    return {told: Distribution(tuple(counts.tolist()), total) for told, (counts, total) in sums.items()}
+        sums[series] = counts, total
+    return {series: Distribution(tuple(counts.tolist()), total) for series, (counts, total) in sums.items()}
 
 
-def _labels(labels: tuple[str, ...], meanings: Mapping[str, Any]) -> Labels:
-    return tuple(meanings[metric_definitions.LABEL_ALIASES.get(label, label)] for label in labels)
+def _labels(labels: tuple[str, ...], label_values: Mapping[str, Any]) -> Labels:
+    return tuple(label_values[metric_definitions.LABEL_ALIASES.get(label, label)] for label in labels)
 
 
 def _mean(values: list[float]) -> float:
-    """0 of none."""
+    """Mean; 0 without values."""
     return sum(values) / len(values) if values else 0.0

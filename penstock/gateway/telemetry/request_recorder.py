@@ -1,85 +1,29 @@
-"""Where a request that has ended is counted and logged, once."""
+"""Counts and logs each request once, when it has ended."""
 
 from __future__ import annotations
 
-import json
-import logging
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from logging.handlers import WatchedFileHandler
 from typing import Literal
 
-from penstock.config.errors import ConfigError
-from penstock.gateway.relay.relay import FailedAttempt, RequestRecord
+from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.responses.outcome import SUCCESSFUL
+from penstock.gateway.telemetry.access_log import log_request
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.spans import BatchSpanExporter
-
-access_logger = logging.getLogger("penstock.gateway.access")
-access_logger.setLevel(logging.INFO)  # whatever --log-level is: --access-log alone decides
-
-
-def log_to_file(path: str) -> None:
-    """From here on the access log goes to a file instead: nothing but JSON, one object on each line. A file
-    that is moved away is opened anew. Raises ConfigError."""
-    try:
-        handler = WatchedFileHandler(path)
-    except OSError as error:
-        raise ConfigError(f"--access-log-file {path}: {error.strerror}") from None
-    access_logger.addHandler(handler)
-    access_logger.propagate = False
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRecorder:
-    """Of one gateway; ``wanted`` is its ``--access-log``."""
+    """The recorder of one gateway; ``wanted`` is ``--access-log``."""
 
     metrics: GatewayMetrics
     wanted: Literal["none", "errors", "all"]
     spans: BatchSpanExporter | None = None
 
     def finish(self, record: RequestRecord) -> None:
-        """The request has ended, and it is known how."""
+        """Record a request that has ended with an outcome."""
         self.metrics.request_ended(record)
         if self.spans is not None:
             self.spans.add(record)
         if self.wanted == "all" or (self.wanted == "errors" and record.outcome not in SUCCESSFUL):
-            _log(record)
-
-
-def _log(record: RequestRecord) -> None:
-    usage = record.seen.usage
-    line = {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "request_id": record.request_id or None,
-        "trace_id": record.trace and record.trace.trace_id_hex,
-        "method": record.method or None,
-        "path": record.path,
-        "model": record.model or None,
-        "target_model": None if record.target_model == record.model else record.target_model,
-        "streamed": record.streamed or None,
-        "priority": record.priority or None,
-        "outcome": record.outcome,
-        "reason": record.reason or None,
-        "status": record.status,
-        "endpoint": record.endpoint or None,
-        "attempts": record.attempts,
-        "failures": [_failure_fields(failure) for failure in record.failures] or None,
-        "seconds": round(record.ended_at - record.began_at, 4),
-        "ttft": _difference(record.seen.first_token_at, record.began_at),
-        "input_tokens": usage and usage.input_tokens,
-        "output_tokens": usage and usage.output_tokens,
-        "cached_tokens": usage and usage.cached_tokens,
-        "token_events": record.seen.token_events or None,
-        "bytes_in": record.bytes_in,
-        "bytes_out": record.bytes_out,
-    }
-    access_logger.info("%s", json.dumps({key: value for key, value in line.items() if value is not None}))
-
-
-def _failure_fields(failure: FailedAttempt) -> dict[str, str]:
-    return {"endpoint": failure.endpoint, "outcome": failure.outcome, "reason": failure.reason}
-
-
-def _difference(later: float | None, earlier: float) -> float | None:
-    return None if later is None else round(later - earlier, 4)
+            log_request(record)

@@ -1,7 +1,7 @@
-"""Spans of requests for an OpenTelemetry collector, sent by a thread that the relay never waits for.
+"""Spans of requests for an OpenTelemetry collector, exported by a thread that the relay never waits for.
 
-A span is made when its request has ended, from what is known then. Attributes are those of OpenTelemetry's
-semantic conventions for generative AI and for HTTP; what these do not have is ``penstock.…``.
+A span is created from the record of a request that has ended. Attributes follow OpenTelemetry's semantic
+conventions for generative AI and for HTTP; others start with ``penstock.``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 from penstock import __version__
 from penstock.config.errors import ConfigError
-from penstock.gateway.relay.relay import RequestRecord
-from penstock.gateway.responses.event_reader import TokenUsage
+from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.responses.outcome import SUCCESSFUL
+from penstock.gateway.responses.token_usage import TokenUsage
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 2048
-"""Spans that wait to be sent; what comes when they are that many is dropped."""
+"""Most spans in the queue; when it is full, spans are dropped."""
 BATCH = 32
-"""Spans sent at once: encoding one takes 60 microseconds in which Python's lock keeps the relay waiting."""
+"""Spans exported at once. Encoding one takes 60 microseconds, during which Python's lock blocks the relay."""
 INTERVAL_S = 1.0
-"""How long a span waits for others."""
+"""Seconds that a span waits for its batch to fill."""
 CLOSE_S = 2.0
-"""For what waits when the gateway ends."""
+"""Seconds to export the queue when the gateway exits."""
 TRACES_PATH = "/v1/traces"
 
 _OPERATIONS = {"/v1/completions": "text_completion", "/v1/chat/completions": "chat", "/v1/responses": "chat"}
@@ -44,18 +44,18 @@ _PROVIDERS = {"/v1/messages": "anthropic"}
 
 @dataclass(frozen=True, slots=True)
 class SpanData:
-    """What a span says about a request. Times are seconds of the relay's clock."""
+    """Contents of a span. Times are seconds of the relay's clock."""
 
     name: str
     attributes: dict[str, str | int | float | bool]
     events: list[tuple[str, float, dict[str, str]]]
     """Name, time, attributes."""
     error: str | None
-    """Why the request did not end well; None: it did."""
+    """Why the request failed; None: it succeeded."""
 
 
 def span_data(record: RequestRecord) -> SpanData:
-    """What is known about a request that has ended."""
+    """The contents of the span of a request that has ended."""
     seen, usage = record.seen, record.seen.usage or TokenUsage()
     operation = _OPERATIONS.get(record.path, "chat" if record.path in _PROVIDERS else None)
     endpoint = urlsplit(record.endpoint if "//" in record.endpoint else f"//{record.endpoint}")
@@ -95,13 +95,12 @@ def span_data(record: RequestRecord) -> SpanData:
     if seen.first_token_at is not None:
         events.append(("first_token", seen.first_token_at, {}))
     name = f"{operation} {record.model}" if operation else record.method or "HTTP"
-    told = {key: value for key, value in attributes.items() if value is not None}
-    return SpanData(name, told, events, None if good else record.reason or record.outcome.value)
+    present = {key: value for key, value in attributes.items() if value is not None}
+    return SpanData(name, present, events, None if good else record.reason or record.outcome.value)
 
 
 class BatchSpanExporter:
-    """Takes requests that have ended, and sends their spans in batches. Its thread runs from the beginning to
-    :meth:`close`."""
+    """Exports the spans of ended requests in batches. Its thread runs from construction to :meth:`close`."""
 
     def __init__(
         self,
@@ -111,7 +110,7 @@ class BatchSpanExporter:
         most_waiting: int = MOST_WAITING,
     ) -> None:
         self.counts: Counter[str] = Counter(exported=0, failed=0, dropped=0)
-        """Spans by what became of them."""
+        """Spans by state: exported, failed, dropped."""
         self._exporter = exporter
         self._make = make
         self._most_waiting = most_waiting
@@ -122,7 +121,7 @@ class BatchSpanExporter:
         self._thread.start()
 
     def add(self, record: RequestRecord) -> None:
-        """Never waits: what there is no room for is dropped."""
+        """Queue a request's span; never waits. Drops it when the queue is full."""
         if record.trace is None or record.trace.span_id is None or not record.trace.sampled:
             return
         if len(self._waiting) >= self._most_waiting:
@@ -133,12 +132,12 @@ class BatchSpanExporter:
             self._wake.set()
 
     def close(self) -> None:
-        """Sends what waits, for :data:`CLOSE_S` seconds at most."""
+        """Export the queue, for at most :data:`CLOSE_S` seconds."""
         self._closing = True
         self._wake.set()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            log.warning("not all spans were sent: the collector does not answer")
+            log.warning("not all spans were exported: the collector does not answer")
         self._exporter.shutdown()
 
     # -- the thread
@@ -162,13 +161,13 @@ class BatchSpanExporter:
         try:
             result = self._exporter.export(self._make(batch))
         except Exception:
-            log.exception("%d spans were not sent", len(batch))
+            log.exception("%d spans were not exported", len(batch))
         self.counts["exported" if result is SpanExportResult.SUCCESS else "failed"] += len(batch)
 
 
 def make_span_exporter(url: str, service_name: str) -> BatchSpanExporter:
-    """Spans for the collector at ``url`` (OTLP over HTTP; without a path that of traces is taken). Raises
-    ConfigError where the libraries are missing."""
+    """Exporter to the collector at ``url`` (OTLP over HTTP; the default path is :data:`TRACES_PATH`).
+    Raises ConfigError when the libraries are missing."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -181,20 +180,20 @@ def make_span_exporter(url: str, service_name: str) -> BatchSpanExporter:
     resource = Resource.create({"service.name": service_name, "service.version": __version__})
 
     def make(records: Iterable[RequestRecord]) -> list[ReadableSpan]:
-        epoch = time.time() - time.monotonic()  # which event loops count by
+        epoch = time.time() - time.monotonic()  # event loops use the monotonic clock
         return [span_of(record, resource, epoch) for record in records]
 
     return BatchSpanExporter(OTLPSpanExporter(endpoint), make)
 
 
 def span_of(record: RequestRecord, resource: Resource, epoch: float) -> ReadableSpan:
-    """The span of a request that has ended; ``epoch`` is the relay's clock's zero in Unix time, seconds."""
+    """The span of a request that has ended; ``epoch`` is the Unix time of the relay clock's zero."""
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-    trace, told = record.trace, span_data(record)
-    assert trace is not None, "a request has a span if it has a trace"
+    trace, data = record.trace, span_data(record)
+    assert trace is not None, "only traced requests have spans"
     assert trace.span_id is not None
     trace_id = trace.trace_id
 
@@ -205,14 +204,14 @@ def span_of(record: RequestRecord, resource: Resource, epoch: float) -> Readable
         return SpanContext(trace_id, span_id, is_remote, TraceFlags(TraceFlags.SAMPLED))
 
     return ReadableSpan(
-        told.name,
+        data.name,
         context(trace.span_id, is_remote=False),
         None if trace.parent_id is None else context(trace.parent_id, is_remote=True),
         resource,
-        told.attributes,
-        [Event(name, attributes, nanoseconds(at)) for name, at, attributes in told.events],
+        data.attributes,
+        [Event(name, attributes, nanoseconds(at)) for name, at, attributes in data.events],
         kind=SpanKind.SERVER,
-        status=Status(StatusCode.UNSET) if told.error is None else Status(StatusCode.ERROR, told.error),
+        status=Status(StatusCode.UNSET) if data.error is None else Status(StatusCode.ERROR, data.error),
         start_time=nanoseconds(record.began_at),
         end_time=nanoseconds(record.ended_at),
         instrumentation_scope=InstrumentationScope("penstock.gateway", __version__),

@@ -1,7 +1,7 @@
-"""HTTP/1.1 to model servers: connections that are kept, replies as callbacks.
+"""HTTP/1.1 client for model servers: pooled connections, replies as callbacks.
 
-A stream is relayed from the callback that reads it, without a task or a queue in between; that is why this
-is not one of the well-known clients, which hand bodies to a coroutine.
+Streams are relayed from the callback that reads them, without a task or queue in between. Common clients
+hand bodies to a coroutine, so none of them is used here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import httptools
 Headers = list[tuple[bytes, bytes]]
 
 IDLE_S = 30.0
-"""How long a connection without a request is kept; below the 75 s and 60 s of common servers."""
+"""Seconds that an idle connection is kept; below the 75 s and 60 s of common servers."""
 MOST_IDLE = 256
 """Idle connections kept per endpoint."""
 
@@ -27,23 +27,23 @@ class UpstreamError(ConnectionError):
 
 
 class ReplyReceiver(Protocol):
-    """Gets one reply: on_head, on_body any number of times, then one of on_end and on_broken."""
+    """Gets one reply: on_head, any number of on_body, then on_end or on_broken."""
 
     def on_head(self, status: int, headers: Headers) -> None: ...
 
     def on_body(self, data: bytes) -> None:
-        """Content, as much as was read at once; the transfer encoding is undone."""
+        """The content in one read, without transfer encoding."""
         ...
 
     def on_end(self) -> None: ...
 
     def on_broken(self, reason: str) -> None:
-        """The connection ended first. Not called after :meth:`Connection.abort`."""
+        """The connection broke before the end. Not called after :meth:`Connection.abort`."""
         ...
 
 
 class Connection(asyncio.Protocol):
-    """One connection to an endpoint; it serves one request after the other."""
+    """One connection to an endpoint. It carries one request after the other."""
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
@@ -52,20 +52,20 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
         self._body: list[bytes] = []
-        self.on_body = self._body.append  # the parser's callback for each piece of content
+        self.on_body = self._body.append  # httptools' callback for each piece of content
         self._complete = False
         self._bodyless = False
-        """The reply to HEAD says how long a body would be, and has none."""
+        """The request is HEAD: the reply has the length of a body, but no body."""
         self._reusable = True
         self.idle_since = 0.0
         self.answered = False
-        """Something of the reply to the latest request has come."""
+        """Bytes of the reply to the latest request have come."""
         self.was_used = False
-        """It has carried a reply, so that the server may have closed it meanwhile."""
+        """It has carried a reply before, so the server may have closed it meanwhile."""
 
     @property
     def authority(self) -> bytes:
-        """What the host header of its requests says."""
+        """Value of the host header."""
         return self._pool.authority
 
     # -- asyncio
@@ -75,7 +75,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._receiver is None:
-            self._transport.abort()  # an answer to nothing
+            self._transport.abort()  # a reply without a request
             return
         self.answered = True
         try:
@@ -84,22 +84,22 @@ class Connection(asyncio.Protocol):
             self._break(f"not HTTP/1.1: {error}")
             return
         if self._body and self._receiver is not None:
-            body = b"".join(self._body)  # what one read gave, as one piece
+            body = b"".join(self._body)  # the pieces of one read, joined
             self._body.clear()
             self._receiver.on_body(body)
         if self._complete and self._receiver is not None:
             self._finish()
 
     def eof_received(self) -> None:
-        """A body without a length ends here."""
+        """The end of the connection ends a body without a length."""
         if self._receiver is not None and self._headers and not self._reusable and not self._is_framed():
             self._finish()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._reusable = False
         self._pool.forget(self)
-        self._break(str(exc) if exc else "the connection was closed before the reply was whole")
-        del self._parser  # it refers to this object
+        self._break(str(exc) if exc else "the connection was closed before the reply was complete")
+        del self._parser  # breaks a reference cycle
 
     # -- httptools
 
@@ -116,44 +116,43 @@ class Connection(asyncio.Protocol):
         self._reusable = self._parser.should_keep_alive()
         self._receiver.on_head(status, self._headers)
         if self._bodyless:
-            self._complete, self._reusable = True, False  # the parser still waits for a body
+            self._complete, self._reusable = True, False  # the parser would wait for a body
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() >= 200:
             self._complete = True
 
-    # -- the owner's side
+    # -- called by the relay
 
     @property
     def usable(self) -> bool:
         return self._reusable and not self._transport.is_closing()
 
     def send(self, request: bytes, receiver: ReplyReceiver) -> None:
-        """Send a whole request; the reply goes to ``receiver``, as does the news that the connection broke
-        while nobody used it."""
+        """Send a request. ``receiver`` gets the reply, or on_broken if the connection broke while idle."""
         self._receiver = receiver
         self._bodyless = request.startswith(b"HEAD ")
         self._parser = httptools.HttpResponseParser(self)
         self._complete = self.answered = False
         if self.usable:
             self._transport.write(request)
-        else:  # connection_lost may be over, and comes only once
+        else:  # connection_lost, called only once, may be over
             asyncio.get_running_loop().call_soon(self._break, "the connection was closed")
 
     def abort(self) -> None:
-        """The reply is not wanted any more: the server is told by the end of the connection."""
+        """Discard the rest of the reply; closing the connection cancels the request at the server."""
         self._receiver = None
         self._reusable = False
         self._transport.abort()
 
     def pause(self, receiver: ReplyReceiver) -> None:
-        """Read no further: whoever gets the reply is behind. Nothing happens when it is not, or no longer,
-        ``receiver`` that gets it: its client may still be slow while the connection serves another one."""
+        """Stop reading. Ignored unless ``receiver`` gets the current reply: its client may still be slow when
+        the connection already carries another request."""
         if self._receiver is receiver and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume(self, receiver: ReplyReceiver) -> None:
-        """The opposite of :meth:`pause`."""
+        """Continue reading after :meth:`pause`."""
         if self._receiver is receiver and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -167,7 +166,7 @@ class Connection(asyncio.Protocol):
         receiver, self._receiver = self._receiver, None
         assert receiver is not None
         if self._transport.get_write_buffer_size():
-            self._transport.abort()  # the server answered before it had read the request, and may never do
+            self._transport.abort()  # the server answered without reading the whole request
         elif self.usable:
             self._transport.resume_reading()
             self._pool.release(self)
@@ -183,7 +182,7 @@ class Connection(asyncio.Protocol):
 
 
 class ConnectionPool:
-    """Connections to one endpoint. Times are the loop's."""
+    """Connections to one endpoint. Times are those of the event loop."""
 
     def __init__(
         self,
@@ -191,24 +190,21 @@ class ConnectionPool:
         *,
         connect_timeout_s: float,
         address: str | None = None,
-        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """``url`` has a scheme, a host and perhaps a port; ``address`` is the one of the host's to connect
-        to; ``tls`` replaces the default for https."""
+        """``url`` has a scheme, a host and optionally a port; ``address`` is one of the host's addresses."""
         parts = urlsplit(url)
         assert parts.hostname is not None
         self._name = parts.hostname
         self._address = address or parts.hostname
         self._port = port_of(url)
         self.authority = parts.netloc.encode()
-        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[Connection] = []
         self._closed = False
 
     async def acquire(self, *, fresh: bool = False) -> Connection:
-        """A connection that is open, as far as is known; ``fresh``: one that was made for this. Raises
-        UpstreamError."""
+        """An idle connection or a new one; ``fresh``: a new one. Raises UpstreamError."""
         now = asyncio.get_running_loop().time()
         while self._idle and not fresh:
             connection = self._idle.pop()
@@ -231,7 +227,7 @@ class ConnectionPool:
         return connection
 
     def release(self, connection: Connection) -> None:
-        """The connection's reply is whole; it can serve another request."""
+        """Take back a connection whose reply is complete, for the next request."""
         if self._closed or len(self._idle) >= MOST_IDLE:
             connection.close()
             return
@@ -240,12 +236,12 @@ class ConnectionPool:
         self._idle.append(connection)
 
     def forget(self, connection: Connection) -> None:
-        """The connection is closed."""
+        """Remove a closed connection."""
         if connection in self._idle:
             self._idle.remove(connection)
 
     def close(self) -> None:
-        """Close idle connections at once, the others when their replies are whole."""
+        """Close idle connections immediately, the others when their replies are complete."""
         self._closed = True
         for connection in list(self._idle):
             connection.close()
@@ -253,7 +249,7 @@ class ConnectionPool:
 
 
 def port_of(url: str) -> int:
-    """The port of a URL, its scheme's own when it names none. Raises ValueError for what is no port."""
+    """The port of a URL, or its scheme's default. Raises ValueError for an invalid port."""
     parts = urlsplit(url)
     return parts.port or (443 if parts.scheme == "https" else 80)
 
@@ -271,11 +267,11 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-"""Headers that are about one connection alone (RFC 9110 §7.6.1)."""
+"""Headers that apply to one connection only (RFC 9110 §7.6.1)."""
 
 
 def without_hop_by_hop(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
-    """Headers that a relay passes on: without those about the connection, named by it or by the standard."""
+    """The end-to-end headers: without hop-by-hop headers, and without those that ``connection`` names."""
     named = {
         token.strip().lower()
         for name, value in headers
@@ -288,8 +284,8 @@ def without_hop_by_hop(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
 def request_bytes(
     method: bytes, target: bytes, authority: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes
 ) -> bytes:
-    """A whole HTTP/1.1 request. ``headers`` are end-to-end ones; host and content-length among them are
-    replaced, and expect is left out, as nothing waits for the server to agree."""
+    """The bytes of an HTTP/1.1 request. ``headers`` are end-to-end headers; host and content-length are
+    replaced, expect is dropped because the body is sent without waiting for 100 (Continue)."""
     lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target, authority)]
     lines += [
         b"%b: %b\r\n" % (name, value)

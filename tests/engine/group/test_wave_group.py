@@ -43,33 +43,33 @@ class Told:
 
 def test_a_vote_follows_the_step_and_what_came_during_it() -> None:
     told = Told()
-    lockstep = WaveGroup(0, 2, 1, 0, told)
-    assert not lockstep.advance(False)
-    assert lockstep.advance(True)
+    group = WaveGroup(0, 2, interval=1, epoch=0, links=told)
+    assert not group.advance(False)
+    assert group.advance(True)
     assert told.messages == [StartWave(0)]
-    assert not lockstep.advance(True), "the other's vote is not known"
+    assert not group.advance(True), "the other's vote is not known"
     assert told.messages == [StartWave(0), Vote(0, True)]
-    assert not lockstep.advance(False)
-    assert lockstep.try_handle(engine_identity(1, 0), [encode(Vote(0, False))])
-    assert lockstep.advance(False)
+    assert not group.advance(False)
+    assert group.try_handle(engine_identity(1, 0), [encode(Vote(0, False))])
+    assert group.advance(False)
     assert told.messages == [StartWave(0), Vote(0, True)]
 
 
 def test_only_peers_of_the_same_epoch_are_heard() -> None:
-    lockstep = WaveGroup(1, 3, 1, 7, Told())
-    assert not lockstep.try_handle(engine_identity(0, 6), [encode(StartWave(0))])
-    assert not lockstep.try_handle(engine_identity(1, 7), [encode(StartWave(0))])
-    assert not lockstep.advance(False)
-    assert lockstep.try_handle(engine_identity(0, 7), [encode(StartWave(0))])
-    assert lockstep.advance(False)
+    group = WaveGroup(1, 3, interval=1, epoch=7, links=Told())
+    assert not group.try_handle(engine_identity(0, 6), [encode(StartWave(0))])
+    assert not group.try_handle(engine_identity(1, 7), [encode(StartWave(0))])
+    assert not group.advance(False)
+    assert group.try_handle(engine_identity(0, 7), [encode(StartWave(0))])
+    assert group.advance(False)
 
 
 def test_a_peer_that_cannot_be_understood_breaks_the_group() -> None:
-    lockstep = WaveGroup(0, 2, 1, 0, Told())
+    group = WaveGroup(0, 2, interval=1, epoch=0, links=Told())
     with pytest.raises(WireError):
-        lockstep.try_handle(engine_identity(1, 0), [b"\xff"])
+        group.try_handle(engine_identity(1, 0), [b"\xff"])
     with pytest.raises(WaveProtocolError):
-        lockstep.try_handle(engine_identity(1, 0), [encode(StartWave(3))])
+        group.try_handle(engine_identity(1, 0), [encode(StartWave(3))])
 
 
 def test_a_group_of_one_is_refused() -> None:
@@ -90,8 +90,8 @@ class Rank:
         self.links = PeerLinks(others, engine_identity(rank, 0))
         self.supervisor, theirs = ChildChannel.pair()
         self.control = ControlChannel(theirs.detach())
-        self.lockstep = WaveGroup(rank, RANKS, interval, 0, self.links)
-        self.loop = EngineLoop(self.engine, self.socket, rank, 0, lockstep=self.lockstep)
+        self.group = WaveGroup(rank, RANKS, interval=interval, epoch=0, links=self.links)
+        self.loop = EngineLoop(self.engine, self.socket, rank, 0, group=self.group)
         self.error: Exception | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.server = ApiServer(run_dir, rank=rank)
@@ -171,12 +171,12 @@ def test_an_idle_group_sleeps(group: Group) -> None:
     ranks = group()
     ranks[0].server.send(submit(1, 5))
     ranks[0].server.read_ends(1)
-    ranks[1].server.call("metrics")
-    while any(rank.lockstep._protocol.running for rank in ranks):
+    ranks[1].server.ping()
+    while any(rank.group._protocol.running for rank in ranks):
         time.sleep(0.001)
     before = [rank.socket.waits for rank in ranks]
     for number in range(3):  # each costs the rank that is asked a turn
-        ranks[number % RANKS].server.call("metrics")
+        ranks[number % RANKS].server.ping()
     assert sum(rank.socket.waits for rank in ranks) - sum(before) < 40
     steps = ended(ranks)
     assert len(set(steps)) == 1
@@ -201,7 +201,8 @@ def test_a_rank_waits_for_a_vote_without_spinning_and_answers_meanwhile(group: G
     ranks[0].server.read(lambda: len(ranks[0].server.received.tokens.get(1, ())) == 4)
     waits = ranks[0].socket.waits
     for _ in range(20):
-        assert ranks[0].server.call("metrics").result["requests_running"] == 1
+        ranks[0].server.ping()
+        assert ranks[0].engine.load().running == 1
     assert len(ranks[0].server.received.tokens[1]) == 4
     assert ranks[0].socket.waits - waits < 200
     ranks[0].server.send(submit(2, 5))
@@ -248,6 +249,6 @@ def test_a_rank_rests_only_when_the_wave_is_over(group: Group) -> None:
         time.sleep(0.001)
     assert not ranks[0].loop._is_idle()
     ranks[2].thread.start()
-    while ranks[0].lockstep.in_wave:
+    while ranks[0].group.in_wave:
         time.sleep(0.001)
     assert ranks[0].loop._is_idle()

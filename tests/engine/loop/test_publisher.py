@@ -129,7 +129,7 @@ def test_rows_of_several_servers_are_split(publisher: Publisher, outbox: Room) -
         count=i32(1, 2, 1, 2),
         finish=np.array([0, 0, FinishReason.EOS, 0], np.int8),
         cached=i32(16, 0, 0, 0),
-        logprobs=Logprobs(i32(4, 0), i32(14, 10)[:, None], np.array([[-1.0], [-2.0]], np.float32), i32(1, 2)),
+        logprobs=Logprobs(i32(0, 4), i32(10, 14)[:, None], np.array([[-2.0], [-1.0]], np.float32), i32(2, 1)),
         kv_transfer_params={0: {1: b"{}"}},
     )
     publisher.publish(rows, Load(1, 4))
@@ -408,7 +408,10 @@ def test_every_token_arrives_once_and_in_order(seed: int) -> None:
 
 def frame_of(step: int, rows: int) -> TokenFrame:
     return TokenFrame(
-        step, np.arange(rows, dtype=np.int32), np.full(rows, step, np.int32), i32(*[step] * rows)
+        step=step,
+        stream=np.arange(rows, dtype=np.int32),
+        position=np.full(rows, step, np.int32),
+        tokens=i32(*[step] * rows),
     )
 
 

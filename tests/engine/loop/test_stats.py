@@ -12,7 +12,8 @@ from penstock.engine.batch.rows import concat_rows
 from penstock.engine.loop.stats import EngineStats
 from penstock.metrics import families as f
 from penstock.metrics.families import MetricFamily
-from penstock.metrics.snapshot import Distribution, Labels, Snapshot, totals, view_of
+from penstock.metrics.merge import totals, view_of
+from penstock.metrics.snapshot import Distribution, Labels, Snapshot
 from penstock.wire.frames import FinishReason
 from tests.engine.support import PROMPT, submit
 

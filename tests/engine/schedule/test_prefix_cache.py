@@ -115,7 +115,7 @@ def test_what_is_idle_counts_as_free() -> None:
     driver = make(blocks=10)
     one(driver, 0, prompt(20))
     blocks = driver.scheduler.blocks
-    assert blocks.idle_count() == 5
+    assert len(blocks._idle) == 5
     assert blocks.free_count() == 10
     assert blocks.usage() == 0.0
     assert one(driver, 1, prompt(38, first=9), 2) == 0
@@ -127,9 +127,9 @@ def test_a_reset_forgets_idle_and_running() -> None:
     driver.submit(1, prompt(20, first=5), 9)
     driver.step()
     driver.scheduler.prefix_cache.reset()
-    assert driver.scheduler.blocks.idle_count() == 0
+    assert len(driver.scheduler.blocks._idle) == 0
     driver.finish()
-    assert driver.scheduler.blocks.idle_count() == 0
+    assert len(driver.scheduler.blocks._idle) == 0
     assert one(driver, 2, prompt(20)) == 0
     assert one(driver, 3, prompt(20, first=5)) == 0
     assert one(driver, 4, prompt(20)) == 16
@@ -298,5 +298,5 @@ def test_a_digest_names_the_block_that_had_it_first() -> None:
     assert (blocks.find_cached(b"x"), blocks.find_cached(b"y")) == (first, None)
     blocks.release(0)
     blocks.release(1)
-    assert blocks.idle_count() == 1
+    assert len(blocks._idle) == 1
     assert blocks.free_count() == 3

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.config.options import ServeConfig
 from penstock.engine.base import RequestRejected
-from penstock.engine.schedule.waiting_queue import WaitingQueue, with_rank_limits
+from penstock.engine.schedule.waiting_queue import WaitingQueue
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import SamplingParams, Submit, WireError
 
@@ -171,21 +171,6 @@ def test_several_are_displaced_only_when_that_is_enough() -> None:
     assert displaced(queue) == [2, 1]
     assert order(queue) == [0, 4]
     assert queue.tokens == 10
-
-
-@pytest.mark.parametrize("limit", [None, 0, 1, 7, 8])
-def test_the_shares_of_all_engines_are_the_limit(limit: int | None) -> None:
-    config = ServeConfig(data_parallel_size=4, max_num_queued_reqs=limit, max_num_queued_tokens=limit)
-    shares = [with_rank_limits(config, rank) for rank in range(4)]
-    for values in (
-        [share.max_num_queued_reqs for share in shares],
-        [share.max_num_queued_tokens for share in shares],
-    ):
-        if limit is None:
-            assert values == [None] * 4
-        else:
-            assert sum(filter(None, values)) == limit
-            assert values == sorted(values, key=lambda value: -(value or 0))
 
 
 # -- against a plain list

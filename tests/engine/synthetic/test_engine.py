@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 from penstock.config.options import ServeConfig
-from penstock.engine.base import RequestRejected, StepRows
+from penstock.engine.base import Load, RequestRejected, StepRows
+from penstock.engine.sampling.rng import stream_state, token_indexes
 from penstock.engine.synthetic.engine import (
     EXIT_CODE_OF_FAULT,
     MAX_PREFILL_STEP_S,
     InjectedFault,
     SyntheticEngine,
-    stream_state,
-    token_indexes,
 )
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import WireError
@@ -394,12 +393,12 @@ def test_logprobs(model_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [
-        (submit(1, prompt=[5] * 512), "512 tokens, at most 511"),
-        (submit(1, prompt=[5, VOCABULARY_SIZE]), "outside 0 to 259"),
-        (submit(1, prompt=[5, -1]), "outside 0 to 259"),
-        (submit(1, max_tokens=0), "max_tokens is 0"),
-        (submit(1, max_tokens=2, resumed=2), "max_tokens is 2, of which 2"),
-        (submit(1, resumed=3), "resumed is 3"),
+        (submit(1, prompt=[5] * 512), "512 tokens leave no room for output"),
+        (submit(1, prompt=[5, VOCABULARY_SIZE]), "token id 260, but the vocabulary has 260"),
+        (submit(1, prompt=[5, -1]), "token id -1, but the vocabulary has 260"),
+        (submit(1, max_tokens=0), "max_tokens: 0, but must be more than 0"),
+        (submit(1, max_tokens=2, resumed=2), "max_tokens: 2, but must be more than 2"),
+        (submit(1, resumed=4), "of which resumed are output"),
         (submit(1, logit_bias={5: 1.0}), "logit_bias is not supported"),
         (submit(1, allowed_token_ids=(5,)), "allowed_token_ids is not supported"),
         (submit(1, bad_words=((5,),)), "bad_words is not supported"),
@@ -484,9 +483,9 @@ def test_exit_and_no_torch(model_dir: Path) -> None:
 import sys
 from penstock.config.options import ServeConfig
 from penstock.engine.synthetic.engine import SyntheticEngine
-from penstock.wire.messages import Sampling, Submit
+from penstock.wire.messages import SamplingParams, Submit
 engine = SyntheticEngine(ServeConfig(synthetic_fault="exit@1"), {str(model_dir)!r})
-engine.submit(0, Submit(1, bytes(4), Sampling(5, 0)))
+engine.submit(0, Submit(1, bytes(4), SamplingParams(5, 0)))
 engine.step()
 print(*sorted({{"torch", "transformers"}} & sys.modules.keys()), "one step", flush=True)
 engine.step()
@@ -512,19 +511,11 @@ def test_tokenizer_of_another_directory(model_dir: Path, tmp_path: Path) -> None
     assert engine.info.eos_token_ids == ()
 
 
-def test_metrics(model_dir: Path) -> None:
+def test_load(model_dir: Path) -> None:
     bench = Bench(model_dir, max_num_seqs=1)
     for stream in range(2):
         bench.engine.submit(0, submit(stream, 4))
     bench.step()
-    assert bench.engine.metrics() == {
-        "steps_total": 1,
-        "requests_total": 2,
-        "prompt_tokens_total": 3,
-        "generated_tokens_total": 1,
-        "requests_waiting": 1,
-        "requests_running": 1,
-    }
+    assert bench.engine.load() == Load(waiting=1, running=1)
     bench.finish()
-    metrics = bench.engine.metrics()
-    assert (metrics["prompt_tokens_total"], metrics["generated_tokens_total"]) == (6, 8)
+    assert bench.engine.load() == Load()

@@ -88,8 +88,8 @@ def serve(pipe: Connection, rank: int, size: int) -> None:
             pipe.send(f"{type(error).__name__}: {error}")
 
 
-def _run(directory: str, place: ProcessGroupSpec, plan: Plan, steps: int, options: dict[str, Any]) -> Told:
-    engine = TorchEngine(ServeConfig(**options), directory, lambda text, fraction: None, place=place)
+def _run(directory: str, group: ProcessGroupSpec, plan: Plan, steps: int, options: dict[str, Any]) -> Told:
+    engine = TorchEngine(ServeConfig(**options), directory, lambda text, fraction: None, group=group)
     driver, idle_steps = Driver(engine), 0
     for step in range(steps):
         for request in plan.requests.get(step, ()):

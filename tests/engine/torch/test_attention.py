@@ -156,7 +156,9 @@ def test_each_token_attends_to_its_own_history(
     last = make_batch([(start, count) for start, count in second])
     blocks = make_blocks(last, block_size)
     shape = dataclasses.replace(SHAPE, alibi="slopes" in options)
-    attention = PagedAttention(shape, blocks.blocks + 1, block_size, torch.float32, CPU, kernel)
+    attention = PagedAttention(
+        shape, blocks.blocks + 1, block_size, dtype=torch.float32, device=CPU, kernel=kernel
+    )
     given = {name: value for name, value in options.items() if name != "slopes"}
     history: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for parts in (first, second):

@@ -24,7 +24,7 @@ def test_it_wakes_as_it_was(tmp_path: Path, kind: str, level: int) -> None:
     before = run_all(engine, [submit(0, PROMPT, max_tokens=12)])[0].tokens
     engine.call("sleep", {"level": level})
     engine.call("wake_up", {})
-    assert engine.metrics()["kv_cache_usage"] == 0
+    assert engine.load().kv_used == 0
     after = run_all(engine, [submit(1, PROMPT, max_tokens=12)])[1]
     assert after.tokens == before
     assert engine.metrics()["prefix_cache_hits_total"] == 0  # the cache went with its blocks
@@ -52,7 +52,7 @@ def test_without_room_it_stays_asleep(tmp_path: Path, monkeypatch: pytest.Monkey
     engine.call("sleep", {"level": 2})
     with monkeypatch.context() as patch:
 
-        def no_room(*arguments: object) -> None:
+        def no_room(*arguments: object, **options: object) -> None:
             raise torch.OutOfMemoryError("no room")
 
         patch.setattr(paged, "PagedAttention", no_room)

@@ -73,6 +73,5 @@ def test_5000_requests_aborted_at_random_points_leave_nothing(
     assert len(finishes) == 5000
     assert FinishReason.NONE not in finishes
     assert finishes.count(FinishReason.ABORT) > 2500
-    load, metrics = engine.load(), engine.metrics()
+    load = engine.load()
     assert (load.waiting, load.running, load.kv_used) == (0, 0, 0)
-    assert metrics["generation_tokens_total"] == sum(len(o.tokens) for o in driver.outcomes.values())

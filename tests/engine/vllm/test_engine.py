@@ -379,7 +379,7 @@ def test_rows_of_several_tokens(engine: VllmEngine, monkeypatch: pytest.MonkeyPa
     held = {
         stream: engine._table.history[slot, len(PROMPT) : engine._table.length[slot]].tolist()
         for slot, stream in enumerate(engine._table.stream[:SLOTS].tolist())
-        if slot in engine._names
+        if slot in engine._request_ids
     }
     given = {0: [5, 6, 7], 1: [8], 2: [9, 10]}
     produced = VllmStepOutput([names[stream] for stream in given], list(given.values()))

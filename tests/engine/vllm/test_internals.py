@@ -28,15 +28,15 @@ def test_ranks_learn_where_the_first_one_listens(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("lockstep", "executed", "dummies"),
+    ("in_group", "executed", "dummies"),
     [(True, False, 1), (True, True, 0), (False, False, 0), (False, True, 0)],
 )
 def test_a_step_that_ran_nothing_is_a_dummy_step_for_the_other_ranks(
-    lockstep: bool, executed: bool, dummies: int
+    in_group: bool, executed: bool, dummies: int
 ) -> None:
     made: list[str] = []
     alone: Any = internals.VllmCore.__new__(internals.VllmCore)
-    alone._failed, alone._lockstep, alone.counts = False, lockstep, VllmCounters()
+    alone._failed, alone._in_group, alone.counts = False, in_group, VllmCounters()
     alone._core = SimpleNamespace(
         step_fn=lambda: ({}, executed),
         post_step=lambda executed: None,
@@ -47,9 +47,9 @@ def test_a_step_that_ran_nothing_is_a_dummy_step_for_the_other_ranks(
 
 
 def test_engines_that_share_experts_are_refused_on_cpus(tmp_path: Path) -> None:
-    place = ProcessGroupSpec(0, 2, str(tmp_path / "rendezvous"))
+    group = ProcessGroupSpec(0, 2, str(tmp_path / "rendezvous"))
     with pytest.raises(ConfigError, match="--enable-expert-parallel: vLLM's CPU build"):
-        internals.VllmCore([], 0, place)
+        internals.VllmCore([], 0, group)
 
 
 def test_a_lost_worker_ends_the_engine() -> None:

@@ -22,15 +22,16 @@ from penstock.gateway.extproc.processor_stream import (
     ProcessorStream,
 )
 from penstock.gateway.extproc.routed_requests import LOG_DELAY_S, PROCESS_KEY, RoutedRequests
-from penstock.gateway.relay.attempt import Timeouts
 from penstock.gateway.relay.relay import Relay
-from penstock.gateway.requests.request_body import ModelRewrites
+from penstock.gateway.relay.retry_policy import RetryPolicy
+from penstock.gateway.requests.model_rewrites import ModelRewrites
 from penstock.gateway.requests.trace_context import TracePropagator
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.picker import Picker
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
+from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.access_keys import Keys
 
 BODY = json.dumps({"model": "m", "prompt": "p", "stream": True}).encode()
@@ -62,19 +63,19 @@ class World:
         self.endpoints = pool.endpoints
         self.endpoints[1].in_flight_tokens = 10**6
         picker = Picker({"tokens": 1.0}, scraped=False)
-        relay = Relay(pool, picker, Timeouts(), lambda: self.now)
+        relay = Relay(pool, picker, RetryPolicy(pool, picker), Timeouts(), lambda: self.now)
         self.metrics = GatewayMetrics(list)
         rewrites = ModelRewrites([] if rewrite is None else [rewrite])
         keys = Keys([] if key is None else [key])
         self.tracing = TracePropagator(spans=spans)
-        self.picks = RoutedRequests(
-            relay,
-            RequestRecorder(self.metrics, access_log),
-            rewrites,
-            keys,
-            self.tracing,
-            b"x-session-id",
-            limit,
+        self.requests = RoutedRequests(
+            relay=relay,
+            recorder=RequestRecorder(self.metrics, access_log),
+            rewrites=rewrites,
+            keys=keys,
+            tracing=self.tracing,
+            session_header=b"x-session-id",
+            max_request_bytes=limit,
         )
 
     def counts(self) -> dict[str, float]:
@@ -88,7 +89,7 @@ class World:
 
     def logged(self, request_id: str = "r", **fields: Any) -> None:
         fields = {"status": 200, "upstream": "10.0.0.1:8000", "attempts": 1, **fields}
-        self.picks.on_log_entry(AccessLogEntry(request_id, "/v1/completions", **fields))
+        self.requests.on_log_entry(AccessLogEntry(request_id, "/v1/completions", **fields))
 
 
 def head(mode: BodyMode | None = BodyMode.BUFFERED, *, end: bool = False, **more: Any) -> ProcessingRequest:
@@ -109,7 +110,7 @@ def body(data: bytes = BODY, *, end: bool = True) -> ProcessingRequest:
 
 def picked(world: World) -> ProcessorStream:
     """A buffered request that has been picked for."""
-    exchange = ProcessorStream(world.picks)
+    exchange = ProcessorStream(world.requests)
     exchange.receive(head())
     (reply,) = exchange.receive(body())
     assert isinstance(reply, CommonResponse)
@@ -121,7 +122,7 @@ def names(reply: CommonResponse) -> set[bytes]:
 
 
 def test_a_buffered_body_is_waited_for() -> None:
-    exchange = ProcessorStream(World().picks)
+    exchange = ProcessorStream(World().requests)
     (first,) = exchange.receive(head())
     assert first == CommonResponse(MessagePart.REQUEST_HEADERS, remove_headers=CONTROL_HEADERS)
     (reply,) = exchange.receive(body())
@@ -139,7 +140,7 @@ TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01".encode()
 @pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED])
 @pytest.mark.parametrize("given", [TRACEPARENT, None])
 def test_the_model_server_gets_the_span_as_parent(given: bytes | None, mode: BodyMode) -> None:
-    exchange = ProcessorStream(World(spans=True).picks)
+    exchange = ProcessorStream(World(spans=True).requests)
     first = head(mode)
     first.headers += [(b"tracestate", b"v=1")] if given is None else [(b"traceparent", given)]
     exchange.receive(first)
@@ -153,8 +154,8 @@ def test_the_model_server_gets_the_span_as_parent(given: bytes | None, mode: Bod
 
 def test_the_client_key_is_replaced() -> None:
     world = World(key="k")
-    world.picks.endpoint_api_key = "upstream"
-    exchange = ProcessorStream(world.picks)
+    world.requests.endpoint_api_key = "upstream"
+    exchange = ProcessorStream(world.requests)
     first = head()
     first.headers.append((b"x-api-key", b"k"))
     exchange.receive(first)
@@ -165,7 +166,7 @@ def test_the_client_key_is_replaced() -> None:
 
 
 def test_without_spans_trace_contexts_are_left_alone() -> None:
-    exchange = ProcessorStream(World().picks)
+    exchange = ProcessorStream(World().requests)
     first = head()
     first.headers.append((b"traceparent", TRACEPARENT))
     exchange.receive(first)
@@ -181,9 +182,9 @@ def test_the_log_has_the_ids(status: int, caplog: pytest.LogCaptureFixture) -> N
     if status == 503:
         for endpoint in world.endpoints:
             endpoint.breaker.record_failure(world.now, world.now)
-            endpoint.breaker.failed(world.now, world.now)
-            endpoint.breaker.failed(world.now, world.now)
-    exchange = ProcessorStream(world.picks)
+            endpoint.breaker.record_failure(world.now, world.now)
+            endpoint.breaker.record_failure(world.now, world.now)
+    exchange = ProcessorStream(world.requests)
     first = head()
     first.headers += [(b":method", b"POST"), (b"traceparent", TRACEPARENT)]
     exchange.receive(first)
@@ -197,7 +198,7 @@ def test_the_log_has_the_ids(status: int, caplog: pytest.LogCaptureFixture) -> N
 
 @pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED_PARTIAL])
 def test_other_modes_are_picked_for_by_headers(mode: BodyMode) -> None:
-    exchange = ProcessorStream(World().picks)
+    exchange = ProcessorStream(World().requests)
     (reply,) = exchange.receive(head(mode))
     assert isinstance(reply, CommonResponse)
     assert DESTINATIONS[0].encode() in names(reply)
@@ -206,7 +207,7 @@ def test_other_modes_are_picked_for_by_headers(mode: BodyMode) -> None:
 
 def test_a_full_duplex_body_is_sent_on_in_chunks() -> None:
     data = json.dumps({"model": "m", "prompt": "p" * 2 * MOST_CHUNK_BYTES}).encode()
-    exchange = ProcessorStream(World().picks)
+    exchange = ProcessorStream(World().requests)
     assert exchange.receive(head(BodyMode.FULL_DUPLEX_STREAMED)) == []
     assert exchange.receive(body(data[:1000], end=False)) == []
     first, *chunks = exchange.receive(body(data[1000:]))
@@ -217,7 +218,7 @@ def test_a_full_duplex_body_is_sent_on_in_chunks() -> None:
 
 
 def test_a_full_duplex_body_may_end_with_trailers() -> None:
-    exchange = ProcessorStream(World().picks)
+    exchange = ProcessorStream(World().requests)
     exchange.receive(head(BodyMode.FULL_DUPLEX_STREAMED))
     exchange.receive(body(end=False))
     answers = exchange.receive(ProcessingRequest(MessagePart.REQUEST_TRAILERS, end=True))
@@ -230,7 +231,7 @@ def test_a_full_duplex_body_may_end_with_trailers() -> None:
 
 
 def test_nothing_of_the_clients_headers_is_echoed() -> None:
-    exchange = ProcessorStream(World().picks)
+    exchange = ProcessorStream(World().requests)
     exchange.receive(head())
     (reply,) = exchange.receive(body())
     assert isinstance(reply, CommonResponse)
@@ -238,7 +239,7 @@ def test_nothing_of_the_clients_headers_is_echoed() -> None:
 
 
 def test_a_request_without_id_gets_one() -> None:
-    exchange = ProcessorStream(World().picks)
+    exchange = ProcessorStream(World().requests)
     told = head(BodyMode.NONE)
     told.headers = [(b":path", b"/v1/models")]
     (reply,) = exchange.receive(told)
@@ -247,7 +248,7 @@ def test_a_request_without_id_gets_one() -> None:
 
 
 def test_a_rewritten_model_changes_the_body() -> None:
-    exchange = ProcessorStream(World(rewrite="m=longer").picks)
+    exchange = ProcessorStream(World(rewrite="m=longer").requests)
     exchange.receive(head())
     (reply,) = exchange.receive(body())
     assert isinstance(reply, CommonResponse)
@@ -267,7 +268,7 @@ def test_a_rewritten_model_changes_the_body() -> None:
     ids=["bad body", "too large", "no key", "empty subset"],
 )
 def test_refusals(world: World, told: ProcessingRequest, data: bytes, status: int, code: str) -> None:
-    exchange = ProcessorStream(world.picks)
+    exchange = ProcessorStream(world.requests)
     answers = exchange.receive(told)
     if not isinstance(answers[-1], ImmediateResponse):
         answers = exchange.receive(body(data))
@@ -285,7 +286,7 @@ def test_a_subset_is_kept_to() -> None:
     hint = {
         "envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": ["10.0.0.2:8000", "10.9.9.9:1"]}
     }
-    (reply,) = ProcessorStream(World().picks).receive(head(BodyMode.NONE, metadata=hint))
+    (reply,) = ProcessorStream(World().requests).receive(head(BodyMode.NONE, metadata=hint))
     assert isinstance(reply, CommonResponse)
     assert dict(reply.set_headers)[DESTINATIONS[0].encode()] == b"10.0.0.2:8000"
 
@@ -332,13 +333,13 @@ def test_those_tried_in_vain_have_failed() -> None:
 def test_busy_is_who_is_still_told_something() -> None:
     world = World()
     exchange = picked(world)
-    assert world.picks.is_busy
+    assert world.requests.is_busy
     exchange.closed()
-    assert not world.picks.is_busy  # nobody would tell
-    world.picks.open_log_streams = 1
-    assert world.picks.is_busy
+    assert not world.requests.is_busy  # nobody would tell
+    world.requests.open_log_streams = 1
+    assert world.requests.is_busy
     world.logged()
-    assert not world.picks.is_busy
+    assert not world.requests.is_busy
 
 
 def test_an_id_may_come_twice() -> None:
@@ -361,7 +362,7 @@ def test_picks_of_another_process_are_counted_and_requests_without_picks_are_not
 
 def test_a_client_that_leaves_within_its_request() -> None:
     world = World()
-    exchange = ProcessorStream(world.picks)
+    exchange = ProcessorStream(world.requests)
     exchange.receive(head())
     exchange.closed()
     assert world.counts() == {"client_disconnect": 1.0}
@@ -369,7 +370,7 @@ def test_a_client_that_leaves_within_its_request() -> None:
 
 def test_a_failure_of_the_gateway_is_not_the_clients() -> None:
     world = World()
-    exchange = ProcessorStream(world.picks)
+    exchange = ProcessorStream(world.requests)
     exchange.receive(head())
     exchange.failed()
     exchange.closed()
@@ -380,7 +381,7 @@ def test_a_log_that_never_tells() -> None:
     world = World()
     picked(world)
     world.now += Timeouts().total + LOG_DELAY_S + 1
-    world.picks.expire()
+    world.requests.expire()
     assert world.counts() == {"network_error": 1.0}
     assert world.endpoints[0].in_flight == 0
 
@@ -423,13 +424,13 @@ def test_without_a_log_the_reply_tells(end: bytes, outcome: str) -> None:
     exchange = picked(world)
     answered(exchange, STREAM, end)
     exchange.closed()
-    world.picks.expire()
+    world.requests.expire()
     assert world.counts() == {}  # the log may be late
     assert world.endpoints[0].in_flight == world.metrics.running == 0
     world.now += LOG_DELAY_S + 1
-    world.picks.expire()
+    world.requests.expire()
     assert world.counts() == {outcome: 1.0}
-    world.logged(metadata={"envoy.lb": {PROCESS_KEY: [world.picks.process]}})
+    world.logged(metadata={"envoy.lb": {PROCESS_KEY: [world.requests.process]}})
     assert world.counts() == {outcome: 1.0}
 
 
@@ -437,7 +438,7 @@ def test_another_filter_may_observe() -> None:
     """In observability mode nothing is answered; the request's id comes as an attribute."""
     world = World()
     picked(world).closed()
-    observing = ProcessorStream(world.picks)
+    observing = ProcessorStream(world.requests)
     told = ProcessingRequest(
         MessagePart.RESPONSE_HEADERS, [(b":status", b"200"), (b"content-type", b"text/event-stream")]
     )

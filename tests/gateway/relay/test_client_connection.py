@@ -1,4 +1,4 @@
-"""What one turn of the loop has for clients is written at its end, in order, and to nobody who has left."""
+"""Writes of one loop iteration are made at its end, in order, and not to clients that have disconnected."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class Connection:
 
 
 def two_pieces() -> tuple[WriteBatch, Connection, Connection, Log]:
-    """An outbox with 1 for the first connection and 2 for the second."""
+    """An batch with 1 for the first connection and 2 for the second."""
     log: Log = []
-    outbox, first, second = WriteBatch(), Connection(log, "first"), Connection(log, "second")
-    outbox.write(first, b"1")
-    outbox.write(second, b"2")
-    return outbox, first, second, log
+    batch, first, second = WriteBatch(), Connection(log, "first"), Connection(log, "second")
+    batch.write(first, b"1")
+    batch.write(second, b"2")
+    return batch, first, second, log
 
 
 def test_a_turn_s_pieces_are_written_at_its_end() -> None:
     async def turn() -> None:
-        outbox, first, second, log = two_pieces()
-        outbox.write(first, b"3")
+        batch, first, second, log = two_pieces()
+        batch.write(first, b"3")
         assert log == []
         await asyncio.sleep(0)
         assert log == [("first", b"1"), ("second", b"2"), ("first", b"3")]
-        outbox.write(second, b"4")
-        outbox.flush()
+        batch.write(second, b"4")
+        batch.flush()
         assert log[3:] == [("second", b"4")]
         await asyncio.sleep(0)
         assert len(log) == 4
@@ -45,8 +45,8 @@ def test_a_turn_s_pieces_are_written_at_its_end() -> None:
 
 def test_who_has_left_is_not_written_to() -> None:
     async def turn() -> None:
-        outbox, first, _, log = two_pieces()
-        outbox.forget(first)
+        batch, first, _, log = two_pieces()
+        batch.forget(first)
         await asyncio.sleep(0)
         assert log == [("second", b"2")]
 
@@ -56,15 +56,15 @@ def test_who_has_left_is_not_written_to() -> None:
 def test_what_is_written_while_writing_comes_next() -> None:
     async def turn() -> None:
         log: Log = []
-        outbox = WriteBatch()
+        batch = WriteBatch()
         echo = Connection(log, "echo")
 
         class Answering(Connection):
             def write_body(self, data: bytes) -> None:
                 super().write_body(data)
-                outbox.write(echo, data)
+                batch.write(echo, data)
 
-        outbox.write(Answering(log, "asked"), b"1")
+        batch.write(Answering(log, "asked"), b"1")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert log == [("asked", b"1"), ("echo", b"1")]

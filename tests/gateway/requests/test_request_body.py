@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.requests.request_body import BodyError, ModelRewrites, read_request
+from penstock.gateway.requests.model_rewrites import ModelRewrites
+from penstock.gateway.requests.request_body import BodyError, read_request
 
 
 def body(**fields: Any) -> bytes:

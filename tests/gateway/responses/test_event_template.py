@@ -52,9 +52,9 @@ def dialect(request: pytest.FixtureRequest) -> Callable[[str], dict[str, object]
     "text", [" there", "x", "two\nlines", 'a "quote" \\ \t/', "größer", "漢字", '{"text": "']
 )
 def test_another_text(text: str, dialect: Callable[[str], dict[str, object]]) -> None:
-    likeness = EventTemplate()
-    likeness.learn(event(dialect("Hello")))
-    assert likeness.matches(event(dialect(text), ascii_only=False))
+    template = EventTemplate()
+    template.learn(event(dialect("Hello")))
+    assert template.matches(event(dialect(text), ascii_only=False))
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_another_text(text: str, dialect: Callable[[str], dict[str, object]]) ->
     ],
 )
 def test_anything_else_is_read(raw: bytes) -> None:
-    likeness = EventTemplate()
-    likeness.learn(event(completion("Hello")))
-    assert not likeness.matches(raw)
+    template = EventTemplate()
+    template.learn(event(completion("Hello")))
+    assert not template.matches(raw)
 
 
 def test_nothing_fits_before_there_was_an_event() -> None:
@@ -89,13 +89,13 @@ def test_nothing_fits_before_there_was_an_event() -> None:
 
 
 def test_a_stream_whose_events_differ_is_not_compared_for_ever() -> None:
-    likeness = EventTemplate()
+    template = EventTemplate()
     for number in range(MOST_MISSES):
-        likeness.learn(event(completion("x", number=number)))
-    assert likeness.matches(event(completion("y", number=MOST_MISSES - 1)))  # which makes it worth while
+        template.learn(event(completion("x", number=number)))
+    assert template.matches(event(completion("y", number=MOST_MISSES - 1)))  # which makes it worth while
     for number in range(MOST_MISSES + 1):
-        likeness.learn(event(completion("x", number=number)))
-    assert not likeness.matches(event(completion("y", number=MOST_MISSES)))
+        template.learn(event(completion("x", number=number)))
+    assert not template.matches(event(completion("y", number=MOST_MISSES)))
 
 
 def observed(chunks: list[bytes], *, strip_usage: bool) -> tuple[bytes, Observation]:
@@ -135,6 +135,6 @@ def test_it_changes_nothing_of_what_is_seen(stream: list[bytes], cuts: list[int]
     at = sorted({0, len(raw), *(cut for cut in cuts if cut < len(raw))})
     cut = [raw[begin:end] for begin, end in itertools.pairwise(at)]
     for chunks in (stream, cut):
-        with mock.patch.object(EventTemplate, "fits", return_value=False):
+        with mock.patch.object(EventTemplate, "matches", return_value=False):
             expected = observed(chunks, strip_usage=strip_usage)
         assert observed(chunks, strip_usage=strip_usage) == expected

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome, TransportResult, classify_outcome
 from penstock.gateway.responses.response_observer import Observation, ReplyObserver, StreamObserver
-from penstock.gateway.responses.sse_parser import SSEError, SSEParser
 from tests.gateway.streams import ALL, ROLE, TEXT, USAGE, Recording, _sse
 from tests.golden_replies import load_cases
 
@@ -69,30 +66,6 @@ def test_recorded_streams_of_vllm(name: str) -> None:
         assert (seen.token_events, seen.usage, seen.ended) == (whole.token_events, whole.usage, True)
         assert seen.error is None
         assert seen.content_problem is None
-
-
-@given(
-    st.lists(st.sampled_from([b"\r", b"\n", b"data:", b" ", b"x", b":", b"\xef\xbb\xbf", b"event: e"])),
-    st.data(),
-)
-def test_events_are_the_same_however_they_are_cut(parts: list[bytes], data: st.DataObject) -> None:
-    raw = b"".join(parts)
-    whole = SSEParser()
-    expected = [(event.data, event.name) for event in whole.feed(raw) if event.data is not None]
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)))))
-    parser = SSEParser()
-    events = []
-    for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
-        events += parser.feed(raw[start:end])
-    assert [(event.data, event.name) for event in events if event.data is not None] == expected
-    assert b"".join(event.raw for event in events) + parser.pending == raw
-
-
-def test_an_endless_event_is_refused() -> None:
-    parser = SSEParser(max_event_bytes=100)
-    parser.feed(b"data: " + b"x" * 90)
-    with pytest.raises(SSEError, match="more than 100 bytes"):
-        parser.feed(b"x" * 10)
 
 
 def test_times_are_those_of_token_events() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.gateway.relay.attempt import Timeouts
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_discovery import (
     EndpointsFile,
@@ -22,6 +21,7 @@ from penstock.gateway.routing.endpoint_discovery import (
     resolve,
 )
 from penstock.gateway.routing.endpoint_pool import EndpointPool
+from penstock.gateway.upstream.timeouts import Timeouts
 from tests.gateway.behaviours import good
 from tests.gateway.processes import Upstream, eventually, gateway
 

@@ -12,10 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import penstock
 from penstock.gateway import metric_definitions
-from penstock.gateway.relay.relay import RequestRecord
-from penstock.gateway.responses.event_reader import TokenUsage
+from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.response_observer import Observation, StreamObserver
+from penstock.gateway.responses.token_usage import TokenUsage
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.telemetry.metrics import OTHER, GatewayMetrics, MetricsOptions
 from penstock.metrics.families import MetricKind

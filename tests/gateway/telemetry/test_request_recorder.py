@@ -10,11 +10,11 @@ from typing import Any, Literal
 import pytest
 
 import penstock
-from penstock.gateway.relay.relay import FailedAttempt, RequestRecord
+from penstock.gateway.relay.request_record import FailedAttempt, RequestRecord
 from penstock.gateway.requests.trace_context import TraceContext
-from penstock.gateway.responses.event_reader import TokenUsage
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.response_observer import Observation
+from penstock.gateway.responses.token_usage import TokenUsage
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from tests.gateway.behaviours import good
@@ -75,9 +75,9 @@ def test_all_facts(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_is_wanted(
     wanted: Literal["none", "errors", "all"], outcomes: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    ledger = RequestRecorder(GatewayMetrics(list), wanted)
+    recorder = RequestRecorder(GatewayMetrics(list), wanted)
     for outcome in (Outcome.OK, Outcome.OK_WITHOUT_USAGE, Outcome.REJECTED):
-        ledger.finish(RequestRecord("/v1/completions", outcome=outcome))
+        recorder.finish(RequestRecord("/v1/completions", outcome=outcome))
     assert [line["outcome"] for line in lines(caplog)] == outcomes
 
 

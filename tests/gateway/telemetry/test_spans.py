@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.relay.relay import FailedAttempt, RequestRecord
+from penstock.gateway.relay.request_record import FailedAttempt, RequestRecord
 from penstock.gateway.requests.trace_context import TraceContext
-from penstock.gateway.responses.event_reader import TokenUsage
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.response_observer import Observation
+from penstock.gateway.responses.token_usage import TokenUsage
 from penstock.gateway.telemetry.spans import BatchSpanExporter, span_data
 from tests.gateway.behaviours import good
 from tests.gateway.collector import Collector, attributes_of, otel

@@ -1,4 +1,4 @@
-"""What every engine with a model asks of a request before it takes it in."""
+"""Validates a request against the model's limits before an engine queues it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from penstock.wire.messages import Adapter, Submit
 def check_request(
     request: Submit, max_model_len: int, vocab_size: int, adapters: Sequence[Adapter] = ()
 ) -> None:
-    """Raises RequestRejected for a prompt that leaves no room for output, for token ids outside the
-    vocabulary, for output that is complete already, and for an adapter other than ``adapters``."""
+    """Raises RequestRejected for a prompt that leaves no room for output, token ids outside the vocabulary,
+    a resumed stream whose output is complete, and an adapter that is not in ``adapters``."""
     length, limit = len(request.prompt) // 4, request.sampling.max_tokens
     if len(request.prompt) % 4 or not length or length < request.resumed:
         raise RequestRejected("prompt: at least one token, four bytes each, of which resumed are output")

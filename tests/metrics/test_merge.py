@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.metrics import families as f
+from penstock.metrics.merge import merge_views, totals, view_of
 from penstock.metrics.snapshot import (
     Distribution,
     ProcessKey,
@@ -17,9 +18,6 @@ from penstock.metrics.snapshot import (
     Snapshot,
     decode_snapshot,
     encode_snapshot,
-    merge_views,
-    totals,
-    view_of,
 )
 
 BUCKETS = len(f.ITL.bounds) + 1

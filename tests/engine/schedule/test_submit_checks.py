@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine.base import RequestRejected
-from penstock.engine.schedule.request_checks import check_request
+from penstock.engine.schedule.submit_checks import check_request
 from penstock.wire.messages import Adapter
 from tests.engine.support import submit
 

@@ -1,6 +1,6 @@
-"""Server-sent events from bytes in any chunks, after the HTML standard's "Server-sent events" §9.2.5/6.
+"""Parser of server-sent events, fed with bytes in any chunks; HTML standard, "Server-sent events" §9.2.5/6.
 
-Parsing keeps raw bytes beside data, because a relay passes on what it got and not what it understood.
+Events keep their raw bytes, because a relay passes on the bytes that it received.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class SSEError(ValueError):
-    """Bytes that are no event stream: not UTF-8, or an event without an end."""
+    """An event exceeds the size limit."""
 
 
 class Event(NamedTuple):
     """One event, or a block of comments."""
 
     raw: bytes
-    """Its bytes, up to and with the empty line."""
+    """Its bytes, including the empty line at its end."""
     data: bytes | None
-    """Its data lines joined by LF; None when it has none, as comments: readers dispatch nothing then."""
+    """Its data lines joined by LF; None when it has none: readers ignore such an event, e.g. a comment."""
     name: bytes = b""
     """Its event field."""
 
 
 class SSEParser:
-    """Cuts a stream into events; what is not complete yet is :attr:`pending`.
+    """Splits a stream into events; an incomplete event is :attr:`pending`.
 
-    Lines end with LF, CRLF or CR. A CR at the end of a chunk ends its line at once; an LF that follows
-    belongs to it.
+    Lines end with LF, CRLF or CR. A CR at the end of a chunk ends its line immediately; an LF that follows
+    belongs to the same line end.
     """
 
     def __init__(self, max_event_bytes: int = 16 << 20) -> None:
         self._max_event_bytes = max_event_bytes
         self._pending = bytearray()
         self._scanned = 0
-        """Bytes of pending that hold no empty line."""
+        """Bytes of pending that contain no empty line."""
         self.between_events = False
-        """Whether the next byte begins an event; not while it may be part of what marks the last one's end,
-        or the stream's beginning."""
+        """Whether the next byte starts an event; False while it may belong to the end of the last event or to
+        the byte order mark."""
         self._at_start = True
         self._after_cr = False
-        """The last event ended with a CR, so an LF that comes next is part of that line end."""
+        """The last event ended with CR; an LF that comes next belongs to that line end."""
 
     @property
     def pending(self) -> bytes:
@@ -65,7 +65,7 @@ class SSEParser:
         if self._after_cr and self._pending:
             self._after_cr = False
             if self._pending[0] == 0x0A:
-                # it ends the CR of the event before, which was given out: an event without content
+                # it belongs to the CR of the last event, which was returned already: an event without content
                 events = [Event(b"\n", None)]
                 del self._pending[:1]
                 return events + self._complete_events()
@@ -88,7 +88,7 @@ class SSEParser:
         return events
 
     def _end_of_event(self) -> int | None:
-        """Where the first complete event of pending ends, behind its empty line."""
+        """Index behind the first complete event of pending, including its empty line."""
         pending = self._pending
         at = max(0, self._scanned - 3)
         while True:
@@ -114,7 +114,7 @@ def _begins_with_line_end(data: bytearray, at: int) -> bool:
 
 
 def _is_plain(chunk: bytes) -> bool:
-    """Whole events of one data line each, as nearly all servers send them; most chunks are one such event."""
+    """Whether a chunk is complete events of one data line each; most servers send one such event a chunk."""
     return (
         chunk.startswith(b"data: ")
         and chunk.endswith(b"\n\n")

@@ -1,1 +1,0 @@
-"""``penstock bench soak``: hours of mixed load with deaths, every token of which is accounted for."""

@@ -1,0 +1,107 @@
+"""The ``penstock bench`` commands: measure, print a report, write it to ``--json``."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Never, TypeVar
+
+import msgspec
+
+from penstock.cli.command import Command
+from penstock.config.bench import (
+    OF_STARTED_SERVER,
+    BenchEngineConfig,
+    BenchGatewayConfig,
+    BenchHostConfig,
+)
+from penstock.config.errors import ConfigError
+from penstock.config.origins import Origins
+
+if TYPE_CHECKING:  # penstock.bench imports httpx, numpy and psutil
+    from penstock.bench.deadline import ProgressCallback
+
+R = TypeVar("R")
+
+
+def run_host(config: BenchHostConfig, origins: Origins) -> int:
+    """1 when requests failed or nothing could be measured.
+
+    Raises ConfigError for options of a started server when ``--url`` names a running one.
+    """
+    from penstock.bench import host_benchmark, report, scaling
+
+    if config.url is not None:
+        for name in OF_STARTED_SERVER:
+            if name in origins and origins[name].source == "command line":
+                raise ConfigError(
+                    f"{origins[name]} is for a server that is started, it has no effect with --url"
+                )
+    if len(config.api_server_count) > 1:
+        scaled = run_measurement(lambda say: scaling.measure(config, say), scaling.render, config.json)
+        return 1 if scaled is None or scaled.errors else 0
+    found = run_measurement(lambda say: host_benchmark.measure(config, say), report.render, config.json)
+    return 1 if found is None or found.errors else 0
+
+
+def run_engine(config: BenchEngineConfig, origins: Origins) -> int:
+    """1 when nothing could be measured."""
+    from penstock.bench.engine_benchmark import measure, render
+
+    return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
+
+
+def run_gateway(config: BenchGatewayConfig, origins: Origins) -> int:
+    """1 when requests failed or nothing could be measured."""
+    from penstock.bench.gateway_benchmark import measure_gateway, render
+
+    found = run_measurement(lambda say: measure_gateway(config, say), render, config.json)
+    return 1 if found is None or found.errors else 0
+
+
+HOST = Command(("bench", "host"), "Measure CPU time per token of API servers.", BenchHostConfig, run_host)
+ENGINE = Command(
+    ("bench", "engine"), "Measure CPU time per decode step of an engine.", BenchEngineConfig, run_engine
+)
+GATEWAY = Command(
+    ("bench", "gateway"), "Measure CPU time per event of the gateway.", BenchGatewayConfig, run_gateway
+)
+
+
+def run_measurement(
+    measure: Callable[[ProgressCallback], R], render: Callable[[R], str], path: str | None
+) -> R | None:
+    """Runs ``measure`` with progress on standard error, prints its report and writes it to ``path`` as JSON.
+
+    None, with the reason on standard error, when nothing could be measured or written.
+    """
+    from penstock.bench.errors import BenchError
+
+    try:
+        with _sigterm_interrupts():
+            report = measure(lambda line: print(line, file=sys.stderr, flush=True))
+        print(render(report))
+        if path is not None:
+            Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    except (BenchError, OSError) as error:
+        print(f"penstock: error: {error}", file=sys.stderr)
+        return None
+    return report
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, so that a measurement cleans up as it does after Ctrl-C."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> Never:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,74 @@
+"""The record of one request: what metrics, spans and the access log are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.gateway.requests.request_body import RequestBody
+from penstock.gateway.requests.trace_context import TraceContext
+from penstock.gateway.responses.outcome import Outcome
+from penstock.gateway.responses.response_observer import Observation
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """An attempt after which the request was retried, or answered by the gateway itself."""
+
+    at: float
+    endpoint: str
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """Facts about one request, complete when it has ended. Times are seconds of the relay's clock.
+    Compared by identity."""
+
+    path: str
+    request_id: str = ""
+    """The client's id, or one that the gateway generated."""
+    method: str = ""
+    """Empty: unknown, for a request that another gateway process routed for the same Envoy."""
+    trace: TraceContext | None = None
+    model: str = ""
+    """The model that the client named."""
+    target_model: str = ""
+    """The model that the endpoint was sent."""
+    priority: int = 0
+    streamed: bool = False
+    """Whether the client requested a stream."""
+    began_at: float = 0.0
+    ended_at: float = 0.0
+    sent_at: float | None = None
+    """When the request was sent to the endpoint that answered."""
+    outcome: Outcome = Outcome.REJECTED
+    reason: str = ""
+    endpoint: str = ""
+    attempts: int = 0
+    failures: list[FailedAttempt] = field(default_factory=list)
+    """In order of time. Empty for requests that Envoy sends: only Envoy knows its failed attempts."""
+    status: int = 0
+    """Status that the client got; 0: none."""
+    seen: Observation = field(default_factory=Observation)
+    bytes_in: int = 0
+    bytes_out: int = 0
+    pick_s: float = 0.0
+    """Seconds spent on picking endpoints."""
+
+    def set_body(self, body: RequestBody) -> None:
+        """Take model, priority and streaming from the body of a generation request."""
+        self.model, self.target_model = body.asked_model, body.model
+        self.priority, self.streamed = body.priority, body.stream
+
+
+def failure_reason(record: RequestRecord) -> str:
+    """Why a reply counts as failed; empty for a good one."""
+    seen = record.seen
+    if record.outcome is Outcome.CONTENT_ERROR:
+        return seen.content_problem or ""
+    if record.outcome is Outcome.NETWORK_ERROR:
+        return "the stream ended without its terminator"
+    if record.outcome is Outcome.MODEL_SERVER_ERROR and seen.error is not None:
+        return seen.error.decode(errors="replace")[:500]
+    return ""

@@ -1,0 +1,54 @@
+"""Whether a request that failed at one endpoint is sent again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.gateway.relay.retry_budget import RetryBudget
+from penstock.gateway.responses.outcome import TransportResult
+from penstock.gateway.routing.endpoint_pool import EndpointPool
+from penstock.gateway.routing.picker import Picker, PickRequest
+
+RETRIABLE_STATUSES = frozenset({429, 502, 503})
+"""Another endpoint may do better; 500 is the model server's own failure, which a retry repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Retries at other endpoints, for all requests of a gateway. Times are seconds of the budget's clock."""
+
+    pool: EndpointPool
+    picker: Picker
+    max_attempts: int = 3
+    """Endpoints that one request is sent to."""
+    budget: RetryBudget = field(default_factory=RetryBudget)
+
+    def discards(self, status: int, request: PickRequest, now: float) -> bool:
+        """Whether a reply with this status is discarded for a retry."""
+        return status in RETRIABLE_STATUSES and self.allows(request, now)
+
+    def allows(self, request: PickRequest, now: float) -> bool:
+        """Whether the request may be sent to another endpoint: attempts, budget and an endpoint are left."""
+        return (
+            len(request.tried) < self.max_attempts
+            and self.budget.allows(now)
+            and self.picker.has_candidate(request, self.pool.endpoints, now)
+        )
+
+    def spend(self, now: float) -> None:
+        """Count one retry. Several requests may ask before the first of them spends."""
+        self.budget.spend(now)
+
+
+# -- once more to the same endpoint: neither a retry nor an attempt of its own
+
+
+def refused_with_usage(status: int | None, *, with_usage: bool, relayed: bool) -> bool:
+    """Whether to send the request without ``include_usage``: the 400 may be due to that addition of ours."""
+    return with_usage and status == 400 and not relayed
+
+
+def needs_fresh_connection(result: TransportResult, *, reused: bool, answered: bool) -> bool:
+    """Whether to send the request on a new connection: the server had closed the idle one meanwhile, which
+    says nothing about the request."""
+    return result is TransportResult.BROKEN and reused and not answered

@@ -1,0 +1,71 @@
+"""``python -m tests.soak server|gateway [options]``, run from a checkout; ``--help`` shows the options.
+
+``server`` loads a server, kills its processes and checks every token. ``gateway`` measures whether the
+memory of the gateway stays flat while requests fail. Exit codes are those of ``penstock``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from penstock.cli import parser
+from penstock.cli.bench import run_measurement
+from penstock.cli.command import Command
+from penstock.cli.main import EXIT_INTERRUPTED, all_options
+from penstock.config.errors import ConfigError
+from penstock.config.origins import Origins
+from penstock.config.sources import resolve
+from penstock.exit_codes import EXIT_USAGE
+from tests.soak import gateway_memory, report, run
+from tests.soak.config import GatewayMemoryConfig, SoakConfig
+
+PROGRAM = "python -m tests.soak"
+
+
+def soak_server(config: SoakConfig, origins: Origins) -> int:
+    """1 when a check failed, or nothing could be measured."""
+    found = run_measurement(lambda say: run.measure(config, say), report.render, config.json)
+    return 0 if found is not None and found.passed else 1
+
+
+def soak_gateway(config: GatewayMemoryConfig, origins: Origins) -> int:
+    """1 when nothing could be measured."""
+    found = run_measurement(
+        lambda say: gateway_memory.measure_memory(config, say), gateway_memory.render, config.json
+    )
+    return 1 if found is None else 0
+
+
+COMMANDS: tuple[Command[Any], ...] = (
+    Command(("server",), "Load a server, kill its processes, check every token.", SoakConfig, soak_server),
+    Command(
+        ("gateway",),
+        "Measure whether the gateway's memory stays flat while requests fail in every way.",
+        GatewayMemoryConfig,
+        soak_gateway,
+    ),
+)
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command and returns its exit code."""
+    command = next((each for each in COMMANDS if [*each.name] == argv[:1]), None)
+    if command is None:
+        lines = [f"  {each.name[0]:8} {each.help}" for each in COMMANDS]
+        print(f"usage: {PROGRAM} COMMAND [options]", *lines, sep="\n", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        arguments, file = parser.parse(command, argv[1:], PROGRAM)
+        config, origins = resolve(command.config, arguments, os.environ, file=file, other_options=all_options)
+        return command.run(config, origins)
+    except ConfigError as error:
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

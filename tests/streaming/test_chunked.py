@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.streaming.chunked import CHUNK_SIZES, chunk, unframed
+
+
+@pytest.mark.parametrize("contents", [[], [b"a"], [b"a" * 20, b"\r\n0\r\n", b"c"]])
+def test_chunks_lose_their_frames(contents: list[bytes]) -> None:
+    assert unframed(b"".join(map(chunk, contents))) == b"".join(contents)
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, len(CHUNK_SIZES) - 1])
+def test_the_table_of_sizes_frames_as_chunk_does(size: int) -> None:
+    data = bytes(size)
+    assert CHUNK_SIZES[size] + data + b"\r\n" == chunk(data)
