@@ -1,4 +1,4 @@
-"""One line per request, at the end of its reply."""
+"""The access log: one line per request at the end of its reply."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from penstock.api.exchange import Exchange
 log = logging.getLogger("penstock.access")
 
 _BARE = re.compile(r"[!#-<>-~]+")
-"""What stands in a line as it is: visible ASCII without quotes and equals signs."""
+"""Values that need no quotes: visible ASCII without quotes and equals signs."""
 _BAD_ENDS = ("error", "abort", "cut")
 
 
 class AccessLog:
-    """Lines of ``key=value`` pairs (logfmt), whatever --log-level says.
+    """Writes lines of ``key=value`` pairs (logfmt), whatever --log-level is.
 
-    ``request_id``, ``method``, ``path``, ``status``, ``seconds`` (from the request's headers to the end of
-    its reply); of requests that generate also ``prompt_tokens``, ``output_tokens`` and ``outcome`` (stop,
-    length, error, abort: the client left, cut: it read too slowly). Of what was no whole request only
-    ``status`` and ``refused``, why. Queries, bodies, keys are never logged.
+    Fields: ``request_id``, ``method``, ``path``, ``status``, ``seconds`` (from the request's headers to the
+    end of its reply); for generating requests also ``prompt_tokens``, ``output_tokens`` and ``outcome``
+    (stop, length, error, abort: the client disconnected, cut: it read too slowly). Incomplete requests have
+    only ``status`` and ``refused``, the reason. Queries, bodies and keys are never logged.
     """
 
     def __init__(self, mode: Literal["none", "errors", "all"]) -> None:
-        """``errors``: statuses of 400 and above, and streams that did not end well."""
+        """``errors``: only statuses from 400 on and streams that ended in error, abort or cut."""
         self._mode = mode
         if mode != "none":
             log.setLevel(logging.INFO)
 
     def write(self, exchange: Exchange) -> None:
-        """Logs a request that has ended, if it is to be."""
+        """Log a request that has ended, if ``mode`` includes it."""
         if self._mode == "none":
             return
         reply, status = exchange.reply, exchange.status
@@ -55,7 +55,7 @@ class AccessLog:
         _log(fields)
 
     def refused(self, status: int, message: str) -> None:
-        """Logs an answer to what was no whole request: of that nothing else is known."""
+        """Log the reply to an incomplete request."""
         if self._mode != "none":
             _log({"status": status, "refused": message})
 
@@ -65,5 +65,5 @@ def _log(fields: dict[str, object]) -> None:
 
 
 def _value(text: str) -> str:
-    """``text``, in JSON's quotes and escapes where it could be taken for something else."""
+    """``text``, as a JSON string if it needs quotes."""
     return text if _BARE.fullmatch(text) else json.dumps(text)

@@ -1,7 +1,7 @@
-"""``/admin/engines``: which engines there are, and which of them take new streams.
+"""``/admin/engines``: list, drain and resume engines.
 
-A drained engine finishes what it runs and gets nothing new, from any API server, until it is resumed; also
-when it is started again meanwhile. The supervisor keeps the list and tells every API server.
+A drained engine completes its streams and gets no new ones from any API server until it is resumed, even
+across a restart. The supervisor keeps the list of drained engines and sends it to every API server.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from penstock.api.exchange import Exchange, Handler
 from penstock.dispatch.connections import EngineState
 from penstock.dispatch.engine_client import EngineClient
 from penstock.http.asgi import encode_json, send_json
 from penstock.http.errors import ApiError
-from penstock.http.sink import Handler, Receive, Scope, Send
 
 LIST = "/admin/engines"
 PREFIX = "/admin/engines/"
@@ -23,43 +23,46 @@ _POLL_S = 0.01
 
 
 class EngineRoutes:
-    """``order(rank, draining)`` passes an order on to the supervisor; the fleet hears what it led to."""
+    """The handlers of these routes."""
 
-    def __init__(self, engine_client: EngineClient, order: Callable[[int, bool], None]) -> None:
+    def __init__(self, engine_client: EngineClient, drain: Callable[[int, bool], None]) -> None:
+        """``drain(rank, draining)`` asks the supervisor, which answers by updating ``engine_client``."""
         self._engine_client = engine_client
-        self._order = order
+        self._drain = drain
 
     def methods(self, path: str) -> dict[str, Handler] | None:
-        """The handlers of a path below PREFIX; None when there is no such path or engine."""
+        """Handlers by HTTP method of a path below PREFIX; None if there is no such action or engine."""
         rank, _, action = path.removeprefix(PREFIX).partition("/")
         if action not in ("drain", "resume"):
             return None
         for engine in self._engine_client.engines:
             if rank == str(engine.rank):
-                return {"POST": self._change(engine, action == "drain")}
+                return {"POST": self._set_draining(engine, action == "drain")}
         return None
 
-    async def list(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(
-            send, encode_json({"engines": [describe(engine) for engine in self._engine_client.engines]})
-        )
+    async def list(self, exchange: Exchange) -> None:
+        engines = [describe(engine) for engine in self._engine_client.engines]
+        await send_json(exchange.send, encode_json({"engines": engines}))
 
-    def _change(self, engine: EngineState, draining: bool) -> Handler:
-        async def change(scope: Scope, receive: Receive, send: Send) -> None:
-            self._order(engine.rank, draining)
+    def _set_draining(self, engine: EngineState, draining: bool) -> Handler:
+        async def handle(exchange: Exchange) -> None:
+            self._drain(engine.rank, draining)
             for _ in range(int(ANSWER_TIMEOUT_S / _POLL_S)):
                 if engine.draining == draining:
-                    await send_json(send, encode_json(describe(engine)))
+                    await send_json(exchange.send, encode_json(describe(engine)))
                     return
                 await asyncio.sleep(_POLL_S)
             raise ApiError(503, f"The supervisor did not answer within {ANSWER_TIMEOUT_S:g} s.")
 
-        return change
+        return handle
 
 
 def describe(engine: EngineState) -> dict[str, Any]:
-    """``running`` and ``waiting`` count the streams of all API servers, as of the engine's latest step;
-    ``host`` is its address, local for this one, and empty for an engine that never came or has left."""
+    """One engine's entry in the reply.
+
+    ``running`` and ``waiting`` count streams of all API servers as of the engine's latest step. ``host`` is
+    the engine's address, ``local`` on this host, empty for an engine that never connected or has left.
+    """
     return {
         "rank": engine.rank,
         "host": engine.host,

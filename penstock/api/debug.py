@@ -1,4 +1,4 @@
-"""``GET /debug/gc``: what the garbage collector of every process has to do."""
+"""``GET /debug/gc``: garbage collector reports of this API server and of all engines."""
 
 from __future__ import annotations
 
@@ -6,32 +6,29 @@ from typing import Any
 
 import msgspec
 
+from penstock.api.exchange import Exchange, Handler
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import Receipt, RpcRequest
 from penstock.http.asgi import encode_json, send_json
-from penstock.http.sink import Receive, Scope, Send
 from penstock.metrics.gc_policy import GarbageCollector
 
 ANSWER_TIMEOUT_S = 5.0
 
 
-class GarbageRoute:
-    """This API server's report, and one of each engine; those of other API servers are at their own."""
+def gc_route(name: str, collector: GarbageCollector, engine_client: EngineClient) -> Handler:
+    """The handler. ``name``: of this process; reports of other API servers are not included."""
 
-    def __init__(self, name: str, collector: GarbageCollector, engine_client: EngineClient) -> None:
-        self._name = name
-        self._collector = collector
-        self._engine_client = engine_client
+    async def handle(exchange: Exchange) -> None:
+        ranks = engine_client.members()
+        answers = await engine_client.calls.ask(ranks, RpcRequest("gc", {}), ANSWER_TIMEOUT_S)
+        own = msgspec.to_builtins(collector.report())
+        await send_json(exchange.send, encode_json(_document(name, own, answers)))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ranks = self._engine_client.members()
-        answers = await self._engine_client.calls.ask(ranks, RpcRequest("gc", {}), ANSWER_TIMEOUT_S)
-        own = msgspec.to_builtins(self._collector.report())
-        await send_json(send, encode_json(_document(self._name, own, answers)))
+    return handle
 
 
 def _document(name: str, own: dict[str, Any], answers: list[Receipt]) -> dict[str, Any]:
-    """Reports by process, and why there is none of others."""
+    """Reports by process name, and errors of engines that sent none."""
     return {
         "processes": {name: own}
         | {f"engine {answer.rank}": answer.result for answer in answers if answer.error is None},

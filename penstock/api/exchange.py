@@ -1,23 +1,22 @@
-"""One HTTP request and what became of its reply."""
+"""One HTTP request of the application: its ASGI arguments, its connection, and the state of its reply."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
 
 from penstock.generation.dialect import Dialect
 from penstock.generation.replies import RequestReply
-from penstock.http.sink import REPLY_HEADERS, Message, Scope, Send
+from penstock.http.sink import Message, Receive, Scope, Send, Sink
 from penstock.streaming.stream import StreamError
 
-EXCHANGE = "penstock.exchange"
-"""Key in the ASGI scope under which the application keeps a request's Exchange."""
 CLIENT_GONE = 499
-"""Status of a request whose client left before its reply; nginx's number for it."""
+"""Status, as in nginx, of a request whose client disconnected before its reply."""
 
 
 class Exchange:
-    """A request from its arrival to the end of its reply. Its ``send`` stands in for the server's."""
+    """A request from its arrival to the end of its reply. Routes send by its ``send``."""
 
     __slots__ = (
         "_on_end",
@@ -29,37 +28,45 @@ class Exchange:
         "headers",
         "method",
         "path",
+        "receive",
         "reply",
         "request_id",
+        "scope",
+        "sink",
     )
 
     def __init__(
         self,
         scope: Scope,
+        receive: Receive,
         send: Send,
+        sink: Sink,
+        *,
         request_id: str,
         headers: Sequence[tuple[bytes, bytes]],
         on_end: Callable[[Exchange, StreamError | None], None],
     ) -> None:
-        """``headers`` are added to the reply, whoever sends it. ``on_end`` is called at the
-        end of a detached reply, with an error if nothing was sent. Leaves itself in the scope."""
+        """``headers`` are added to every reply. ``on_end`` is called at the end of a detached reply, with an
+        error if nothing was sent."""
+        self.scope = scope
+        self.receive = receive
+        self.sink = sink
+        """The client's connection, for streamed replies."""
         self._send = send
         self._on_end = on_end
         self._status = 0
         self.detached = False
-        """The application's call returns before the reply has ended; the sink writes the rest."""
+        """Whether the application returns before the reply has ended; the reply then writes to ``sink``."""
         self.dialect: Dialect | None = None
-        """The API that is asked, on the routes that generate."""
+        """The API of a generating route."""
         self.arrival = time.monotonic()
         self.method: str = scope["method"]
         self.path: bytes = scope.get("raw_path") or scope["path"].encode()
-        """As it was sent: percent-encoded, without the query."""
+        """Percent-encoded, without the query."""
         self.request_id = request_id
         self.headers = headers
         self.reply: RequestReply | None = None
-        """Set by the endpoints that generate, once they have one."""
-        scope[EXCHANGE] = self
-        scope[REPLY_HEADERS] = headers
+        """Set by generating routes once the reply exists."""
 
     def on_end(self, error: StreamError | None) -> None:
         """A detached reply has ended; ``error`` is still to be sent."""
@@ -73,7 +80,11 @@ class Exchange:
 
     @property
     def status(self) -> int:
-        """Of the reply, once it has ended. A stream's headers may have been sent by its sink."""
+        """Status of a reply that has ended. The headers of a stream do not pass through ``send``."""
         if not self._status:
             return 200 if self.reply is not None and self.reply.started else CLIENT_GONE
         return self._status
+
+
+Handler: TypeAlias = Callable[[Exchange], Awaitable[None]]
+"""Answers the requests of one route."""

@@ -1,4 +1,4 @@
-"""The routes that generate: from a request body to streams, and to the end of the reply."""
+"""The generating routes: from a request body to submitted streams and to the end of the reply."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable
 from typing import NamedTuple
 
-from penstock.api.exchange import EXCHANGE, Exchange
+from penstock.api.exchange import Exchange, Handler
 from penstock.config.options import ServeConfig
-from penstock.dispatch.engine_client import EngineClient, RoutingHints
+from penstock.dispatch.engine_client import RoutingHints
 from penstock.generation.collected import CollectedReply
 from penstock.generation.dialect import Dialect, ReplyFormat
 from penstock.generation.plan import RequestPlan
@@ -19,80 +19,72 @@ from penstock.generation.tokenizer import Tokenizer
 from penstock.http.admission import no_engine, stream_failed, unavailable
 from penstock.http.asgi import ClientGone, read_body, request_header, send_json
 from penstock.http.errors import ApiError
-from penstock.http.sink import EXTENSION, Handler, Receive, Scope, Send, Sink
-from penstock.streaming.output_processor import OutputProcessor
+from penstock.http.sink import Scope
 from penstock.wire.messages import SamplingParams, Submit
 
 INLINE_BODY = 256 * 1024
-"""Bytes of a body that is planned on the event loop, in 5 ms at most (20 ns a byte where messages are short,
-measured); a larger one is planned in a thread."""
+"""Largest body in bytes that is planned on the event loop, which takes at most 5 ms (measured: 20 ns a byte
+for short messages); larger ones are planned in a thread."""
 
 
 class Work(NamedTuple):
-    """A request that is ready to be started."""
+    """A checked and tokenized request."""
 
     plan: RequestPlan
     format: ReplyFormat
     hints: RoutingHints
     prompts: list[Prompt]
     samplings: list[SamplingParams]
-    """For every choice of every prompt."""
+    """One per choice of each prompt."""
 
 
 class GenerationRoutes:
     """Runs the requests of all dialects."""
 
-    def __init__(
-        self,
-        config: ServeConfig,
-        tokenizer: Tokenizer,
-        engine_client: EngineClient,
-        streams: OutputProcessor,
-        context: RequestContext,
-    ) -> None:
+    def __init__(self, config: ServeConfig, tokenizer: Tokenizer, context: RequestContext) -> None:
         self._config = config
         self._tokenizer = tokenizer
-        self._engine_client = engine_client
-        self._streams = streams
         self._context = context
+        self._engine_client = context.engine_client
+        self._streams = context.streams
         self._grammars = GrammarChecker()
         self.draining = False
         self._running = 0
         self._idle = asyncio.Event()
-        """No request runs."""
+        """Set while no request runs."""
         self._idle.set()
 
     def handler(self, dialect: Dialect) -> Handler:
         """The handler of the dialect's route."""
 
-        def handle(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-            return self._count(scope, receive, dialect)
+        def handle(exchange: Exchange) -> Awaitable[None]:
+            return self._count(exchange, dialect)
 
         return handle
 
     async def drain(self) -> None:
-        """Refuse new requests; returns when those that run have ended."""
+        """Refuse new requests and wait for the end of running ones."""
         self.draining = True
         await self._idle.wait()
 
-    async def _count(self, scope: Scope, receive: Receive, dialect: Dialect) -> None:
-        exchange: Exchange = scope[EXCHANGE]
+    async def _count(self, exchange: Exchange, dialect: Dialect) -> None:
         self._running += 1
         self._idle.clear()
         try:
-            await self._run(scope, receive, exchange, dialect)
+            await self._run(exchange, dialect)
         finally:
             if not exchange.detached:
                 self.on_request_end()
 
     def on_request_end(self) -> None:
-        """A request has ended. Called here unless its reply is detached."""
+        """A request has ended; called from outside if its reply is detached."""
         self._running -= 1
         if not self._running:
             self._idle.set()
 
-    async def _run(self, scope: Scope, receive: Receive, exchange: Exchange, dialect: Dialect) -> None:
-        body = await read_body(scope, receive, self._config.max_request_bytes)
+    async def _run(self, exchange: Exchange, dialect: Dialect) -> None:
+        scope = exchange.scope
+        body = await read_body(scope, exchange.receive, self._config.max_request_bytes)
         self._check_open()
         request_id = request_header(scope, b"x-request-id")
         if len(body) <= INLINE_BODY:
@@ -110,31 +102,35 @@ class GenerationRoutes:
             self._check_open()
         samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
         format = dialect.reply_format(plan, exchange.request_id)
-        work = Work(plan, format, hints, prompts, samplings)
-        sink: Sink = scope["extensions"][EXTENSION]
+        work = Work(plan=plan, format=format, hints=hints, prompts=prompts, samplings=samplings)
         if plan.stream:
-            self._stream(work, exchange, sink)
+            self._stream(work, exchange)
         else:
-            await self._collect(work, exchange, sink)
+            await self._collect(work, exchange)
 
-    def _stream(self, work: Work, exchange: Exchange, sink: Sink) -> None:
+    def _stream(self, work: Work, exchange: Exchange) -> None:
         """Start a streamed reply. It is detached: no task waits for its end."""
         exchange.detached = True
         try:
             streamed = StreamedReply(
-                self._context, work.plan, work.format, exchange.arrival, sink, exchange.on_end
+                self._context,
+                work.plan,
+                work.format,
+                exchange.arrival,
+                sink=exchange.sink,
+                on_end=exchange.on_end,
             )
             exchange.reply = streamed
-            sink.listen(streamed)
+            exchange.sink.listen(streamed, exchange.headers)
             self._submit(streamed, work)
         except BaseException:
             exchange.detached = False
             raise
 
-    async def _collect(self, work: Work, exchange: Exchange, sink: Sink) -> None:
+    async def _collect(self, work: Work, exchange: Exchange) -> None:
         collected = CollectedReply(self._context, work.plan, work.format, exchange.arrival)
         exchange.reply = collected
-        sink.listen(collected)
+        exchange.sink.listen(collected)
         self._submit(collected, work)
         error = await collected.done
         if error is not None:
@@ -144,11 +140,11 @@ class GenerationRoutes:
         await send_json(exchange.send, work.format.whole(collected))
 
     def _submit(self, reply: StreamedReply | CollectedReply, work: Work) -> None:
-        """Start all streams of a reply before any of their rows is delivered.
+        """Start all streams of a reply before any of their rows arrives.
 
-        Raises ApiError when there is no engine; then the reply has ended without a word.
+        Raises ApiError if there is no engine; the reply has then ended without sending anything.
         """
-        if reply.ended:  # the client left while its prompt was tokenized
+        if reply.ended:  # the client disconnected while its prompt was tokenized
             return
         plan = work.plan
         interval = plan.interval
@@ -161,13 +157,13 @@ class GenerationRoutes:
             stream = reply.add(prompt, engine.rank)
             self._streams.open(stream, reply.arrival)
             request = Submit(
-                stream.handle,
-                prompt.ids,
-                sampling,
-                interval.tokens,
-                plan.priority,
-                plan.cache_salt,
+                stream=stream.handle,
+                prompt=prompt.ids,
+                sampling=sampling,
+                interval=interval.tokens,
                 interval_ms=interval.ms,
+                priority=plan.priority,
+                cache_salt=plan.cache_salt,
                 adapter=plan.adapter,
                 kv_transfer_params=plan.kv_transfer_params,
             )
@@ -175,7 +171,7 @@ class GenerationRoutes:
         self._engine_client.yield_to_pump()
 
     def _routing_hints(self, scope: Scope) -> RoutingHints:
-        """Of the headers X-Session-ID and X-data-parallel-rank. Raises ApiError."""
+        """From the headers X-Session-ID and X-data-parallel-rank. Raises ApiError."""
         pin = request_header(scope, b"x-data-parallel-rank")
         ranks = len(self._engine_client.engines)
         if pin is not None and not (pin.isdecimal() and int(pin) < ranks):
@@ -193,7 +189,7 @@ class GenerationRoutes:
     # -- prompts
 
     def _tokenize(self, plan: RequestPlan) -> list[Prompt] | None:
-        """None: so long that a thread is to do it, while the event loop goes on."""
+        """Token ids of all prompts; None if they are so long that a thread should tokenize them."""
         most = self._tokenizer.inline_characters(plan.add_special_tokens)
         if sum(len(prompt) for prompt in plan.prompts if isinstance(prompt, str)) > most:
             return None

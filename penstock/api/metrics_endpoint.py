@@ -1,15 +1,14 @@
-"""``/metrics``: an API server's own counters, and the latest of every other process."""
+"""``GET /metrics``: this API server's counters and the latest ones of every other process."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 
+from penstock.api.exchange import Exchange
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.input_processor import InputProcessor
 from penstock.http.asgi import send_json
-from penstock.http.sink import Receive, Scope, Send
 from penstock.metrics import families as f
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.exposition import CONTENT_TYPE, exposition
@@ -19,17 +18,13 @@ from penstock.metrics.snapshot import Labels, Series, Snapshot, process_name, pr
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.wire.control import Launch
 
-log = logging.getLogger(__name__)
-
 
 class MetricsEndpoint:
-    """One API server's view of the fleet: its own figures, and the latest of every other process.
-
-    ``clients`` gives the number of open connections and the bytes that wait for them.
-    """
+    """Merges the metrics of all processes, as one API server knows them."""
 
     def __init__(
         self,
+        *,
         launch: Launch,
         model: str,
         metrics: ApiServerMetrics,
@@ -39,6 +34,7 @@ class MetricsEndpoint:
         collector: GarbageCollector,
         clients: Callable[[], tuple[int, int]],
     ) -> None:
+        """``clients`` returns the number of open connections and the reply bytes that wait for them."""
         self._launch = launch
         self._server = str(launch.index)
         self._process = process_name("api-server", launch.index)
@@ -55,11 +51,16 @@ class MetricsEndpoint:
     def snapshot(self) -> Snapshot:
         """This API server's own families."""
         self._sequence += 1
-        series = list(self._series())
-        return Snapshot(self._process, self._launch.epoch, self._sequence, series, self._launch.incarnation)
+        return Snapshot(
+            process=self._process,
+            epoch=self._launch.epoch,
+            sequence=self._sequence,
+            series=list(self._series()),
+            incarnation=self._launch.incarnation,
+        )
 
     def totals(self) -> Totals:
-        """Of all processes that this one knows of; gauges of engines are as fresh as their last frame."""
+        """Totals over all known processes; gauges of engines are those of their latest frame."""
         found = totals(merge_views(self._engine_client.snapshots, view_of(self.snapshot())))
         for engine in self._engine_client.engines:
             labels = self._model, str(engine.rank)
@@ -84,8 +85,8 @@ class MetricsEndpoint:
         return any(engine.info is not None and engine.info.adapters for engine in self._engine_client.engines)
 
     def _adapters(self, found: Totals) -> Labels:
-        """What gateways look for to send requests where their adapter is: one series for the whole fleet, as
-        of several they read the newest."""
+        """Labels of vLLM's series for gateways that route by adapter. There is one series for all engines:
+        gateways read only the newest."""
         streams = found.get(f.ADAPTER_STREAMS.name, {})
         waiting, running = (
             ",".join(sorted({adapter for _, adapter, state in streams if state == wanted}))
@@ -94,9 +95,9 @@ class MetricsEndpoint:
         up = [engine.info for engine in self._engine_client.engines if engine.up and engine.info is not None]
         return str(sum(info.max_loras for info in up)), waiting, running
 
-    async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """``GET /metrics``."""
-        await send_json(send, exposition(self.totals()), kind=CONTENT_TYPE.encode())
+    async def metrics(self, exchange: Exchange) -> None:
+        """The handler."""
+        await send_json(exchange.send, exposition(self.totals()), kind=CONTENT_TYPE.encode())
 
     def _series(self) -> Iterator[Series]:
         server = self._server

@@ -1,4 +1,4 @@
-"""The body of ``/v1/models``."""
+"""``/v1/models``: the served model names and adapters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.generation.model_info import ModelInfo
 
 
 def model_list(model_info: ModelInfo, root: str) -> dict[str, Any]:
-    """The body of /v1/models; ``root`` is where the model is."""
+    """The reply's body; ``root``: directory or name of the model."""
     cards = [_model_card(name, root, None, model_info.max_model_len) for name in model_info.names]
     for adapter in model_info.adapters:
         parent = adapter.parent or model_info.names[0]

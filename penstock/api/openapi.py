@@ -1,4 +1,4 @@
-"""The OpenAPI document and the page that shows it."""
+"""``/openapi.json`` and ``/docs``: the OpenAPI document of all routes, and the page that shows it."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _EVENTS = (
 
 
 def openapi_document(version: str, *, api_key: bool = False, root_path: str = "") -> Json:
-    """OpenAPI 3.1 document of every route. ``api_key``: whether the routes ask for a bearer token;
-    ``root_path``: what stands before them for clients."""
+    """OpenAPI 3.1 document of every route. ``api_key``: whether routes require a bearer token;
+    ``root_path``: prefix of their paths for clients."""
     document: Json = {
         "openapi": "3.1.0",
         "info": {
@@ -67,7 +67,7 @@ def openapi_document(version: str, *, api_key: bool = False, root_path: str = ""
 
 
 def docs_page() -> bytes:
-    """A self-contained HTML page that shows /openapi.json: routes, fields and a request to try."""
+    """A self-contained HTML page that shows routes and fields, and sends example requests."""
     return (Path(__file__).parent / "static" / "docs.html").read_bytes()
 
 
@@ -154,8 +154,8 @@ _ROUTES = (
         "getModel",
         "Describe a model",
         "Model",
-        (404,),
-        (_MODEL_NAME,),
+        errors=(404,),
+        parameters=(_MODEL_NAME,),
     ),
     Route(
         "post",
@@ -164,7 +164,7 @@ _ROUTES = (
         "tokenize",
         "Tokenize a prompt or a conversation",
         "Tokens",
-        BODY_ERRORS,
+        errors=BODY_ERRORS,
         body="TokenizeRequest",
         example={"prompt": "Hello, world"},
     ),
@@ -175,7 +175,7 @@ _ROUTES = (
         "detokenize",
         "The text of tokens",
         "Text",
-        BODY_ERRORS,
+        errors=BODY_ERRORS,
         body="DetokenizeRequest",
         example={"tokens": [1, 2, 3]},
     ),
@@ -193,8 +193,8 @@ _ROUTES = (
         "drainEngine",
         "Give an engine no new streams; it finishes what it runs",
         "Engine",
-        (404, 503),
-        (_RANK,),
+        errors=(404, 503),
+        parameters=(_RANK,),
     ),
     Route(
         "post",
@@ -203,8 +203,8 @@ _ROUTES = (
         "resumeEngine",
         "Give a drained engine new streams again",
         "Engine",
-        (404, 503),
-        (_RANK,),
+        errors=(404, 503),
+        parameters=(_RANK,),
     ),
     *(
         Route(
@@ -214,8 +214,8 @@ _ROUTES = (
             operation,
             summary,
             "Operation",
-            (400, 409, 502, 503, 504),
-            (*parameters, _TIMEOUT, _KEY),
+            errors=(400, 409, 502, 503, 504),
+            parameters=(*parameters, _TIMEOUT, _KEY),
         )
         for path, operation, summary, parameters in (
             ("/reset_prefix_cache", "resetPrefixCache", "Forget all prompts that were computed", ()),
@@ -274,10 +274,10 @@ def _request_schemas() -> Json:
     for schema in schemas.values():
         for field in schema.get("properties", {}).values():
             if field.get("default", ...) is None:
-                del field["default"]  # null means absent; to say so of every field would drown the rest
+                del field["default"]  # null means absent for every field
     for type, rows in _UNSUPPORTED.items():
         for row in rows:
             field = schemas[type.__name__]["properties"][row.field]
             field["description"] = f"Not supported: {row.allowed}."
-    schemas["CompletionRequest"]["required"] = ["prompt"]  # prompt_embeds, the alternative, is not served
+    schemas["CompletionRequest"]["required"] = ["prompt"]  # its alternative prompt_embeds is unsupported
     return schemas

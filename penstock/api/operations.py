@@ -1,6 +1,6 @@
-"""Administrative routes that every engine has a part in, under vLLM's paths.
+"""Administrative routes that all engines execute, under vLLM's paths: sleep, wake up, cache reset, profiles.
 
-Each replies with one receipt per engine; a key (``Idempotency-Key``) makes a repetition safe.
+Each replies with one receipt per engine. The header ``Idempotency-Key`` makes a retry safe.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from penstock.api.exchange import Exchange
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import Receipt, RpcRequest
 from penstock.dispatch.two_phase_change import Outcome
@@ -20,7 +21,7 @@ from penstock.dispatch.two_phase_commit import SLEEP, TwoPhaseCommit
 from penstock.http.admission import unavailable
 from penstock.http.asgi import encode_json, request_header, send_json
 from penstock.http.errors import ApiError
-from penstock.http.sink import Receive, Scope, Send
+from penstock.http.sink import Scope
 from penstock.wire.messages import CONFLICT, MAX_IDEMPOTENCY_KEY_LENGTH
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -33,12 +34,12 @@ _STATUS = {
     Outcome.UNDECIDED: 504,
 }
 _LATE = frozenset({"timeout", "aborted"})
-"""Receipts of engines that did not answer, or were not waited for: nothing went wrong that is known."""
+"""Codes of receipts that report no failure: the engine did not answer, or nobody waited for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _OperationOptions:
-    """What a client says about how an operation is to be done."""
+    """Query parameters and key of one request."""
 
     parameters: dict[str, str]
     key: str
@@ -46,7 +47,7 @@ class _OperationOptions:
 
 
 class OperationRoutes:
-    """The handlers. ``profiles``: whether there is a directory for them."""
+    """The handlers. ``profiles``: whether --profile-dir is set."""
 
     def __init__(
         self, engine_client: EngineClient, two_phase_commit: TwoPhaseCommit, *, profiles: bool
@@ -55,33 +56,33 @@ class OperationRoutes:
         self._two_phase_commit = two_phase_commit
         self._profiles = profiles
 
-    async def reset_prefix_cache(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forget what prompts have been computed; streams that run keep what they use."""
-        await self._run(scope, send, "reset_prefix_cache", after_restart=True)
+    async def reset_prefix_cache(self, exchange: Exchange) -> None:
+        """Drop all cached prefixes; running streams keep the blocks they use."""
+        await self._run(exchange, "reset_prefix_cache", after_restart=True)
 
-    async def start_profile(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def start_profile(self, exchange: Exchange) -> None:
         self._check_profiles()
-        await self._run(scope, send, "start_profile", after_restart=True)
+        await self._run(exchange, "start_profile", after_restart=True)
 
-    async def stop_profile(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The profile of an engine that was started again is lost, and there is nothing to stop."""
+    async def stop_profile(self, exchange: Exchange) -> None:
+        """Engines that were restarted have lost their profile and are not asked again."""
         self._check_profiles()
-        await self._run(scope, send, "stop_profile", after_restart=False)
+        await self._run(exchange, "stop_profile", after_restart=False)
 
-    async def sleep(self, scope: Scope, receive: Receive, send: Send) -> None:
-        options = _options(scope, "level", "mode")
+    async def sleep(self, exchange: Exchange) -> None:
+        options = _options(exchange.scope, "level", "mode")
         level, mode = options.parameters.get("level", "1"), options.parameters.get("mode", "abort")
         if level not in ("1", "2"):
             raise _refused("level", level, "1 or 2")
         if mode not in MODES:
             raise _refused("mode", mode, " or ".join(MODES))
-        await self._change(options, send, "sleep", {"level": int(level), "mode": mode})
+        await self._change(exchange, options, "sleep", {"level": int(level), "mode": mode})
 
-    async def wake_up(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._change(_options(scope), send, "wake_up", {"level": 0})
+    async def wake_up(self, exchange: Exchange) -> None:
+        await self._change(exchange, _options(exchange.scope), "wake_up", {"level": 0})
 
-    async def is_sleeping(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, encode_json({"is_sleeping": self._engine_client.sleeps()}))
+    async def is_sleeping(self, exchange: Exchange) -> None:
+        await send_json(exchange.send, encode_json({"is_sleeping": self._engine_client.sleeps()}))
 
     def _check_profiles(self) -> None:
         if not self._profiles:
@@ -89,16 +90,16 @@ class OperationRoutes:
                 400, "There is no directory for profiles: serve with --profile-dir.", code="no_profile_dir"
             )
 
-    async def _run(self, scope: Scope, send: Send, name: str, *, after_restart: bool) -> None:
-        options = _options(scope)
+    async def _run(self, exchange: Exchange, name: str, *, after_restart: bool) -> None:
+        options = _options(exchange.scope)
         ranks = self._members()
-        question = RpcRequest(name, {}, options.key, after_restart=after_restart)
-        receipts = await self._engine_client.calls.ask(ranks, question, options.timeout_s)
+        request = RpcRequest(name, {}, options.key, after_restart=after_restart)
+        receipts = await self._engine_client.calls.ask(ranks, request, options.timeout_s)
         outcome = Outcome.DONE
         if any(receipt.error is not None for receipt in receipts):
             conflict = any(receipt.code == CONFLICT for receipt in receipts)
             outcome = Outcome.CONFLICT if conflict else Outcome.PARTIAL
-        await _reply(send, name, options.key, outcome, receipts)
+        await _reply(exchange, name, options, outcome=outcome, receipts=receipts)
 
     def _members(self) -> list[int]:
         members = self._engine_client.members()
@@ -107,16 +108,16 @@ class OperationRoutes:
         return members
 
     async def _change(
-        self, options: _OperationOptions, send: Send, name: str, arguments: dict[str, Any]
+        self, exchange: Exchange, options: _OperationOptions, name: str, arguments: dict[str, Any]
     ) -> None:
         self._members()
         change = await self._two_phase_commit.change(SLEEP, arguments, options.key, options.timeout_s)
         assert change.outcome is not None  # it has ended
-        await _reply(send, name, options.key, change.outcome, change.receipts())
+        await _reply(exchange, name, options, outcome=change.outcome, receipts=change.receipts())
 
 
 def _options(scope: Scope, *names: str) -> _OperationOptions:
-    """Of a request's query, whose parameters are ``names`` and ``timeout``, and its Idempotency-Key. Raises
+    """From the query, which may have ``names`` and ``timeout``, and the header Idempotency-Key. Raises
     ApiError."""
     allowed = (*names, "timeout")
     parameters: dict[str, str] = {}
@@ -153,13 +154,20 @@ def _refused(name: str, value: str, allowed: str) -> ApiError:
     return ApiError(400, f"{name} is {value!r}, not {allowed}.", param=name)
 
 
-async def _reply(send: Send, name: str, key: str, outcome: Outcome, receipts: Sequence[Receipt]) -> None:
+async def _reply(
+    exchange: Exchange,
+    name: str,
+    options: _OperationOptions,
+    *,
+    outcome: Outcome,
+    receipts: Sequence[Receipt],
+) -> None:
     failed = [receipt for receipt in receipts if receipt.error is not None]
     late = all(receipt.code in _LATE for receipt in failed)
     status = _STATUS.get(outcome, 504 if late else 502)
     body: dict[str, Any] = {
         "operation": name,
-        "key": key,
+        "key": options.key,
         "outcome": outcome.value,
         "failed": [receipt.rank for receipt in failed],
         "engines": [msgspec.to_builtins(receipt) for receipt in receipts],
@@ -168,4 +176,4 @@ async def _reply(send: Send, name: str, key: str, outcome: Outcome, receipts: Se
         told = "; ".join(f"engine {receipt.rank}: {receipt.error}" for receipt in failed)
         message = f"{name}: {outcome.value}. {told or 'Not every API server has confirmed in time.'}"
         body |= msgspec.json.decode(ApiError(status, message, code=outcome.value).body())
-    await send_json(send, encode_json(body), status)
+    await send_json(exchange.send, encode_json(body), status)

@@ -1,10 +1,10 @@
-"""The API server process.
+"""The API server process: builds its parts and follows the supervisor's commands.
 
-Started by the supervisor, with the listening socket, or, of several API servers, with a socket over which
-connections are handed to it. Owns HTTP connections, streams, tokenizer and detokenizer. Reads requests, token
-frames and the supervisor's orders; writes events and replies, submits and aborts. Ends by itself after Drain,
-at once after Stop or when the supervisor is gone. Until it ends, new connections are answered, unless another
-API server has taken its place.
+The supervisor starts it with the listening socket or, if there are several API servers, with a socket over
+which it receives accepted connections. It owns HTTP connections, streams, tokenizer and detokenizer. It reads
+requests, token frames and commands; it writes events, replies, submits and aborts. After Drain it ends when
+its requests have ended; after Stop, or when the supervisor is gone, it ends at once. It answers new
+connections until it ends, unless another API server has replaced it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import uvloop
 
 from penstock.api.admin import EngineRoutes
 from penstock.api.app import App
-from penstock.api.debug import GarbageRoute
 from penstock.api.generate import GenerationRoutes
 from penstock.api.metrics_endpoint import MetricsEndpoint
 from penstock.api.operations import OperationRoutes
@@ -35,8 +34,9 @@ from penstock.generation.keep_alive import KeepAlive
 from penstock.generation.model_info import ModelInfo, SamplingDefaults, sampling_defaults
 from penstock.generation.replies import RequestContext, RequestReply, TextTables
 from penstock.generation.tokenizer import Tokenizer
+from penstock.http.connection_settings import Limits
 from penstock.http.connection_source import ConnectionSource, HandedOverConnections, ListeningSocket
-from penstock.http.server import HttpServer, Limits
+from penstock.http.server import HttpServer
 from penstock.http.tls import CertificateWatch, server_context
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.gc_policy import GarbageCollector
@@ -63,17 +63,17 @@ from penstock.wire.sockets import engine_address
 log = logging.getLogger(__name__)
 
 COLLECT_INTERVAL_S = 0.05
-"""How often the process looks whether garbage is to be collected."""
+"""Seconds between checks whether to collect garbage."""
 
 
 def run(control: ControlChannel) -> int:
-    """The process's main: serves until told to end. Returns the exit code."""
+    """The process's main function: serves until it is stopped. Returns the exit code."""
     code: int = uvloop.run(_Server(control).serve())
     return code
 
 
 class _Server:
-    """Puts the parts together, in the order in which they become known."""
+    """Builds the parts, in the order in which what they need becomes known."""
 
     def __init__(self, control: ControlChannel) -> None:
         # -- per process
@@ -91,8 +91,9 @@ class _Server:
         self._coordinator_client: CoordinatorClient | None = None
         self._ended: asyncio.Future[None]
         self._draining: asyncio.Task[None] | None = None
-        self._speaking: asyncio.Task[None] | None = None
-        self._speaks = False
+        self._throughput_task: asyncio.Task[None] | None = None
+        self._logs_throughput = False
+        """Whether this API server writes the throughput line for all of them."""
 
     async def serve(self) -> int:
         loop = asyncio.get_running_loop()
@@ -108,14 +109,14 @@ class _Server:
             places,
             Hello(ENGINE_PROTOCOL_VERSION, launch.index, launch.epoch, launch.incarnation),
             self._on_engine_up,
-            launch.key,
+            key=launch.key,
             lockstep=self._config.enable_expert_parallel,
             servers=launch.api_server_count,
         )
         self._two_phase_commit = TwoPhaseCommit(
             self._engine_client, self._control.forward, self._control.adopted
         )
-        loop.add_reader(self._control.fileno(), self._on_order)
+        loop.add_reader(self._control.fileno(), self._on_command)
         self._engine_client.connect()
         with contextlib.ExitStack() as ends:
             if launch.coordinator is not None:
@@ -134,7 +135,8 @@ class _Server:
         return 0
 
     async def _engine_or_end(self) -> None:
-        """Wait for one: how long those of this host take the supervisor watches, others may come any time."""
+        """Wait for an engine or for Stop. The supervisor limits the startup time of this host's engines;
+        engines of other hosts may connect at any time."""
         either = self._first_engine, self._ended
         patience_s = self._config.startup_timeout / 2
         while not (await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED, timeout=patience_s))[0]:
@@ -165,43 +167,49 @@ class _Server:
         log = TokenLog() if self._config.resume_timeout > 0 else None
         tables = TextTables.make(tokenizer.raw, info.vocab_size)
         streams = OutputProcessor(
-            tables.plain, metrics.ttft, metrics.itl, metrics.event_tokens, log, make_burst_writer()
+            tables.plain,
+            metrics.ttft,
+            metrics.itl,
+            metrics.event_tokens,
+            log=log,
+            burst=make_burst_writer(),
         )
         self._engine_client.open(streams, self._config.resume_timeout, metrics.interrupted)
         context = RequestContext(
-            self._engine_client,
-            streams,
-            tables,
-            self._on_reply_end,
-            self._config.max_stream_backlog,
+            engine_client=self._engine_client,
+            streams=streams,
+            tables=tables,
+            on_end=self._on_reply_end,
+            max_backlog=self._config.max_stream_backlog,
         )
-        self._generation = GenerationRoutes(self._config, tokenizer, self._engine_client, streams, context)
+        self._generation = GenerationRoutes(self._config, tokenizer, context)
         self._metrics_endpoint = MetricsEndpoint(
-            launch,
-            model_info.names[0],
-            metrics,
-            self._engine_client,
-            streams,
-            input_processor,
-            self._collector,
-            self._clients,
+            launch=launch,
+            model=model_info.names[0],
+            metrics=metrics,
+            engine_client=self._engine_client,
+            streams=streams,
+            input_processor=input_processor,
+            collector=self._collector,
+            clients=self._clients,
         )
         if self._coordinator_client is not None:
             self._coordinator_client.start_reporting(self._metrics_endpoint.snapshot)
         return App(
-            self._config,
-            model_info,
-            launch.model_dir,
-            make_dialects(self._config, input_processor),
-            TokenizeRoutes(input_processor, tokenizer, self._config.max_request_bytes),
-            self._generation,
-            self._engine_client,
-            streams,
-            self._metrics,
-            self._metrics_endpoint,
-            GarbageRoute(f"api-server {launch.index}", self._collector, self._engine_client),
-            EngineRoutes(self._engine_client, self._control.drain_engine),
-            OperationRoutes(
+            config=self._config,
+            model_info=model_info,
+            model_root=launch.model_dir,
+            dialects=make_dialects(self._config, input_processor),
+            tokenize=TokenizeRoutes(input_processor, tokenizer, self._config.max_request_bytes),
+            generation=self._generation,
+            engine_client=self._engine_client,
+            streams=streams,
+            metrics=metrics,
+            metrics_endpoint=self._metrics_endpoint,
+            collector=self._collector,
+            process_name=f"api-server {launch.index}",
+            engines=EngineRoutes(self._engine_client, self._control.drain_engine),
+            operations=OperationRoutes(
                 self._engine_client, self._two_phase_commit, profiles=self._config.profile_dir is not None
             ),
         )
@@ -209,25 +217,25 @@ class _Server:
     async def _listen(self, app: App) -> None:
         config = self._config
         limits = Limits(
-            config.header_timeout,
-            config.keep_alive_timeout,
-            config.max_connections,
-            config.max_header_bytes,
-            config.max_stream_backlog,
+            header_timeout_s=config.header_timeout,
+            keep_alive_timeout_s=config.keep_alive_timeout,
+            max_connections=config.max_connections,
+            max_header_bytes=config.max_header_bytes,
+            max_backlog=config.max_stream_backlog,
         )
         tls = server_context(config)
         self._http = HttpServer(
             app,
             self._connection_source(),
             limits,
-            tls,
-            self._control.ready,
-            app.refused,
+            tls=tls,
+            on_listening=self._control.ready,
+            on_refusal=app.refused,
         )
         helpers = [asyncio.ensure_future(self._collect_garbage())]
         if config.log_interval:
-            self._speaking = asyncio.ensure_future(self._log_fleet())
-            helpers.append(self._speaking)
+            self._throughput_task = asyncio.ensure_future(self._log_throughput())
+            helpers.append(self._throughput_task)
         if tls is not None and config.enable_ssl_refresh:
             helpers.append(asyncio.ensure_future(CertificateWatch(tls, config).run()))
         self._collector.start()
@@ -249,11 +257,11 @@ class _Server:
     # -- while it runs
 
     def _clients(self) -> tuple[int, int]:
-        """Open connections, and bytes that wait for them."""
+        """Number of open connections, and reply bytes that wait for them."""
         return self._http.connection_count, self._http.bytes_queued
 
     async def _collect_garbage(self) -> None:
-        """In idle gaps, while no stream is open; memory that was freed goes back to the system there, too."""
+        """Collect garbage and return freed memory to the system while no stream is open."""
         trimmer = Trimmer()
         while True:
             due = time.monotonic() + COLLECT_INTERVAL_S
@@ -265,52 +273,53 @@ class _Server:
             else:
                 self._collector.on_idle()
 
-    async def _log_fleet(self) -> None:
-        """Until this API server ends or is replaced."""
-        fleet_log = ThroughputLog(self._metrics_endpoint.totals, lambda: self._speaks)
+    async def _log_throughput(self) -> None:
+        """Runs until this API server ends or is replaced."""
+        throughput_log = ThroughputLog(self._metrics_endpoint.totals, lambda: self._logs_throughput)
         while True:
             await asyncio.sleep(self._config.log_interval)
-            fleet_log.write(time.monotonic())
+            throughput_log.write(time.monotonic())
 
     def _on_reply_end(self, reply: RequestReply, outcome: str) -> None:
         metrics = self._metrics
         metrics.requests[outcome] += 1
         metrics.e2e.add(time.monotonic() - reply.arrival)
 
-    def _on_order(self) -> None:
+    def _on_command(self) -> None:
         try:
-            orders = self._control.receive()
+            commands = self._control.receive()
         except SupervisorGone:
             log.error("the supervisor is gone: ending")
             raise SystemExit(1) from None
-        for order in orders:
-            match order:
+        for command in commands:
+            match command:
                 case Drain():
-                    self._drain(order)
+                    self._drain(command)
                 case Stop():
                     self._stop()
                 case EnginesDraining():
-                    self._engine_client.set_draining(order.ranks)
+                    self._engine_client.set_draining(command.ranks)
                 case SupervisorMetrics():
-                    told = view_of(decode_snapshot(order.snapshot))
-                    self._engine_client.snapshots = merge_views(self._engine_client.snapshots, told)
+                    received = view_of(decode_snapshot(command.snapshot))
+                    self._engine_client.snapshots = merge_views(self._engine_client.snapshots, received)
                 case AgreedStates():
-                    self._two_phase_commit.on_agreed_states(order)
+                    self._two_phase_commit.on_agreed_states(command)
                 case EnableThroughputLog():
-                    self._speaks = True
+                    self._logs_throughput = True
 
-    def _drain(self, order: Drain) -> None:
+    def _drain(self, command: Drain) -> None:
         if not self._first_engine.done():
             self._stop()
-        elif order.replaced:
+        elif command.replaced:
             self._http.retire()
-            if self._speaking is not None:
-                self._speaking.cancel()
+            if self._throughput_task is not None:
+                self._throughput_task.cancel()
         else:
             self._draining = asyncio.ensure_future(self._finish())
 
     async def _finish(self) -> None:
-        """New requests are refused with a reply, so connections are accepted until the last one has its."""
+        """Serve running requests to their end. Connections are accepted meanwhile, so that new requests are
+        refused with a reply."""
         self._http.end_connections()
         await self._generation.drain()
         self._http.drain()

@@ -1,4 +1,4 @@
-"""JSON schemas of the replies of routes that do not generate, for the OpenAPI document."""
+"""OpenAPI schemas of the replies of routes that do not generate."""
 
 from __future__ import annotations
 
@@ -73,4 +73,4 @@ REPLIES: dict[str, Schema] = {
     "Sleeping": shape("Whether engines sleep.", {"is_sleeping": FLAG}),
     "Load": shape("How busy the process is.", {"server_load": COUNT}),
 }
-"""By the names that references use."""
+"""Schemas by the names that references use."""

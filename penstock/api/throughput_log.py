@@ -1,4 +1,4 @@
-"""The throughput line of the log: what all engines did in one interval."""
+"""The throughput log: a line with running and waiting streams and tokens/s of all engines."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from penstock.metrics.snapshot import Labels, Value
 log = logging.getLogger(__name__)
 
 _Counts: TypeAlias = Mapping[Labels, Value]
-"""By engine."""
+"""Token counts by engine."""
 
 
 class ThroughputLog:
-    """A line on what the fleet did since the last one was due, while it does anything.
+    """Logs the throughput since the previous line; silent when idle.
 
-    Every API server keeps one, and the one that ``speaks`` does so for all: another can go on at any time.
+    Every API server keeps the counts, so that another one can take over, but only the ``enabled`` one logs.
     """
 
-    def __init__(self, totals: Callable[[], Totals], speaks: Callable[[], bool]) -> None:
+    def __init__(self, totals: Callable[[], Totals], enabled: Callable[[], bool]) -> None:
         self._totals = totals
-        self._speaks = speaks
+        self._enabled = enabled
         self._before: tuple[float, _Counts, _Counts] | None = None
-        """When the last line was due, and each engine's prompt and generated tokens by then."""
+        """Time of the previous call, and each engine's prompt and generated tokens at that time."""
         self._idle = True
 
     def write(self, now: float) -> None:
-        """Write the line, unless the fleet was idle already at the last one, or another process speaks.
+        """Log one line, unless all engines were idle now and at the previous call, or this log is disabled.
 
-        What an engine has counted when it is first seen is only noted: it may have worked for long.
+        Tokens that an engine had counted before the first call for it are not included.
         """
         found = self._totals()
         prompt, generated = found.get(f.PROMPT_TOKENS.name, {}), found.get(f.GENERATION_TOKENS.name, {})
@@ -44,7 +44,7 @@ class ThroughputLog:
         took = max(now - before[0], 1e-9)
         prompt_added, generated_added = _added(prompt, before[1]), _added(generated, before[2])
         idle = not running and not waiting and not prompt_added and not generated_added
-        if self._speaks() and not (idle and self._idle):
+        if self._enabled() and not (idle and self._idle):
             log.info(
                 "running %d, waiting %d, KV cache %.1f %%, prompts %.0f tokens/s, generated %.0f tokens/s",
                 running,
@@ -61,7 +61,7 @@ def _sum(found: Totals, family: f.MetricFamily) -> float:
 
 
 def _added(counts: _Counts, before: _Counts) -> float:
-    """By engines that were known before."""
+    """Growth since ``before``, over engines that were known then."""
     return sum(
         _number(count) - _number(before[labels]) for labels, count in counts.items() if labels in before
     )

@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``, vLLM's routes from text to token ids and back."""
+"""``/tokenize`` and ``/detokenize``: vLLM's routes from text to token ids and back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from penstock.api.exchange import Exchange
 from penstock.dialects.chat import request_schema as chat
 from penstock.generation.input_processor import InputProcessor, opens_turn
 from penstock.generation.prompts import check_vocabulary
@@ -14,7 +15,6 @@ from penstock.generation.request_schemas import JsonObject, Message, PromptToken
 from penstock.generation.tokenizer import Tokenizer
 from penstock.http.asgi import encode_json, read_body, send_json
 from penstock.http.errors import ApiError
-from penstock.http.sink import Receive, Scope, Send
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -24,7 +24,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     prompt: Annotated[str | None, about("A text to tokenize.")] = None
     messages: Annotated[list[Message] | None, about("A conversation to render and tokenize.")] = None
     add_special_tokens: Annotated[bool | None, about("Default: true for prompt, false for messages.")] = None
-    return_token_strs: Annotated[bool | None, about("Send the tokens' spelling as well.")] = None
+    return_token_strs: Annotated[bool | None, about("Also return the tokens as strings.")] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = None
@@ -49,7 +49,7 @@ UNSUPPORTED = tuple(
 
 
 class TokenizePlan(NamedTuple):
-    """A checked request to /tokenize: the text, and how to encode it."""
+    """A checked /tokenize request."""
 
     text: str
     add_special_tokens: bool
@@ -67,8 +67,8 @@ class TokenizeRoutes:
         self._detokenize_decoder = processor.decoder(DetokenizeRequest)
         self._unsupported = processor.unsupported(UNSUPPORTED)
 
-    async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        plan = self.tokenize_plan(await read_body(scope, receive, self._max_request_bytes))
+    async def tokenize(self, exchange: Exchange) -> None:
+        plan = self.tokenize_plan(await self._read(exchange))
         if len(plan.text) > self._tokenizer.inline_characters(plan.add_special_tokens):
             ids = await asyncio.to_thread(self._tokenizer.encode, plan.text, plan.add_special_tokens)
         else:
@@ -80,11 +80,14 @@ class TokenizeRoutes:
             "tokens": ids,
             "token_strs": strings,
         }
-        await send_json(send, encode_json(body))
+        await send_json(exchange.send, encode_json(body))
 
-    async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ids = self.detokenize_plan(await read_body(scope, receive, self._max_request_bytes))
-        await send_json(send, encode_json({"prompt": self._tokenizer.decode(ids)}))
+    async def detokenize(self, exchange: Exchange) -> None:
+        ids = self.detokenize_plan(await self._read(exchange))
+        await send_json(exchange.send, encode_json({"prompt": self._tokenizer.decode(ids)}))
+
+    async def _read(self, exchange: Exchange) -> bytes:
+        return await read_body(exchange.scope, exchange.receive, self._max_request_bytes)
 
     def tokenize_plan(self, body: bytes) -> TokenizePlan:
         """Check a body of /tokenize. Raises ApiError."""

@@ -1,8 +1,7 @@
-"""The replies of OpenAI's completions and chat completions: what the two have in common.
+"""Events and bodies that OpenAI's completions and chat completions have in common.
 
-Bytes that are the same in every event of a request are prepared once. Field order and spelling follow vLLM's
-events, so that its clients find the fields they expect. Fields that are null in vLLM and that OpenAI's own
-API does not send are omitted (docs/compatibility.md).
+Bytes that all events of a request share are prepared once. Field order and spelling follow vLLM's events.
+Fields that are null in vLLM and absent in OpenAI's own API are omitted (docs/compatibility.md).
 """
 
 from __future__ import annotations
@@ -32,18 +31,19 @@ _FINGERPRINT = b',"system_fingerprint":' + encode_json(SYSTEM_FINGERPRINT)
 
 
 class OpenAIReply(ReplyFormat):
-    """A reply of one request; a subclass per API spells choices."""
+    """The reply to one request; a subclass per API formats choices."""
 
     __slots__ = ("_done_after_error", "_prefix", "created", "id", "model", "role")
 
     event_object: ClassVar[str]
     body_object: ClassVar[str]
     text_start: ClassVar[bytes]
-    """Between a choice's index and its text."""
+    """JSON between a choice's index and its text."""
     text_end: ClassVar[bytes]
+    """JSON that closes what ``text_start`` opens."""
 
     def __init__(self, id: str, model: str, role: str, *, done_after_error: bool = False) -> None:
-        """``done_after_error``: ``[DONE]`` follows an error event (--compat-done-after-error)."""
+        """``done_after_error``: send ``[DONE]`` after an error event (--compat-done-after-error)."""
         self.id = id
         self.model = model
         self.role = role
@@ -66,7 +66,7 @@ class OpenAIReply(ReplyFormat):
 
     @abstractmethod
     def content(self, index: int, text: bytes, delta: Delta | None) -> bytes:
-        """An event up to what choice ``index`` adds, its closing brace excluded."""
+        """The start of an event, up to the text or delta of choice ``index``."""
 
     @abstractmethod
     def logprobs(self, logprobs: TokenLogprobs | None) -> dict[str, Any] | None:
@@ -120,10 +120,10 @@ class OpenAIReply(ReplyFormat):
 
     @abstractmethod
     def whole_choice(self, index: int, choice: Choice, *, return_ids: bool) -> dict[str, Any]:
-        """One choice of a finished reply. ``return_ids``: the client wants token ids."""
+        """One choice of a finished reply. ``return_ids``: with token ids."""
 
     def body_fields(self, reply: CollectedReply) -> dict[str, Any]:
-        """Fields of the body beyond those that both APIs have."""
+        """Additional fields of the body."""
         return {}
 
     def whole(self, reply: CollectedReply) -> bytes:

@@ -1,7 +1,7 @@
-"""Parts of the OpenAPI document that APIs share: how a route is described, and common JSON schemas.
+"""Parts of the OpenAPI document that APIs share: the description of a route, and common JSON schemas.
 
-Replies are put together as bytes, so their schemas are written here and with each API, for the document
-alone.
+Replies are built as bytes, so their schemas are written by hand, here and with each API, for the document
+only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def or_null(schema: Schema) -> Schema:
 
 
 def shape(description: str, required: dict[str, Schema], **optional: Schema) -> Schema:
-    """An object with fields that are always there, and some that need not be."""
+    """An object with required and optional fields."""
     return {
         "type": "object",
         "description": description,
@@ -54,25 +54,25 @@ class Route(NamedTuple):
     operation: str
     summary: str
     reply: str | Schema
-    """Name of the schema of the reply, or the whole description of a reply that has none."""
+    """Name of the reply's schema, or the whole response object of a reply without one."""
     errors: tuple[int, ...] = ()
     parameters: tuple[Schema, ...] = ()
     body: str | None = None
-    """Name of the schema of the request's body."""
+    """Name of the request body's schema."""
     example: Schema | None = None
     events: str | None = None
-    """Name of the schema of a streamed reply's events."""
+    """Name of the schema of one event of a streamed reply."""
 
 
 class ApiDescription(NamedTuple):
-    """One API that generates."""
+    """One generating API in the document."""
 
     route: Route
     request: type[msgspec.Struct]
-    """Its schema has the name of ``route.body``."""
+    """Type of the request body; its name is ``route.body``."""
     unsupported: tuple[UnsupportedField, ...]
     replies: dict[str, Schema]
-    """Schemas of the reply and its events, by the names that references use."""
+    """Schemas of the reply and its events by the names that references use."""
 
 
 BODY_ERRORS = (400, 404, 408, 413, 500, 503)
@@ -109,6 +109,7 @@ PROMPT_LOGPROBS = or_null(
 
 
 def generated(description: str, kind: str, choice: str, **optional: Schema) -> Schema:
+    """Schema of a generated reply; ``choice``: name of the schema of its choices."""
     required = {
         "id": STRING,
         "object": {"type": "string", "const": kind},
@@ -142,4 +143,4 @@ SHARED: dict[str, Schema] = {
         TOKEN | {"top_logprobs": listed(shape("An alternative.", TOKEN))},
     ),
 }
-"""By the names that references use."""
+"""Schemas by the names that references use."""

@@ -1,4 +1,4 @@
-"""The APIs that a server offers."""
+"""The list of APIs that a server offers; a new API is added here."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from penstock.generation.input_processor import InputProcessor
 
 
 def make_dialects(config: ServeConfig, processor: InputProcessor) -> list[Dialect]:
-    """One of every API."""
+    """One dialect per API."""
     return [Completions(config, processor), ChatCompletions(config, processor)]
 
 
 DESCRIPTIONS = (completions.DESCRIPTION, chat.DESCRIPTION)
-"""Of every API, for the OpenAPI document."""
+"""One entry per API, for the OpenAPI document."""

@@ -26,7 +26,7 @@ from penstock.http.admission import unavailable
 from penstock.http.asgi import ClientGone, read_any_body, request_header, send_error, send_json
 from penstock.http.errors import ApiError
 from penstock.http.http1 import ServerProtocol
-from penstock.http.sink import EXTENSION, Receive, Scope, Send
+from penstock.http.sink import Receive, Scope, Send
 from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.metrics.gc_policy import GarbageCollector
 
@@ -82,11 +82,11 @@ class GatewayApp:
         self._keys = Keys(config.api_key or ())
         self._session_header = config.session_header.lower().encode()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, protocol: ServerProtocol) -> None:
         path = scope["path"]
         try:
             if path not in OWN_PATHS:
-                await self._relay_request(scope, receive, scope["extensions"][EXTENSION])
+                await self._relay_request(scope, receive, protocol)
                 return
             self._keys.check(path, scope)
             if path == "/metrics":

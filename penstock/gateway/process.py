@@ -44,9 +44,10 @@ from penstock.gateway.upstream.http_client import port_of
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.access_keys import Keys
 from penstock.http.api_key_file import load_api_keys
+from penstock.http.connection_settings import Limits
 from penstock.http.connection_source import ListeningSocket
 from penstock.http.listener import ListenSocket, listen
-from penstock.http.server import HttpServer, Limits
+from penstock.http.server import HttpServer
 from penstock.metrics.gc_policy import GarbageCollector
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Bytes to typed requests, and what is wrong with bytes that are none, in words."""
+"""Decodes JSON request bodies to typed requests, and explains bodies that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ log = logging.getLogger(__name__)
 Request = TypeVar("Request", bound=msgspec.Struct)
 
 MAX_SHOWN = 60
-"""Characters of a refused value that an error repeats."""
+"""Maximum characters of a refused value that an error quotes."""
 MAX_DIAGNOSED = 1 << 20
-"""Bytes of a malformed body that are parsed a second time for the position and kind of the error."""
+"""Largest malformed body in bytes that is parsed again to locate the error."""
 MAX_UNKNOWN_NAMES = 1000
-"""Names of unknown fields that are counted apart; clients choose them, so they must be bounded."""
+"""Maximum number of unknown field names that are counted; clients choose the names."""
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class BodyDecoder(Generic[Request]):
-    """Decodes bodies of one type of request.
+    """Decodes the bodies of one request type.
 
-    A body of known fields with their exact JSON types takes one pass. Any other is decoded again, taking
-    what vLLM takes: numbers and booleans in strings, whole floats for integers, unknown fields.
+    A body with only known fields of the exact JSON types takes one pass. Any other is decoded again, with
+    what vLLM also accepts: numbers and booleans in strings, whole floats for integers, unknown fields.
     """
 
     def __init__(self, type: type[Request], *, strict: bool) -> None:
-        """``strict``: unknown fields are refused; else they are counted and logged once by name."""
+        """``strict``: refuse unknown fields; otherwise they are counted and each name is logged once."""
         exact = msgspec.defstruct(type.__name__, (), bases=(type,), forbid_unknown_fields=True, kw_only=True)
         self._decode_exact = cast("msgspec.json.Decoder[Request]", msgspec.json.Decoder(exact)).decode
         self._decode_lax = msgspec.json.Decoder(type, strict=False).decode
         self._known = frozenset(type.__struct_encode_fields__)
         self._strict = strict
         self.unknown: dict[str, int] = {}
-        """How often each unknown field was sent."""
+        """Number of requests by unknown field."""
 
     def decode(self, body: bytes) -> Request:
         """The request in ``body``. Raises ApiError."""
@@ -77,9 +77,9 @@ class BodyDecoder(Generic[Request]):
 
 
 def unknown_fields(body: bytes, known: frozenset[str]) -> list[str]:
-    """Names of the fields of the JSON object ``body`` that are not among ``known``, in order.
+    """Names of the fields of the JSON object ``body`` that are not in ``known``, in their order.
 
-    Raises msgspec's errors when ``body`` is not a JSON object.
+    Raises msgspec's errors if ``body`` is not a JSON object.
     """
     return [name for name in _decode_fields(body) if name not in known]
 
@@ -115,12 +115,12 @@ _FIRST_BYTES = {
     "null": b"n",
     "int": b"-0123456789",
 }
-"""How a value of msgspec's type names begins in JSON."""
+"""First bytes of a JSON value, by msgspec's type names."""
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 
 
 def wrong_type(body: bytes, problem: str) -> ApiError:
-    """The error for a valid JSON body of the wrong shape. ``problem`` is msgspec's description of it."""
+    """The error for valid JSON of the wrong shape. ``problem``: msgspec's description of it."""
     what, _, where = problem.partition(" - at `")
     in_key = where.startswith("key` in `")
     steps = _steps(where.removeprefix("key` in `").rstrip("`"))
@@ -145,7 +145,7 @@ def _in_json_words(types: str) -> str:
 
 
 def _steps(path: str) -> list[str | int]:
-    """``$.messages[0].content`` as messages, 0, content; a mapping's key, which msgspec hides, is ``...``."""
+    """``$.messages[0].content`` as messages, 0, content; mapping keys, which msgspec hides, are ``...``."""
     steps: list[str | int] = []
     for key, index in _STEP.findall(path):
         steps.append(key or (int(index) if index.isdigit() else index))
@@ -160,8 +160,8 @@ def _spelled(steps: list[str | int]) -> str:
 
 
 def _value_at(body: bytes, steps: list[str | int], got: str) -> str | None:
-    """The JSON text at ``steps``, None if there is none. Replaces a step ``...`` by the key it stands for:
-    the first one with a value of type ``got``."""
+    """The JSON text at ``steps``; None if there is none. Replaces a step ``...`` in place by its key: the
+    first one with a value of type ``got``."""
     value = msgspec.Raw(body)
     try:
         for number, step in enumerate(steps):
@@ -179,7 +179,7 @@ def _value_at(body: bytes, steps: list[str | int], got: str) -> str | None:
 
 
 def _cut(text: str) -> str:
-    """``text`` at a length an error can carry."""
+    """``text``, shortened to MAX_SHOWN characters."""
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
@@ -187,7 +187,7 @@ def _cut(text: str) -> str:
 
 
 def malformed(body: bytes, error: Exception) -> ApiError:
-    """The error for a body that is not JSON; ``error`` is what the decoder raised."""
+    """The error for a body that is not JSON; ``error``: raised by the decoder."""
     if not body.strip():
         return _not_json("The request body is empty; it must be a JSON object.", "body")
     if isinstance(error, RecursionError):
@@ -210,7 +210,7 @@ def malformed(body: bytes, error: Exception) -> ApiError:
         )
     except (RecursionError, ValueError):  # nested too deeply, or an integer with too many digits
         pass
-    # What Python's parser takes and JSON in UTF-8 cannot carry.
+    # Python's parser accepts some bodies that msgspec refuses.
     return _not_json(f"The request body is not valid JSON, or has an unpaired surrogate: {error}.", "body")
 
 

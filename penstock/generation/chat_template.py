@@ -1,6 +1,6 @@
-"""Conversations to prompt text, by the model's Jinja chat template.
+"""Renders conversations to prompt text with the model's Jinja chat template.
 
-Templates are written for transformers' ``apply_chat_template``; what they see here is what they see there.
+Templates get the same variables, filters and functions as from transformers' ``apply_chat_template``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from penstock.http.errors import ApiError
 
 DEFAULT = "default"
 WITH_TOOLS = "tool_use"
-"""Name of the template for requests with tools, where a model has several."""
+"""Name of the template for requests with tools, if a model has several templates."""
 RESERVED = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 )
-"""Variables that requests set by fields of their own."""
+"""Variables that request fields set; chat_template_kwargs may not."""
 
-# Follows the text of a final message that is to be continued. Where its trailing space survives, the
-# template leaves space alone; where not, it trims messages, and what comes before the mark is trimmed too.
+# Appended, with a space, to a final message that the prompt must end with. If the space is still there after
+# rendering, the template keeps whitespace; if not, it trims messages, so the text before the mark is trimmed.
 _MARK = f"\ue000{secrets.token_hex(8)}\ue001"
 
 
@@ -38,9 +38,9 @@ class ChatTemplate:
     """The compiled chat templates of a model."""
 
     def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
-        """``sources``: Jinja text by name, at least one; ``special_tokens``: such as bos_token, by name.
+        """``sources``: Jinja text by name, at least one; ``special_tokens``: text by name, such as bos_token.
 
-        Raises ValueError when a template does not compile.
+        Raises ValueError if a template does not compile.
         """
         self._sources = sources
         environment = _environment()
@@ -58,9 +58,9 @@ class ChatTemplate:
     def load(
         cls, directory: str | os.PathLike[str], override_file: str | os.PathLike[str] | None = None
     ) -> ChatTemplate | None:
-        """The template of the model in ``directory``, or of ``override_file``; None when there is none.
+        """The template in ``override_file``, or else of the model in ``directory``; None if it has none.
 
-        Raises ValueError naming the file when the template cannot be read or compiled.
+        Raises ValueError naming the file if the template cannot be read or compiled.
         """
         directory = Path(directory)
         config = _json_object(directory / "tokenizer_config.json")
@@ -78,11 +78,11 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """Text of all templates."""
+        """The text of all templates."""
         return "\n".join(self._sources.values())
 
     def wants_parts(self, *, tools: bool) -> bool:
-        """Whether the template used with or without tools reads content as a list of parts."""
+        """Whether the template (that for tools, if ``tools``) expects content as a list of parts."""
         return self._wants_parts[self._name(tools)]
 
     def render(
@@ -95,10 +95,10 @@ class ChatTemplate:
         documents: list[dict[str, Any]] | None = None,
         variables: dict[str, Any] | None = None,
     ) -> str:
-        """The prompt. ``variables`` are the request's own, none of RESERVED.
+        """The prompt. ``variables``: chat_template_kwargs, none of RESERVED.
 
-        ``continue_final_message`` ends the prompt with the last message's text; it is changed in place.
-        Raises ApiError (400) with the template's message.
+        ``continue_final_message`` ends the prompt with the last message's text and modifies that message.
+        Raises ApiError (400) if the template fails or refuses the messages.
         """
         known: dict[str, Any] = dict(variables) if variables else {}
         known["messages"] = messages
@@ -141,7 +141,7 @@ def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
         TypeError,
         ValueError,
     ) as error:
-        # A template that meets a value it does not expect fails as Python code does.
+        # Templates raise Python's errors for unexpected values.
         raise ApiError(
             400,
             f"The chat template failed on these messages: {type(error).__name__}: {error}",
@@ -162,7 +162,7 @@ def _append_mark(message: dict[str, Any]) -> None:
 
 
 class _RaisedByTemplate(jinja2.TemplateError):
-    """What a template's call of raise_exception raises."""
+    """Raised by ``raise_exception`` in a template."""
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -180,14 +180,14 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own filter: no HTML escapes, keys in their order."""
+    """As in transformers; Jinja's own filter escapes HTML and sorts keys."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}`` marks the assistant's tokens for training; here it is a plain block."""
+    """``{% generation %}`` marks the assistant's tokens for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 
@@ -208,7 +208,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _iterates_content(tree: jinja2.nodes.Template) -> bool:
-    """Whether a template loops over a message's content: it then expects a list of parts, not a string."""
+    """Whether a template loops over a message's content, and so expects a list of parts."""
     names = {
         assign.target.name
         for assign in tree.find_all(jinja2.nodes.Assign)
@@ -234,7 +234,7 @@ def _is_content(node: jinja2.nodes.Node | None, names: set[str] | frozenset[str]
 
 
 def _model_template(directory: Path, config: dict[str, Any]) -> tuple[Path, dict[str, str]]:
-    """Where a model's template is, and its text by name; a file of its own wins over the configuration."""
+    """The file with a model's template, and its texts by name; chat_template.jinja takes precedence."""
     path = directory / "chat_template.jinja"
     if path.is_file():
         return path, {DEFAULT: _text(path)}
@@ -267,7 +267,7 @@ def _text(path: Path) -> str:
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty when there is no such file."""
+    """The JSON object in a file; empty if there is no such file."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
@@ -277,7 +277,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Every ``…_token`` of a tokenizer's configuration: a text, or an object with its text as content."""
+    """Every ``…_token`` of a tokenizer's configuration: a string, or an object with the field content."""
     tokens = {}
     for name, token in config.items():
         text = token.get("content") if isinstance(token, dict) else token

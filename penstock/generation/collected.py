@@ -1,4 +1,4 @@
-"""Replies that are not streamed: tokens are gathered until all their streams have ended."""
+"""The reply to a request without ``stream``: one JSON body once all choices have ended."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from penstock.wire.logprobs import Logprobs
 
 
 class CollectedReply(RequestReply):
-    """One JSON body. Tokens are only gathered until their stream ends; text is made once."""
+    """Collects text and tokens; ``format.whole`` makes the body."""
 
     def __init__(
         self, context: RequestContext, plan: RequestPlan, format: ReplyFormat, arrival: float
     ) -> None:
         super().__init__(context, plan, format, arrival)
         self.done: asyncio.Future[StreamError | None] = asyncio.get_running_loop().create_future()
-        """Resolves at the end; to an error when a stream failed. Never to an exception: that would refer to
-        whoever awaits it, and that to this, for the garbage collector to find."""
+        """Resolves at the end, to an error if a stream failed. It is no exception: a traceback would make a
+        reference cycle with the awaiting task."""
         self.left = False
-        """The client has gone."""
+        """Whether the client has disconnected."""
 
     def _make_stream(self, index: int, rank: int) -> Stream:
         return Stream(self, index, rank, _no_write)
@@ -37,12 +37,11 @@ class CollectedReply(RequestReply):
             choice.logprobs.add(tokens, logprobs)
         if self.plan.kept is not None and logprobs is not None:
             choice.cumulative_logprob += float(logprobs.values[logprobs.token < len(tokens), 0].sum())
-        if self._all_ended():
-            self._end(self._outcome())
-            self._resolve(None)
+        if self._all_choices_ended():
+            self._end(self._complete_outcome())
 
     def best_choices(self) -> list[Choice]:
-        """What is sent: all choices, or of each prompt's the likeliest as whole outputs."""
+        """The choices to send: all, or with best_of the likeliest of each prompt."""
         n, kept = self.plan.n, self.plan.kept
         if kept is None:
             return self.choices
@@ -50,21 +49,23 @@ class CollectedReply(RequestReply):
         ranked = [sorted(group, key=lambda choice: -choice.cumulative_logprob)[:kept] for group in groups]
         return [choice for group in ranked for choice in group]
 
+    # -- the end: all choices have ended (_extend), or one of these
+
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         if not self.ended:
             self.drop_streams(stream)
-            self._end("error")
-            self._resolve(error)
+            self._end("error", error)
 
     def on_disconnect(self) -> None:
         if not self.ended:
             self.drop_streams()
-            self._end("abort")
             self.left = True
-            self._resolve(None)
+            self._end("abort")
 
-    def _resolve(self, error: StreamError | None) -> None:
-        if not self.done.done():  # nobody may wait any longer: a server that stops cancels its tasks
+    def _end(self, outcome: str, error: StreamError | None = None) -> None:
+        """Every collected reply ends here, once."""
+        self._record_end(outcome)
+        if not self.done.done():  # cancelled when the server stops
             self.done.set_result(error)
 
     def on_pause(self) -> None:

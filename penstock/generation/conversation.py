@@ -1,4 +1,4 @@
-"""Messages of a request to what chat templates read: plain dictionaries."""
+"""Converts a request's messages to the dictionaries that chat templates read."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _decode = msgspec.json.Decoder().decode
 
 
 def conversation(messages: list[Message], *, parts: bool) -> list[dict[str, Any]]:
-    """``messages`` as a chat template reads them.
+    """``messages`` as dictionaries.
 
-    ``parts``: content is a list of ``{"type": "text", "text": …}``, else one string, parts joined by line
-    breaks as vLLM joins them. Raises ApiError for parts that are not text and for arguments of a tool call
-    that are not a JSON object.
+    ``parts``: content becomes a list of ``{"type": "text", "text": …}``; otherwise one string, parts joined
+    by line breaks as in vLLM. Raises ApiError for parts that are not text and for tool call arguments that
+    are not a JSON object.
     """
     return [_message(message, number, parts) for number, message in enumerate(messages)]
 
@@ -66,7 +66,7 @@ def _text(part: str | Part, where: str) -> str:
 def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
     arguments = call.function.arguments
     if isinstance(arguments, str):
-        # Templates print arguments by their own rules; OpenAI's clients send them as text.
+        # OpenAI's clients send arguments as text; templates expect an object.
         try:
             arguments = _decode(arguments) if arguments.strip() else {}
         except (msgspec.MsgspecError, RecursionError) as error:

@@ -1,9 +1,8 @@
-"""What an HTTP API for generation has to define: how a body becomes a plan, and how a reply is spelled.
+"""The interface of an API for generation: how a body becomes a plan, and how replies are formatted.
 
-A dialect is one API (completions, chat, …) of one server. It makes a :class:`ReplyFormat` for every request.
-Streams, replies and engines are the same for all dialects; they ask the format for bytes and never for the
-API. To add an API, add a folder under ``penstock/dialects/`` and name its class in
-``penstock/dialects/registry.py``.
+A dialect is one API (completions, chat, …). It makes a :class:`ReplyFormat` for every request. Streams,
+replies and engines are the same for all dialects: they get bytes from the format and never ask for the API.
+To add an API, copy a folder under ``penstock/dialects/`` and add it to ``penstock/dialects/registry.py``.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ class TokenUsage(NamedTuple):
 
 
 class ReplyFormat(ABC):
-    """Spells the reply of one request in one API. All text in events is JSON-escaped UTF-8."""
+    """Formats the reply to one request. All text passed for events is JSON-escaped UTF-8."""
 
     __slots__ = ()
 
     id: str
-    """The reply's id, as clients and the access log see it."""
+    """The reply's id, for clients and the access log."""
 
     # -- events
 
     @abstractmethod
     def head(self, index: int) -> bytes:
-        """All bytes of a plain event of choice ``index`` before its text."""
+        """The bytes before the text of a text event of choice ``index``."""
 
     @abstractmethod
     def tail(self) -> bytes:
-        """All bytes of a plain event after its text."""
+        """The bytes after the text of a text event."""
 
     @abstractmethod
     def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
-        """The event that opens choice ``index``; empty where the API has none. If it is empty, the choice's
-        first text event carries ``prompt_token_ids``."""
+        """The opening event of choice ``index``; empty if the API has none. The choice's first text event
+        then has ``prompt_token_ids``."""
 
     @abstractmethod
     def event(
@@ -70,16 +69,16 @@ class ReplyFormat(ABC):
         usage: TokenUsage | None = None,
         kv_transfer_params: KVTransferParams | None = None,
     ) -> bytes:
-        """One event of a choice with everything the client asked for. ``delta`` replaces ``text`` where tool
-        calls or reasoning are parsed; ``finish_reason`` is set in the last event of the choice."""
+        """One event of a choice with all fields the request asked for. ``delta`` replaces ``text`` if tool
+        calls or reasoning are parsed; only the choice's last event has a ``finish_reason``."""
 
     @abstractmethod
     def end(self, usage: TokenUsage | None) -> bytes:
-        """The events after the last choice; ``usage`` if the client wants it."""
+        """The events after the last choice; with ``usage`` if requested."""
 
     @abstractmethod
     def error(self, error: StreamError) -> bytes:
-        """The events that end a stream which failed after its headers were sent."""
+        """The events that end a stream that failed after its headers were sent."""
 
     # -- replies that are not streamed
 
@@ -89,20 +88,20 @@ class ReplyFormat(ABC):
 
 
 class Dialect(ABC):
-    """One API, for one served model."""
+    """One API for one served model."""
 
     path: ClassVar[str]
-    """The route, a POST."""
+    """Path of the route; its method is POST."""
 
     @abstractmethod
     def plan(self, body: bytes, request_id: str | None = None) -> RequestPlan:
-        """Check a request body and turn it into a plan. ``request_id``: from the header X-Request-Id. Raises
+        """Check a request body and make its plan. ``request_id``: from the header X-Request-Id. Raises
         ApiError."""
 
     @abstractmethod
     def reply_format(self, plan: RequestPlan, request_id: str) -> ReplyFormat:
-        """The format of the reply. ``request_id`` is unique."""
+        """The format of the reply. ``request_id``: unique, for plans without their own."""
 
     def error_body(self, error: ApiError) -> bytes:
-        """The body of an error reply: OpenAI's shape unless the API has its own."""
+        """The body of an error reply, by default in OpenAI's shape."""
         return error.body()

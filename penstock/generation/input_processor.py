@@ -1,7 +1,7 @@
-"""From a checked request to a plan: what all dialects share.
+"""Checks the fields that all dialects share and turns a decoded request into a plan.
 
-Planning is pure: it reads the request, the model's facts and its chat template, and raises ApiError for
-values that cannot be served. The caller tokenizes prompts, in a thread where they are long.
+Planning is pure: it reads the request, the model's properties and its chat template, and raises ApiError for
+values that cannot be served. The caller tokenizes prompts, long ones in a thread.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class InputProcessor:
     def __init__(
         self, config: ServeConfig, info: ModelInfo, tokenizer: Tokenizer, template: ChatTemplate | None
     ) -> None:
-        """``template`` None: conversations are refused."""
+        """``template``: None refuses conversations."""
         self.model_info = info
         self.output_format = output_format(
             config.tool_call_parser, config.reasoning_parser, template.source if template else ""
         )
         """How the model writes tool calls and reasoning."""
         self.has_special_markers = tokenizer.has_special(self.output_format.markers)
-        """Whether texts that parsers look for are special tokens; outputs must keep those."""
+        """Whether a marker that parsers search for is a special token, which outputs must then keep."""
         self._strict = config.strict_requests
         self._decoders: list[BodyDecoder[Any]] = []
         self._model = info.names[0]
@@ -58,21 +58,21 @@ class InputProcessor:
         self._template = template
         self._draw = random.Random().getrandbits
 
-    # -- what a dialect is made of
+    # -- parts of a dialect
 
     def decoder(self, type: type[Request]) -> BodyDecoder[Request]:
-        """A decoder of bodies of one type, whose unknown fields are counted here."""
+        """A decoder for bodies of one type; its unknown fields are counted by :meth:`unknown_fields`."""
         decoder = BodyDecoder(type, strict=self._strict)
         self._decoders.append(decoder)
         return decoder
 
     def unsupported(self, fields: tuple[UnsupportedField, ...]) -> UnsupportedFieldCheck:
-        """The check for fields that are known but not served with this engine."""
+        """The check for known fields that this server does not support."""
         served = {"kv_transfer_params"} if self.model_info.transfers_kv else set()
         return UnsupportedFieldCheck(fields, served)
 
     def unknown_fields(self) -> dict[str, int]:
-        """How often requests had each unknown field, since the start."""
+        """Number of requests by unknown field, since the start."""
         counts: dict[str, int] = {}
         for decoder in self._decoders:
             for name, count in decoder.unknown.items():
@@ -94,7 +94,7 @@ class InputProcessor:
         max_tokens: int | None,
         logprobs: int,
     ) -> RequestPlan:
-        """A plan of all fields that dialects share. ``max_tokens`` None: up to the end of the context;
+        """A plan from the fields that dialects share. ``max_tokens``: None for as many as the context allows;
         ``logprobs``: alternatives per token, -1 for none. Raises ApiError."""
         most = self._max_tokens if max_tokens is None else min(max_tokens or 1, self._max_tokens)
         base = sampling_params.parse_sampling_params(
@@ -105,7 +105,13 @@ class InputProcessor:
             seed=self._draw(63),
             logprobs=logprobs,
         )
-        plan = RequestPlan(self._model, prompts, True, base, self.model_info.max_model_len)
+        plan = RequestPlan(
+            model=self._model,
+            prompts=prompts,
+            add_special_tokens=True,
+            base=base,
+            max_model_len=self.model_info.max_model_len,
+        )
         if request.response_format is not None or request.structured_outputs is not None:
             constraint = parse_constraint(request)
             if constraint is not None:
@@ -138,7 +144,7 @@ class InputProcessor:
         return plan
 
     def _set_reply(self, plan: RequestPlan, request: GenerateRequest) -> None:
-        """What is sent, and when; ``plan.stream`` is set."""
+        """Set what is sent and when. ``plan.stream`` must be set."""
         options = request.stream_options
         if options is not None and not plan.stream:
             raise refused("Stream options can only be defined when `stream=True`.", "stream_options")
@@ -164,7 +170,7 @@ class InputProcessor:
 
     def _set_best_of(self, plan: RequestPlan, best_of: int) -> None:
         sampling_params.check_best_of(best_of, plan.n, stream=plan.stream)
-        if best_of > plan.n and plan.base.temperature > 0:  # greedy choices are all the same
+        if best_of > plan.n and plan.base.temperature > 0:  # greedy choices are equal
             plan.kept, plan.n = plan.n, best_of
             plan.base = msgspec.structs.replace(plan.base, logprobs=max(0, plan.base.logprobs))
 
@@ -209,8 +215,8 @@ class InputProcessor:
 
 
 def opens_turn(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:
-    """Whether the prompt opens the assistant's turn. Raises ApiError when it would also continue the last
-    one."""
+    """Whether the prompt ends with the start of the assistant's turn. Raises ApiError if the request asks
+    to continue the last message too."""
     if add_generation_prompt and continue_final_message:
         raise refused(
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",

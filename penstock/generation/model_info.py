@@ -1,4 +1,4 @@
-"""What requests are checked against: names, limits and sampling defaults of the served model."""
+"""Properties of the served model that requests are checked against: names, limits, sampling defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.wire.messages import Adapter
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """Values of sampling fields that a request leaves out: OpenAI's, unless the model has its own."""
+    """Defaults of sampling fields: OpenAI's, or those of the model's generation_config.json."""
 
     temperature: Annotated[float, Meta(ge=0)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -21,24 +21,24 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
     max_new_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Most tokens any request may generate; None: what the context leaves."""
+    """Maximum tokens that any request may generate; None: limited by the context only."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The served model, as far as requests are concerned."""
+    """Properties of the served model."""
 
     names: tuple[str, ...]
-    """Names of the model itself, at least one; replies report the first."""
+    """Served names of the model, at least one; replies report the first."""
     max_model_len: int
-    """Prompt plus output, in tokens; at least 2."""
+    """Maximum length of prompt plus output in tokens; at least 2."""
     vocab_size: int
-    """Rows of the model's output; token ids in requests are below it."""
+    """Output rows of the model; token ids in requests must be below it."""
     eos_token_ids: tuple[int, ...] = ()
     defaults: SamplingDefaults = SamplingDefaults()
     adapters: tuple[Adapter, ...] = ()
-    """Whose names a request may use, too; replies report them."""
+    """LoRA adapters, whose names are served too; replies report them."""
     transfers_kv: bool = False
-    """Whether requests may have kv_transfer_params."""
+    """Whether kv_transfer_params are supported."""
 
     @property
     def all_names(self) -> tuple[str, ...]:
@@ -46,9 +46,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sampling_defaults(directory: str | os.PathLike[str]) -> SamplingDefaults:
-    """The defaults in ``generation_config.json`` of a model directory; OpenAI's where it has none.
+    """Defaults from ``generation_config.json`` in a model directory, otherwise OpenAI's.
 
-    Raises ValueError naming the file and the field when a value is out of range.
+    Raises ValueError naming the file and the field if a value is out of range.
     """
     path = Path(directory) / "generation_config.json"
     try:

@@ -1,4 +1,4 @@
-"""What the server has made of a request: what to tokenize, how to sample, what to send back."""
+"""The plan of a checked request: what to tokenize, how to sample, what to send."""
 
 from __future__ import annotations
 
@@ -16,60 +16,60 @@ ASSISTANT = "assistant"
 
 
 class RequestPlan(msgspec.Struct, gc=False):
-    """One validated request. Strings of the client's (model apart) are to be escaped in replies."""
+    """One validated request. Replies must escape its strings, except ``model``."""
 
     model: str
-    """The name replies carry."""
+    """The model name that replies report."""
     prompts: Sequence[str | list[int]]
-    """Texts to tokenize or token ids; never empty."""
+    """Texts or lists of token ids; never empty."""
     add_special_tokens: bool
     base: SamplingParams
-    """SamplingParams of choice 0 with all of max_tokens; see :meth:`sampling`."""
+    """Parameters of choice 0 with the requested max_tokens; see :meth:`sampling`."""
     max_model_len: int
     n: int = 1
-    """Choices to generate per prompt."""
+    """Number of choices to generate per prompt."""
     kept: int | None = None
-    """The likeliest of them that are sent; None: all."""
+    """With best_of: how many of the choices, the likeliest, are sent; None: all."""
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
-    """Whether a completion starts with its prompt's text."""
+    """Whether a completion's text starts with its prompt."""
     stop: tuple[str, ...] = ()
     include_stop_str: bool = False
     skip_special_tokens: bool = True
     return_token_ids: bool = False
     logprobs: int = -1
-    """Alternatives per token; -1: no logprobs, 0: the sampled token's only."""
+    """Number of alternatives per token; -1: no logprobs, 0: only the sampled token."""
     prompt_logprobs: int = -1
-    """The same per token of the prompt."""
+    """The same for prompt tokens."""
     max_tokens: int | None = None
-    """As requested; None: what the context leaves. 0 (with echo): one token is generated, and not shown."""
+    """As requested; None: limited by the context. 0 (with echo): one token is generated but not sent."""
     interval: StreamInterval = EVERY_TOKEN
-    """When the engine sends what it has generated."""
+    """How often the engine sends tokens."""
     priority: int = 0
     cache_salt: str | None = None
     adapter: str | None = None
-    """What the model is to run with; None: as it is."""
+    """Name of the LoRA adapter; None: the base model."""
     kv_transfer_params: KVTransferParams | None = None
     request_id: str | None = None
     truncate_prompt_tokens: int | None = None
-    """Most prompt tokens to keep; None: all."""
+    """Maximum prompt tokens to keep; None: all."""
     truncate_left: bool = True
-    """Whether truncation drops tokens at the start."""
+    """Whether truncation drops tokens at the start of the prompt."""
     constraint: Constraint | None = None
-    """Where the grammar in ``base`` comes from; it is yet to be validated."""
+    """The grammar in ``base`` and its field; the caller validates it."""
     role: str = ASSISTANT
     """Role of a chat's reply."""
     echo_text: str = ""
-    """What the text of every choice of a chat starts with: the message it continues, if echo asks for it."""
+    """Chat with echo: the text of the continued message, which starts every choice."""
     format: MessageFormat | None = None
-    """Where a choice's text may have tool calls and reasoning; None: it is all content."""
+    """How to parse tool calls and reasoning; None: all text is content."""
 
     def sampling(self, prompt_len: int, index: int = 0) -> SamplingParams:
-        """SamplingParams of choice ``index`` (0 to n-1) of a prompt with ``prompt_len`` tokens.
+        """Parameters of choice ``index`` (0 to n-1) of a prompt with ``prompt_len`` tokens.
 
-        max_tokens is held to what the context leaves. Raises ApiError when that is nothing.
+        max_tokens is reduced to what the context leaves. Raises ApiError if it leaves no token.
         """
         base = self.base
         room = self.max_model_len - prompt_len
@@ -82,12 +82,12 @@ class RequestPlan(msgspec.Struct, gc=False):
         elif base.min_tokens > room:
             sampling_params.check_min_tokens(base.min_tokens, room)
         seed = base.seed + index & sampling_params.SEED_MASK
-        # One choice is enough to learn of the prompt; a streamed one must know before its own first event.
+        # One choice gets the prompt's logprobs for all; streamed choices need them before their first event.
         scores = base.prompt_logprobs if index == 0 or self.stream else -1
         return msgspec.structs.replace(base, max_tokens=room, seed=seed, prompt_logprobs=scores)
 
     def truncate(self, prompt: bytes) -> bytes:
-        """What truncate_prompt_tokens keeps of a prompt of int32 token bytes."""
+        """``prompt``, int32 token bytes, cut to truncate_prompt_tokens."""
         most = self.truncate_prompt_tokens
         if most is None or len(prompt) <= 4 * most:
             return prompt
@@ -95,6 +95,6 @@ class RequestPlan(msgspec.Struct, gc=False):
 
 
 def constrain(plan: RequestPlan, constraint: Constraint) -> None:
-    """Hold the plan's outputs to a grammar."""
+    """Make the plan's outputs match a grammar."""
     plan.constraint = constraint
     plan.base = msgspec.structs.replace(plan.base, grammar=constraint.grammar)

@@ -1,4 +1,4 @@
-"""The field ``prompt`` in its four forms, and how much of a prompt is kept."""
+"""Checks the field ``prompt`` in its four forms, and prompt truncation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.http.errors import MALFORMED, ApiError, refused
 def parse_prompts(
     prompt: str | list[str | int | list[int]] | None, vocab_size: int
 ) -> Sequence[str | list[int]]:
-    """Texts or lists of token ids, at least one. Raises ApiError."""
+    """The prompts as texts or lists of token ids, at least one. Raises ApiError."""
     if not prompt:
         if prompt == []:
             raise ApiError(400, "You must pass at least one prompt")
@@ -39,7 +39,7 @@ def parse_prompts(
 
 
 def check_vocabulary(token: int, vocab_size: int) -> None:
-    """Raises ApiError for a token id that the model does not have."""
+    """Raises ApiError for a token id outside the vocabulary."""
     if token >= vocab_size:
         raise ApiError(400, f"Token id {token} is out of vocabulary")
 
@@ -47,17 +47,14 @@ def check_vocabulary(token: int, vocab_size: int) -> None:
 def truncation(
     request: GenerateRequest, max_model_len: int, max_tokens: int | None
 ) -> tuple[int | None, bool]:
-    """Most prompt tokens to keep (None: all), and whether what is dropped is at the start.
-
-    Raises ApiError.
-    """
+    """Maximum prompt tokens to keep (None: all), and whether to drop tokens at the start. Raises ApiError."""
     side = request.truncation_side
     if side not in (None, "left", "right"):
         raise ApiError(
             400, f"truncation_side must be left or right, got {side[:60]!r}.", param="truncation_side"
         )
     most = request.truncate_prompt_tokens
-    if most == -1:  # as many as leave room for what the request wants to generate
+    if most == -1:  # as many as leave room for max_tokens
         most = max(1, max_model_len - (max_tokens or 1))
     if most is not None and not 1 <= most <= max_model_len:
         raise refused(

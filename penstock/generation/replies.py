@@ -1,7 +1,7 @@
-"""What a request makes of its streams: what streamed and collected replies have in common.
+"""The base class of replies: turns the token rows of a request's choices into text and ends the choices.
 
-Both kinds, :mod:`penstock.generation.streamed` and :mod:`penstock.generation.collected`, end every request
-exactly once and free its streams when the client disconnects.
+:mod:`penstock.generation.streamed` and :mod:`penstock.generation.collected` are the two kinds. Both end every
+request exactly once and free its streams when the client disconnects.
 """
 
 from __future__ import annotations
@@ -37,33 +37,34 @@ _REASON = {
 _ABORT = FinishReason.ABORT
 _STARTED = (ReplyState.STREAMING, ReplyState.PAUSED, ReplyState.ENDED)
 _NO_TEXT = (FinishReason.EOS, FinishReason.STOP_TOKEN)
-"""Ends whose last token is no part of the text."""
+"""Reasons whose last token is not part of the text."""
 _ABORTED = StreamError(500, "engine_error", "The engine stopped this request.")
 
 
 @dataclass(slots=True)
 class TextTables:
-    """Token texts, made once per process."""
+    """Texts of all tokens, built once per process."""
 
     table: TokenTable
-    """With special tokens skipped."""
+    """Special tokens have no text."""
     full: TokenTable
-    """With special tokens as text."""
+    """Special tokens have their text."""
     plain: list[bytes | None]
-    """One entry per output of the model: None for tokens that need care, special ones included."""
+    """JSON-escaped text per token id, one entry per row of the model's output; None for tokens whose text
+    depends on others, and for special tokens."""
 
     @classmethod
     def make(cls, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> TextTables:
-        """The tables for a model with ``vocab_size`` outputs."""
+        """The tables for a model with ``vocab_size`` output rows."""
         table = TokenTable.from_tokenizer(tokenizer)
         full = TokenTable.from_tokenizer(tokenizer, skip_special_tokens=False)
-        # Special tokens (no text) take the slow path: an event without text is not sent.
+        # Special tokens take the slow path, which sends no event without text.
         plain = [text or None for text in table.text[:vocab_size]]
         plain += [None] * (vocab_size - len(plain))
         return cls(table, full, plain)
 
     def table_for(self, plan: RequestPlan) -> TokenTable:
-        """The table for one request: special tokens are text if it asks for them."""
+        """The table for one request, by its ``skip_special_tokens``."""
         return self.table if plan.skip_special_tokens else self.full
 
 
@@ -74,48 +75,49 @@ class Prompt(msgspec.Struct, gc=False):
     """int32 little-endian."""
     length: int
     echo: str = ""
-    """Text to put before the output."""
+    """Text that precedes the output."""
     logprobs: PromptLogprobFormatter | None = None
-    """The logprobs of its tokens, if the client wants them."""
+    """Logprobs of its tokens, if the request asks for them."""
 
 
 @dataclass(slots=True)
 class Choice:
-    """One stream's state beyond the fast path."""
+    """One output: its stream, and its text and tokens that were not sent yet."""
 
     prompt: Prompt
     assembler: Assembler | None = None
-    """None until a row needs more than its tokens' own texts."""
+    """Detokenizer with stop strings; None while every row was on the fast path."""
     stream: Stream | None = None
     """None once the stream has ended."""
     tokens: list[int] = field(default_factory=list)
-    """Collected reply: the output so far. Streamed reply, if the client wants them: those of no event yet."""
+    """Token ids: in a collected reply all, in a streamed reply (if requested) those not sent yet."""
     text: bytearray = field(default_factory=bytearray)
-    """The same of the output's text, as UTF-8."""
+    """The text of the same tokens, as UTF-8."""
     logprobs: LogprobCollector | None = None
     parser: MessageParser | None = None
-    """Takes tool calls and reasoning out of the text, where they may occur."""
+    """Splits tool calls and reasoning from the text; None if there are none."""
     generated: int = 0
-    """Tokens of the output, known at its end."""
+    """Number of output tokens, set at the end."""
     cumulative_logprob: float = 0.0
-    """The log of the output's probability; of candidates of which the likeliest are sent."""
+    """Sum of the tokens' logprobs, for best_of."""
     begun: bool = False
+    """Whether an event of this choice was sent."""
     finish_reason: bytes = b""
     stop_reason: int | str | None = None
     kv_transfer_params: KVTransferParams | None = None
-    """What the engine says at its end."""
+    """Sent by the engine at the end."""
 
     @property
     def plain(self) -> bool:
-        """Whether a token's text can go out as it is: nothing is held back that it could depend on."""
+        """Whether token texts can be sent as they are: no text is held back that they could depend on."""
         if self.assembler is not None and self.assembler.pending:
             return False
         return self.parser is None or self.parser.idle
 
     def parse(self, text: str) -> Delta:
-        """What the next piece of text adds to the message; the last piece once the stream has ended.
+        """What the next piece of text adds to the message; the last piece if the stream has ended.
 
-        Only for choices with a parser. An output that stopped with a tool call was stopped by it.
+        Requires a parser. Sets the finish reason ``tool_calls`` where the output has called a tool.
         """
         assert self.parser is not None
         delta = self.parser.push(text, last=self.stream is None)
@@ -126,19 +128,19 @@ class Choice:
 
 @dataclass(slots=True)
 class RequestContext:
-    """What a reply needs from its process."""
+    """The parts of the process that replies use."""
 
     engine_client: EngineClient
     streams: OutputProcessor
     tables: TextTables
     on_end: Callable[[RequestReply, str], None]
-    """Called once per reply with its outcome: stop, length, error, abort."""
+    """Called once per reply with its outcome: stop, length, error, abort or cut."""
     max_backlog: int
-    """Bytes that may wait for a client."""
+    """Maximum number of bytes that wait for one client."""
 
 
 class RequestReply(ABC):
-    """What streamed and collected replies share: their choices, and how streams end."""
+    """The choices of one request, as rows arrive for them (a :class:`Stream` calls the ``on_`` methods)."""
 
     def __init__(
         self, context: RequestContext, plan: RequestPlan, format: ReplyFormat, arrival: float
@@ -149,13 +151,14 @@ class RequestReply(ABC):
         self.arrival = arrival
         self.choices: list[Choice] = []
         self.cached = 0
+        """Prompt tokens found in the prefix cache."""
         self.state = ReplyState.WAITING
         """See :mod:`penstock.streaming.request_states`."""
         self.outcome = ""
-        """At the end: stop, length, error, abort (the client left) or cut (it read too slowly)."""
+        """Set at the end: stop, length, error, abort (the client disconnected) or cut (it was too slow)."""
 
     def add(self, prompt: Prompt, rank: int) -> Stream:
-        """A stream for the next choice; the caller opens and submits it."""
+        """Create the next choice and its stream; the caller opens and submits the stream."""
         plan, tables = self.plan, self.context.tables
         index = len(self.choices)
         if plan.prompt_logprobs >= 0 and prompt.logprobs is None:
@@ -181,18 +184,18 @@ class RequestReply(ABC):
 
     @property
     def started(self) -> bool:
-        """Whether any byte of it was sent as an event."""
+        """Whether an event was sent."""
         return self.state in _STARTED
 
     def _advance(self, event: ReplyEvent) -> None:
         self.state = next_reply_state(self.state, event)
 
     def refuse(self) -> None:
-        """End the reply before any of its streams runs; the caller sends the error."""
+        """End the reply because a stream got no engine; the caller sends the error."""
         self.drop_streams()
         self._advance(ReplyEvent.END)
 
-    # -- what the two kinds do differently
+    # -- implemented by both kinds
 
     @abstractmethod
     def _make_stream(self, index: int, rank: int) -> Stream: ...
@@ -201,11 +204,12 @@ class RequestReply(ABC):
     def _extend(
         self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
     ) -> None:
-        """A row's text and tokens that count; the choice has ended when its ``stream`` is None."""
+        """Add a row's text and tokens, those after a stop string excluded; the choice has ended if its
+        ``stream`` is None."""
 
     @abstractmethod
     def on_failure(self, stream: Stream, error: StreamError) -> None:
-        """The stream ended by an error, after its last row."""
+        """The stream failed; no more rows follow."""
 
     # -- rows
 
@@ -222,18 +226,18 @@ class RequestReply(ABC):
             return
         choice = self.choices[stream.index]
         self._add_cached(stream, cached)
-        if self.plan.max_tokens == 0:  # the one token that is generated is not shown
+        if self.plan.max_tokens == 0:  # one token is generated but not sent
             self.context.streams.discard_tokens(len(tokens))
             tokens, finish, logprobs = (), FinishReason.LENGTH, None
         if choice.assembler is None:
             choice.assembler = self._assembler()
         piece = assemble(choice.assembler, self._finished_text(tokens, finish), finish)
-        self._settle(choice, stream, piece, tokens, finish)
+        self._check_finished(choice, stream, piece, tokens, finish)
         counted = tokens[: piece.tokens_used] if piece.stop is not None else tokens
         self._extend(choice, stream, piece.text, counted, logprobs)
 
     def _add_cached(self, stream: Stream, cached: int) -> None:
-        if stream.index % self.plan.n == 0:  # the other choices found what this one computed
+        if stream.index % self.plan.n == 0:  # the prompt's other choices hit the cache of this one
             self.cached += cached
 
     def _assembler(self) -> Assembler:
@@ -249,16 +253,53 @@ class RequestReply(ABC):
     def on_transfer(self, stream: Stream, params: KVTransferParams) -> None:
         self.choices[stream.index].kv_transfer_params = params
 
-    # -- ends
+    # -- the end of a choice
 
-    def usage(self) -> TokenUsage:
-        """Prompt tokens count once per prompt, whatever n is."""
-        prompts = {id(choice.prompt): choice.prompt.length for choice in self.choices}
-        generated = sum(choice.generated for choice in self.choices)
-        return TokenUsage(sum(prompts.values()), generated, self.cached)
+    def _check_finished(
+        self, choice: Choice, stream: Stream, piece: TextDelta, tokens: Sequence[int], finish: FinishReason
+    ) -> None:
+        """End the choice if this row ends it. A stop string outranks the engine's reason."""
+        if piece.stop is not None:
+            choice.finish_reason, choice.stop_reason = b"stop", piece.stop
+            surplus = len(tokens) - piece.tokens_used
+            self.context.streams.discard_tokens(surplus)
+            choice.generated = self.context.streams.num_delivered(stream) - surplus
+            choice.stream = None
+            if not finish:
+                self._drop(stream, stopped=True)
+        elif finish:
+            choice.stop_reason = tokens[-1] if finish is FinishReason.STOP_TOKEN else None
+            self._finish_choice(choice, stream, finish)
+
+    def _finish_choice(self, choice: Choice, stream: Stream, finish: FinishReason) -> None:
+        """The engine has ended the choice's stream."""
+        choice.finish_reason = _REASON[finish]
+        choice.generated = self.context.streams.num_delivered(stream) if self.plan.max_tokens != 0 else 0
+        choice.stream = None
+
+    def _all_choices_ended(self) -> bool:
+        for choice in self.choices:  # noqa: SIM110 - all() over a generator takes three times as long
+            if choice.stream is not None:
+                return False
+        return True
+
+    # -- the end of the reply: see _end of both kinds
+
+    def _record_end(self, outcome: str) -> None:
+        """The part of every end that both kinds share."""
+        self._advance(ReplyEvent.END)
+        self.outcome = outcome
+        self.context.on_end(self, outcome)
+
+    def _complete_outcome(self) -> str:
+        """The outcome of a reply whose choices have all ended."""
+        for choice in self.choices:
+            if choice.finish_reason == b"length":
+                return "length"
+        return "stop"
 
     def drop_streams(self, failed: Stream | None = None) -> None:
-        """Stop the streams that still run; what they send is discarded. ``failed`` has ended by itself."""
+        """Abort the running streams; later rows are discarded. ``failed`` has ended by itself."""
         for choice in self.choices:
             stream, choice.stream = choice.stream, None
             if stream is not None:
@@ -270,57 +311,23 @@ class RequestReply(ABC):
         self.context.engine_client.abort(stream, stopped=stopped)
         self.context.streams.discard(stream)
 
-    def _settle(
-        self, choice: Choice, stream: Stream, piece: TextDelta, tokens: Sequence[int], finish: FinishReason
-    ) -> None:
-        """Note why the choice ended, if this row ended it. ``piece.stop`` outranks the engine's reason."""
-        if piece.stop is not None:
-            choice.finish_reason, choice.stop_reason = b"stop", piece.stop
-            surplus = len(tokens) - piece.tokens_used
-            self.context.streams.discard_tokens(surplus)
-            choice.generated = self.context.streams.num_delivered(stream) - surplus
-            choice.stream = None
-            if not finish:
-                self._drop(stream, stopped=True)
-        elif finish:
-            choice.stop_reason = tokens[-1] if finish is FinishReason.STOP_TOKEN else None
-            self._close(choice, stream, finish)
+    def usage(self) -> TokenUsage:
+        """Token counts; a prompt counts once, whatever ``n`` is."""
+        prompts = {id(choice.prompt): choice.prompt.length for choice in self.choices}
+        generated = sum(choice.generated for choice in self.choices)
+        return TokenUsage(sum(prompts.values()), generated, self.cached)
 
-    def _close(self, choice: Choice, stream: Stream, finish: FinishReason) -> None:
-        """The engine has ended the choice's stream."""
-        choice.finish_reason = _REASON[finish]
-        choice.generated = self.context.streams.num_delivered(stream) if self.plan.max_tokens != 0 else 0
-        choice.stream = None
-
-    def _end(self, outcome: str) -> None:
-        self._advance(ReplyEvent.END)
-        self.outcome = outcome
-        self.context.on_end(self, outcome)
-
-    def _all_ended(self) -> bool:
-        for choice in self.choices:  # noqa: SIM110 - all() over a generator takes three times as long
-            if choice.stream is not None:
-                return False
-        return True
-
-    def _outcome(self) -> str:
-        for choice in self.choices:
-            if choice.finish_reason == b"length":
-                return "length"
-        return "stop"
+    # -- text
 
     def _finished_text(self, tokens: Sequence[int], finish: FinishReason) -> Sequence[int]:
-        """The tokens whose text counts: EOS and stop tokens end a text, they are no part of it.
-
-        Unless special tokens are wanted as text, or the stop itself is (vLLM's include_stop_str).
-        """
+        """The tokens that are text: EOS and stop tokens are not, unless include_stop_str is set."""
         if finish in _NO_TEXT and not self.plan.include_stop_str:
             return tokens[:-1]
         return tokens
 
 
 def assemble(assembler: Assembler, tokens: Sequence[int], finish: FinishReason) -> TextDelta:
-    """Push a row; at its stream's end, flush. ``used`` counts the row's tokens."""
+    """Decode a row; the last row flushes. ``tokens_used`` of the result counts tokens of this row."""
     piece = assembler.push(tokens)
     if finish and piece.stop is None:
         rest = assembler.finish()

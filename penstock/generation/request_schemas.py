@@ -1,9 +1,8 @@
-"""The parts of request bodies that APIs share: every field that OpenAI's and vLLM's endpoints know, and its
-JSON type.
+"""Request body fields that APIs share, with their JSON types: all fields of OpenAI's and vLLM's endpoints.
 
 Only types are checked here. :mod:`penstock.generation.sampling_params` checks values, and
-:mod:`penstock.dialects.unsupported` refuses known fields that are not served. A ``null`` field is the same as
-an absent one. Descriptions become the schemas of ``/openapi.json``.
+:mod:`penstock.generation.unsupported` refuses known fields that are unsupported. A ``null`` field is treated
+as absent. Descriptions become part of ``/openapi.json``.
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ from msgspec import Meta
 
 
 def about(description: str, **bounds: Any) -> Meta:
-    """A field's description, and bounds on its value."""
+    """A field's description and the bounds of its value."""
     return Meta(description=description, **bounds)
 
 
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 MAX_REQUEST_ID = 256
-"""Characters of a request id, in the body or in the header X-Request-Id."""
+"""Maximum characters of a request id, in the body or in the header X-Request-Id."""
 PromptToken = Annotated[int, Meta(ge=0)]
 JsonObject = dict[str, Any]
 
-# What the document at /openapi.json says beyond the types; errors for these have words of their own.
+# For /openapi.json only; other code checks it and has its own error messages.
 _TOKEN_KEYS = {"propertyNames": {"pattern": "^[0-9]+$"}}
 
 
 class Part(msgspec.Struct, gc=False):
     """A part of a message's content."""
 
-    type: Annotated[str, about("text; other types are refused.")]
+    type: Annotated[str, about("text; other types are unsupported.")]
     text: str | None = None
 
 
@@ -70,14 +69,14 @@ class Function(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
 
 class Tool(msgspec.Struct, kw_only=True, gc=False):
-    """A function the model may call. The order of the fields is the one chat templates print."""
+    """A function the model may call. Chat templates print the fields in this order."""
 
     type: str = "function"
     function: Function
 
 
 class StreamOptions(msgspec.Struct, gc=False):
-    include_usage: Annotated[bool | None, about("Send a last event with the usage.")] = None
+    include_usage: Annotated[bool | None, about("Send a final event with the usage.")] = None
     continuous_usage_stats: Annotated[bool | None, about("Send the usage with every event.")] = None
     include_obfuscation: Annotated[bool | None, about("Not used: events are never padded.")] = None
 
@@ -85,7 +84,7 @@ class StreamOptions(msgspec.Struct, gc=False):
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
     """OpenAI's wrapper of a JSON schema."""
 
-    schema: Annotated[JsonObject | None, about("What the output must match.")] = None
+    schema: Annotated[JsonObject | None, about("The schema that the output must match.")] = None
     name: Annotated[str | None, about("Not used.")] = None
     description: Annotated[str | None, about("Not used.")] = None
     strict: Annotated[bool | None, about("Not used: the output always matches.")] = None
@@ -97,7 +96,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the output must match: one of json, json_object, regex, choice and grammar."""
+    """A constraint on the output: one of json, json_object, regex, choice and grammar."""
 
     json: Annotated[JsonObject | str | None, about("A JSON schema, or its text.")] = None
     json_object: Annotated[bool | None, about("Any JSON object.")] = None
@@ -106,7 +105,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     grammar: Annotated[str | None, about("A context-free grammar, in llguidance's Lark or in GBNF.")] = None
     disable_any_whitespace: Annotated[bool | None, about("JSON without whitespace.")] = None
     disable_additional_properties: Annotated[
-        bool | None, about("Objects of a schema have the properties it names, and no others.")
+        bool | None, about("Forbid properties that the schema does not name.")
     ] = None
     whitespace_pattern: Annotated[str | None, about("Regular expression of the whitespace in JSON.")] = None
     structural_tag: Annotated[str | JsonObject | None, about("Not supported.")] = None
@@ -115,84 +114,96 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """The fields that completions and chat completions share."""
 
-    model: Annotated[str | None, about("A served model; the first one when absent.")] = None
-    max_tokens: Annotated[int | None, about("Most tokens to generate.")] = None
+    model: Annotated[str | None, about("A served model; default: the first one.")] = None
+    max_tokens: Annotated[int | None, about("Maximum number of tokens to generate.")] = None
     stream: Annotated[bool | None, about("Send tokens as server-sent events.")] = None
-    temperature: Annotated[float | None, about("0 takes the likeliest token; >= 0.")] = None
+    temperature: Annotated[float | None, about("Sampling temperature, >= 0; 0: greedy.")] = None
     stream_options: Annotated[StreamOptions | None, about("Only with stream.")] = None
-    ignore_eos: Annotated[bool | None, about("Generate on after an end-of-sequence token.")] = None
-    top_p: Annotated[float | None, about("Likeliest tokens with this much probability; (0, 1].")] = None
-    top_k: Annotated[int | None, about("This many likeliest tokens; 0 or -1: all.")] = None
-    min_p: Annotated[float | None, about("Least probability, relative to the likeliest token's; [0, 1].")] = (
-        None
-    )
-    seed: Annotated[Int64 | None, about("Makes sampling repeatable; absent or -1: a random one.")] = None
-    n: Annotated[int | None, about("Choices per prompt; choice i is sampled with seed + i.")] = None
-    stop: Annotated[
-        str | Annotated[list[str], Meta(max_length=4)] | None, about("Texts that end the output; at most 4.")
+    ignore_eos: Annotated[bool | None, about("Continue after an end-of-sequence token.")] = None
+    top_p: Annotated[
+        float | None, about("Nucleus sampling: total probability of the tokens to sample from; (0, 1].")
     ] = None
-    stop_token_ids: Annotated[list[int] | None, about("Tokens that end the output.")] = None
-    include_stop_str_in_output: Annotated[bool | None, about("Keep the stop text in the output.")] = None
-    min_tokens: Annotated[int | None, about("Tokens generated before any may end the output.")] = None
-    presence_penalty: Annotated[float | None, about("Against tokens of the output so far; [-2, 2].")] = None
-    frequency_penalty: Annotated[float | None, about("The same, by number of occurrences; [-2, 2].")] = None
+    top_k: Annotated[int | None, about("Number of most likely tokens to sample from; 0 or -1: all.")] = None
+    min_p: Annotated[
+        float | None, about("Minimum probability relative to the most likely token; [0, 1].")
+    ] = None
+    seed: Annotated[Int64 | None, about("Random seed; absent or -1: chosen at random.")] = None
+    n: Annotated[int | None, about("Number of choices per prompt; choice i is sampled with seed + i.")] = None
+    stop: Annotated[
+        str | Annotated[list[str], Meta(max_length=4)] | None, about("Stop strings, at most 4.")
+    ] = None
+    stop_token_ids: Annotated[list[int] | None, about("Token ids that end the output.")] = None
+    include_stop_str_in_output: Annotated[bool | None, about("Include the stop string in the output.")] = None
+    min_tokens: Annotated[int | None, about("Minimum number of tokens before the output may end.")] = None
+    presence_penalty: Annotated[
+        float | None, about("Penalty for tokens that occur in the output; [-2, 2].")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, about("Penalty per occurrence of a token in the output; [-2, 2].")
+    ] = None
     repetition_penalty: Annotated[float | None, about("Divides logits of prompt and output tokens; > 0.")] = (
         None
     )
     logit_bias: Annotated[
         dict[int, float] | None,
         about(
-            "Token id to what is added to its logit, held within [-100, 100].",
+            "Values to add to logits, by token id; clamped to [-100, 100].",
             extra_json_schema=_TOKEN_KEYS,
         ),
     ] = None
-    allowed_token_ids: Annotated[list[int] | None, about("The only tokens that may be generated.")] = None
-    bad_words: Annotated[list[str] | None, about("Texts that may not be generated.")] = None
-    skip_special_tokens: Annotated[
-        bool | None, about("Leave special tokens out of the text; default true.")
+    allowed_token_ids: Annotated[
+        list[int] | None, about("Token ids that may be generated; all others are excluded.")
     ] = None
+    bad_words: Annotated[list[str] | None, about("Texts that must not be generated.")] = None
+    skip_special_tokens: Annotated[bool | None, about("Omit special tokens from the text; default true.")] = (
+        None
+    )
     spaces_between_special_tokens: bool | None = None
-    return_token_ids: Annotated[bool | None, about("Send token ids of prompt and output.")] = None
+    return_token_ids: Annotated[bool | None, about("Return token ids of prompt and output.")] = None
     truncate_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=-1)] | None, about("Most prompt tokens to keep; -1: as many as fit.")
+        Annotated[int, Meta(ge=-1)] | None,
+        about("Maximum number of prompt tokens to keep; -1: as many as fit."),
     ] = None
     truncation_side: Annotated[
-        str | None, about("Which tokens truncation drops: left (default) or right.")
+        str | None, about("Side on which truncation drops tokens: left (default) or right.")
     ] = None
     stream_interval: Annotated[
         Annotated[int, Meta(ge=1, le=32767)] | None,
-        about("Tokens per event, finer or coarser than the server's own."),
+        about("Tokens per event; default: the server's."),
     ] = None
     stream_interval_ms: Annotated[
         Annotated[int, Meta(ge=1, le=60_000)] | None,
-        about("One event per so many milliseconds; not with stream_interval."),
+        about("Milliseconds between events; not with stream_interval."),
     ] = None
-    priority: Annotated[Int64 | None, about("Lower runs earlier; default 0.")] = None
+    priority: Annotated[Int64 | None, about("Scheduling priority; lower values run earlier; default 0.")] = (
+        None
+    )
     request_id: Annotated[
         Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)] | None,
-        about("Becomes part of the reply's id; the header X-Request-Id wins."),
+        about("Part of the reply's id; the header X-Request-Id takes precedence."),
     ] = None
     cache_salt: Annotated[
         Annotated[str, Meta(min_length=1, max_length=1024)] | None,
-        about("Prompts with different salts share no cached prefix."),
+        about("Prompts with different salts do not share cached prefixes."),
     ] = None
     add_special_tokens: Annotated[
-        bool | None, about("Add special tokens such as BOS to text; default true, for chat false.")
+        bool | None, about("Add special tokens such as BOS to the prompt; default true, for chat false.")
     ] = None
-    echo: Annotated[bool | None, about("Send the prompt (chat: a continued message) before the output.")] = (
-        None
-    )
+    echo: Annotated[
+        bool | None, about("Return the prompt (chat: the continued message) before the output.")
+    ] = None
     user: Annotated[str | None, about("Your end user; not used.")] = None
     session_id: Annotated[str | None, about("Your session; not used.")] = None
     prompt_logprobs: Annotated[
-        int | None, about("Alternatives to report per token of the prompt; not with stream.")
+        int | None, about("Alternatives to return per prompt token; not with stream.")
     ] = None
-    response_format: Annotated[ResponseFormat | None, about("What the output must match: JSON.")] = None
+    response_format: Annotated[ResponseFormat | None, about("JSON format that the output must match.")] = None
     structured_outputs: Annotated[
-        StructuredOutputs | None, about("What the output must match; not with response_format.")
+        StructuredOutputs | None, about("Constraint that the output must match; not with response_format.")
     ] = None
     best_of: Annotated[
-        int | None, about("Generate so many choices per prompt, send the n likeliest; not with stream.")
+        int | None,
+        about("Number of choices to generate per prompt; the n most likely are returned; not with stream."),
     ] = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None

@@ -1,4 +1,4 @@
-"""What a request's values may be. Messages are vLLM's wherever it has one for the same fault."""
+"""Checks the sampling fields of a request and makes its SamplingParams. Messages are vLLM's if it has any."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from penstock.http.errors import ApiError, refused
 from penstock.wire.messages import SamplingParams
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below this are 0, as in vLLM."""
+"""Lower temperatures are treated as 0, as in vLLM."""
 LEAST_TEMPERATURE = 0.01
-"""Other temperatures are at least this, as in vLLM: logits divided by less overflow in 16 bits."""
+"""Minimum of other temperatures, as in vLLM: logits divided by less overflow in 16 bits."""
 MAX_CHOICES = 1024
-"""Largest ``n``: one body may not start streams without end."""
+"""Maximum ``n``, so that one request cannot start any number of streams."""
 MAX_STREAMS = 4096
-"""Most streams of one request, prompts times ``n``, for the same reason."""
+"""Maximum streams of one request, prompts times ``n``, for the same reason."""
 SEED_MASK = (1 << 63) - 1
 MAX_BAD_WORDS = 1024
-"""Most texts in ``bad_words``: each is tokenized, and compared with every output at every step."""
+"""Maximum texts in ``bad_words``: each is tokenized, and compared with the output at every step."""
 MAX_BIAS = 100.0
-"""Logit biases are held within ± this, as OpenAI documents."""
+"""Logit biases are clamped to ± this value, as OpenAI documents."""
 
 _NOTHING = (None,) * 7
 
@@ -39,10 +39,10 @@ def parse_sampling_params(
     seed: int,
     logprobs: int,
 ) -> SamplingParams:
-    """The sampling of ``request`` with the model's defaults filled in. Raises ApiError.
+    """The sampling parameters of ``request``, with the model's defaults. Raises ApiError.
 
-    ``max_tokens``, ``logprobs``: of the request, checked, in the wire's terms. ``seed``: what the request
-    gets when it names none.
+    ``max_tokens``, ``logprobs``: already checked, as :class:`SamplingParams` has them. ``seed``: used if the
+    request has none.
     """
     r, defaults = request, model_info.defaults
     temperature = defaults.temperature if r.temperature is None else r.temperature
@@ -70,19 +70,16 @@ def parse_sampling_params(
     if r.seed is not None and seeded:
         seed = r.seed & SEED_MASK
     sampling = SamplingParams(
-        max_tokens,
-        seed,
-        temperature,
-        top_p,
-        0 if top_k == -1 or top_k >= model_info.vocab_size else top_k,
-        min_p,
-        defaults.repetition_penalty,
-        0.0,
-        0.0,
-        min_tokens,
-        bool(r.ignore_eos),
-        (),
-        logprobs,
+        max_tokens=max_tokens,
+        seed=seed,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=0 if top_k == -1 or top_k >= model_info.vocab_size else top_k,
+        min_p=min_p,
+        repetition_penalty=defaults.repetition_penalty,
+        min_tokens=min_tokens,
+        ignore_eos=bool(r.ignore_eos),
+        logprobs=logprobs,
         seeded=seeded,
     )
     rare = (
@@ -142,7 +139,7 @@ def _check_n(n: int, temperature: float) -> None:
 
 
 def check_streams(prompts: int, n: int) -> None:
-    """Raises ApiError when ``prompts`` with ``n`` choices each are too many for one request."""
+    """Raises ApiError if ``prompts`` with ``n`` choices each are too many streams for one request."""
     if prompts * n > MAX_STREAMS:
         raise ApiError(
             400,
@@ -176,9 +173,9 @@ def check_max_tokens(value: int, max_model_len: int, field: str = "max_tokens") 
 
 
 def check_prompt_len(prompt_len: int, max_model_len: int) -> None:
-    """Raises ApiError unless a prompt of ``prompt_len`` tokens leaves room for one token of output."""
+    """Raises ApiError unless a prompt of ``prompt_len`` tokens leaves room for one output token."""
     if prompt_len > max_model_len:
-        # vLLM stops counting at the first token too many, and says so.
+        # vLLM counts only up to the first excess token, and its message says so.
         least = max_model_len + 1
         raise refused(
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
@@ -194,7 +191,7 @@ def check_prompt_len(prompt_len: int, max_model_len: int) -> None:
 
 
 def check_logprobs(value: int, most: int, field: str = "logprobs") -> None:
-    """Raises ApiError unless ``value`` alternatives per token are allowed; -1 stands for all of them."""
+    """Raises ApiError unless ``value`` alternatives per token are allowed; -1: the whole vocabulary."""
     if value < -1:
         raise refused(f"`{field}` must be a positive value or -1.", field, value)
     if value > most:
@@ -227,7 +224,7 @@ def check_prompt_logprobs(value: int, most: int, *, stream: bool) -> None:
 
 
 def check_best_of(best_of: int, n: int, *, stream: bool) -> None:
-    """Raises ApiError unless the n best of ``best_of`` choices can be sent."""
+    """Raises ApiError unless ``best_of`` choices can be generated and ``n`` of them sent."""
     if not n <= best_of <= MAX_CHOICES:
         raise refused(f"best_of must be at least n={n} and at most {MAX_CHOICES}.", "best_of", best_of)
     if stream and best_of > n:
@@ -275,7 +272,7 @@ def _logit_bias(bias: dict[int, float] | None, vocab_size: int) -> dict[int, flo
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Token sequences of ``words``, at the start of a text and after a space, where they differ."""
+    """Token sequences of ``words``, at the start of a text and after a space if they differ."""
     if len(words) > MAX_BAD_WORDS:
         raise ApiError(
             400, f"bad_words has {len(words)} texts, at most {MAX_BAD_WORDS} are allowed.", param="bad_words"

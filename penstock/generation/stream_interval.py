@@ -1,7 +1,7 @@
-"""When a stream's tokens leave its engine: after so many tokens, or after so much time.
+"""Stream intervals: after how many tokens, or how much time, an engine sends a stream's tokens.
 
-The engine applies the interval, so all later work (frames, the loop over rows, events, writes) costs less the
-coarser the interval. The first token and the last ones are always sent at once.
+The engine applies the interval, so a coarser one reduces all later work: frames, rows, events, writes. The
+first and the last tokens are always sent immediately.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.http.errors import refused
 
 
 class StreamInterval(NamedTuple):
-    """A row is sent when it has at least ``tokens`` tokens and ``ms`` milliseconds after the one before."""
+    """A row has at least ``tokens`` tokens and follows the previous row after at least ``ms`` ms."""
 
     tokens: int
     ms: int = 0
@@ -22,11 +22,12 @@ class StreamInterval(NamedTuple):
 
 EVERY_TOKEN = StreamInterval(1)
 NOT_STREAMED = StreamInterval(256)
-"""Of streams nobody watches: few rows, and not much to generate again when their engine is lost."""
+"""Interval of streams that are not streamed to a client: few rows, and little to regenerate if the engine is
+lost."""
 
 
 class IntervalPolicy:
-    """The paces of one server's streams."""
+    """Chooses the intervals of one server's streams."""
 
     def __init__(self, config: ServeConfig) -> None:
         self._least = config.min_stream_interval
@@ -38,9 +39,9 @@ class IntervalPolicy:
             self._default = StreamInterval(config.stream_interval)
 
     def interval(self, request: GenerateRequest, *, streamed: bool) -> StreamInterval:
-        """The pace of a request. ``watched``: its tokens are looked at before its end.
+        """The interval of a request. ``streamed``: its tokens are needed before its end.
 
-        Raises ApiError for a request that names both a number of tokens and a time.
+        Raises ApiError for a request with both a number of tokens and a time.
         """
         tokens, ms = request.stream_interval, request.stream_interval_ms
         if tokens is not None and ms is not None:

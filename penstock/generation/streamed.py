@@ -1,4 +1,7 @@
-"""Server-sent events, written as rows arrive."""
+"""The reply to a request with ``stream``: server-sent events, written as token rows arrive.
+
+A client that does not read gets its rows later as one event; it is cut when too much waits for it.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +19,21 @@ from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
 
 TOKEN_BYTES = 40
-"""Memory of a token id that is held for a client: a reference and an int object."""
+"""Memory in bytes of one held token id: a reference and an int object."""
 CANDIDATE_BYTES = 1024
-"""The same of a token's logprob and of each of its alternatives: a dictionary, text and bytes."""
+"""Memory in bytes of one held logprob, of a token or an alternative: a dictionary, text and bytes."""
 COMMENT = b": keep-alive\n\n"
-"""A comment, which clients skip by the rules of server-sent events."""
+"""A comment of server-sent events, which clients ignore."""
 _NOT_READING = (ReplyState.BLOCKED, ReplyState.PAUSED)
 _WITH_TEXT = (FinishReason.NONE, FinishReason.LENGTH, FinishReason.GRAMMAR)
-"""Rows whose tokens all belong to the text."""
+"""Finish reasons of rows whose tokens are all text."""
 
 
 class StreamedReply(RequestReply):
-    """Server-sent events, written as rows arrive. The headers go out with the first event.
+    """Writes events to the client's connection; the headers precede the first event.
 
-    Text, token ids and logprobs leave together: what a row adds is held until there is text to send, so that
-    no event has a part of them, and while the client does not read, when it becomes one event.
+    An event has text, token ids and logprobs of the same tokens: they are held until there is text to send.
+    While the client does not read, all rows are held, and become one event per choice.
     """
 
     def __init__(
@@ -39,10 +42,12 @@ class StreamedReply(RequestReply):
         plan: RequestPlan,
         format: ReplyFormat,
         arrival: float,
+        *,
         sink: Sink,
         on_end: Callable[[StreamError | None], None],
     ) -> None:
-        """``on_end`` is called once, at the end; with an error if nothing was sent before it."""
+        """``arrival``: of the request, monotonic seconds. ``on_end`` is called once, at the end; with an
+        error if nothing was sent before it."""
         super().__init__(context, plan, format, arrival)
         self.sink = sink
         self._on_end: Callable[[StreamError | None], None] | None = on_end
@@ -50,7 +55,7 @@ class StreamedReply(RequestReply):
         self._last_comment = 0.0
         """When the last comment was sent."""
         self._backlog = 0
-        """Bytes that wait for the client; counted while it does not read."""
+        """Bytes that wait for the client, counted while it does not read."""
         self._plain = (
             not plan.stop
             and plan.logprobs < 0
@@ -59,6 +64,7 @@ class StreamedReply(RequestReply):
             and plan.skip_special_tokens
             and plan.max_tokens != 0
         )
+        """Whether events need no more than the texts of their tokens."""
 
     def add(self, prompt: Prompt, rank: int) -> Stream:
         stream = super().add(prompt, rank)
@@ -84,14 +90,14 @@ class StreamedReply(RequestReply):
         logprobs: Logprobs | None,
     ) -> None:
         choice = self.choices[stream.index]
-        held = choice.text or not choice.plain or choice.parser is not None  # a parser is told of the end
+        held = choice.text or not choice.plain or choice.parser is not None  # a parser must see the end
         if held or self._paused or not self._plain or finish not in _WITH_TEXT:
             super().on_row(stream, tokens, finish, cached, logprobs)
             return
         texts = self.context.tables.plain
         try:
             text = b"".join([texts[token] for token in tokens])  # type: ignore[misc]
-        except TypeError:  # a None: a token that does not stand for itself
+        except TypeError:  # None: a token whose text depends on others
             text = b""
         if text:
             self._plain_row(choice, stream, text, finish, cached)
@@ -101,16 +107,20 @@ class StreamedReply(RequestReply):
     def _plain_row(
         self, choice: Choice, stream: Stream, text: bytes, finish: FinishReason, cached: int
     ) -> None:
-        """The first or the last row of most streams: JSON-escaped ``text``, as the rows between have it."""
+        """The first or last row of most streams. ``text`` is JSON-escaped."""
         self._add_cached(stream, cached)
         format, index = self.format, stream.index
         opening = b"" if choice.begun else format.first(index, None, None)
         choice.begun = True
         if finish:
-            self._close(choice, stream, finish)
-            said = choice.kv_transfer_params
-            last = format.event(index, text, finish_reason=choice.finish_reason, kv_transfer_params=said)
-            self._put(choice, opening + last)
+            self._finish_choice(choice, stream, finish)
+            last = format.event(
+                index,
+                text,
+                finish_reason=choice.finish_reason,
+                kv_transfer_params=choice.kv_transfer_params,
+            )
+            self._send_choice(choice, opening + last)
         else:
             self._send(b"".join((opening, stream.head, text, self._tail[:-2])))
             self._choose_path(choice)
@@ -123,20 +133,19 @@ class StreamedReply(RequestReply):
             if self._backlog > self.context.max_backlog:
                 self._cut()
             return
-        self._put(choice, self._event(choice, stream))
+        self._send_choice(choice, self._event(choice, stream))
 
-    def _put(self, choice: Choice, data: bytes) -> None:
-        """Send events of a choice; what else ends the reply with them if it was the last one."""
-        if choice.stream is None and self._all_ended():
-            usage = self.usage() if self.plan.include_usage else None
-            self._finish(self._outcome(), data + self.format.end(usage))
+    def _send_choice(self, choice: Choice, events: bytes) -> None:
+        """Send events of a choice. With the end of the last choice the reply ends."""
+        if choice.stream is None and self._all_choices_ended():
+            self._end_complete(events)
             return
-        if data:
-            self._send(data)
+        if events:
+            self._send(events)
         self._choose_path(choice)
 
     def _hold(self, choice: Choice, text: str, tokens: Sequence[int], logprobs: Logprobs | None) -> None:
-        """Keep what a row adds for the choice's next event."""
+        """Keep a row's text, tokens and logprobs for the choice's next event."""
         encoded = text.encode()
         choice.text += encoded
         self._backlog += len(encoded)
@@ -148,17 +157,17 @@ class StreamedReply(RequestReply):
             self._backlog += CANDIDATE_BYTES * (1 + self.plan.logprobs) * len(tokens)
 
     def _choose_path(self, choice: Choice) -> None:
-        """Whether the choice's next row may take the table's texts as they are."""
+        """Let the output processor write the choice's next rows itself, unless text is held back."""
         if self._plain and self.state is ReplyState.STREAMING and choice.stream is not None:
-            choice.stream.fast_path = choice.plain  # while text is held back, no token may overtake it
+            choice.stream.fast_path = choice.plain
 
     # -- events
 
     def _event(self, choice: Choice, stream: Stream, *, failed: bool = False) -> bytes:
-        """All that the choice holds as one event; nothing while that is no text, unless the choice ends.
+        """All that the choice holds as one event; empty if there is no text and the choice goes on.
 
-        The event that opens a choice, where the API has one, leaves with the first row in any case.
-        ``failed``: no more rows come, so tokens without text are sent as well.
+        The API's opening event, if it has one, precedes the first row in any case. ``failed``: no more rows
+        come, so tokens without text are sent too.
         """
         plan, format, index = self.plan, self.format, stream.index
         ended = bool(choice.finish_reason)
@@ -196,7 +205,7 @@ class StreamedReply(RequestReply):
         )
 
     def _usage(self, choice: Choice, generated: int) -> TokenUsage | None:
-        """For every event, if the client wants it."""
+        """The usage of one event, if the request asks for it in every event."""
         return TokenUsage(choice.prompt.length, generated, None) if self.plan.continuous_usage else None
 
     # -- writing
@@ -205,16 +214,16 @@ class StreamedReply(RequestReply):
         self._advance(ReplyEvent.SEND)
         self.sink.send(chunk(data), last=last)
         if len(self.choices) == 1 and (stream := self.choices[0].stream) is not None:
-            stream.descriptor = self.sink.descriptor  # what has just been sent may wait before it
+            stream.descriptor = self.sink.descriptor  # -1 while these bytes wait
 
     def send_keep_alive(self, since: float, now: float) -> None:
-        """Send a comment unless there was one after ``since``. It may be the first thing the client gets."""
+        """Send a comment unless one was sent after ``since``. It may precede the first event."""
         if not self._paused and self._last_comment <= since:
             self._last_comment = now
             self._send(COMMENT)
 
     def on_pause(self) -> None:
-        """The client does not read: from here on its rows are held, to become one event per choice."""
+        """The client does not read: hold its rows."""
         self._advance(ReplyEvent.PAUSE)
         self._backlog = self.sink.unread()
         for choice in self.choices:
@@ -222,6 +231,7 @@ class StreamedReply(RequestReply):
                 choice.stream.fast_path = False
 
     def on_resume(self) -> None:
+        """The client reads again: send one event per choice."""
         self._advance(ReplyEvent.RESUME)
         data = b""
         for choice in self.choices:
@@ -230,49 +240,51 @@ class StreamedReply(RequestReply):
                 data += self._event(choice, stream)
                 self._choose_path(choice)
         if data:
-            self._send(data)  # last, as it may pause again
+            self._send(data)  # at the end, because it may pause again
 
-    # -- ends
+    # -- the end: one of four, each of which calls _end
+
+    def _end_complete(self, events: bytes) -> None:
+        """All choices have ended; ``events`` are the last ones of the last choice."""
+        usage = self.usage() if self.plan.include_usage else None
+        self._end(self._complete_outcome(), events + self.format.end(usage))
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:
+        """A stream failed: send what the choices hold and an error event. If nothing was sent before and
+        there is nothing to send, ``on_end`` gets the error, which becomes an HTTP status."""
         if self.ended:
             return
         running = [(choice, choice.stream) for choice in self.choices if choice.stream is not None]
         self.drop_streams(stream)
-        data = b"".join([self._rest(*each) for each in running if each[0].generated])
-        if not self.started and not data:  # an HTTP status can tell it
-            self._end("error")
-            self._notify_end(error)
-            return
-        self._finish("error", data + self.format.error(error))
-
-    def _rest(self, choice: Choice, stream: Stream) -> bytes:
-        """What a choice holds that ends too early: nothing that was generated is lost with it."""
-        if choice.assembler is not None:
-            choice.text += choice.assembler.finish().text.encode()
-        return self._event(choice, stream, failed=True)
-
-    def _finish(self, outcome: str, data: bytes) -> None:
-        """Send the last events."""
-        self._end(outcome)
-        self._send(data, last=True)
-        self._notify_end(None)
+        events = b"".join([self._held_events(*each) for each in running if each[0].generated])
+        if events or self.started:
+            self._end("error", events + self.format.error(error))
+        else:
+            self._end("error", error=error)
 
     def on_disconnect(self) -> None:
+        """The client is gone."""
         if not self.ended:
-            self._abandon("abort")
+            self.drop_streams()
+            self._end("abort")
 
     def _cut(self) -> None:
-        """The client read too slowly for too long."""
+        """The client's backlog is full: break the connection."""
         self.sink.cut()
-        self._abandon("cut")
-
-    def _abandon(self, outcome: str) -> None:
         self.drop_streams()
-        self._end(outcome)
-        self._notify_end(None)
+        self._end("cut")
 
-    def _notify_end(self, error: StreamError | None) -> None:
+    def _end(self, outcome: str, last_events: bytes | None = None, error: StreamError | None = None) -> None:
+        """Every streamed reply ends here, once. ``last_events`` end the body; ``error`` is left to send."""
+        self._record_end(outcome)
+        if last_events is not None:
+            self._send(last_events, last=True)
         on_end, self._on_end = self._on_end, None  # breaks a reference cycle
         assert on_end is not None
         on_end(error)
+
+    def _held_events(self, choice: Choice, stream: Stream) -> bytes:
+        """The events of all that a choice still holds when its stream fails."""
+        if choice.assembler is not None:
+            choice.text += choice.assembler.finish().text.encode()
+        return self._event(choice, stream, failed=True)

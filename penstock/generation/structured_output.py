@@ -1,7 +1,7 @@
-"""What a request's output must match: response_format and structured_outputs, as one grammar.
+"""Structured output: response_format and structured_outputs of a request as one grammar, and its validation.
 
-Grammars are llguidance's texts. They are validated here, so that a bad one is the client's 400 and never
-reaches an engine; no tokenizer or model library is needed for that.
+Grammars are texts for llguidance. An invalid one is refused with 400 here and never reaches an engine;
+validation needs no tokenizer or model library.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from penstock.generation.request_schemas import GenerateRequest, ResponseFormat,
 from penstock.http.errors import ApiError
 
 KNOWN_GRAMMARS = 1024
-"""Grammars remembered as valid."""
+"""Maximum number of validated grammars that are remembered."""
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
-"""Whitespace between the tokens of JSON. It is bounded: a model may not fill its whole output with it."""
+"""Whitespace between JSON tokens, bounded so that a model cannot fill its whole output with it."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 _LIMITS = LLParserLimits(verbose_errors=False)
 
 
 class Constraint(NamedTuple):
-    """A grammar, and the field it comes from."""
+    """A grammar and the request field it comes from."""
 
     field: str
     grammar: str
 
 
 def parse_constraint(request: GenerateRequest) -> Constraint | None:
-    """The one constraint of a request; None when its output is free. Raises ApiError for several ones and
-    for what cannot be made a grammar; whether the grammar is valid, :class:`GrammarChecker` says."""
+    """The constraint of a request; None if its output is free. Raises ApiError for several constraints and
+    for values that have no grammar; :class:`GrammarChecker` validates the grammar."""
     constraints = []
     if request.response_format is not None:
         constraints += _of_format(request.response_format)
@@ -113,8 +113,8 @@ def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
 def json_constraint(
     field: str, schema: dict[str, Any], wanted: StructuredOutputs | None = None
 ) -> Constraint:
-    """JSON that matches ``schema``; ``wanted`` has options of its form. Raises ApiError for a schema that is
-    nested too deeply."""
+    """JSON that matches ``schema``; ``wanted``: options for whitespace and properties. Raises ApiError for a
+    schema that is nested too deeply."""
     options: JsonCompileOptions = {"whitespace_pattern": WHITESPACE}
     try:
         if wanted is not None:
@@ -130,7 +130,7 @@ def json_constraint(
 
 
 def _closed(value: Any) -> Any:
-    """A schema whose objects have no properties but those they name, unless they say otherwise."""
+    """The schema with ``additionalProperties: false`` in objects that name properties and do not set it."""
     if isinstance(value, list):
         return [_closed(item) for item in value]
     if not isinstance(value, dict):
@@ -146,13 +146,13 @@ def _invalid(field: str, reason: str) -> ApiError:
 
 
 class GrammarChecker:
-    """Validates grammars, in a thread: a large schema takes tens of milliseconds."""
+    """Validates grammars in a thread: a large schema takes tens of milliseconds."""
 
     def __init__(self) -> None:
         self._valid: dict[str, None] = {}
 
     async def check(self, constraint: Constraint) -> None:
-        """Raises ApiError naming the field and what is wrong with the grammar."""
+        """Raises ApiError with the field and the reason if the grammar is invalid."""
         grammar = constraint.grammar
         if grammar in self._valid:
             return

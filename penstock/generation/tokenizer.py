@@ -1,4 +1,4 @@
-"""Text to token ids and back for the API server."""
+"""The tokenizer of an API server: text to token ids and back."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ import numpy as np
 import tokenizers
 
 INLINE_FAST = 64 * 1024
-"""Characters fastokens encodes in about 1 ms (10 to 160 ns per token, measured; other threads may run)."""
+"""Characters that fastokens encodes in about 1 ms (measured: 10 to 160 ns per token)."""
 INLINE_SLOW = 4 * 1024
-"""The same for tokenizers alone (about 0.7 us per token, measured)."""
+"""Characters that ``tokenizers`` encodes in about 1 ms or less (measured: 0.7 us per token)."""
 
 FlatEncoder = Callable[[list[str], bool], tuple[bytes, bytes]]
 """Texts and add_special_tokens to uint32 ids and uint64 offsets, as little-endian bytes."""
 
 
 class Tokenizer:
-    """A model's tokenizer: exact ids, by the fastest encoder that proves exact.
+    """A model's tokenizer, with the fastest encoder that gives exact ids.
 
-    ``tokenizers`` is the reference. fastokens encodes about a hundred times as fast, but knows only some
-    kinds of tokenizer; it is used where it gives the same ids for every text of a fixed check set, with and
-    without special tokens decided apart.
+    ``tokenizers`` is the reference. fastokens is about a hundred times as fast but supports only some kinds
+    of tokenizers; it is used if it gives the same ids for all texts of a check set. This is decided
+    separately for encoding with and without special tokens.
     """
 
     def __init__(self, raw: tokenizers.Tokenizer, fast: FlatEncoder | None) -> None:
-        """``fast``: an encoder to use where it agrees with ``raw``."""
+        """``fast``: an encoder that is used if it agrees with ``raw``."""
         self.raw = raw
-        """The reference implementation; what decoding tables are built from."""
+        """The reference implementation, from which decoding tables are built."""
         self.vocab_size: int = raw.get_vocab_size(with_added_tokens=True)
-        """Number of entries, added tokens included; the model may have more rows."""
+        """Number of entries, including added tokens; the model may have more output rows."""
         added = raw.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         texts = list(check_texts(raw)) if fast else []
@@ -43,7 +43,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Tokenizer:
-        """From ``tokenizer.json`` in ``directory``. Raises ValueError saying what is wrong with it."""
+        """From ``tokenizer.json`` in ``directory``. Raises ValueError if it cannot be loaded."""
         path = str(Path(directory) / "tokenizer.json")
         if not os.path.isfile(path):
             raise ValueError(f"{path} does not exist; a model is served with its tokenizer.json")
@@ -56,11 +56,11 @@ class Tokenizer:
         return cls(raw, _fast_encoder(path))
 
     def is_fast(self, add_special_tokens: bool) -> bool:
-        """Whether fastokens encodes; else ``tokenizers`` does. Both let other threads run meanwhile."""
+        """Whether fastokens encodes, otherwise ``tokenizers``. Both let other threads run."""
         return self._fast[add_special_tokens] is not None
 
     def inline_characters(self, add_special_tokens: bool) -> int:
-        """Longest text to encode on an event loop: about 1 ms. A longer one belongs in a thread."""
+        """Longest text to encode on the event loop (about 1 ms); longer texts belong in a thread."""
         return INLINE_FAST if self.is_fast(add_special_tokens) else INLINE_SLOW
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -71,7 +71,7 @@ class Tokenizer:
         return ids
 
     def encode_bytes(self, text: str, add_special_tokens: bool = True) -> tuple[bytes, int]:
-        """Token ids as little-endian int32 bytes, and their count: what Submit.prompt takes."""
+        """Token ids as little-endian int32 bytes (as in ``Submit.prompt``), and their count."""
         fast = self._fast[add_special_tokens]
         if fast is None:
             return self.pack(self.encode(text, add_special_tokens))
@@ -83,15 +83,15 @@ class Tokenizer:
         return np.array(ids, "<i4").tobytes(), len(ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of ``ids``; ids outside the vocabulary have none."""
+        """The text of ``ids``; ids outside the vocabulary are skipped."""
         return self.raw.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def has_special(self, texts: Iterable[str]) -> bool:
-        """Whether any of ``texts`` is a special token, which decoding may skip."""
+        """Whether any of ``texts`` is a special token."""
         return any(self.raw.token_to_id(text) in self.special_ids for text in texts)
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """The vocabulary's own spelling of each id; empty for ids outside the vocabulary."""
+        """The vocabulary entry of each id; empty for ids outside the vocabulary."""
         return [self.raw.id_to_token(id) or "" for id in ids]
 
 
@@ -100,7 +100,7 @@ def _fast_encoder(path: str) -> FlatEncoder | None:
         return None
     try:
         fast = fastokens.Tokenizer.from_file(path)
-    except Exception:  # noqa: BLE001 - whatever it cannot load, the reference encodes
+    except Exception:  # noqa: BLE001 - the reference encodes instead
         return None
     fast.no_truncation()
     fast.no_padding()
@@ -149,7 +149,7 @@ _PROSE = (
 
 
 def check_texts(raw: tokenizers.Tokenizer) -> Iterator[str]:
-    """Varied texts, the same for the same tokenizer; about a hundred, each of at most 1,000 characters."""
+    """About a hundred varied texts of at most 1,000 characters, always the same for the same tokenizer."""
     yield from _PROSE
     added = [token.content for token in raw.get_added_tokens_decoder().values()]
     for token in itertools.islice(added, 24):

@@ -1,4 +1,4 @@
-"""The fields ``tools`` and ``tool_choice``: whether a chat may, must or must not be answered by calls."""
+"""Checks ``tools`` and ``tool_choice``: whether a reply may, must or must not call tools."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from penstock.http.errors import ApiError, not_served
 
 
 class ToolChoice(NamedTuple):
-    """What a request says about calls."""
+    """Whether and how the model may call tools."""
 
     may_call: bool = False
-    """Whether the model may write calls in its own format, if it wants to."""
+    """Whether the model may write calls in its own format."""
     constraint: Constraint | None = None
-    """Holds the output to calls, whatever the model's own format."""
+    """Forces the output to be calls, in a format independent of the model."""
     parser: Callable[[], OutputParser] | None = None
-    """Reads outputs under the constraint."""
+    """Makes the parser of outputs under the constraint."""
     named: bool = False
-    """Whether the request names the function: an output's end is then a plain stop, as in OpenAI's API."""
+    """Whether the request names the function; the finish reason is then ``stop``, as in OpenAI's API."""
 
 
 def parse_tool_choice(
@@ -37,9 +37,9 @@ def parse_tool_choice(
 ) -> ToolChoice:
     """Raises ApiError for a choice that cannot be served.
 
-    ``one_call``: an output has one call at most. ``constrained``: the request has structured_outputs, which
-    apply to any output; a response_format applies to content, of which calls have none. ``known_format``:
-    whether it is known how the model writes calls.
+    ``one_call``: at most one call per output. ``constrained``: the request has structured_outputs, which
+    apply to all output (a response_format applies to content only). ``known_format``: whether the model's
+    tool call format is known.
     """
     if choice is None:
         choice = "auto" if tools else "none"
@@ -67,7 +67,7 @@ def parse_tool_choice(
 
 
 def _named(tools: list[Tool], choice: dict[str, Any], *, constrained: bool) -> ToolChoice:
-    """The output is the function's arguments."""
+    """The whole output is the function's arguments."""
     wanted = choice.get("function")
     name = wanted.get("name") if isinstance(wanted, dict) else None
     for tool in tools:
@@ -78,7 +78,7 @@ def _named(tools: list[Tool], choice: dict[str, Any], *, constrained: bool) -> T
 
 
 def _required(tools: list[Tool], *, one_call: bool, constrained: bool) -> ToolChoice:
-    """The output is a list of calls, at least one."""
+    """The whole output is a list of at least one call."""
     calls = [
         {
             "type": "object",
@@ -112,7 +112,7 @@ def _arguments(function: Function) -> dict[str, Any]:
 
 
 def _moved(parameters: dict[str, Any], number: int) -> Any:
-    """The parameters of tool ``number`` as they stand in the schema of a list of calls."""
+    """The parameters of tool ``number``, as part of the schema of a list of calls."""
     try:
         return _rebased(parameters, f"#/items/anyOf/{number}/properties/parameters")
     except RecursionError:
@@ -121,7 +121,7 @@ def _moved(parameters: dict[str, Any], number: int) -> Any:
 
 
 def _rebased(schema: Any, root: str) -> Any:
-    """``schema`` with references to its own root pointing to ``root``, where it stands in a larger one."""
+    """``schema`` for use at the path ``root`` of a larger schema: its references to ``#`` get that prefix."""
     if isinstance(schema, list):
         return [_rebased(item, root) for item in schema]
     if not isinstance(schema, dict):

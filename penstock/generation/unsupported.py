@@ -1,6 +1,6 @@
-"""What requests may ask for elsewhere but not here: one table.
+"""Request fields that OpenAI's or vLLM's APIs have and this server does not support: one table.
 
-Each row is refused by name. A feature that gets built loses its row.
+A request with such a field is refused by its name. A feature that gets supported loses its row.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from penstock.http.errors import not_served
 
 
 class UnsupportedField(NamedTuple):
-    """A field of requests that is known, and the values of it that are served."""
+    """A known request field, and the values of it that are supported."""
 
     field: str
     served: Callable[[Any], bool]
     allowed: str
-    """The same in words, for the error."""
+    """The supported values in words, for the error message."""
 
 
 def absent(value: Any) -> bool:
@@ -51,17 +51,17 @@ COMMON = (
 
 
 class UnsupportedFieldCheck:
-    """Refuses what a table lists."""
+    """Refuses the fields of a table."""
 
     def __init__(self, rows: tuple[UnsupportedField, ...], served: Collection[str] = ()) -> None:
-        """``served``: fields of ``rows`` that the engine at hand does know."""
+        """``served``: fields of ``rows`` that this server's engine supports."""
         self._rows = rows = tuple(row for row in rows if row.field not in served)
-        # One call reads all the fields: a request with none of them pays half a microsecond.
+        # One call reads all fields: for a request with none of them this takes half a microsecond.
         self._values = attrgetter(*(row.field for row in rows))
         self._nothing = (None,) * len(rows)
 
     def check(self, request: Any) -> None:
-        """Raises ApiError for the first field with a value that is not served."""
+        """Raises ApiError for the first field with an unsupported value."""
         values = self._values(request)
         if values == self._nothing:
             return

@@ -1,4 +1,4 @@
-"""Who may use the server: API keys, and who may do what changes it for everybody."""
+"""Checks API keys, and restricts administrative routes to local clients of a server without keys."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from penstock.http.errors import ApiError
 from penstock.http.sink import Scope
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
-"""Routes that need no key: probes have none."""
-
+"""Routes that need no key: health probes have none."""
 
 ADMINISTRATIVE = frozenset(
     {"/reset_prefix_cache", "/sleep", "/wake_up", "/is_sleeping", "/start_profile", "/stop_profile"}
@@ -21,25 +20,25 @@ ADMINISTRATIVE = frozenset(
 ADMINISTRATIVE_PREFIXES = ("/admin/", "/debug/")
 
 _FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
-"""Headers that proxies add: the client is somewhere else."""
+"""Headers that proxies add: the client is on another machine."""
 
 
 class Keys:
-    """The keys that clients may present; without any, everybody is let in.
+    """The server's API keys; without any, every client is allowed.
 
-    Keys are kept and compared as digests, which all have one length, and a key is compared with every one
-    of them: the time a refusal takes says nothing about any key.
+    Keys are stored and compared as SHA-256 digests, and every check compares all of them in constant time, so
+    that the duration of a refusal reveals nothing about a key.
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
     def check(self, path: str, scope: Scope) -> None:
-        """Lets a request for ``path`` pass, or raises ApiError."""
+        """Check the key of a request for ``path``. Raises ApiError."""
         if not self._digests or path in OPEN_PATHS:
             return
         scheme, _, key = (request_header(scope, b"authorization") or "").partition(" ")
-        if not scheme:  # Anthropic's clients
+        if not scheme:  # as Anthropic's clients send it
             scheme, key = "bearer", request_header(scope, b"x-api-key") or ""
         presented = sha256(key.strip().encode("latin-1", "replace")).digest()
         matches = [hmac.compare_digest(presented, digest) for digest in self._digests]
@@ -55,15 +54,16 @@ class Keys:
 
 
 def is_administrative(path: str) -> bool:
+    """Whether a route changes or shows the server itself."""
     return path in ADMINISTRATIVE or path.startswith(ADMINISTRATIVE_PREFIXES)
 
 
 def check_local(path: str, scope: Scope, *, unix_socket: bool) -> None:
-    """Of a server without keys: administrative routes are for its own machine. Raises ApiError.
+    """Restrict administrative routes of a server without keys to its own machine. Raises ApiError.
 
-    The client is there when it connects from a loopback address, or when the server listens on a
-    ``unix_socket`` (whose permissions say who may connect). A request that a proxy passes on, or that a page
-    in a browser makes, is not its own.
+    A client is local if it connects from a loopback address, or if the server listens on a ``unix_socket``,
+    whose permissions decide who may connect. Requests that a proxy forwards or a web page makes are not
+    local.
     """
     if not is_administrative(path):
         return
@@ -79,7 +79,7 @@ def check_local(path: str, scope: Scope, *, unix_socket: bool) -> None:
 
 
 def _is_loopback(client: tuple[str, int] | None) -> bool:
-    """None: a connection that is gone already."""
+    """``client`` is None if the connection is already closed."""
     if client is None:
         return False
     address = ipaddress.ip_address(client[0].partition("%")[0])

@@ -1,10 +1,9 @@
-"""Requests that are refused for want of room or of an engine: with which status, and when to try again.
+"""Errors for requests that the server refuses because it is full or unavailable, with Retry-After headers.
 
-429 ``overloaded``: the queue is at --max-num-queued-reqs or --max-num-queued-tokens; the same server takes
-the request a little later, and the engine that refused it says when. 503: the server cannot serve at all. It
-shuts down (``draining``), sleeps (``sleeping``), has no engine (``no_engine``) or too many connections
-(``too_many_connections``); a load balancer asks another one at once. Nothing is generated for a refused
-request.
+429 ``overloaded``: the queue is at --max-num-queued-reqs or --max-num-queued-tokens; the client should retry
+on this server after the time that the engine gives. 503: the server shuts down (``draining``), sleeps
+(``sleeping``), has no engine (``no_engine``) or too many connections (``too_many_connections``); a load
+balancer should retry on another server immediately. Nothing is generated for a refused request.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from penstock.streaming.stream import StreamError
 from penstock.wire.messages import SLEEPING
 
 UNAVAILABLE_RETRY_MS = 1_000
-"""A server that cannot serve does not know for how long; its clients try again, or another one, soon."""
+"""Retry-After of 503 in milliseconds; how long the server stays unavailable is unknown."""
 
 
 def unavailable(message: str, code: str) -> ApiError:
@@ -22,19 +21,20 @@ def unavailable(message: str, code: str) -> ApiError:
 
 
 def no_engine(*, sleeping: bool) -> ApiError:
-    """No engine takes streams; ``sleeping``: because they were put to sleep."""
+    """No engine accepts streams; ``sleeping``: because they sleep."""
     if sleeping:
         return unavailable("The server sleeps until POST /wake_up.", SLEEPING)
     return unavailable("No engine takes requests.", "no_engine")
 
 
 def stream_failed(error: StreamError) -> ApiError:
-    """The HTTP error of a stream that failed before anything of it was sent."""
+    """The HTTP error for a stream that failed before anything was sent."""
     retry_after_ms = error.retry_after_ms or (UNAVAILABLE_RETRY_MS if error.status == 503 else 0)
     headers = _retry_headers(retry_after_ms) if retry_after_ms else ()
     return ApiError(error.status, error.message, code=error.code, headers=headers)
 
 
 def _retry_headers(milliseconds: int) -> list[tuple[bytes, bytes]]:
-    """Retry-After has whole seconds (RFC 9110, 10.2.3), never too few; OpenAI's clients prefer the other."""
+    """Retry-After in whole seconds, rounded up (RFC 9110 §10.2.3), and retry-after-ms, which OpenAI's clients
+    prefer."""
     return [(b"retry-after", b"%d" % -(-milliseconds // 1000)), (b"retry-after-ms", b"%d" % milliseconds)]

@@ -1,4 +1,4 @@
-"""Small pieces of HTTP over ASGI: bodies, headers, JSON replies."""
+"""Helpers for ASGI applications: read request bodies and headers, send JSON and error replies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ encode_json = msgspec.json.Encoder().encode
 
 
 class ClientGone(Exception):
-    """The client closed its connection before its reply was complete: there is nobody to answer."""
+    """The client closed its connection before its reply was complete; no reply is sent."""
 
 
 def request_header(scope: Scope, name: bytes) -> str | None:
@@ -28,9 +28,10 @@ def request_header(scope: Scope, name: bytes) -> str | None:
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """A JSON request's whole body.
+    """The whole body of a JSON request.
 
-    Raises ApiError for another content type or more than ``limit`` bytes, ClientGone when it ends early.
+    Raises ApiError for another content type or more than ``limit`` bytes, ClientGone if the client
+    disconnects.
     """
     for name, value in scope["headers"]:
         if name == b"content-length" and int(value) > limit:
@@ -80,7 +81,7 @@ async def send_json(
     headers: Sequence[tuple[bytes, bytes]] = (),
     kind: bytes = JSON,
 ) -> None:
-    """A whole reply."""
+    """Send a whole reply; ``kind``: its content type."""
     await send(
         {
             "type": "http.response.start",
@@ -92,13 +93,13 @@ async def send_json(
 
 
 async def send_empty(send: Send) -> None:
-    """A reply without a body, 204."""
+    """Send status 204 without a body."""
     await send({"type": "http.response.start", "status": 204, "headers": []})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def send_error(send: Send, error: ApiError, body: bytes | None = None, *, close: bool = False) -> None:
-    """An ApiError as a reply. ``body``: in the shape of another API than OpenAI's. ``close``: the connection
-    is not reused, since the request body was not read."""
+    """Send an error reply. ``body`` replaces OpenAI's shape of the error. ``close``: close the connection,
+    because the request body was not read."""
     headers = [*error.headers, (b"connection", b"close")] if close else error.headers
     await send_json(send, error.body() if body is None else body, error.status, headers)

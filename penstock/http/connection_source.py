@@ -1,4 +1,4 @@
-"""Where an API server's connections come from: a listening socket, or the supervisor."""
+"""Connection sources of an HTTP server: a listening socket, or connections that the supervisor hands over."""
 
 from __future__ import annotations
 
@@ -14,39 +14,43 @@ from penstock.wire.handover import HandoverReceiver
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
-"""Connections that may wait to be accepted, as many as the listener's owner asked for."""
+"""Connections that may wait to be accepted, the same number as in the listener's owner."""
 REPORT_AGAIN_S = 0.05
-"""Until a report that found no room is tried again."""
+"""Seconds before a report that found no room is repeated."""
 
-Make = Callable[[], asyncio.Protocol]
-"""Makes the protocol of a connection."""
+ProtocolFactory = Callable[[], asyncio.Protocol]
+"""Makes the protocol of one connection."""
 
 
 class ConnectionSource(Protocol):
     """Gives a server connections from :meth:`open` to :meth:`close`."""
 
-    async def open(self, make: Make, tls: ssl.SSLContext | None, handshake_timeout_s: float) -> None:
-        """Begin, with TLS where there is a context."""
+    async def open(
+        self, make: ProtocolFactory, tls: ssl.SSLContext | None, handshake_timeout_s: float
+    ) -> None:
+        """Start, with TLS if there is a context."""
 
     def close(self) -> None:
-        """No more connections; those that are open stay. May be called again."""
+        """Stop; open connections stay open. May be called again."""
 
     def on_lost(self) -> None:
-        """A connection of a protocol that was made is closed."""
+        """A connection whose protocol was made has closed."""
 
     @property
-    def coming(self) -> int:
-        """Connections that were taken and have no protocol yet."""
+    def pending(self) -> int:
+        """Accepted connections that have no protocol yet."""
 
 
 class ListeningSocket:
-    """Accepts on a listening socket, TCP or Unix, alone or beside others that have it."""
+    """Accepts on a listening socket, TCP or Unix, which other processes may share."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._server: asyncio.Server | None = None
 
-    async def open(self, make: Make, tls: ssl.SSLContext | None, handshake_timeout_s: float) -> None:
+    async def open(
+        self, make: ProtocolFactory, tls: ssl.SSLContext | None, handshake_timeout_s: float
+    ) -> None:
         loop = asyncio.get_running_loop()
         create = loop.create_unix_server if self._listener.family == socket.AF_UNIX else loop.create_server
         self._server = await create(
@@ -66,32 +70,34 @@ class ListeningSocket:
         pass
 
     @property
-    def coming(self) -> int:
+    def pending(self) -> int:
         return 0
 
 
 class HandedOverConnections:
-    """Takes connections that the supervisor has accepted, and tells it how many are open."""
+    """Receives connections that the supervisor has accepted, and reports how many are open."""
 
-    def __init__(self, taker: HandoverReceiver) -> None:
-        self._taker = taker
-        # Connections on their way to a protocol.
-        self._coming: set[asyncio.Task[None]] = set()
-        # Those that were taken and are not closed.
+    def __init__(self, receiver: HandoverReceiver) -> None:
+        self._receiver = receiver
+        self._pending: set[asyncio.Task[None]] = set()
+        """Tasks that connect accepted connections to their protocols."""
         self._open = 0
+        """Received connections that are not closed."""
         self._accepts = False
         self._next_report: asyncio.Handle | None = None
 
-    async def open(self, make: Make, tls: ssl.SSLContext | None, handshake_timeout_s: float) -> None:
+    async def open(
+        self, make: ProtocolFactory, tls: ssl.SSLContext | None, handshake_timeout_s: float
+    ) -> None:
         self._accepts = True
         timeout_s = None if tls is None else handshake_timeout_s
-        asyncio.get_running_loop().add_reader(self._taker.fileno(), self._take, make, tls, timeout_s)
+        asyncio.get_running_loop().add_reader(self._receiver.fileno(), self._receive, make, tls, timeout_s)
         self._report()
 
     def close(self) -> None:
         if self._accepts:
             self._accepts = False
-            asyncio.get_running_loop().remove_reader(self._taker.fileno())
+            asyncio.get_running_loop().remove_reader(self._receiver.fileno())
             self._report()
 
     def on_lost(self) -> None:
@@ -100,30 +106,34 @@ class HandedOverConnections:
             self._report_soon()
 
     @property
-    def coming(self) -> int:
-        return len(self._coming)
+    def pending(self) -> int:
+        return len(self._pending)
 
-    def _take(self, make: Make, tls: ssl.SSLContext | None, timeout_s: float | None) -> None:
+    def _receive(self, make: ProtocolFactory, tls: ssl.SSLContext | None, timeout_s: float | None) -> None:
         loop = asyncio.get_running_loop()
-        for connection in self._taker.receive():
+        for connection in self._receiver.receive():
             task = loop.create_task(self._connect(connection, make, tls, timeout_s))
-            self._coming.add(task)
-            task.add_done_callback(self._coming.discard)
+            self._pending.add(task)
+            task.add_done_callback(self._pending.discard)
             self._open += 1
         self._report()
 
     async def _connect(
-        self, connection: socket.socket, make: Make, tls: ssl.SSLContext | None, timeout_s: float | None
+        self,
+        connection: socket.socket,
+        make: ProtocolFactory,
+        tls: ssl.SSLContext | None,
+        timeout_s: float | None,
     ) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 make, connection, ssl=tls, ssl_handshake_timeout=timeout_s
             )
-        except OSError as error:  # the client is gone, or speaks another TLS or none
-            log.debug("a connection came to nothing: %s", error)
+        except OSError as error:  # the client is gone, or its TLS handshake failed
+            log.debug("a handed over connection failed: %s", error)
             self.on_lost()
 
-    # -- reports: one for all that a turn of the event loop changes
+    # -- reports: one per event loop iteration
 
     def _report_soon(self, delay_s: float = 0.0) -> None:
         if self._next_report is None:
@@ -133,7 +143,7 @@ class HandedOverConnections:
         if self._next_report is not None:
             self._next_report.cancel()
             self._next_report = None
-        if not self._taker.report(self._open, accepts=self._accepts):
+        if not self._receiver.report(self._open, accepts=self._accepts):
             self._report_soon(REPORT_AGAIN_S)
         elif not self._accepts:
-            self._taker.close()
+            self._receiver.close()

@@ -1,4 +1,4 @@
-"""CORS: which pages of other origins a browser lets use the server (https://fetch.spec.whatwg.org, 3.3)."""
+"""CORS headers and preflight replies (https://fetch.spec.whatwg.org, section 3.3)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from penstock.http.sink import Scope
 Headers = list[tuple[bytes, bytes]]
 
 MAX_AGE_S = 600
-"""How long a browser may keep the answer to a preflight."""
+"""Seconds for which a browser may cache the reply to a preflight."""
 READABLE = b"retry-after, retry-after-ms, x-request-id"
-"""Headers of replies that scripts may read besides those they always may."""
+"""Reply headers that scripts may read in addition to the default ones."""
 EVERY = "*"
 
 
 class Cors:
-    """The rules of one server. Without allowed origins, no request gets any header."""
+    """The CORS rules of one server. Without allowed origins, replies get no CORS headers."""
 
     def __init__(self, config: ServeConfig) -> None:
         self._origins = frozenset(config.allowed_origins or ())
@@ -26,7 +26,7 @@ class Cors:
         self._credentials = config.allow_credentials
 
     def reply_headers(self, scope: Scope) -> Headers:
-        """What a reply to this request needs so that the page may read it."""
+        """Headers that let the requesting page read the reply."""
         if not self._origins:
             return []
         origin = request_header(scope, b"origin")
@@ -35,9 +35,9 @@ class Cors:
         return [*self._grant(origin), (b"access-control-expose-headers", READABLE)]
 
     def preflight(self, scope: Scope) -> Headers | None:
-        """The headers of the answer, if the request asks what a later one may do; None for any other request.
+        """Headers of the reply to a preflight request; None if the request is not a preflight.
 
-        Raises ApiError when it may not.
+        Raises ApiError if the announced request is not allowed.
         """
         if scope["method"] != "OPTIONS" or not self._origins:
             return None
@@ -73,12 +73,12 @@ class Cors:
         return headers
 
     def _vary(self) -> Headers:
-        """Tells caches that the reply depends on the origin, where it does."""
+        """The header that tells caches whether the reply depends on the origin."""
         return [] if EVERY in self._origins else [(b"vary", b"origin")]
 
 
 def _named(allowed: list[str] | None) -> frozenset[str] | None:
-    """What an option allows, in lower case; None when that is everything."""
+    """The values that an option allows, in lower case; None if all are allowed."""
     return None if allowed is None or EVERY in allowed else frozenset(map(str.lower, allowed))
 
 

@@ -1,7 +1,7 @@
-"""Errors a client sees, in the shape OpenAI's clients and vLLM's users expect.
+"""HTTP errors with a JSON body in the shape that OpenAI's and vLLM's clients expect.
 
-``{"error": {"message": …, "type": …, "param": …, "code": …}}``: ``type`` is vLLM's spelling for the same
-condition, ``param`` the request field at fault, ``code`` the HTTP status unless a string says more.
+``{"error": {"message": …, "type": …, "param": …, "code": …}}``: ``type`` is spelled as in vLLM, ``param`` is
+the request field at fault, ``code`` is the HTTP status or a more specific string.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ TYPES = {
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
 }
-"""``type`` by HTTP status, where an error does not name its own."""
+"""Default ``type`` by HTTP status."""
 
 MALFORMED = "Bad Request"
-"""``type`` of a body that is not JSON or whose fields have the wrong JSON types, as vLLM spells it."""
+"""``type``, as in vLLM, of a body that is not JSON or whose fields have wrong JSON types."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class ApiError(Exception):
-    """A request that ends with an HTTP error.
+    """An error reply.
 
-    ``param`` is the request field at fault; ``type`` defaults to the status' own, ``code`` to the status;
-    ``headers`` go out with the reply.
+    ``param``: the request field at fault. ``type`` defaults to that of the status, ``code`` to the status.
+    ``headers`` are added to the reply.
     """
 
     def __init__(
@@ -59,24 +59,24 @@ class ApiError(Exception):
         self.headers = headers
 
     def body(self) -> bytes:
-        """The JSON body of the reply; also what follows ``data: `` when the reply is a stream."""
+        """The JSON body of the reply, or the data of an error event in a stream."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return _encode({"error": error})
 
 
 def refused(message: str, param: str, value: object = None) -> ApiError:
-    """A field with a value that is not allowed; ``message`` gets vLLM's suffix."""
+    """400 for a field with an invalid value; ``message`` gets vLLM's suffix."""
     suffix = f"(parameter={param})" if value is None else f"(parameter={param}, value={value})"
     return ApiError(400, f"{message} {suffix}", param=param)
 
 
 def not_served(field: str, allowed: str) -> ApiError:
-    """A known field with a value that this server does not support; ``allowed`` says which ones it does."""
+    """400 for a known field with an unsupported value; ``allowed`` says which values are supported."""
     return ApiError(400, f"{field} is not supported by this server: {allowed}.", param=field)
 
 
 def unknown_model(name: str, names: Iterable[str]) -> ApiError:
-    """A model that is not served; ``names`` are."""
+    """404 for a model that is not served; ``names``: the served models."""
     known = ", ".join(names)
     message = f"The model `{name}` does not exist. Valid aliases: {known}."
     return ApiError(404, message, param="model", code="model_not_found")

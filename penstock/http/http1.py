@@ -1,10 +1,9 @@
-"""uvicorn's HTTP/1.1 protocol with what a server of many long streams needs.
+"""The HTTP/1.1 server protocol: one object per client connection; reply bytes reach the socket here.
 
-Adds to :class:`HttpToolsProtocol`: a sink that streamed replies write to directly, limits on connections
-and on the time a client takes to send a request, errors in OpenAI's shape. Rests on these parts of uvicorn:
-``cycle`` attributes (``response_started``, ``response_complete``, ``chunked_encoding``, ``keep_alive``,
-``message_event``, ``disconnected``, ``send_500_response``), ``_start_asgi_task`` and
-``on_response_complete``; a test names them.
+Extends uvicorn's :class:`HttpToolsProtocol` for many long streams: streamed replies write to the connection
+directly, connections and request times are limited, slow clients are cut (:meth:`ServerProtocol.cut_if_slow`;
+``generation/streamed.py`` limits the backlog of a stream), and errors have OpenAI's shape. It relies on
+private parts of uvicorn; ``tests/http/test_uvicorn_contract.py`` names all of them.
 """
 
 from __future__ import annotations
@@ -16,25 +15,25 @@ from collections.abc import Callable, Sequence
 from http.client import responses
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from penstock.http.admission import unavailable
+from penstock.http.connection_settings import ConnectionSettings
 from penstock.http.errors import ApiError
-from penstock.http.sink import EXTENSION, REPLY_HEADERS, Listener
+from penstock.http.sink import Listener
 from penstock.streaming.chunked import LAST_CHUNK, chunk, unframed
 
 log = logging.getLogger(__name__)
 
-
 EVENT_STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx and its kind must not collect events
+    (b"x-accel-buffering", b"no"),  # proxies such as nginx must not buffer events
 ]
-
-
 HIGH_WATER_BYTES = 16 * 1024
-"""Written and not yet taken by the server: from here on the client counts as one that does not read."""
+"""Unsent bytes of a connection from which on its client counts as not reading."""
 
 
 def _lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -46,71 +45,72 @@ _CLOSE = b"connection: close\r\n"
 
 
 class ServerProtocol(HttpToolsProtocol):
-    """One connection. It is itself the sink of the streamed reply in progress, if there is one."""
+    """One connection. It is itself the :class:`penstock.http.sink.Sink` of the reply in progress.
+
+    ``config.loaded_app`` is called with the ASGI arguments and this connection as the fourth one.
+    """
 
     write: Callable[[bytes], object]
-    # set once per process from the configuration
-    max_connections = 65536
-    max_header_bytes = 65536
-    on_refusal: Callable[[ApiError], None] = staticmethod(lambda error: None)
-    """Told of each request that is answered without the application."""
-    on_lost: Callable[[], None] = staticmethod(lambda: None)
-    """Told of each connection that is closed."""
-    max_backlog = 4 * 1024 * 1024
-    """Bytes that may wait for a client."""
 
-    ending = False
-    """Set when the process is about to end: every reply is its connection's last."""
+    def __init__(
+        self, config: uvicorn.Config, server_state: ServerState, settings: ConnectionSettings
+    ) -> None:
+        super().__init__(config, server_state, {})
+        self._settings = settings
+        self._limits = settings.limits
 
     # -- per connection
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._chunks = True
-        """Whether the client of the request in progress knows chunks: HTTP/1.0 has none."""
+        """Whether the client of the request in progress supports chunked encoding (HTTP/1.1)."""
         self._bodyless = False
-        """Whether the reply that :meth:`begin` began has no body."""
+        """Whether the reply that :meth:`begin` started has no body."""
         self._framed = False
-        """Whether it has one of chunks."""
+        """Whether its body is chunked."""
         self.write = self._write_chunks = transport.write
         plain = transport.get_extra_info("sslcontext") is None
         own = transport.get_extra_info("socket") if plain else None
         self._descriptor = -1 if own is None else own.fileno()
-        # Half of the backlog for what was written before a client counts as slow, half for what it is owed.
-        transport.set_write_buffer_limits(min(HIGH_WATER_BYTES, self.max_backlog // 2))
+        # Half of the backlog is for bytes written before the client counts as slow, half for later ones.
+        transport.set_write_buffer_limits(min(HIGH_WATER_BYTES, self._limits.max_backlog // 2))
         self.waiting_since: float | None = None
-        """When the request that has not arrived whole began; None while there is none."""
+        """When the incomplete request began to arrive; None if there is none."""
         self.idle_since: float | None = time.monotonic()
-        """Since when there has been no request; such a connection is closed without a word."""
+        """Since when there has been no request; idle connections are closed without a reply."""
         self._unread = 0
-        """Bytes of replies that the client had not read at the last sweep."""
+        """Unsent reply bytes at the last sweep."""
         self._still_since = 0.0
-        """When that last changed."""
+        """When that number last changed."""
         self._listener: Listener | None = None
+        self._reply_headers: Sequence[tuple[bytes, bytes]] = ()
+        """Headers that the application adds to a streamed reply."""
         self._active: RequestResponseCycle | None = None
+        """The request that is being answered."""
         self._head: int | None = None
-        """While a request line and headers have not arrived whole: their bytes in reads after the first."""
+        """While a request head is incomplete: its bytes in reads after the first."""
         self._head_is_new = False
-        """Whether they began in the latest read."""
+        """Whether the head began in the latest read."""
         self._read_size = 0
         self._refusal: ApiError | None = None
-        """Why the parser was made to give up."""
-        if len(self.connections) > self.max_connections:
+        """Why the parser was made to fail."""
+        if len(self.connections) > self._limits.max_connections:
             self._refuse(unavailable("Too many connections to this server.", "too_many_connections"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._descriptor = -1  # closed next, and another connection's then
+        self._descriptor = -1  # about to be closed; another connection may get the number
         self.waiting_since = self.idle_since = None
         self._abandon()
         self._active = None
-        # These refer to this object: without them it needs no garbage collector.
+        # Breaks reference cycles.
         self.scope = self.cycle = None  # type: ignore[assignment]
         self.pipeline.clear()
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.on_disconnect()
-        self.on_lost()
+        self._settings.on_lost()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -128,14 +128,15 @@ class ServerProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._head is not None and not self._head_is_new:
             self._head += len(data)
-            if self._head > self.max_header_bytes and not self.transport.is_closing():
+            if self._head > self._limits.max_header_bytes and not self.transport.is_closing():
                 self._refuse(self._head_too_large())
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal or ApiError(400, msg))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer without the application and close; replies in progress come first, and are the last then."""
+        """Answer without the application and close. Replies in progress are completed instead, as the last
+        ones."""
         active = self._active
         if (
             active is not None
@@ -144,9 +145,9 @@ class ServerProtocol(HttpToolsProtocol):
         ):
             self._close_after_replies(active)
             return
-        self.on_refusal(error)
+        self._settings.on_refusal(error)
         body = error.body()
-        more = b"".join(b"%b: %b\r\n" % header for header in error.headers)
+        more = _lines(error.headers)
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b%b\r\n%b"
             % (error.status, responses[error.status].encode(), len(body), more, _CLOSE, body)
@@ -154,25 +155,25 @@ class ServerProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _head_too_large(self) -> ApiError:
-        limit = self.max_header_bytes
+        limit = self._limits.max_header_bytes
         return ApiError(
             431,
             f"The request line and headers are larger than the {limit} bytes allowed by --max-header-bytes.",
         )
 
     def _close_after_replies(self, active: RequestResponseCycle) -> None:
-        """What the client sent last cannot be answered: the requests before it can."""
+        """Answer the complete requests; the last one cannot be answered."""
         if self.pipeline and self.pipeline[0][0].more_body:
-            self.pipeline.popleft()  # the newest: it will never be whole
+            self.pipeline.popleft()  # the newest one stays incomplete
         last = self.pipeline[0][0] if self.pipeline else active
         last.keep_alive = False
         self.flow.pause_reading()
 
     def cut_if_slow(self, now: float, request_timeout_s: float, keep_alive_s: float) -> None:
-        """Close a connection whose client does not finish its request, that idles, or whose client does not
-        read the end of its reply. Called by a sweep."""
+        """Close a connection that receives its request too slowly, that is idle for too long, or whose client
+        does not read the end of its reply. The server's sweep calls it."""
         if self.waiting_since is not None and self.flow.read_paused:
-            self.waiting_since = now  # it is this server that does not take the request
+            self.waiting_since = now  # the server itself does not read the request
         if self.waiting_since is not None and now - self.waiting_since > request_timeout_s:
             self.waiting_since = None
             self._refuse(
@@ -184,9 +185,9 @@ class ServerProtocol(HttpToolsProtocol):
             self._cut_if_still(now, keep_alive_s)
 
     def _cut_if_still(self, now: float, keep_alive_s: float) -> None:
-        """Streams are left alone: they may be silent, and bound themselves what waits for their client."""
+        """Streams are exempt: they may be silent, and they limit their backlog themselves."""
         unread = self.unread()
-        if unread != self._unread:  # it reads
+        if unread != self._unread:  # the client reads
             self._unread, self._still_since = unread, now
         active = self._active
         if active is not None and not active.response_complete and (active.chunked_encoding or not unread):
@@ -204,11 +205,10 @@ class ServerProtocol(HttpToolsProtocol):
         self.waiting_since = time.monotonic()
         self.idle_since = None
         self._head, self._head_is_new = 0, True
-        self.scope["extensions"] = {EXTENSION: self}  # type: ignore[dict-item]
 
     def on_headers_complete(self) -> None:
-        limit = self.max_header_bytes
-        # One short read cannot hold too much, so most heads need no count.
+        limit = self._limits.max_header_bytes
+        # One short read cannot exceed the limit, so most heads are not counted.
         if (not self._head_is_new or self._read_size > limit) and self._head_size() > limit:
             self._refusal = self._head_too_large()
             raise self._refusal
@@ -216,7 +216,7 @@ class ServerProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def _head_size(self) -> int:
-        """Bytes of the request line and headers as most clients write them."""
+        """Approximate size of the request line and headers in bytes."""
         line = self.parser.get_method() + b" " + self.url + b" HTTP/1.1\r\n"
         return len(line) + sum(len(name) + len(value) + 4 for name, value in self.headers) + 2
 
@@ -229,14 +229,14 @@ class ServerProtocol(HttpToolsProtocol):
         scope: Any = cycle.scope
         self._chunks = scope["http_version"] != "1.0"
         self.write = self._write_chunks if self._chunks else self._write_unframed
-        if self.ending:
+        if self._settings.close_after_reply:
             cycle.keep_alive = False
         self.tasks.add(self.loop.create_task(self._run(cycle, app)))
 
     async def _run(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Unlike the cycle's own, lets the application return while a reply goes on by the sink."""
+        """Call the application. It may return before its reply ends if it has called :meth:`listen`."""
         try:
-            await app(cycle.scope, cycle.receive, cycle.send)
+            await app(cycle.scope, cycle.receive, cycle.send, self)
         except Exception:
             log.exception("the application failed")
             if cycle.response_started:
@@ -245,13 +245,13 @@ class ServerProtocol(HttpToolsProtocol):
                 await cycle.send_500_response()
             return
         finally:
-            self.tasks.discard(current_task())  # cheaper than a callback, which takes another turn
+            self.tasks.discard(current_task())  # cheaper than a callback in another loop iteration
         if not (cycle.response_complete or cycle.disconnected or self._listener is not None):
             log.error("the application has not completed a reply")
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        """As uvicorn's, but one sweep closes idle connections instead of a timer for each."""
+        """As in uvicorn, without its timer per connection: the server's sweep closes idle connections."""
         self.server_state.total_requests += 1
         self._listener = None
         if self.transport.is_closing():
@@ -264,19 +264,20 @@ class ServerProtocol(HttpToolsProtocol):
             self._active = None
             self.idle_since = time.monotonic()
 
-    # -- the sink of a streamed reply
+    # -- the sink of a streamed reply: see Sink
 
     @property
     def descriptor(self) -> int:
         return -1 if self.unread() or not self._chunks else self._descriptor
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: Listener, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        self._reply_headers = headers
         if self.transport.is_closing():
             self._abandon()
             listener.on_disconnect()
             return
         self._listener = listener
-        if self.flow.write_paused:  # the client has not read the reply before
+        if self.flow.write_paused:  # the client has not read the previous reply
             listener.on_pause()
 
     def send(self, chunks: bytes, *, last: bool) -> None:
@@ -286,7 +287,8 @@ class ServerProtocol(HttpToolsProtocol):
         elif last:
             chunks += LAST_CHUNK
         if not self._active.response_started:
-            chunks = self._head_from(_EVENTS_HEAD, chunked=self._chunks) + chunks
+            start = _EVENTS_HEAD + _lines(self._reply_headers)
+            chunks = self._head_from(start, chunked=self._chunks) + chunks
         self.transport.write(chunks)
         if last:
             self._complete()
@@ -295,9 +297,11 @@ class ServerProtocol(HttpToolsProtocol):
         self.transport.write(unframed(chunks))
 
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Sends the head of a reply whose body follows by :meth:`write_body`. Without a content-length among
-        ``headers`` the body is chunked, or ends with the connection of a client that knows no chunks; a
-        reply to HEAD, 204 and 304 have no body (RFC 9110 §6.4.1), whatever is written."""
+        """Send the head of a reply; :meth:`write_body` and :meth:`finish` follow.
+
+        Without a content-length in ``headers`` the body is chunked; for HTTP/1.0 it ends when the connection
+        closes. Replies to HEAD and replies with status 204 or 304 have no body (RFC 9110 §6.4.1).
+        """
         assert self._active is not None
         scope: Any = self._active.scope
         self._bodyless = scope["method"] == "HEAD" or status in (204, 304)
@@ -308,22 +312,19 @@ class ServerProtocol(HttpToolsProtocol):
         self.transport.write(self._head_from(first + _lines(headers), chunked=chunked, dated=dated))
 
     def _head_from(self, start: bytes, *, chunked: bool, dated: bool = False) -> bytes:
-        """A reply's head that begins with ``start``; ``dated``: it has a date already."""
+        """A reply's head that begins with ``start``; ``dated``: ``start`` has a date header."""
         cycle = self._active
         assert cycle is not None
         cycle.response_started = True
         cycle.chunked_encoding = chunked
         cycle.waiting_for_100_continue = False
-        scope: Any = cycle.scope
-        extra = _lines(scope.get(REPLY_HEADERS, ()))
         date = b"" if dated else _lines(self.server_state.default_headers)
         framing = b"transfer-encoding: chunked\r\n" if chunked else b""
         close = b"" if cycle.keep_alive else _CLOSE
-        return b"".join((start, extra, date, framing, close, b"\r\n"))
+        return b"".join((start, date, framing, close, b"\r\n"))
 
     def write_body(self, data: bytes) -> None:
-        """A part, not empty, of the body of a reply that :meth:`begin` began; nothing on a connection that is
-        being closed."""
+        """Write a non-empty part of the body; ignored on a closing connection."""
         if self.transport.is_closing():
             return
         if self._framed:
@@ -335,7 +336,7 @@ class ServerProtocol(HttpToolsProtocol):
         return self.transport.get_write_buffer_size()
 
     def finish(self) -> None:
-        """Ends the body of a reply that :meth:`begin` began."""
+        """End the body of a reply that :meth:`begin` started."""
         assert self._active is not None
         if self._framed:
             self.transport.write(LAST_CHUNK)
@@ -357,7 +358,7 @@ class ServerProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _abandon(self) -> None:
-        """Nobody reads the reply in progress. Its cycle may be another than uvicorn's latest (pipelining)."""
+        """Mark the reply in progress as disconnected; with pipelining it is not uvicorn's latest cycle."""
         if self._active is not None and not self._active.response_complete:
             self._active.disconnected = True
             self._active.message_event.set()

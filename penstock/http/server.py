@@ -1,4 +1,4 @@
-"""uvicorn's server behind one entrance, with our protocol and a sweep over its connections."""
+"""The HTTP server: uvicorn's, with another connection source and protocol, and a sweep for slow clients."""
 
 from __future__ import annotations
 
@@ -7,58 +7,39 @@ import contextlib
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
 
 import uvicorn
 
+from penstock.http.connection_settings import ConnectionSettings, Limits
 from penstock.http.connection_source import ConnectionSource
 from penstock.http.errors import ApiError
 from penstock.http.http1 import ServerProtocol
 
 SWEEP_INTERVAL_S = 1.0
 RETIRING_KEEP_ALIVE_S = 5.0
-"""How long a retiring server keeps idle connections: a client that uses its connection within that time gets
-a reply that says it is the last one, instead of a closed connection under its request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """On connections; one server per process, because the protocol keeps some of them for all."""
-
-    header_timeout_s: float
-    """Time for a TLS handshake, and for a request to arrive."""
-    keep_alive_timeout_s: float
-    """Time a connection may be open without a request."""
-    max_connections: int
-    max_header_bytes: int
-    max_backlog: int
-    """Bytes of replies that may wait for a client to read them."""
+"""Idle time allowed while the server retires: a client that reuses its connection within it gets a reply with
+``connection: close`` instead of a connection that closes under its request."""
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an ASGI application to the connections of an entrance; says when that is open."""
+    """Serves an application to the connections of a source."""
 
     def __init__(
         self,
-        app: Callable[..., Any],
+        app: Callable[..., Awaitable[None]],
         source: ConnectionSource,
         limits: Limits,
+        *,
         tls: ssl.SSLContext | None = None,
         on_listening: Callable[[], None] = lambda: None,
         on_refusal: Callable[[ApiError], None] = lambda error: None,
     ) -> None:
-        """``on_refusal`` is told of each request that is answered without the application."""
-        ServerProtocol.max_connections = limits.max_connections
-        ServerProtocol.max_header_bytes = limits.max_header_bytes
-        ServerProtocol.on_refusal = staticmethod(on_refusal)
-        ServerProtocol.on_lost = staticmethod(source.on_lost)
-        ServerProtocol.max_backlog = limits.max_backlog
-        ServerProtocol.ending = False
+        """``app`` is called as :class:`ServerProtocol` says, ``on_listening`` once the source is open, and
+        ``on_refusal`` for each request that is answered without the application."""
         config = uvicorn.Config(
             app,
-            http=ServerProtocol,
+            http="httptools",  # for Config.load alone: startup() makes the connections
             ws="none",
             lifespan="off",
             log_config=None,
@@ -70,7 +51,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._connection_source = source
-        self._limits = limits
+        self._settings = ConnectionSettings(limits=limits, on_refusal=on_refusal, on_lost=source.on_lost)
         self._tls = tls
         self._on_listening = on_listening
         self._keep_alive_s = limits.keep_alive_timeout_s
@@ -82,7 +63,7 @@ class HttpServer(uvicorn.Server):
 
     @property
     def bytes_queued(self) -> int:
-        """Bytes of replies that wait for clients to read them; looks at every connection."""
+        """Reply bytes that wait for clients, summed over all connections."""
         return sum(
             connection.transport.get_write_buffer_size()
             for connection in self.server_state.connections
@@ -90,7 +71,7 @@ class HttpServer(uvicorn.Server):
         )
 
     async def run_to_the_end(self) -> None:
-        """Until :meth:`drain` and the last reply, or :meth:`stop`."""
+        """Serve until :meth:`drain` and the last reply, or until :meth:`stop`."""
         sweeper = asyncio.ensure_future(self._sweep())
         try:
             await self.serve()
@@ -98,35 +79,35 @@ class HttpServer(uvicorn.Server):
             sweeper.cancel()
 
     def end_connections(self) -> None:
-        """From here on every reply is its connection's last."""
-        ServerProtocol.ending = True
+        """Close every connection after its next reply."""
+        self._settings.close_after_reply = True
 
     def retire(self) -> None:
-        """Leave new connections to others; serve those that are open until they end."""
+        """Stop accepting; serve open connections until they end."""
         self.end_connections()
         self._connection_source.close()
         self._keep_alive_s = min(self._keep_alive_s, RETIRING_KEEP_ALIVE_S)
         self._retiring = True
 
     def drain(self) -> None:
-        """Accept nothing more, close idle connections, let running replies end."""
+        """Stop accepting, close idle connections, complete running replies."""
         self.should_exit = True
 
     def stop(self) -> None:
-        """End without waiting for replies."""
+        """Stop without waiting for replies."""
         self.should_exit = self.force_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the process's affair, not the server's."""
+        """The process handles signals, not the server."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.servers = []
         await self._connection_source.open(
-            lambda: ServerProtocol(self.config, self.server_state, {}),
+            lambda: ServerProtocol(self.config, self.server_state, self._settings),
             self._tls,
-            self._limits.header_timeout_s,
+            self._settings.limits.header_timeout_s,
         )
         self.started = True
         self._on_listening()
@@ -136,13 +117,13 @@ class HttpServer(uvicorn.Server):
         await super().shutdown()
 
     async def _sweep(self) -> None:
-        """Cut clients that do not finish their requests, and connections that idle."""
-        header_timeout_s = self._limits.header_timeout_s
+        """Every second, close connections that are slow or idle for too long."""
+        header_timeout_s = self._settings.limits.header_timeout_s
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             now = time.monotonic()
             for connection in list(self.server_state.connections):
                 if isinstance(connection, ServerProtocol):
                     connection.cut_if_slow(now, header_timeout_s, self._keep_alive_s)
-            if self._retiring and not (self.connection_count or self._connection_source.coming):
+            if self._retiring and not (self.connection_count or self._connection_source.pending):
                 self.drain()

@@ -1,4 +1,4 @@
-"""TLS of the listening socket."""
+"""TLS of the HTTP server: its SSL context, and the reload of replaced certificates."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ WATCH_INTERVAL_S = 1.0
 
 
 def server_context(config: ServeConfig) -> ssl.SSLContext | None:
-    """The context that the options ask for, None without TLS: TLS 1.2 and later, HTTP/1.1 inside.
+    """The SSL context for the options (TLS 1.2 and later, HTTP/1.1); None without TLS.
 
-    Raises ConfigError for options that do not fit together and for files that cannot be used.
+    Raises ConfigError for contradictory options and for files that cannot be loaded.
     """
     if config.ssl_certfile is None:
         for flag, given in (
@@ -55,7 +55,7 @@ def server_context(config: ServeConfig) -> ssl.SSLContext | None:
 
 
 class CertificateWatch:
-    """Notices that the files of a certificate were replaced, and has later connections use the new one."""
+    """Reloads the certificate when its files are replaced; later connections use it."""
 
     def __init__(self, context: ssl.SSLContext, config: ServeConfig) -> None:
         assert config.ssl_certfile is not None
@@ -65,19 +65,20 @@ class CertificateWatch:
         self._seen = self._state()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Runs until it is cancelled."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
             self.look()
 
     def look(self) -> None:
-        """Files that do not fit together, as one is replaced before the other, change nothing until then."""
+        """Reload if the files have changed. While certificate and key do not match, because one of them is
+        replaced first, the old ones stay in use."""
         state = self._state()
         if state == self._seen:
             return
         self._seen = state
         try:
-            # Tried out first: a context that such files are loaded into is left without a key.
+            # Another context is tried first: a failed load leaves a context without a key.
             for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._context):
                 context.load_cert_chain(self._certificate, self._key, _no_password)
         except (OSError, ValueError) as error:
@@ -90,7 +91,7 @@ class CertificateWatch:
 
 
 def _version(path: str) -> tuple[int, int] | None:
-    """What changes when a file is replaced or written; None when there is no such file."""
+    """A value that changes when the file is replaced or written; None if there is no such file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -99,5 +100,5 @@ def _version(path: str) -> tuple[int, int] | None:
 
 
 def _no_password() -> NoReturn:
-    """Instead of asking at the terminal, where nobody answers a server."""
+    """Replaces the prompt at the terminal."""
     raise ValueError("the private key has a password; store it without one, readable by the server alone")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -37,7 +37,15 @@ def ended(
     async def send(message: Any) -> None: ...
 
     scope = {"method": "GET", "path": "", "raw_path": path}
-    exchange = Exchange(scope, send, request_id, [], lambda exchange, error: None)
+    exchange = Exchange(
+        scope,
+        cast(Any, None),
+        send,
+        cast(Any, None),
+        request_id=request_id,
+        headers=[],
+        on_end=lambda exchange, error: None,
+    )
     exchange.reply = reply  # type: ignore[assignment]
     start = exchange.send({"type": "http.response.start", "status": status, "headers": []})
     with pytest.raises(StopIteration):

@@ -60,7 +60,7 @@ class MemorySink:
             self.data += rest[: int(size, 16)]
             chunks = rest[int(size, 16) + 2 :]
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: Listener, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         self.listener = listener
 
     def send(self, chunks: bytes, *, last: bool) -> None:
@@ -118,11 +118,11 @@ class Desk:
         histograms = [Histogram(bounds) for bounds in (TTFT_BOUNDS, ITL_BOUNDS, EVENT_BOUNDS)]
         self.streams = OutputProcessor(self.tables.plain, *histograms)
         self.context = RequestContext(
-            cast(EngineClient, self.engine_client),
-            self.streams,
-            self.tables,
-            self._on_end,
-            self.max_backlog,
+            engine_client=cast(EngineClient, self.engine_client),
+            streams=self.streams,
+            tables=self.tables,
+            on_end=self._on_end,
+            max_backlog=self.max_backlog,
         )
         self.positions: dict[int, int] = {}
 
@@ -134,7 +134,7 @@ class Desk:
     ) -> tuple[StreamedReply, MemorySink]:
         sink = MemorySink()
         format = self._format(chat)
-        reply = StreamedReply(self.context, plan, format, 0.0, sink, sink.over.set_result)
+        reply = StreamedReply(self.context, plan, format, 0.0, sink=sink, on_end=sink.over.set_result)
         sink.listen(reply)
         self._open(reply, prompt)
         return reply, sink

@@ -20,11 +20,11 @@ PATIENCE_S = 60.0
 
 
 class Echo(asyncio.Protocol):
-    """A connection: in ``connections`` while it is open, and ``entrance`` is told when it is lost."""
+    """A connection: in ``connections`` while it is open, and ``source`` is told when it is lost."""
 
-    def __init__(self, connections: set[Echo], entrance: HandedOverConnections) -> None:
+    def __init__(self, connections: set[Echo], source: HandedOverConnections) -> None:
         self._connections = connections
-        self._connection_source = entrance
+        self._connection_source = source
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -39,18 +39,18 @@ class Echo(asyncio.Protocol):
 
 
 class Side:
-    """Both sides of an entrance: the supervisor, which gives connections, and the server."""
+    """The supervisor that hands connections over, and the server's source."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
-        self.giver = HandoverSender()
-        stack.callback(self.giver.close)
-        self.entrance = HandedOverConnections(HandoverReceiver(os.dup(self.giver.server_end)))
+        self.sender = HandoverSender()
+        stack.callback(self.sender.close)
+        self.source = HandedOverConnections(HandoverReceiver(os.dup(self.sender.server_end)))
         self.connections: set[Echo] = set()
         self.latest: HandoverReport | None = None
 
     async def open(self, tls: ssl.SSLContext | None = None) -> None:
-        await self.entrance.open(lambda: Echo(self.connections, self.entrance), tls, PATIENCE_S)
+        await self.source.open(lambda: Echo(self.connections, self.source), tls, PATIENCE_S)
 
     def give(self) -> socket.socket:
         """The client's end of a connection that is handed over."""
@@ -58,7 +58,7 @@ class Side:
         self._stack.enter_context(client)
         client.setblocking(False)
         with connection:
-            assert self.giver.send(connection)
+            assert self.sender.send(connection)
         return client
 
     async def reports(self, expected: HandoverReport) -> None:
@@ -66,7 +66,7 @@ class Side:
         async with asyncio.timeout(PATIENCE_S):
             while self.latest != expected:
                 await asyncio.sleep(0.001)
-                self.latest = self.giver.report() or self.latest
+                self.latest = self.sender.report() or self.latest
 
 
 @asynccontextmanager
@@ -74,7 +74,7 @@ async def a_side() -> AsyncIterator[Side]:
     with ExitStack() as stack:
         side = Side(stack)
         yield side
-        side.entrance.close()
+        side.source.close()
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -97,7 +97,7 @@ def test_connections_are_served_and_reported() -> None:
             await side.reports(HandoverReport(2, 2, True))
             clients[0].close()
             await side.reports(HandoverReport(2, 1, True))
-            side.entrance.close()
+            side.source.close()
             await side.reports(HandoverReport(2, 1, False))
             assert len(side.connections) == 1
 
@@ -108,12 +108,12 @@ def test_what_comes_after_the_close_is_not_taken() -> None:
     async def test() -> None:
         async with a_side() as side:
             await side.open()
-            side.entrance.close()
-            side.entrance.close()
+            side.source.close()
+            side.source.close()
             side.give()
             await side.reports(HandoverReport(0, 0, False))
             await asyncio.sleep(0)
-            count, connections = side.giver.reclaim()
+            count, connections = side.sender.reclaim()
             assert count == len(connections) == 1
             connections[0].close()
 
@@ -142,7 +142,7 @@ def test_a_report_that_finds_no_room_comes_later() -> None:
     async def test() -> None:
         async with a_side() as side:
             await side.open()
-            full = HandoverReceiver(os.dup(side.giver.server_end))
+            full = HandoverReceiver(os.dup(side.sender.server_end))
             number = 100
             while full.report(number, accepts=True):
                 number += 1

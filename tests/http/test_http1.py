@@ -6,87 +6,17 @@ import asyncio
 import gc
 import socket
 import weakref
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import uvicorn
 
-from penstock.http.asgi import send_json
+from penstock.http.connection_settings import ConnectionSettings, Limits
 from penstock.http.http1 import ServerProtocol
-from penstock.http.sink import EXTENSION
 from penstock.streaming.chunked import chunk
+from tests.http.connections import REQUEST, App, answer, connection, settle
 
-REQUEST = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
 TIMES = (30.0, 75.0)
 """For a request to arrive, and for an idle connection."""
-
-
-class FakeTransport(asyncio.Transport):
-    """Keeps what is written; ``unread`` of it is said to wait."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.unread = 0
-        self.end = ""
-        self.high_water: int | None = None
-        self.reading = True
-        self.extra = dict[str, Any]()
-
-    def write(self, data: Any) -> None:
-        assert not self.end
-        self.written += data
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self.high_water = high
-
-    def get_write_buffer_size(self) -> int:
-        return self.unread
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self.extra.get(name, default)
-
-    def is_closing(self) -> bool:
-        return bool(self.end)
-
-    def close(self) -> None:
-        self.end = self.end or "close"
-
-    def abort(self) -> None:
-        self.end = "abort"
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-
-App = Callable[[Any, Any, Any], Awaitable[None]]
-
-
-async def answer(scope: Any, receive: Any, send: Any) -> None:
-    await send_json(send, b"{}")
-
-
-def connection(app: App = answer, **extra: Any) -> tuple[ServerProtocol, FakeTransport]:
-    """A connection of a server with ``app``, within a running loop; ``extra``: what its transport knows."""
-    config = uvicorn.Config(
-        app, http=ServerProtocol, ws="none", lifespan="off", log_config=None, proxy_headers=False
-    )
-    config.load()
-    protocol = ServerProtocol(config, uvicorn.Server(config).server_state, {})
-    transport = FakeTransport()
-    transport.extra |= extra
-    protocol.connection_made(transport)
-    protocol.idle_since = 0.0
-    return protocol, transport
-
-
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 def test_an_idle_connection_is_closed() -> None:
@@ -133,7 +63,7 @@ def test_a_client_that_does_not_read_its_reply_is_cut() -> None:
 
 def test_a_reply_that_its_client_does_not_take_is_cut_also_before_its_end() -> None:
     async def run() -> None:
-        async def large(scope: Any, receive: Any, send: Any) -> None:
+        async def large(scope: Any, receive: Any, send: Any, sink: Any) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
             await asyncio.Event().wait()  # as for room
 
@@ -156,8 +86,7 @@ async def end_tasks() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-async def stream(scope: Any, receive: Any, send: Any) -> None:
-    sink = scope["extensions"][EXTENSION]
+async def stream(scope: Any, receive: Any, send: Any, sink: Any) -> None:
     sink.send(chunk(b"first"), last=False)
     await asyncio.Event().wait()
 
@@ -216,8 +145,8 @@ class Absent:
 
 
 def test_a_reply_goes_on_when_the_application_has_returned() -> None:
-    async def leave(scope: Any, receive: Any, send: Any) -> None:
-        scope["extensions"][EXTENSION].listen(Absent())
+    async def leave(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+        sink.listen(Absent())
 
     async def run() -> None:
         protocol, transport = connection(leave)
@@ -235,9 +164,9 @@ def test_a_reply_goes_on_when_the_application_has_returned() -> None:
 
 
 def test_an_application_that_returns_without_a_reply_loses_the_connection() -> None:
-    async def forget(scope: Any, receive: Any, send: Any) -> None: ...
+    async def forget(scope: Any, receive: Any, send: Any, sink: Any) -> None: ...
 
-    async def fail(scope: Any, receive: Any, send: Any) -> None:
+    async def fail(scope: Any, receive: Any, send: Any, sink: Any) -> None:
         raise ValueError
 
     async def run() -> None:
@@ -273,11 +202,8 @@ def test_a_reply_is_framed_for_its_own_request_not_for_the_next_one() -> None:
 
 def test_what_waits_in_the_transport_is_half_of_a_small_backlog_at_most() -> None:
     async def run() -> None:
-        try:
-            ServerProtocol.max_backlog = 4096
-            assert connection()[1].high_water == 2048
-        finally:
-            ServerProtocol.max_backlog = 4 * 1024 * 1024
+        settings = ConnectionSettings(limits=Limits(max_backlog=4096))
+        assert connection(settings=settings)[1].high_water == 2048
         assert connection()[1].high_water == 16 * 1024
 
     asyncio.run(run())
@@ -310,7 +236,7 @@ def test_a_socket_is_lent_while_chunks_may_go_to_it_and_it_is_this_connections()
 def test_a_connection_that_ended_needs_no_garbage_collector(requests: bytes) -> None:
     """Whatever it was doing: a busy server collects late, and would grow with every client that leaves."""
 
-    async def wait_for_the_end(scope: Any, receive: Any, send: Any) -> None:
+    async def wait_for_the_end(scope: Any, receive: Any, send: Any, sink: Any) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: from a body to a plan and a reply format."""
+"""``/v1/chat/completions``: checks a request body and makes its plan and reply format."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ChatCompletions(Dialect):
             documents=request.documents,
             variables=_template_variables(request),
         )
-        plan = processor.plan(request, request_id, [text], max_tokens, logprobs)
+        plan = processor.plan(request, request_id, [text], max_tokens=max_tokens, logprobs=logprobs)
         plan.add_special_tokens = bool(request.add_special_tokens)
         if not opening:
             plan.role = request.messages[-1].role
@@ -85,8 +85,8 @@ class ChatCompletions(Dialect):
     def _message_format(
         self, request: ChatCompletionRequest, choice: ToolChoice, prompt: str, *, constrained: bool
     ) -> MessageFormat | None:
-        """None where the output is all content. A constraint applies from the first token on and leaves no
-        room for reasoning."""
+        """Which parsers the output needs; None if it is all content. Constraints apply from the first token
+        on, so such outputs have no reasoning."""
         known = self._processor.output_format
         tools = known.tools if choice.may_call else choice.parser
         reasoning = None if constrained else known.reasoning
@@ -109,7 +109,7 @@ def _template_variables(request: ChatCompletionRequest) -> dict[str, Any] | None
 
 
 def _text_to_echo(message: Message, role: str) -> str:
-    """The text of ``message``, which a reply of the same ``role`` continues."""
+    """The text of ``message`` if a reply of the same ``role`` continues it."""
     if message.role != role or message.content is None:
         return ""
     if isinstance(message.content, str):

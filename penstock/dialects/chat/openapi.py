@@ -1,4 +1,4 @@
-"""``/v1/chat/completions`` in the OpenAPI document."""
+"""The OpenAPI description of ``/v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _CHAT_LOGPROBS = or_null(
 )
 DESCRIPTION = ApiDescription(
     route=Route(
-        "post",
-        "/v1/chat/completions",
-        "Generate",
-        "createChatCompletion",
-        "Answer a conversation",
-        "ChatCompletion",
-        GENERATION_ERRORS,
-        (REQUEST_ID,),
-        "ChatCompletionRequest",
-        {"messages": [{"role": "user", "content": "Say hello"}], "max_tokens": 32},
+        method="post",
+        path="/v1/chat/completions",
+        tag="Generate",
+        operation="createChatCompletion",
+        summary="Answer a conversation",
+        reply="ChatCompletion",
+        errors=GENERATION_ERRORS,
+        parameters=(REQUEST_ID,),
+        body="ChatCompletionRequest",
+        example={"messages": [{"role": "user", "content": "Say hello"}], "max_tokens": 32},
         events="ChatCompletionChunk",
     ),
     request=ChatCompletionRequest,

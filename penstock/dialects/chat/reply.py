@@ -1,4 +1,4 @@
-"""Events and bodies of ``/v1/chat/completions``."""
+"""Events and whole replies of ``/v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.streaming.token_table import escape_json
 
 
 class ChatReply(OpenAIReply):
-    """A chat completion: choices are messages, and the first event of each names its role."""
+    """A chat completion: choices are messages; the first event of each has the role."""
 
     __slots__ = ()
 
@@ -58,7 +58,7 @@ class ChatReply(OpenAIReply):
 
 
 def delta_fields(delta: Delta) -> dict[str, Any]:
-    """The ``delta`` of an event: only the fields it adds to."""
+    """The field ``delta`` of an event, without empty fields."""
     fields: dict[str, Any] = {}
     if delta.reasoning:
         fields["reasoning"] = delta.reasoning
@@ -70,7 +70,7 @@ def delta_fields(delta: Delta) -> dict[str, Any]:
 
 
 def message_fields(delta: Delta) -> dict[str, Any]:
-    """The fields of a whole message: content is null where it has only calls or reasoning."""
+    """The fields of a whole message; content is null if there are only calls or reasoning."""
     fields: dict[str, Any] = {"content": delta.content or None, "reasoning": delta.reasoning or None}
     if not (delta.calls or delta.reasoning):
         fields["content"] = delta.content

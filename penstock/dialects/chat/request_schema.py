@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/chat/completions``, and which of its fields are not served."""
+"""The request body of ``/v1/chat/completions``: its fields, and which of them are unsupported."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ class ChatCompletionRequest(GenerateRequest, kw_only=True):
     messages: Annotated[
         list[Message], about("The conversation, oldest message first.", extra_json_schema={"minItems": 1})
     ]
-    max_completion_tokens: Annotated[int | None, about("Most tokens to generate.")] = None
-    logprobs: Annotated[bool | None, about("Report log probabilities.")] = None
-    top_logprobs: Annotated[int | None, about("Alternatives to report per token; only with logprobs.")] = None
+    max_completion_tokens: Annotated[int | None, about("Maximum number of tokens to generate.")] = None
+    logprobs: Annotated[bool | None, about("Return log probabilities.")] = None
+    top_logprobs: Annotated[int | None, about("Alternatives to return per token; only with logprobs.")] = None
     add_generation_prompt: Annotated[
-        bool | None, about("Open the assistant's turn; default true unless continue_final_message.")
+        bool | None, about("Start the assistant's turn; default true unless continue_final_message.")
     ] = None
-    continue_final_message: Annotated[bool | None, about("Go on with the last message.")] = None
+    continue_final_message: Annotated[bool | None, about("Continue the last message.")] = None
     chat_template_kwargs: Annotated[JsonObject | None, about("Variables for the chat template.")] = None
     documents: Annotated[list[JsonObject] | None, about("Documents for the chat template.")] = None
     tools: Annotated[list[Tool] | None, about("Functions for the chat template.")] = None
     tool_choice: Annotated[
         str | JsonObject | None,
-        about("none, auto (the default with tools), required, or a function to call."),
+        about("none, auto (default with tools), required, or a function to call."),
     ] = None
-    parallel_tool_calls: Annotated[bool | None, about("false: a message has one tool call at most.")] = None
+    parallel_tool_calls: Annotated[bool | None, about("false: at most one tool call per message.")] = None
     reasoning_effort: Annotated[str | None, about("A variable for the chat template.")] = None
-    include_reasoning: Annotated[bool | None, about("false: leave the reasoning out of the reply.")] = None
+    include_reasoning: Annotated[bool | None, about("false: omit reasoning from the reply.")] = None
     chat_template: str | None = None
     return_prompt_text: bool | None = None
     media_io_kwargs: JsonObject | None = None

@@ -1,4 +1,4 @@
-"""``/v1/completions``: from a body to a plan and a reply format."""
+"""``/v1/completions``: checks a request body and makes its plan and reply format."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Completions(Dialect):
         if max_tokens or not request.echo:
             sampling_params.check_max_tokens(max_tokens, model_info.max_model_len)
         prompts = parse_prompts(request.prompt, model_info.vocab_size)
-        plan = processor.plan(request, request_id, prompts, max_tokens, logprobs)
+        plan = processor.plan(request, request_id, prompts, max_tokens=max_tokens, logprobs=logprobs)
         plan.echo = bool(request.echo)
         if plan.echo and logprobs > plan.prompt_logprobs:
             plan.prompt_logprobs = logprobs

@@ -1,4 +1,4 @@
-"""``/v1/completions`` in the OpenAPI document."""
+"""The OpenAPI description of ``/v1/completions``."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from penstock.dialects.openapi_schema import (
 
 DESCRIPTION = ApiDescription(
     route=Route(
-        "post",
-        "/v1/completions",
-        "Generate",
-        "createCompletion",
-        "Complete a prompt",
-        "Completion",
-        GENERATION_ERRORS,
-        (REQUEST_ID,),
-        "CompletionRequest",
-        {"prompt": "Once upon a time", "max_tokens": 32},
+        method="post",
+        path="/v1/completions",
+        tag="Generate",
+        operation="createCompletion",
+        summary="Complete a prompt",
+        reply="Completion",
+        errors=GENERATION_ERRORS,
+        parameters=(REQUEST_ID,),
+        body="CompletionRequest",
+        example={"prompt": "Once upon a time", "max_tokens": 32},
         events="Completion",
     ),
     request=CompletionRequest,

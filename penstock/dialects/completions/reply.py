@@ -1,4 +1,4 @@
-"""Events and bodies of ``/v1/completions``."""
+"""Events and whole replies of ``/v1/completions``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/completions``, and which of its fields are not served."""
+"""The request body of ``/v1/completions``: its fields, and which of them are unsupported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from penstock.generation.request_schemas import GenerateRequest, PromptToken, about
 from penstock.generation.unsupported import COMMON, UnsupportedField, absent
 
-# Beyond the types, for the document at /openapi.json; errors for these have words of their own.
+# For /openapi.json only; other code checks it and has its own error messages.
 _NOT_EMPTY = {"minLength": 1, "minItems": 1}
 
 
@@ -21,7 +21,7 @@ class CompletionRequest(GenerateRequest, kw_only=True):
             extra_json_schema=_NOT_EMPTY,
         ),
     ] = None
-    logprobs: Annotated[int | None, about("Alternatives to report per token.")] = None
+    logprobs: Annotated[int | None, about("Alternatives to return per token.")] = None
     suffix: str | None = None
     prompt_embeds: Any = None
 

@@ -1,4 +1,4 @@
-"""What a parser makes of a piece of output text, and the interface all parsers have."""
+"""The interface of the output parsers (tool calls, reasoning), and the deltas they return."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import msgspec
 
 
 class CallDelta(msgspec.Struct, gc=False):
-    """A piece of a tool call."""
+    """The next piece of a tool call."""
 
     index: int
     """Number of the call in its message, from 0."""
     name: str | None
-    """The function's name, in a call's first piece; None in all others."""
+    """The function's name in the call's first piece; None in all others."""
     arguments: str
     """The next piece of the arguments' JSON text."""
     id: str | None = None
-    """The call's id, beside its name; parsers leave it to :class:`penstock.generation.parsers.message`."""
+    """The call's id in its first piece; :mod:`penstock.generation.parsers.message` sets it."""
 
 
 class Delta(msgspec.Struct, gc=False):
-    """The next piece of a message. Pieces joined field by field (calls by index) are the whole message."""
+    """The next piece of a message. All pieces joined by field (calls by index) are the whole message."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[CallDelta] = msgspec.field(default_factory=list)
 
     def add(self, other: Delta) -> None:
-        """Append the piece that follows."""
+        """Append the piece that follows this one."""
         self.content += other.content
         self.reasoning += other.reasoning
         for call in other.calls:
@@ -44,18 +44,17 @@ class Delta(msgspec.Struct, gc=False):
 
 
 class OutputParser(Protocol):
-    """Takes an output's text apart as it comes. How the text is cut into pieces does not change what the
-    deltas are when joined."""
+    """Parses an output's text incrementally. The joined deltas do not depend on how the text is split."""
 
     def push(self, text: str) -> Delta:
-        """What the next piece of text adds; text that may mean something else yet is held back."""
+        """The delta of the next piece of text; text whose meaning is still open is held back."""
         ...
 
     def finish(self) -> Delta:
-        """What was held back, at the output's end."""
+        """The delta of held back text, at the output's end."""
         ...
 
     @property
     def idle(self) -> bool:
-        """Whether everything that follows is content, and nothing is held back: no need to ask again."""
+        """Whether all text that follows is content and nothing is held back; this then stays true."""
         ...

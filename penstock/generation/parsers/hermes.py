@@ -1,4 +1,4 @@
-"""Tool calls of Hermes and Qwen models: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
+"""Parses tool calls of Hermes and Qwen models: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ CLOSE = "</tool_call>"
 
 
 class HermesParser:
-    """Calls may stand anywhere in the text. Space before and between them is no content; what stands between
-    the tags and is no call, is."""
+    """Calls may occur anywhere in the text. Whitespace before and between them is dropped; text between the
+    tags that is no call is content."""
 
     markers = (OPEN, CLOSE)
     idle = False
@@ -20,14 +20,14 @@ class HermesParser:
     def __init__(self) -> None:
         self._held = ""
         self._gap = ""
-        """Space that was left out before the call that is being read."""
+        """Whitespace dropped before the current call; it becomes content if that is no call."""
         self._scanner: CallScanner | None = None
         self._closing = False
         self._calls = 0
 
     @staticmethod
     def detects(template: str) -> bool:
-        """Whether a chat template asks for this format, not for XML between the same tags."""
+        """Whether a chat template asks for this format, and not for XML between the same tags."""
         return OPEN in template and "<function=" not in template and "<arg_key>" not in template
 
     def push(self, text: str) -> Delta:
@@ -47,7 +47,7 @@ class HermesParser:
         return Delta(content=held)
 
     def _step(self, delta: Delta) -> bool:
-        """Read on; false when more text is needed."""
+        """Parse on; false if more text is needed."""
         if self._scanner is not None:
             return self._scan(self._scanner, delta)
         if self._closing:
@@ -69,27 +69,24 @@ class HermesParser:
         return True
 
     def _scan(self, scanner: CallScanner, delta: Delta) -> bool:
-        fresh = not scanner.started
-        self._held = scanner.push(self._held)
+        self._held, call = scanner.read(self._held, self._calls)
+        ended = scanner.done or scanner.broken
         if scanner.done and not scanner.started and scanner.name is not None:
-            delta.add(Delta(calls=[CallDelta(self._calls, scanner.name, "{}")]))
-        elif scanner.started:
-            name = scanner.name if fresh else None
-            arguments = scanner.take_arguments()
-            if name is not None or arguments:
-                delta.add(Delta(calls=[CallDelta(self._calls, name, arguments)]))
-        elif scanner.done or scanner.broken:
+            call = CallDelta(self._calls, scanner.name, "{}")
+        elif ended and not scanner.started:
             delta.content += self._gap + OPEN + scanner.raw
             self._scanner = None
             return True
-        if not (scanner.done or scanner.broken):
+        if call is not None:
+            delta.add(Delta(calls=[call]))
+        if not ended:
             return False
         self._calls += 1
         self._scanner, self._closing = None, True
         return True
 
     def _close(self) -> bool:
-        """After a call: its closing tag, if there is one."""
+        """Skip the closing tag after a call, if there is one."""
         rest = self._held.lstrip()
         if not rest.startswith(CLOSE) and CLOSE.startswith(rest):
             return False

@@ -1,19 +1,21 @@
-"""Outputs that are nothing but tool calls: ``{"name": …, "parameters": {…}}``, or several, as Llama 3 models
-write them with a semicolon between them, and outputs under a grammar as a list."""
+"""Parses outputs that consist of tool calls: ``{"name": …, "parameters": {…}}``, one or several.
+
+Llama 3 models separate calls by semicolons; outputs under the grammar of ``tool_choice`` are JSON lists.
+"""
 
 from __future__ import annotations
 
-from penstock.generation.parsers.delta import CallDelta, Delta
+from penstock.generation.parsers.delta import Delta
 from penstock.generation.parsers.scanner import CallScanner
 
 TAG = "<|python_tag|>"
-"""May stand before the first call."""
+"""May precede the first call."""
 _BEFORE = " \t\r\n["
 _BETWEEN = " \t\r\n;,]"
 
 
 class JsonCallsParser:
-    """An output that does not start with a call is content to its end: no text is searched for one."""
+    """An output that does not start with a call is all content."""
 
     markers = (TAG,)
 
@@ -21,7 +23,7 @@ class JsonCallsParser:
         self.idle = False
         self._held = ""
         self._prefix = ""
-        """What was read before the object in progress and is content if that is no call."""
+        """Text before the current object; it becomes content if the object is no call."""
         self._scanner: CallScanner | None = None
         self._calls = 0
 
@@ -49,7 +51,7 @@ class JsonCallsParser:
         return Delta() if self._calls and not text.strip(_BETWEEN) else Delta(content=text)
 
     def _step(self, delta: Delta) -> bool:
-        """Read on; false when more text is needed, or no call can follow."""
+        """Parse on; false if more text is needed or no call can follow."""
         if self._scanner is not None:
             return self._scan(self._scanner, delta)
         rest = self._held.lstrip(_BETWEEN if self._calls else _BEFORE)
@@ -68,13 +70,9 @@ class JsonCallsParser:
         return True
 
     def _scan(self, scanner: CallScanner, delta: Delta) -> bool:
-        fresh = not scanner.started
-        self._held = scanner.push(self._held)
-        if scanner.started:
-            name = scanner.name if fresh else None
-            arguments = scanner.take_arguments()
-            if name is not None or arguments:
-                delta.add(Delta(calls=[CallDelta(self._calls, name, arguments)]))
+        self._held, call = scanner.read(self._held, self._calls)
+        if call is not None:
+            delta.add(Delta(calls=[call]))
         if not (scanner.done or scanner.broken):
             return False
         self._scanner = None
@@ -86,7 +84,7 @@ class JsonCallsParser:
         return True
 
     def _give_up(self, delta: Delta) -> bool:
-        """What is not a call ends the search for calls."""
+        """Text that is no call: all that follows is content."""
         delta.content += self._prefix + self._held
         self._prefix = self._held = ""
         self.idle = True

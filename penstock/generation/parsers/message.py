@@ -1,4 +1,4 @@
-"""One choice's output as a message: reasoning split off, then tool calls."""
+"""Splits one choice's output into reasoning, tool calls and content."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from penstock.generation.parsers.delta import Delta, OutputParser
 
 
 def new_call_id() -> str:
-    """An id in the shape of OpenAI's."""
+    """A tool call id in OpenAI's format."""
     return f"call_{secrets.token_hex(12)}"
 
 
 class MessageFormat(NamedTuple):
-    """What the outputs of one request consist of, beside content; the same for all of its choices."""
+    """Which parsers the outputs of one request need; the same for all of its choices."""
 
     reasoning: Callable[[], OutputParser] | None = None
-    """Makes the parser that splits reasoning off; None: there is none."""
+    """Makes the parser of reasoning; None: there is no reasoning."""
     tools: Callable[[], OutputParser] | None = None
-    """Makes the parser that reads tool calls; None: there are none."""
+    """Makes the parser of tool calls; None: there are no calls."""
     show_reasoning: bool = True
-    """Whether reasoning is sent, or dropped."""
+    """Whether reasoning is sent; otherwise it is dropped."""
     one_call: bool = False
-    """Whether all calls but the first are dropped."""
+    """Whether calls after the first are dropped."""
     named: bool = False
-    """Whether the request names the function that is called."""
+    """Whether the request names the function to call."""
 
 
 class MessageParser:
-    """Runs the parsers of a request over one choice: what the first leaves as content goes to the second."""
+    """Runs the parsers of a request over one choice: the content of the first one is input of the second."""
 
     def __init__(self, format: MessageFormat, new_id: Callable[[], str] = new_call_id) -> None:
         self._format = format
@@ -38,15 +38,15 @@ class MessageParser:
         self._tools = format.tools() if format.tools else None
         self._new_id = new_id
         self.called = False
-        """Whether the model has chosen to call."""
+        """Whether the model has decided to call a tool."""
 
     @property
     def idle(self) -> bool:
-        """Whether everything that follows is content."""
+        """Whether all text that follows is content."""
         return (self._reasoning is None or self._reasoning.idle) and (self._tools is None or self._tools.idle)
 
     def push(self, text: str, *, last: bool) -> Delta:
-        """What the next piece of the output adds to the message; ``last``: it is the final one."""
+        """The delta of the next piece of the output; ``last``: it is the final one."""
         if self._reasoning is None:
             delta = Delta(content=text)
         else:
@@ -60,10 +60,11 @@ class MessageParser:
             delta.add(self._tools.push(content))
             if last:
                 delta.add(self._tools.finish())
-            self._settle_calls(delta)
+            self._complete_calls(delta)
         return delta
 
-    def _settle_calls(self, delta: Delta) -> None:
+    def _complete_calls(self, delta: Delta) -> None:
+        """Drop surplus calls and give new ones their ids."""
         if self._format.one_call:
             delta.calls = [call for call in delta.calls if call.index == 0]
         for call in delta.calls:

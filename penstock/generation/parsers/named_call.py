@@ -1,4 +1,4 @@
-"""An output that is the arguments of one call, because the request names the function."""
+"""Parses outputs that are the arguments of one call, whose function the request names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from penstock.generation.parsers.delta import CallDelta, Delta
 
 
 class NamedCallParser:
-    """All text is arguments."""
+    """All text is arguments of the call."""
 
     idle = False
 

@@ -1,4 +1,4 @@
-"""The parsers by the names options give them, and which of them a model needs."""
+"""Tool call and reasoning parsers by option name, and the detection of those that a model needs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ REASONING_PARSERS: dict[str, type[ThinkParser]] = {"think": ThinkParser}
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
-    """How a model writes tool calls and reasoning; None: it does not, or in a way that is not known."""
+    """How a model writes tool calls and reasoning; None: not at all, or in an unknown format."""
 
     tools: type[HermesParser] | type[JsonCallsParser] | None = None
     reasoning: type[ThinkParser] | None = None
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts the parsers look for; where they are special tokens, outputs must keep those."""
+        """Texts the parsers search for; if they are special tokens, outputs must keep special tokens."""
         tools = self.tools.markers if self.tools else ()
         return (*tools, *(self.reasoning.markers if self.reasoning else ()))
 
 
 def output_format(tool_parser: str, reasoning_parser: str, template: str) -> OutputFormat:
-    """The format that options name. ``template``: text of the chat template, which decides for ``auto``."""
+    """The format for the options' parser names. ``template``: chat template text, which decides ``auto``."""
     tools = next((each for each in TOOL_PARSERS.values() if each.detects(template)), None)
     reasoning = next((each for each in REASONING_PARSERS.values() if each.detects(template)), None)
     return OutputFormat(

@@ -1,9 +1,11 @@
-"""A tool call's JSON object, read as it comes: ``{"name": "f", "arguments": {"x": 1}}``."""
+"""Incremental scanner of one tool call's JSON object: ``{"name": "f", "arguments": {"x": 1}}``."""
 
 from __future__ import annotations
 
 import json
 from enum import Enum, auto
+
+from penstock.generation.parsers.delta import CallDelta
 
 _SPACE = " \t\r\n"
 ARGUMENTS = frozenset(("arguments", "parameters"))
@@ -24,15 +26,15 @@ class _State(Enum):
 
 
 class CallScanner:
-    """Reads one object. Arguments that are an object are passed on as they come, letter by letter, once the
-    name is known; the JSON within them is the model's own and not checked beyond its brackets."""
+    """Scans one object. Once the name is known, arguments that are an object are returned as they arrive;
+    only their brackets and strings are checked."""
 
     def __init__(self) -> None:
         self.raw = ""
-        """All that has been read."""
+        """All text that was read."""
         self.name: str | None = None
         self.started = False
-        """Whether this is a call: it has a name, and arguments have begun."""
+        """Whether this is a call: it has a name, and its arguments have begun."""
         self._state = _State.START
         self._key = ""
         self._value = ""
@@ -43,16 +45,25 @@ class CallScanner:
 
     @property
     def done(self) -> bool:
-        """The object's closing brace has been read."""
+        """Whether the object's closing brace was read."""
         return self._state is _State.DONE
 
     @property
     def broken(self) -> bool:
-        """What came is no object of this kind; the character that shows it has not been read."""
+        """Whether the text is no such object; the first wrong character was not read."""
         return self._state is _State.BROKEN
 
+    def read(self, text: str, index: int) -> tuple[str, CallDelta | None]:
+        """Read on. Returns the rest of ``text`` after the object's end (see :meth:`push`), and the next piece
+        of call number ``index``, if there is one."""
+        first = not self.started
+        rest = self.push(text)
+        name = self.name if first and self.started else None
+        arguments = self.take_arguments()
+        return rest, CallDelta(index, name, arguments) if name is not None or arguments else None
+
     def push(self, text: str) -> str:
-        """Read; returns what is left of ``text`` when the object is done or broken, else nothing."""
+        """Read on. Returns the rest of ``text`` if the object is done or broken, otherwise nothing."""
         for place, char in enumerate(text):
             self._read(char)
             if self._state is _State.BROKEN:
@@ -65,7 +76,7 @@ class CallScanner:
         return ""
 
     def take_arguments(self) -> str:
-        """Text of the arguments since the last call."""
+        """The text of the arguments since the last call."""
         if not self.started:
             return ""
         ready, self._ready = self._ready, ""
@@ -157,14 +168,14 @@ class CallScanner:
             elif self._ready:  # the arguments came first
                 self.started = True
         elif self._key in ARGUMENTS and not nested:
-            # Some models write the object as a string; null stands for no arguments.
+            # Some models write the object as a string, and null for no arguments.
             text = _decoded(self._value)
             self._ready = text if text is not None else "{}" if self._value == "null" else self._value
             self.started = self.name is not None
 
 
 def _decoded(literal: str) -> str | None:
-    """The string of a JSON string literal; None for anything else."""
+    """The value of a JSON string literal; None for anything else."""
     try:
         value = json.loads(literal, strict=False)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Reasoning between ``<think>`` and ``</think>`` at an output's start."""
+"""Parses reasoning between ``<think>`` and ``</think>`` at an output's start."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ CLOSE = "</think>"
 
 
 class ThinkParser:
-    """Reasoning starts with the tag, or in the prompt: some templates open it for the model."""
+    """Reasoning starts with the tag; some templates put the tag at the end of the prompt."""
 
     markers = (OPEN, CLOSE)
 
     def __init__(self, prompt: str) -> None:
-        """``prompt``: the text the output follows."""
+        """``prompt``: the text before the output."""
         self.idle = False
         self._inside = prompt.rstrip().endswith(OPEN)
         self._held = ""
 
     @staticmethod
     def detects(template: str) -> bool:
-        """Whether a chat template knows this format."""
+        """Whether a chat template uses this format."""
         return CLOSE in template
 
     def push(self, text: str) -> Delta:

@@ -1,0 +1,36 @@
+"""Limits and callbacks that all connections of one HTTP server share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock.http.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits per server and per connection."""
+
+    header_timeout_s: float = 30.0
+    """Maximum duration of a TLS handshake, and of receiving one request."""
+    keep_alive_timeout_s: float = 75.0
+    """Idle time after which a connection is closed."""
+    max_connections: int = 65536
+    max_header_bytes: int = 65536
+    """Maximum size of the request line and headers."""
+    max_backlog: int = 4 * 1024 * 1024
+    """Maximum number of reply bytes that wait for one client."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ConnectionSettings:
+    """One object per server; each of its connections keeps a reference."""
+
+    limits: Limits = field(default_factory=Limits)
+    on_refusal: Callable[[ApiError], None] = lambda error: None
+    """Called for each request that is answered without the application."""
+    on_lost: Callable[[], None] = lambda: None
+    """Called for each connection that closes."""
+    close_after_reply: bool = False
+    """True once the process is about to end: every reply is then the last one of its connection."""

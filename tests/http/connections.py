@@ -1,0 +1,82 @@
+"""One connection without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvicorn
+
+from penstock.http.asgi import send_json
+from penstock.http.connection_settings import ConnectionSettings
+from penstock.http.http1 import ServerProtocol
+
+REQUEST = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class FakeTransport(asyncio.Transport):
+    """Keeps what is written; ``unread`` of it is said to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.unread = 0
+        self.end = ""
+        self.high_water: int | None = None
+        self.reading = True
+        self.extra = dict[str, Any]()
+
+    def write(self, data: Any) -> None:
+        assert not self.end
+        self.written += data
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high_water = high
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.extra.get(name, default)
+
+    def is_closing(self) -> bool:
+        return bool(self.end)
+
+    def close(self) -> None:
+        self.end = self.end or "close"
+
+    def abort(self) -> None:
+        self.end = "abort"
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+App = Callable[[Any, Any, Any, Any], Awaitable[None]]
+
+
+async def answer(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+    await send_json(send, b"{}")
+
+
+def connection(
+    app: App = answer, settings: ConnectionSettings | None = None, **extra: Any
+) -> tuple[ServerProtocol, FakeTransport]:
+    """A connection of a server with ``app``, within a running loop; ``extra``: of its transport."""
+    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, proxy_headers=False)
+    state = uvicorn.Server(config).server_state
+    protocol = ServerProtocol(config, state, settings or ConnectionSettings())
+    transport = FakeTransport()
+    transport.extra |= extra
+    protocol.connection_made(transport)
+    protocol.idle_since = 0.0
+    return protocol, transport
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
