@@ -155,7 +155,7 @@ def _attend(
         shape = (pairs, group, part.length, size)
         key, value = key[:, None].expand(shape), value[:, None].expand(shape)
         attended = scaled_dot_product_attention(grouped, key, value, attn_mask=visible, scale=1.0)
-    return attended.view(streams, heads, width, size).transpose(1, 2).reshape(-1, heads, size)
+    return attended.reshape(streams, heads, width, size).transpose(1, 2).reshape(-1, heads, size)
 
 
 def _alibi(slopes: Tensor, distance: Tensor) -> Tensor:
