@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.wire.control import Launch, Role
 
 

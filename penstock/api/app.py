@@ -20,7 +20,7 @@ from penstock.api.models import model_list
 from penstock.api.openapi import docs_page, openapi_document
 from penstock.api.operations import OperationRoutes
 from penstock.api.tokenize import TokenizeRoutes
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.dialect import Dialect
 from penstock.generation.model_info import ModelInfo

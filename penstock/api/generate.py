@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import NamedTuple
 
 from penstock.api.exchange import Exchange, Handler
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import RoutingHints
 from penstock.generation.collected import CollectedReply
 from penstock.generation.dialect import Dialect, ReplyFormat

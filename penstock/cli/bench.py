@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Never, TypeVar
 import msgspec
 
 from penstock.cli.command import Command
-from penstock.config.bench import (
-    OF_STARTED_SERVER,
-    BenchEngineConfig,
-    BenchGatewayConfig,
-    BenchHostConfig,
-)
+from penstock.config.bench import OF_STARTED_SERVER, BenchEngineConfig, BenchGatewayConfig, BenchHostConfig
 from penstock.config.errors import ConfigError
 from penstock.config.origins import Origins
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.cli.command import Command
-from penstock.config.options import ServeConfig
 from penstock.config.origins import Origins
+from penstock.config.serve import ServeConfig
 
 
 def run(config: ServeConfig, origins: Origins) -> int:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.config.describe import option
-from penstock.config.groups.synthetic import STEP_MS
+from penstock.config.options.synthetic import STEP_MS
 
 # -- of several commands
 

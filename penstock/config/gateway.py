@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.config.describe import option
-from penstock.config.groups import http
+from penstock.config.options import http
 
 Url = Annotated[str, Meta(pattern=r"^https?://[^/@?#]+/?$")]
 """URL of an endpoint: scheme, host and optional port."""

@@ -15,10 +15,11 @@ import msgspec
 
 from penstock import __version__
 from penstock.generation.collected import CollectedReply
-from penstock.generation.dialect import ReplyFormat, TokenUsage
+from penstock.generation.dialect import ReplyFormat
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.parsers.delta import Delta
 from penstock.generation.replies import Choice
+from penstock.generation.token_usage import TokenUsage
 from penstock.http.admission import stream_failed
 from penstock.http.asgi import encode_json
 from penstock.streaming.stream import StreamError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.dialects.chat import openapi as chat
 from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.completions import openapi as completions

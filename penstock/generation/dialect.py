@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from penstock.generation.parsers.delta import Delta
 from penstock.generation.plan import RequestPlan
+from penstock.generation.token_usage import TokenUsage
 from penstock.http.errors import ApiError
 from penstock.streaming.stream import StreamError
 from penstock.wire.messages import KVTransferParams
@@ -20,15 +21,6 @@ from penstock.wire.messages import KVTransferParams
 if TYPE_CHECKING:
     from penstock.generation.collected import CollectedReply
     from penstock.generation.logprobs import TokenLogprobs
-
-
-class TokenUsage(NamedTuple):
-    """Token counts of a request, or of one choice so far."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int | None
-    """Prompt tokens found in the prefix cache; None: not reported."""
 
 
 class ReplyFormat(ABC):

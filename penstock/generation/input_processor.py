@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.config.options import ServeConfig
-from penstock.generation import sampling_params
+from penstock.config.serve import ServeConfig
+from penstock.generation import request_validation
 from penstock.generation.body_decoder import BodyDecoder
 from penstock.generation.chat_template import RESERVED, ChatTemplate
 from penstock.generation.conversation import conversation
@@ -97,7 +97,7 @@ class InputProcessor:
         """A plan from the fields that dialects share. ``max_tokens``: None for as many as the context allows;
         ``logprobs``: alternatives per token, -1 for none. Raises ApiError."""
         most = self._max_tokens if max_tokens is None else min(max_tokens or 1, self._max_tokens)
-        base = sampling_params.parse_sampling_params(
+        base = request_validation.parse_sampling_params(
             request,
             self.model_info,
             self._tokenizer,
@@ -128,7 +128,7 @@ class InputProcessor:
             plan.n = request.n
         if request.best_of is not None:
             self._set_best_of(plan, request.best_of)
-        sampling_params.check_streams(len(prompts), plan.n)
+        request_validation.check_streams(len(prompts), plan.n)
         self._set_reply(plan, request)
         if request.priority is not None:
             plan.priority = request.priority
@@ -149,7 +149,7 @@ class InputProcessor:
         if options is not None and not plan.stream:
             raise refused("Stream options can only be defined when `stream=True`.", "stream_options")
         if request.prompt_logprobs is not None:
-            sampling_params.check_prompt_logprobs(
+            request_validation.check_prompt_logprobs(
                 request.prompt_logprobs, self._max_logprobs, stream=plan.stream
             )
             plan.prompt_logprobs = request.prompt_logprobs
@@ -159,7 +159,7 @@ class InputProcessor:
             plan.include_usage |= bool(options.include_usage)
             plan.continuous_usage = plan.include_usage and bool(options.continuous_usage_stats)
         if request.stop is not None:
-            plan.stop = sampling_params.stop_strings(request.stop)
+            plan.stop = request_validation.stop_strings(request.stop)
         if request.include_stop_str_in_output:
             plan.include_stop_str = True
         plan.interval = self._interval_policy.interval(request, streamed=plan.stream or bool(plan.stop))
@@ -169,7 +169,7 @@ class InputProcessor:
             plan.return_token_ids = True
 
     def _set_best_of(self, plan: RequestPlan, best_of: int) -> None:
-        sampling_params.check_best_of(best_of, plan.n, stream=plan.stream)
+        request_validation.check_best_of(best_of, plan.n, stream=plan.stream)
         if best_of > plan.n and plan.base.temperature > 0:  # greedy choices are equal
             plan.kept, plan.n = plan.n, best_of
             plan.base = msgspec.structs.replace(plan.base, logprobs=max(0, plan.base.logprobs))

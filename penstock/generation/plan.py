@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.generation import sampling_params
+from penstock.generation import request_validation
 from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.stream_interval import EVERY_TOKEN, StreamInterval
 from penstock.generation.structured_output import Constraint
@@ -74,14 +74,14 @@ class RequestPlan(msgspec.Struct, gc=False):
         base = self.base
         room = self.max_model_len - prompt_len
         if room < 1 or prompt_len < 1:
-            sampling_params.check_prompt_len(prompt_len, self.max_model_len)
+            request_validation.check_prompt_len(prompt_len, self.max_model_len)
         if room >= base.max_tokens:
             if index == 0:
                 return base
             room = base.max_tokens
         elif base.min_tokens > room:
-            sampling_params.check_min_tokens(base.min_tokens, room)
-        seed = base.seed + index & sampling_params.SEED_MASK
+            request_validation.check_min_tokens(base.min_tokens, room)
+        seed = base.seed + index & request_validation.SEED_MASK
         # One choice gets the prompt's logprobs for all; streamed choices need them before their first event.
         scores = base.prompt_logprobs if index == 0 or self.stream else -1
         return msgspec.structs.replace(base, max_tokens=room, seed=seed, prompt_logprobs=scores)

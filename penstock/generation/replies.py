@@ -14,11 +14,12 @@ import msgspec
 import tokenizers
 
 from penstock.dispatch.engine_client import EngineClient
-from penstock.generation.dialect import ReplyFormat, TokenUsage
+from penstock.generation.dialect import ReplyFormat
 from penstock.generation.logprobs import LogprobCollector, PromptLogprobFormatter
 from penstock.generation.parsers.delta import Delta
 from penstock.generation.parsers.message import MessageParser
 from penstock.generation.plan import RequestPlan
+from penstock.generation.token_usage import TokenUsage, count_usage
 from penstock.streaming.assembler import Assembler, TextDelta
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.request_states import ReplyEvent, ReplyState, next_reply_state
@@ -312,10 +313,8 @@ class RequestReply(ABC):
         self.context.streams.discard(stream)
 
     def usage(self) -> TokenUsage:
-        """Token counts; a prompt counts once, whatever ``n`` is."""
-        prompts = {id(choice.prompt): choice.prompt.length for choice in self.choices}
-        generated = sum(choice.generated for choice in self.choices)
-        return TokenUsage(sum(prompts.values()), generated, self.cached)
+        """Token counts of all choices."""
+        return count_usage(self.choices, self.cached)
 
     # -- text
 

@@ -1,6 +1,6 @@
 """Request body fields that APIs share, with their JSON types: all fields of OpenAI's and vLLM's endpoints.
 
-Only types are checked here. :mod:`penstock.generation.sampling_params` checks values, and
+Only types are checked here. :mod:`penstock.generation.request_validation` checks values, and
 :mod:`penstock.generation.unsupported` refuses known fields that are unsupported. A ``null`` field is treated
 as absent. Descriptions become part of ``/openapi.json``.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.generation.request_schemas import GenerateRequest
 from penstock.http.errors import refused
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock.generation.dialect import ReplyFormat, TokenUsage
+from penstock.generation.dialect import ReplyFormat
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies import Choice, Prompt, RequestContext, RequestReply, prompt_token_ids
+from penstock.generation.token_usage import TokenUsage
 from penstock.http.sink import Sink
 from penstock.streaming.chunked import chunk
 from penstock.streaming.request_states import ReplyEvent, ReplyState

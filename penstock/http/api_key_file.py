@@ -12,8 +12,8 @@ import msgspec
 
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
-from penstock.config.options import ServeConfig
 from penstock.config.origins import Origins
+from penstock.config.serve import ServeConfig
 
 log = logging.getLogger(__name__)
 

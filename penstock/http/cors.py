@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.http.asgi import request_header
 from penstock.http.errors import ApiError
 from penstock.http.sink import Scope

@@ -1,7 +1,7 @@
 """The HTTP/1.1 server protocol: one object per client connection; reply bytes reach the socket here.
 
 Extends uvicorn's :class:`HttpToolsProtocol` for many long streams: streamed replies write to the connection
-directly, connections and request times are limited, slow clients are cut (:meth:`ServerProtocol.cut_if_slow`;
+directly, connections and request times are limited, slow clients are cut (:mod:`penstock.http.slow_clients`;
 ``generation/streamed.py`` limits the backlog of a stream), and errors have OpenAI's shape. It relies on
 private parts of uvicorn; ``tests/http/test_uvicorn_contract.py`` names all of them.
 """
@@ -23,6 +23,7 @@ from penstock.http.admission import unavailable
 from penstock.http.connection_settings import ConnectionSettings
 from penstock.http.errors import ApiError
 from penstock.http.sink import Listener
+from penstock.http.slow_clients import SlowClientTimer, Verdict
 from penstock.streaming.chunked import LAST_CHUNK, chunk, unframed
 
 log = logging.getLogger(__name__)
@@ -75,14 +76,7 @@ class ServerProtocol(HttpToolsProtocol):
         self._descriptor = -1 if own is None else own.fileno()
         # Half of the backlog is for bytes written before the client counts as slow, half for later ones.
         transport.set_write_buffer_limits(min(HIGH_WATER_BYTES, self._limits.max_backlog // 2))
-        self.waiting_since: float | None = None
-        """When the incomplete request began to arrive; None if there is none."""
-        self.idle_since: float | None = time.monotonic()
-        """Since when there has been no request; idle connections are closed without a reply."""
-        self._unread = 0
-        """Unsent reply bytes at the last sweep."""
-        self._still_since = 0.0
-        """When that number last changed."""
+        self.timer = SlowClientTimer(time.monotonic())
         self._listener: Listener | None = None
         self._reply_headers: Sequence[tuple[bytes, bytes]] = ()
         """Headers that the application adds to a streamed reply."""
@@ -101,7 +95,7 @@ class ServerProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._descriptor = -1  # about to be closed; another connection may get the number
-        self.waiting_since = self.idle_since = None
+        self.timer.on_close()
         self._abandon()
         self._active = None
         # Breaks reference cycles.
@@ -170,40 +164,33 @@ class ServerProtocol(HttpToolsProtocol):
         self.flow.pause_reading()
 
     def cut_if_slow(self, now: float, request_timeout_s: float, keep_alive_s: float) -> None:
-        """Close a connection that receives its request too slowly, that is idle for too long, or whose client
-        does not read the end of its reply. The server's sweep calls it."""
-        if self.waiting_since is not None and self.flow.read_paused:
-            self.waiting_since = now  # the server itself does not read the request
-        if self.waiting_since is not None and now - self.waiting_since > request_timeout_s:
-            self.waiting_since = None
-            self._refuse(
-                ApiError(
-                    408, f"The request did not arrive within {request_timeout_s:g} s.", type="TimeoutError"
-                )
-            )
-        elif self.waiting_since is None:
-            self._cut_if_still(now, keep_alive_s)
-
-    def _cut_if_still(self, now: float, keep_alive_s: float) -> None:
-        """Streams are exempt: they may be silent, and they limit their backlog themselves."""
-        unread = self.unread()
-        if unread != self._unread:  # the client reads
-            self._unread, self._still_since = unread, now
-        active = self._active
-        if active is not None and not active.response_complete and (active.chunked_encoding or not unread):
-            return
-        if now - max(self._still_since, self.idle_since or 0.0) > keep_alive_s:
-            if unread:
-                self.transport.abort()
-            else:
+        """Close or abort the connection if its client is too slow. The server's sweep calls it."""
+        unread, active = self.unread(), self._active
+        replying = (
+            active is not None and not active.response_complete and (active.chunked_encoding or not unread)
+        )
+        verdict = self.timer.check(
+            now,
+            request_timeout_s,
+            keep_alive_s,
+            reading=not self.flow.read_paused,
+            replying=replying,
+            unread=unread,
+        )
+        match verdict:
+            case Verdict.REQUEST_TIMEOUT:
+                text = f"The request did not arrive within {request_timeout_s:g} s."
+                self._refuse(ApiError(408, text, type="TimeoutError"))
+            case Verdict.IDLE:
                 self.transport.close()
+            case Verdict.NOT_READING:
+                self.transport.abort()
 
     # -- per request
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.waiting_since = time.monotonic()
-        self.idle_since = None
+        self.timer.on_request_begin(time.monotonic())
         self._head, self._head_is_new = 0, True
 
     def on_headers_complete(self) -> None:
@@ -222,7 +209,7 @@ class ServerProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self.waiting_since = None
+        self.timer.on_request_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._active = cycle
@@ -262,7 +249,7 @@ class ServerProtocol(HttpToolsProtocol):
             self._start_asgi_task(cycle, app)
         else:
             self._active = None
-            self.idle_since = time.monotonic()
+            self.timer.on_last_reply(time.monotonic())
 
     # -- the sink of a streamed reply: see Sink
 

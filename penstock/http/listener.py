@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import psutil
 
 from penstock.config.errors import ConfigError
-from penstock.config.options import ServeConfig
 from penstock.config.origins import Origins
+from penstock.config.serve import ServeConfig
 from penstock.exit_codes import StartupError
 from penstock.http.unix_socket import unix_socket
 

@@ -9,7 +9,7 @@ import ssl
 from typing import NoReturn
 
 from penstock.config.errors import ConfigError
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.config.groups.processes import GcPolicy
+from penstock.config.options.processes import GcPolicy
 
 GENERATIONS = 3
 PAUSE_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)

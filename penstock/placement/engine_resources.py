@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 
 
 def resources_of(config: ServeConfig) -> dict[str, float]:

@@ -14,10 +14,10 @@ from setproctitle import setproctitle
 
 from penstock import logging_setup
 from penstock.config.errors import ConfigError
-from penstock.config.groups.hosts import HEAD
 from penstock.config.introspect import options_of
-from penstock.config.options import ServeConfig
+from penstock.config.options.hosts import HEAD
 from penstock.config.origins import Origins
+from penstock.config.serve import ServeConfig
 from penstock.exit_codes import EXIT_FAILED, StartupError, exit_code_of
 from penstock.http.api_key_file import load_api_keys
 from penstock.http.listener import ListenSocket, open_listener

@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.wire.curve import ClusterKey
 
 # Maximum bytes of a line, newline included. The largest message, Launch, takes about 1 kB.

@@ -10,7 +10,7 @@ import pytest
 from penstock.api.access_log import AccessLog
 from penstock.api.exchange import Exchange
 from penstock.dialects.completions.reply import CompletionReply
-from penstock.generation.dialect import TokenUsage
+from penstock.generation.token_usage import TokenUsage
 
 
 class FakeReply:

@@ -13,7 +13,7 @@ from penstock.bench.server_process import ServerProcess, serve_arguments
 from penstock.cli import parser
 from penstock.cli.serve import COMMAND
 from penstock.config.bench import BenchHostConfig
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.config.sources import resolve
 
 

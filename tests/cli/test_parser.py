@@ -8,7 +8,7 @@ from penstock.cli import chat, complete, serve
 from penstock.cli.parser import build, help_text, parse
 from penstock.config.errors import ConfigError
 from penstock.config.introspect import options_of
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from types import ModuleType
 import pytest
 
 from penstock.cli.main import main
-from penstock.config.options import ServeConfig
 from penstock.config.origins import Origin, Origins
+from penstock.config.serve import ServeConfig
 
 
 def test_the_supervisor_gets_config_and_origins(monkeypatch: pytest.MonkeyPatch) -> None:

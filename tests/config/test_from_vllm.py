@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from penstock.config.introspect import options_of
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.vllm.arguments import OTHER_NAME, REFUSED, SAME_NAME
 
 PAGES = Path(__file__).parent.parent.parent / "docs"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 
 FLEET: dict[str, Any] = {"coordinator": "tcp://head:5000", "cluster_key_file": "k", "data_parallel_size": 4}
 

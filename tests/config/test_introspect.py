@@ -8,7 +8,7 @@ import pytest
 from penstock.config.client import ChatConfig, CompleteConfig, short
 from penstock.config.describe import option
 from penstock.config.introspect import options_of, without_secrets
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

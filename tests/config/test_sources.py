@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from penstock.config.client import ChatConfig
 from penstock.config.errors import ConfigError
 from penstock.config.introspect import HIDDEN, Option, options_of
-from penstock.config.options import ServeConfig
 from penstock.config.origins import Origin
+from penstock.config.serve import ServeConfig
 from penstock.config.sources import resolve
 
 

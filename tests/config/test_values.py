@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from penstock.config.bench import BenchEngineConfig
 from penstock.config.errors import ConfigError
 from penstock.config.introspect import Option, options_of
-from penstock.config.options import ServeConfig
 from penstock.config.origins import Origin
+from penstock.config.serve import ServeConfig
 from penstock.config.values import convert, parse_integer, parse_number
 
 OPTIONS = {one.field: one for one in options_of(ServeConfig)}

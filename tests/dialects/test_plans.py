@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.request_schema import ChatCompletionRequest
 from penstock.dialects.completions.request_schema import CompletionRequest
 from penstock.generation.chat_template import ChatTemplate

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.loop.process import EngineLoop
 from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.wire.channel import ChildChannel, ControlChannel

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables

@@ -10,7 +10,7 @@ from typing import Any
 
 import zmq
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.wire.channel import ChildChannel
 from penstock.wire.control import Launch
 from penstock.wire.messages import ENGINE_PROTOCOL_VERSION, Hello, RpcCall, RpcReply, Welcome, encode

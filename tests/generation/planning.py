@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.api.tokenize import TokenizeRoutes
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.completions.dialect import Completions
 from penstock.generation.chat_template import ChatTemplate

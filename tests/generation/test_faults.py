@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.base import StepRows
 from penstock.engine.loop.publisher import Publisher
 from penstock.engine.synthetic.engine import InjectedFault, SyntheticEngine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.config.sources import resolve
 from penstock.dialects.completions.request_schema import CompletionRequest
 from penstock.generation.stream_interval import NOT_STREAMED, IntervalPolicy, StreamInterval

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.generation.chat_template import ChatTemplate
 from penstock.generation.parsers.hermes import HermesParser
 from penstock.generation.parsers.message import MessageFormat

@@ -73,7 +73,7 @@ def connection(
     transport = FakeTransport()
     transport.extra |= extra
     protocol.connection_made(transport)
-    protocol.idle_since = 0.0
+    protocol.timer.idle_since = 0.0
     return protocol, transport
 
 

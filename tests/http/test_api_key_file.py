@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.config.options import ServeConfig
 from penstock.config.origins import Origin
+from penstock.config.serve import ServeConfig
 from penstock.http.api_key_file import load_api_keys
 
 

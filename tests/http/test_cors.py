@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.http.cors import Cors
 from penstock.http.errors import ApiError
 

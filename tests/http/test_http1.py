@@ -34,10 +34,10 @@ def test_a_request_has_its_time_to_arrive() -> None:
     async def run() -> None:
         protocol, transport = connection()
         protocol.data_received(REQUEST[:10])
-        assert protocol.waiting_since is not None
-        protocol.cut_if_slow(protocol.waiting_since + 30.0, *TIMES)
+        assert protocol.timer.waiting_since is not None
+        protocol.cut_if_slow(protocol.timer.waiting_since + 30.0, *TIMES)
         assert (transport.end, transport.written) == ("", b"")
-        protocol.cut_if_slow(protocol.waiting_since + 30.1, *TIMES)
+        protocol.cut_if_slow(protocol.timer.waiting_since + 30.1, *TIMES)
         assert transport.end == "close"
         assert transport.written.startswith(b"HTTP/1.1 408 ")
 
@@ -50,7 +50,7 @@ def test_a_client_that_does_not_read_its_reply_is_cut() -> None:
         protocol.data_received(REQUEST)
         await settle()
         assert transport.written.startswith(b"HTTP/1.1 200")
-        protocol.idle_since = 0.0
+        protocol.timer.idle_since = 0.0
         for now, unread in ((60.0, 300), (120.0, 200), (180.0, 100), (255.0, 100)):
             transport.unread = unread
             protocol.cut_if_slow(now, *TIMES)
@@ -111,8 +111,8 @@ def test_a_request_is_not_late_while_the_server_does_not_read() -> None:
         protocol.data_received(REQUEST + REQUEST + REQUEST[:10])
         await settle()
         assert not transport.reading
-        assert protocol.waiting_since is not None
-        protocol.cut_if_slow(protocol.waiting_since + 1000, *TIMES)
+        assert protocol.timer.waiting_since is not None
+        protocol.cut_if_slow(protocol.timer.waiting_since + 1000, *TIMES)
         assert b"408" not in transport.written
         assert transport.end == ""
         await end_tasks()

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.config.options import ServeConfig
 from penstock.config.origins import Origin
+from penstock.config.serve import ServeConfig
 from penstock.exit_codes import StartupError
 from penstock.http import listener
 from penstock.http.listener import listen, open_listener

@@ -9,7 +9,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 
 from penstock.config.errors import ConfigError
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.http.tls import CertificateWatch, server_context
 from tests.certificates import Certificates
 

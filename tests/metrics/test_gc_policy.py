@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from penstock.config.groups.processes import GcPolicy
+from penstock.config.options.processes import GcPolicy
 from penstock.metrics import gc_policy
 from penstock.metrics.gc_policy import GarbageCollector, GcPauses
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import pytest
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.placement import actor_placement
 from penstock.placement.actor_placement import PlacedActor, PlacementError, place
 from penstock.wire.control import Launch

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.placement.engine_resources import resources_of
 
 KEY = "/unread"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL
 from penstock.placement.process_actor import ProcessActor
 from penstock.supervisor.startup.model_resolution import DEMO_DIR, resolve_model

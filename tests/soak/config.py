@@ -10,7 +10,7 @@ from msgspec import Meta
 from penstock.bench.server_process import BASE_MODEL_LEN, serve_command
 from penstock.config.bench import Report, ServerArgs, Timeout, check_server_args
 from penstock.config.describe import option
-from penstock.config.groups.synthetic import STEP_MS
+from penstock.config.options.synthetic import STEP_MS
 
 SOAK_BACKLOG = 256 * 1024
 """Bytes a server holds for a client that does not read. Small, so that such clients are disconnected soon."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from penstock.wire.messages import SamplingParams, Submit

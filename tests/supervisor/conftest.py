@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from tests.supervisor.harness import PATIENCE_S, Running, Serve
 
 HERE = Path(__file__).parent

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.config.errors import ConfigError
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.supervisor.children.module_command import module_command
 from penstock.supervisor.main import serve
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.wire.control import (
     MAX_LINE_BYTES,
     AgreedState,

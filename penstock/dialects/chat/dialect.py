@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.reply import ChatReply
 from penstock.dialects.chat.request_schema import UNSUPPORTED, ChatCompletionRequest
-from penstock.generation import sampling_params
+from penstock.generation import request_validation
 from penstock.generation.dialect import Dialect
 from penstock.generation.input_processor import InputProcessor, opens_turn
 from penstock.generation.parsers.message import MessageFormat
@@ -47,7 +47,7 @@ class ChatCompletions(Dialect):
         if max_tokens is None:
             max_tokens, field = request.max_tokens, "max_tokens"
         if max_tokens is not None:
-            sampling_params.check_max_tokens(max_tokens, processor.model_info.max_model_len, field)
+            request_validation.check_max_tokens(max_tokens, processor.model_info.max_model_len, field)
         opening = opens_turn(request.add_generation_prompt, request.continue_final_message)
         text = processor.render(
             request.messages,
@@ -79,7 +79,7 @@ class ChatCompletions(Dialect):
         if alternatives:
             if not request.logprobs:
                 raise refused("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
-            sampling_params.check_logprobs(alternatives, self._max_logprobs, "top_logprobs")
+            request_validation.check_logprobs(alternatives, self._max_logprobs, "top_logprobs")
         return alternatives if request.logprobs else -1
 
     def _message_format(

@@ -7,10 +7,10 @@ from typing import Any
 
 from penstock.dialects.openai_reply import OpenAIReply, usage_field
 from penstock.generation.collected import CollectedReply
-from penstock.generation.dialect import TokenUsage
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.parsers.delta import CallDelta, Delta
 from penstock.generation.replies import Choice, prompt_token_ids
+from penstock.generation.token_usage import TokenUsage
 from penstock.http.asgi import encode_json
 from penstock.streaming.token_table import escape_json
 

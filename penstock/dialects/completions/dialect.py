@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.dialects.completions.reply import CompletionReply
 from penstock.dialects.completions.request_schema import UNSUPPORTED, CompletionRequest
-from penstock.generation import sampling_params
+from penstock.generation import request_validation
 from penstock.generation.dialect import Dialect
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.plan import RequestPlan
@@ -36,11 +36,11 @@ class Completions(Dialect):
         processor.check_model(request.model)
         logprobs = -1
         if request.logprobs is not None:
-            sampling_params.check_logprobs(logprobs := request.logprobs, self._max_logprobs)
+            request_validation.check_logprobs(logprobs := request.logprobs, self._max_logprobs)
         max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         model_info = processor.model_info
         if max_tokens or not request.echo:
-            sampling_params.check_max_tokens(max_tokens, model_info.max_model_len)
+            request_validation.check_max_tokens(max_tokens, model_info.max_model_len)
         prompts = parse_prompts(request.prompt, model_info.vocab_size)
         plan = processor.plan(request, request_id, prompts, max_tokens=max_tokens, logprobs=logprobs)
         plan.echo = bool(request.echo)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.dialects.openai_reply import OpenAIReply
-from penstock.generation.dialect import TokenUsage
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.parsers.delta import Delta
 from penstock.generation.replies import Choice, prompt_token_ids
+from penstock.generation.token_usage import TokenUsage
 
 
 class CompletionReply(OpenAIReply):

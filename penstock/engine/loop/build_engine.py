@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.base import Engine
 from penstock.wire.control import Launch
 from penstock.wire.sockets import process_group_spec

@@ -19,7 +19,7 @@ from itertools import chain, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.base import RequestRejected, StepRows
 from penstock.engine.batch.logprobs import LogprobsBuffer
 from penstock.engine.batch.rows import concat_rows, empty_rows

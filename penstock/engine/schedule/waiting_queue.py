@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.base import RequestRejected, StepRows, StreamFailure
 from penstock.engine.batch.rows import aborted_rows
 from penstock.engine.schedule.prefix_cache import BlockHashChain

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.base import Load, RequestRejected, StepRows, StreamFailure
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from penstock.config.errors import ConfigError
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.base import Load, StepRows
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable

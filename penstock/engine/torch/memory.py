@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from penstock.config.errors import ConfigError
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.torch.model_loader import ModelShape
 
 CPU_CACHE_BYTES = 4 << 30

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.torch.attention import PagedAttention, find_kernel
 from penstock.engine.torch.attention_metadata import AttentionMetadata, dummy_attention_metadata
 from penstock.engine.torch.bloom import replace_attention

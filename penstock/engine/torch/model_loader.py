@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from penstock.config.errors import ConfigError
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.torch.expert_parallel import IMPLEMENTATION, ExpertParallel
 from penstock.engine.torch.supported_models import check_supported
 

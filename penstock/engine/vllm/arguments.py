@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.config.errors import ConfigError
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 
 SAME_NAME = (
     "tokenizer",

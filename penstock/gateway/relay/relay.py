@@ -10,12 +10,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
 
-from penstock.gateway.relay.attempt import (
-    Attempt,
-    error_body,
-    expected_reply,
-    local_reply_headers,
-)
+from penstock.gateway.relay.attempt import Attempt, error_body, expected_reply, local_reply_headers
 from penstock.gateway.relay.client_connection import HttpClientConnection
 from penstock.gateway.relay.request_record import FailedAttempt, RequestRecord, failure_reason
 from penstock.gateway.relay.retry_policy import RetryPolicy, needs_fresh_connection, refused_with_usage

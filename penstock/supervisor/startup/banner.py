@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from penstock import __version__
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.http.listener import Address
 from penstock.supervisor.children.actions import ProcessName
 from penstock.wire.control import Info

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from penstock import __version__
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.supervisor.startup.model_resolution import ResolvedModel
 
 _ENDS_BYTES = 1 << 16

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import penstock
 from penstock.config.errors import ConfigError
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.torch.supported_models import check_supported
 from penstock.engine.vllm.versions import check_installed
 from penstock.supervisor.startup.model_download import download_model

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.group.wave_group import WaveGroup
 from penstock.engine.group.wave_protocol import WaveProtocolError
 from penstock.engine.loop.process import EngineLoop

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.loop.build_engine import with_rank_limits
 
 

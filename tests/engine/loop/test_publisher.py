@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.base import Load, StepRows, StreamFailure
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.loop.publisher import SEGMENT_TOKENS_PER_ROW, FrameBacklog, Publisher

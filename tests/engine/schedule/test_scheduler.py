@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.base import RequestRejected
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import SamplingMetadata

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.base import RequestRejected
 from penstock.engine.schedule.waiting_queue import WaitingQueue
 from penstock.wire.frames import FinishReason

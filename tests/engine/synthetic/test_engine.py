@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.base import Load, RequestRejected, StepRows
 from penstock.engine.sampling.rng import stream_state, token_indexes
 from penstock.engine.synthetic.engine import (
@@ -481,7 +481,7 @@ def test_hang(model_dir: Path) -> None:
 def test_exit_and_no_torch(model_dir: Path) -> None:
     code = f"""
 import sys
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.wire.messages import SamplingParams, Submit
 engine = SyntheticEngine(ServeConfig(synthetic_fault="exit@1"), {str(model_dir)!r})

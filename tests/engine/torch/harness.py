@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import transformers
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.torch.engine import TorchEngine
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs

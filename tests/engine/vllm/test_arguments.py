@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.vllm.arguments import OTHER_NAME, REFUSED, SAME_NAME, arguments
 
 

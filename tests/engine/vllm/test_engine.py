@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.engine.base import RequestRejected, StepRows
 from penstock.engine.vllm.engine import VllmEngine
 from penstock.engine.vllm.step_output import VllmStepOutput

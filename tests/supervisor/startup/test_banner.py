@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock import __version__
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.http.listener import Address
 from penstock.supervisor.children.actions import ProcessName
 from penstock.supervisor.startup.banner import banner, base_url

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.supervisor.startup.cluster import traits_of
 from penstock.supervisor.startup.model_resolution import ResolvedModel
 

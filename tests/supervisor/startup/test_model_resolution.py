@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.config.options import ServeConfig
+from penstock.config.serve import ServeConfig
 from penstock.supervisor.startup import model_resolution
 from penstock.supervisor.startup.model_resolution import DEMO_NAME, resolve_model
 

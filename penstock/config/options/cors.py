@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from penstock.config.describe import option
-from penstock.config.groups.http import HttpOptions
+from penstock.config.options.http import HttpOptions
 
 
 class CorsOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,13 +1,13 @@
 """The config of ``penstock serve``: all groups of options, and checks of their combinations.
 
-Name, type, bounds, default and text of an option stand once, in :mod:`penstock.config.groups`. Command line,
+Name, type, bounds, default and text of an option stand once, in :mod:`penstock.config.options`. Command line,
 YAML file, environment and the options page are derived from there.
 """
 
 from __future__ import annotations
 
-from penstock.config.groups.hosts import HEAD
-from penstock.config.groups.processes import ProcessOptions
+from penstock.config.options.hosts import HEAD
+from penstock.config.options.processes import ProcessOptions
 
 
 class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):

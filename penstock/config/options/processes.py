@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from penstock.config.describe import option
-from penstock.config.groups.hosts import HostOptions
+from penstock.config.options.hosts import HostOptions
 
 GcPolicy = Literal["idle", "default", "off"]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.config.describe import option
-from penstock.config.groups.synthetic import SyntheticOptions
+from penstock.config.options.synthetic import SyntheticOptions
 
 HEAD = "head"
 """Name in ``--api-server-hosts`` of the host where ``penstock serve`` runs."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.config.describe import option
-from penstock.config.groups.tls import TlsOptions
+from penstock.config.options.tls import TlsOptions
 
 
 class StreamOptions(TlsOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):

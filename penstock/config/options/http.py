@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from penstock.config.describe import option
-from penstock.config.groups.models import ModelOptions
+from penstock.config.options.models import ModelOptions
 
 Host = Annotated[str, option("IP address or host name to listen on.", "HTTP server")]
 

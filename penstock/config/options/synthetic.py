@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from penstock.config.describe import option
-from penstock.config.groups.engines import EngineOptions
+from penstock.config.options.engines import EngineOptions
 
 STEP_MS = "Step duration of the synthetic engine, in milliseconds."
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.config.describe import option
-from penstock.config.groups.streams import StreamOptions
+from penstock.config.options.streams import StreamOptions
 
 
 class EngineOptions(StreamOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from penstock.config.describe import option
-from penstock.config.groups.cors import CorsOptions
+from penstock.config.options.cors import CorsOptions
 
 
 class TlsOptions(CorsOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
