@@ -126,7 +126,8 @@ class App:
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
             self.metrics.rejected[500] += 1
-            await send_error(exchange.send, ApiError(500, "The server failed to handle this request."))
+            failure = ApiError(500, "The server failed to handle this request.")
+            await send_error(exchange.send, failure, exchange.error_body(failure))
         finally:
             if not exchange.detached:
                 self._access_log.write(exchange)
@@ -137,8 +138,7 @@ class App:
             self.metrics.rejected[error.status] += 1
         else:
             self.metrics.reject(error.status, error.code)
-        body = None if exchange.dialect is None else exchange.dialect.error_body(error)
-        await send_error(exchange.send, error, body, close=error.status in (408, 413))
+        await send_error(exchange.send, error, exchange.error_body(error), close=error.status in (408, 413))
 
     def _end_detached(self, exchange: Exchange, error: StreamError | None) -> None:
         """A detached reply has ended; ``error`` is still to be sent."""

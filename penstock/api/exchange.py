@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from penstock.generation.dialect import Dialect
 from penstock.generation.replies import RequestReply
+from penstock.http.errors import ApiError
 from penstock.http.sink import Message, Receive, Scope, Send, Sink
 from penstock.streaming.stream import StreamError
 
@@ -71,6 +72,10 @@ class Exchange:
     def on_end(self, error: StreamError | None) -> None:
         """A detached reply has ended; ``error`` is still to be sent."""
         self._on_end(self, error)
+
+    def error_body(self, error: ApiError) -> bytes:
+        """The body of an error reply, in the shape of the API that is asked."""
+        return error.body() if self.dialect is None else self.dialect.error_body(error)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
