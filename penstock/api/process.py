@@ -43,7 +43,7 @@ from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
 from penstock.metrics.merge import merge_views, view_of
 from penstock.metrics.snapshot import decode_snapshot
-from penstock.streaming.burst_writer import make_burst_writer
+from penstock.streaming.io_submit import make_burst_writer
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.channel import ControlChannel, SupervisorGone

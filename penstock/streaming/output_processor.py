@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.metrics.histogram import Histogram
-from penstock.streaming.burst_writer import BurstWriter, write_each
-from penstock.streaming.chunked import CHUNK_SIZES
+from penstock.streaming.event_writer import EventWriter
+from penstock.streaming.io_submit import BurstWriter, write_each
 from penstock.streaming.request_states import StreamEvent, StreamState, next_stream_state
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_log import TokenLog
@@ -27,10 +26,6 @@ log = logging.getLogger(__name__)
 NO_ENGINE = -1
 """Rank of a stream that no engine runs: its engine is gone, and it waits for another."""
 
-_MAX_EVENT = len(CHUNK_SIZES)
-_FINISH = tuple(FinishReason)
-"""By value; FinishReason(value) takes ten times as long."""
-_NONE = FinishReason.NONE
 _FAULT = StreamError(500, "internal_error", "The server failed to handle this stream.")
 
 
@@ -98,7 +93,7 @@ class OutputProcessor:
         self._itl = itl
         self._event_tokens = event_tokens
         self._log = log
-        self._burst = burst
+        self._writer = EventWriter(self.streams, burst, self._row)
         self._discard = _Discard()
 
     def __len__(self) -> int:
@@ -213,9 +208,9 @@ class OutputProcessor:
             self._log.append(handles, frame.tokens, frame.count)
         texts = self._texts.take(frame.tokens).tolist()
         if frame.finish is None and frame.count is None and frame.cached is None and frame.logprobs is None:
-            self._single_token_rows(handles.tolist(), frame.tokens.tolist(), texts)
+            self._writer.write_single_token_rows(handles.tolist(), frame.tokens.tolist(), texts)
         else:
-            self._mixed_rows(frame, handles.tolist(), texts)
+            self._writer.write_rows(frame, handles.tolist(), texts)
 
     def _without_prompts(self, frame: TokenFrame, prompt: PromptLogprobs) -> TokenFrame:
         """Delivers prompt logprobs to their streams. Returns the rows that have tokens or a finish."""
@@ -239,61 +234,6 @@ class OutputProcessor:
             stream = self.streams[handle]
             assert stream is not None  # it has a row, whose rank was checked
             stream.reply.on_transfer(stream, params)
-
-    def _single_token_rows(self, handles: list[int], tokens: list[int], texts: list[bytes | None]) -> None:
-        """The hot loop of the token path: allocates no object per row that the garbage collector tracks."""
-        streams, sizes, join = self.streams, CHUNK_SIZES, b"".join
-        direct: list[Stream] = []
-        chunks: list[bytes] = []
-        for handle, token, text in zip(handles, tokens, texts, strict=True):
-            stream = streams[handle]
-            assert stream is not None  # its rank was checked
-            if text is not None and stream.fast_path:
-                chunk = join((sizes[stream.framing_bytes + len(text)], stream.head, text, stream.tail))
-                if stream.descriptor < 0:
-                    stream.write(chunk)
-                else:
-                    direct.append(stream)
-                    chunks.append(chunk)
-            else:
-                self._row(stream, (token,), _NONE, 0, None)
-        self._write(direct, chunks)
-
-    def _mixed_rows(self, frame: TokenFrame, handles: list[int], texts: list[bytes | None]) -> None:
-        """Rows of any number of tokens, with finish reasons, cached counts and logprobs."""
-        direct: list[Stream] = []
-        chunks: list[bytes] = []
-        ends = frame.counts().cumsum().tolist()
-        start = 0
-        for row, (handle, end, slow) in enumerate(zip(handles, ends, _slow_path_mask(frame), strict=True)):
-            stream = self.streams[handle]
-            assert stream is not None  # its rank was checked
-            chunk = _chunk(stream, texts[start:end]) if stream.fast_path and not slow else None
-            if chunk is None:
-                self._slow_path_row(frame, row, stream, start, end)
-            elif stream.descriptor < 0:
-                stream.write(chunk)
-            else:
-                direct.append(stream)
-                chunks.append(chunk)
-            start = end
-        self._write(direct, chunks)
-
-    def _write(self, streams: list[Stream], chunks: list[bytes]) -> None:
-        """Writes to the streams' sockets; what a socket does not take goes to the stream's ``write``, as does
-        everything after it."""
-        for index, sent in self._burst([stream.descriptor for stream in streams], chunks):
-            stream = streams[index]
-            stream.descriptor = -1
-            stream.write(chunks[index][sent:])
-
-    def _slow_path_row(self, frame: TokenFrame, row: int, stream: Stream, start: int, end: int) -> None:
-        finish = _NONE if frame.finish is None else _FINISH[frame.finish[row]]
-        cached = 0
-        if frame.cached is not None and not frame.position[row]:
-            cached = int(frame.cached[row])  # a resumed stream's count includes its own output
-        logprobs = None if frame.logprobs is None else _entries(frame.logprobs, start, end)
-        self._row(stream, frame.tokens[start:end].tolist(), finish, cached, logprobs)
 
     def _row(
         self,
@@ -408,30 +348,3 @@ class OutputProcessor:
             self._event_tokens.add(1.0, int(np.count_nonzero(written)))
         else:
             self._event_tokens.observe(frame.count[written])
-
-
-def _chunk(stream: Stream, texts: Sequence[bytes | None]) -> bytes | None:
-    """A row's texts as one event; None if the reply must make it."""
-    try:
-        text = b"".join(texts)  # type: ignore[arg-type]
-    except TypeError:  # None: a token whose text depends on others
-        return None
-    size = stream.framing_bytes + len(text)
-    return b"".join((CHUNK_SIZES[size], stream.head, text, stream.tail)) if size < _MAX_EVENT else None
-
-
-def _slow_path_mask(frame: TokenFrame) -> list[bool]:
-    """Per row, whether it has a finish reason, a cached count, or no tokens."""
-    slow = np.zeros(frame.rows, np.bool_) if frame.finish is None else frame.finish != 0
-    if frame.cached is not None:
-        slow |= frame.cached != 0
-    if frame.count is not None:
-        slow |= frame.count == 0
-    return slow.tolist()
-
-
-def _entries(logprobs: Logprobs, start: int, end: int) -> Logprobs | None:
-    """The entries of tokens ``start`` to ``end``, with token indexes relative to ``start``."""
-    low, high = np.searchsorted(logprobs.token, (start, end))
-    kept: NDArray[np.intp] = np.arange(low, high)
-    return logprobs.take(kept, logprobs.token[low:high] - np.int32(start))

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
-from penstock.streaming.burst_writer import BurstWriter, write_each
+from penstock.streaming.io_submit import BurstWriter, write_each
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_log import TokenLog

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.streaming.burst_writer import BurstWriter, IoSubmitWriter, make_burst_writer, write_each
+from penstock.streaming.io_submit import BurstWriter, IoSubmitWriter, make_burst_writer, write_each
 
 MORE_THAN_A_BATCH = 300
 
@@ -138,8 +138,6 @@ def test_a_machine_without_the_system_call_writes_one_by_one(monkeypatch: pytest
 
 
 def test_the_kernels_refusal_is_an_error_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "penstock.streaming.burst_writer._NUMBERS", {platform.machine(): (10**6, 10**6, 10**6)}
-    )
+    monkeypatch.setattr("penstock.streaming.io_submit._NUMBERS", {platform.machine(): (10**6, 10**6, 10**6)})
     with pytest.raises(OSError, match=r"io_setup\(2\): Function not implemented"):
         IoSubmitWriter()
