@@ -279,5 +279,7 @@ def _request_schemas() -> Json:
         for row in rows:
             field = schemas[type.__name__]["properties"][row.field]
             field["description"] = f"Not supported: {row.allowed}."
-    schemas["CompletionRequest"]["required"] = ["prompt"]  # its alternative prompt_embeds is unsupported
+    for each in DESCRIPTIONS:
+        if each.required:
+            schemas[each.request.__name__]["required"] = list(each.required)
     return schemas

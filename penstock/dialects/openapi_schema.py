@@ -6,6 +6,7 @@ only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -73,6 +74,19 @@ class ApiDescription(NamedTuple):
     unsupported: tuple[UnsupportedField, ...]
     replies: dict[str, Schema]
     """Schemas of the reply and its events by the names that references use."""
+    required: tuple[str, ...] = ()
+    """Fields that the type leaves optional and that requests need."""
+
+
+def check_names(descriptions: Sequence[ApiDescription]) -> Sequence[ApiDescription]:
+    """The descriptions. Raises ValueError if two APIs share a path or the name of a schema."""
+    seen: dict[str, str] = {}
+    for each in descriptions:
+        for name in (each.route.path, each.request.__name__, *each.replies):
+            if name in seen:
+                raise ValueError(f"{each.route.path} and {seen[name]} both define {name}: names are unique")
+            seen[name] = each.route.path
+    return descriptions
 
 
 BODY_ERRORS = (400, 404, 408, 413, 500, 503)

@@ -1,4 +1,8 @@
-"""The list of APIs that a server offers; a new API is added here."""
+"""The list of APIs that a server offers.
+
+To add one, copy a folder beside this file, give its classes and schemas names of their own, and name it
+twice here.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from penstock.dialects.chat import openapi as chat
 from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.completions import openapi as completions
 from penstock.dialects.completions.dialect import Completions
+from penstock.dialects.openapi_schema import check_names
 from penstock.generation.dialect import Dialect
 from penstock.generation.input_processor import InputProcessor
 
@@ -16,5 +21,5 @@ def make_dialects(config: ServeConfig, processor: InputProcessor) -> list[Dialec
     return [Completions(config, processor), ChatCompletions(config, processor)]
 
 
-DESCRIPTIONS = (completions.DESCRIPTION, chat.DESCRIPTION)
+DESCRIPTIONS = check_names((completions.DESCRIPTION, chat.DESCRIPTION))
 """One entry per API, for the OpenAPI document."""

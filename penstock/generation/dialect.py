@@ -28,6 +28,10 @@ class ReplyFormat(ABC):
 
     __slots__ = ()
 
+    fast_path: ClassVar[bool] = True
+    """Whether plain events are ``head + text + tail``, written without asking the format. False if the format
+    must see every event, to number them or to repeat the text at the end."""
+
     id: str
     """The reply's id, for clients and the access log."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -63,6 +64,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     """Role of a chat's reply."""
     echo_text: str = ""
     """Chat with echo: the text of the continued message, which starts every choice."""
+    dialect_fields: Any = None
+    """Fields of the request that its dialect needs again for the reply."""
     format: MessageFormat | None = None
     """How to parse tool calls and reasoning; None: all text is content."""
 

@@ -58,7 +58,8 @@ class StreamedReply(RequestReply):
         self._backlog = 0
         """Bytes that wait for the client, counted while it does not read."""
         self._plain = (
-            not plan.stop
+            format.fast_path
+            and not plan.stop
             and plan.logprobs < 0
             and not plan.return_token_ids
             and not plan.continuous_usage

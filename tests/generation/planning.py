@@ -47,6 +47,12 @@ def tiny_template() -> ChatTemplate:
     return template
 
 
+def tiny_input_processor() -> InputProcessor:
+    """For the model of the recorded replies."""
+    info = ModelInfo(names=("tiny-llama",), max_model_len=2048, vocab_size=16384, eos_token_ids=(1,))
+    return InputProcessor(ServeConfig(), info, tiny_tokenizer(), tiny_template())
+
+
 def planners(
     config: ServeConfig | None = None,
     *,

@@ -68,4 +68,5 @@ DESCRIPTION = ApiDescription(
             kv_transfer_params=TRANSFER,
         ),
     },
+    required=("prompt",),  # its alternative prompt_embeds is unsupported
 )
