@@ -51,7 +51,10 @@ class EngineOptions(StreamOptions, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = 32
     max_num_seqs: Annotated[
-        int, option("Maximum sequences per engine step (batch size).", "Engine", ge=1, le=65536)
+        int,
+        option(
+            "Maximum running streams per engine; further ones wait in its queue.", "Engine", ge=1, le=65536
+        ),
     ] = 1024
     max_num_batched_tokens: Annotated[
         int, option("Maximum tokens per engine step, prefill and decode together.", "Engine", ge=1)
@@ -117,5 +120,9 @@ class EngineOptions(StreamOptions, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 0.9
     threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        option("CPU threads of the torch engine. Default: the CPU cores that it may use.", "Engine"),
+        option(
+            "CPU threads of the torch engine. Default: one less than the CPU cores that it may use, but at "
+            "least 1.",
+            "Engine",
+        ),
     ] = None

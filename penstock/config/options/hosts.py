@@ -18,7 +18,10 @@ class HostOptions(SyntheticOptions, frozen=True, kw_only=True, forbid_unknown_fi
 
     data_parallel_size_local: Annotated[
         Annotated[int, Meta(ge=0, le=1024)] | None,
-        option("Number of engine processes on this host. Default: all that follow its first rank.", "Hosts"),
+        option(
+            "Number of engine processes on this host. Default: all ranks from --data-parallel-start-rank on.",
+            "Hosts",
+        ),
     ] = None
     data_parallel_start_rank: Annotated[
         int, option("Rank of the first engine on a --headless host.", "Hosts", ge=0, lt=1024)

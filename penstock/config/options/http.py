@@ -69,7 +69,8 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
     header_timeout: Annotated[
         float,
         option(
-            "Maximum time for a client to send a complete request (headers and body), in seconds.",
+            "Maximum time for a client to send a complete request (headers and body), and for its TLS "
+            "handshake, in seconds.",
             "HTTP server",
             gt=0,
         ),

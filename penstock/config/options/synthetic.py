@@ -28,7 +28,7 @@ class SyntheticOptions(EngineOptions, frozen=True, kw_only=True, forbid_unknown_
         Annotated[str, Meta(pattern=r"^(error|exit|hang|stream-error)@[0-9]+$")] | None,
         option(
             "Fault to inject, KIND@STEP: error (an exception), exit (the process ends), hang, or "
-            "stream-error (the oldest stream fails). Steps with work count, from 0.",
+            "stream-error (the oldest stream fails). STEP: index of a step with work; the first is 0.",
             "Synthetic engine",
         ),
     ] = None
