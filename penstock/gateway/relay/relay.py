@@ -13,7 +13,12 @@ from typing import Literal
 from penstock.gateway.relay.attempt import Attempt, error_body, expected_reply, local_reply_headers
 from penstock.gateway.relay.client_connection import HttpClientConnection
 from penstock.gateway.relay.request_record import FailedAttempt, RequestRecord, failure_reason
-from penstock.gateway.relay.retry_policy import RetryPolicy, needs_fresh_connection, refused_with_usage
+from penstock.gateway.relay.retry_policy import (
+    RETRIABLE_STATUSES,
+    RetryPolicy,
+    needs_fresh_connection,
+    refused_with_usage,
+)
 from penstock.gateway.requests.request_body import STREAMING_PATHS, RequestBody
 from penstock.gateway.responses.outcome import Outcome, TransportResult, classify_outcome
 from penstock.gateway.routing.endpoint import Endpoint
@@ -131,7 +136,6 @@ class _RequestRelay:
             if await self._try_endpoint(endpoint):
                 return
             record, now = self._record, self._relay.clock()
-            self._relay.retry_policy.spend(now)
             record.failures.append(FailedAttempt(now, endpoint.url, record.outcome, record.reason))
 
     def _reply_without_endpoint(self, refusal: NoEndpointError) -> None:
@@ -213,7 +217,7 @@ class _RequestRelay:
             connection,
             expects=expected_reply(body),
             strip_usage=with_usage,
-            discards=lambda status: self._discards(status, with_usage),
+            discards=lambda status: self._claim_discard(status, with_usage),
             timeouts=relay.timeouts,
             clock=relay.clock,
         )
@@ -231,12 +235,12 @@ class _RequestRelay:
             self._client.listen(None)  # breaks a reference cycle
         return attempt
 
-    def _discards(self, status: int, with_usage: bool) -> bool:
-        """Whether a reply is discarded, to send the request again."""
+    def _claim_discard(self, status: int, with_usage: bool) -> bool:
+        """Decide whether a reply is discarded, to send the request again; takes a retry from the budget."""
         relay = self._relay
         if status == 400 and with_usage and relay.include_usage == "auto":
             return True
-        return relay.retry_policy.discards(status, self._request, relay.clock())
+        return status in RETRIABLE_STATUSES and relay.retry_policy.claim(self._request, relay.clock())
 
     # -- the outcome
 
@@ -258,7 +262,7 @@ class _RequestRelay:
         if ending is TransportResult.COMPLETE:
             record.reason = f"the model server answered with status {status}"
             return False  # the reply was discarded for a retry
-        if self._relay.retry_policy.allows(self._request, now):
+        if self._relay.retry_policy.claim(self._request, now):
             return False
         if ending is TransportResult.TIMEOUT:
             self._reply_locally(504, "upstream_timeout", reason)

@@ -31,7 +31,7 @@ class RetryBudget:
         return self._level(now) >= 1.0
 
     def spend(self, now: float) -> None:
-        """Count a retry. The bucket may go below zero; later requests and time fill it up again."""
+        """Count a retry that :meth:`allows` has granted."""
         self._fill(now, -1.0)
 
     def _fill(self, now: float, more: float) -> None:

@@ -23,10 +23,6 @@ class RetryPolicy:
     """Endpoints that one request is sent to."""
     budget: RetryBudget = field(default_factory=RetryBudget)
 
-    def discards(self, status: int, request: PickRequest, now: float) -> bool:
-        """Whether a reply with this status is discarded for a retry."""
-        return status in RETRIABLE_STATUSES and self.allows(request, now)
-
     def allows(self, request: PickRequest, now: float) -> bool:
         """Whether the request may be sent to another endpoint: attempts, budget and an endpoint are left."""
         return (
@@ -35,9 +31,13 @@ class RetryPolicy:
             and self.picker.has_candidate(request, self.pool.endpoints, now)
         )
 
-    def spend(self, now: float) -> None:
-        """Count one retry. Several requests may ask before the first of them spends."""
+    def claim(self, request: PickRequest, now: float) -> bool:
+        """Take one retry from the budget if the request may have it. Decision and spending are one step, so that
+        all replies that arrive in one turn of the event loop share the budget."""
+        if not self.allows(request, now):
+            return False
         self.budget.spend(now)
+        return True
 
 
 # -- once more to the same endpoint: neither a retry nor an attempt of its own
