@@ -32,8 +32,8 @@ class RetryPolicy:
         )
 
     def claim(self, request: PickRequest, now: float) -> bool:
-        """Take one retry from the budget if the request may have it. Decision and spending are one step, so that
-        all replies that arrive in one turn of the event loop share the budget."""
+        """Take one retry from the budget if the request may have it. Decision and spending are one step,
+        so that all replies that arrive in one turn of the event loop share the budget."""
         if not self.allows(request, now):
             return False
         self.budget.spend(now)
