@@ -193,7 +193,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         bool | None, about("Return the prompt (chat: the continued message) before the output.")
     ] = None
     user: Annotated[str | None, about("Your end user; not used.")] = None
-    session_id: Annotated[str | None, about("Your session; not used.")] = None
+    session_id: Annotated[str | None, about("Not used: see the header X-Session-ID.")] = None
     prompt_logprobs: Annotated[
         int | None, about("Alternatives to return per prompt token; not with stream.")
     ] = None

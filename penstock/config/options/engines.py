@@ -44,7 +44,7 @@ class EngineOptions(StreamOptions, frozen=True, kw_only=True, forbid_unknown_fie
     dp_sync_interval: Annotated[
         int,
         option(
-            "Interval of the check whether any expert-parallel engine has work, in steps.",
+            "Steps between two checks of whether any expert-parallel engine has work.",
             "Engine",
             ge=1,
             le=1024,

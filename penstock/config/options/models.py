@@ -43,7 +43,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "think", "none"],
         option(
             "Format of the model's reasoning, which responses carry apart from the content. think: "
-            "between think tags; auto: detected from the chat template.",
+            "between <think> and </think>; auto: detected from the chat template.",
             "Model",
         ),
     ] = "auto"
