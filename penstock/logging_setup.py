@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections.abc import Callable
 
+REPEAT_INTERVAL_S = 60.0
+"""Minimum time between two lines of a :class:`RateLimitedLog` about the same subject."""
+MAX_SUBJECTS = 256
+"""Subjects that a :class:`RateLimitedLog` remembers; it forgets the oldest."""
 _OWN = ("penstock", "uvicorn")
 
 
@@ -22,6 +28,43 @@ def configure(process: str, level: str) -> None:
     for name in _OWN:
         logging.getLogger(name).setLevel(own)
     logging.captureWarnings(True)
+
+
+class RateLimitedLog:
+    """Logs events that a peer can cause at any rate: one line per subject and minute, which says how many
+    events it stands for.
+
+    A subject is what the line is about, such as ``engine 3``; the texts of its events may differ.
+    """
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        level: int = logging.WARNING,
+        interval_s: float = REPEAT_INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log = log
+        self._level = level
+        self._interval_s = interval_s
+        self._clock = clock
+        self._subjects: dict[str, tuple[float, int]] = {}
+        """Per subject: time of its last line, and events since that line."""
+
+    def __call__(self, subject: str, message: str, *arguments: object) -> None:
+        """Logs ``message % arguments``, unless ``subject`` had a line within the interval."""
+        now = self._clock()
+        logged_at, suppressed = self._subjects.pop(subject, (-float("inf"), 0))
+        if now < logged_at + self._interval_s:
+            self._subjects[subject] = logged_at, suppressed + 1
+            return
+        if len(self._subjects) >= MAX_SUBJECTS:
+            del self._subjects[next(iter(self._subjects))]
+        self._subjects[subject] = now, 0
+        if suppressed:
+            message += " (and %d more like it since the last line)"
+            arguments = (*arguments, suppressed)
+        self._log.log(self._level, message, *arguments)
 
 
 class _PrefixFormatter(logging.Formatter):

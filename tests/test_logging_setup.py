@@ -62,3 +62,26 @@ def test_a_closed_terminal_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> N
     logging_setup.configure("supervisor", "info")
     monkeypatch.setattr(sys, "stderr", Gone())
     logging.getLogger("penstock").error("nobody reads this")
+
+
+def test_a_repeated_event_has_one_line_per_subject_and_interval(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    caplog.set_level(logging.WARNING)
+    warn = logging_setup.RateLimitedLog(logging.getLogger("penstock.peer"), interval_s=60, clock=lambda: now)
+    for _ in range(1000):
+        warn("engine 1", "engine %d: %s", 1, "bad frame")
+    warn("engine 2", "engine %d: %s", 2, "bad frame")
+    now = 60.0
+    warn("engine 1", "engine %d: %s", 1, "other fault")
+    assert caplog.messages == [
+        "engine 1: bad frame",
+        "engine 2: bad frame",
+        "engine 1: other fault (and 999 more like it since the last line)",
+    ]
+
+
+def test_subjects_that_a_peer_invents_are_forgotten() -> None:
+    log = logging_setup.RateLimitedLog(logging.getLogger("penstock.quiet"), logging.DEBUG)
+    for number in range(3 * logging_setup.MAX_SUBJECTS):
+        log(f"peer {number}", "no")
+    assert len(log._subjects) == logging_setup.MAX_SUBJECTS
