@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from penstock.api.exchange import Exchange, Handler
 from penstock.config.serve import ServeConfig
+from penstock.dispatch.connections import MAX_QUEUED_BYTES
 from penstock.dispatch.engine_client import RoutingHints
 from penstock.generation.collected import CollectedReply
 from penstock.generation.dialect import Dialect, ReplyFormat
@@ -16,7 +17,7 @@ from penstock.generation.replies import Prompt, RequestContext
 from penstock.generation.streamed import StreamedReply
 from penstock.generation.structured_output import GrammarChecker
 from penstock.generation.tokenizer import Tokenizer
-from penstock.http.admission import no_engine, stream_failed, unavailable
+from penstock.http.admission import no_engine, overloaded, stream_failed, unavailable
 from penstock.http.asgi import ClientGone, read_body, request_header, send_json
 from penstock.http.errors import ApiError
 from penstock.http.sink import Scope
@@ -147,6 +148,11 @@ class GenerationRoutes:
         if reply.ended:  # the client disconnected while its prompt was tokenized
             return
         plan = work.plan
+        if self._engine_client.full(work.hints):
+            reply.refuse()
+            raise overloaded(
+                f"The engines are overloaded: requests of {MAX_QUEUED_BYTES >> 20} MiB wait for each of them."
+            )
         interval = plan.interval
         for number, sampling in enumerate(work.samplings):
             prompt = work.prompts[number // plan.n]
