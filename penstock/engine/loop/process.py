@@ -47,8 +47,10 @@ GROUP_EXIT_TIMEOUT_S = 2.0
 """Further seconds that a rank of a wave group steps along for its peers. All are stopped at the same time."""
 DRAIN_GRACE_S = 0.5
 """Seconds that a draining engine waits for requests that API servers sent before they received Draining."""
-MESSAGES_PER_STEP = 256
-"""Messages handled before the next step: a flood of requests must not delay running streams."""
+MESSAGES_PER_STEP = 1024
+"""Messages handled before the next step, where a large one counts once per BYTES_PER_MESSAGE: a flood of
+requests must not delay running streams."""
+BYTES_PER_MESSAGE = 1 << 14
 
 
 class CommandChannel(Protocol):
@@ -185,7 +187,7 @@ class EngineLoop:
         """The host is ending: the engine finishes what it runs and asks for no new streams."""
         self._drain_until = 0.0
         self._draining_sent_to = 0
-        """``attach_count`` of the publisher when Draining was last sent."""
+        """``attach_count`` of the peers when Draining was last sent."""
 
     def run(self, commands: CommandChannel) -> None:
         """Loop until Stop. Raises what the engine raises, after GoAway to the API servers, and
@@ -212,22 +214,22 @@ class EngineLoop:
             self._poll_control(commands, now)
         else:
             self._wait(commands)
-        self._drop_disconnected()
+        self._inbox.drop_left()
 
     # -- the inbox
 
     def _drain_inbox(self) -> None:
-        for _ in range(MESSAGES_PER_STEP):
+        handled = 0
+        while handled < MESSAGES_PER_STEP:
+            if self._inbox.waiting:
+                handled += 1 + self._inbox.handle() // BYTES_PER_MESSAGE
+                continue
             message = self._socket.receive()
             if message is None:
                 return
+            handled += 1
             if self._group is None or not self._group.try_handle(*message):
-                self._inbox.handle(*message)
-
-    def _drop_disconnected(self) -> None:
-        for server in self._publisher.take_disconnected():
-            log.info("API server %d is gone, its streams are dropped", server)
-            self._inbox.drop_server(server)
+                self._inbox.receive(*message)
 
     # -- the step
 
@@ -250,7 +252,7 @@ class EngineLoop:
 
     def _publish(self, rows: StepRows, now: float) -> None:
         self._stats.on_rows(rows, now)
-        self._publisher.publish(rows, self._engine.load())
+        self._publisher.publish(self._publisher.peers.to_handles(rows), self._engine.load())
 
     def _dummy_step(self) -> float:
         """A step without rows, for the other ranks of the group. Returns the clock's time at its end."""
@@ -294,7 +296,7 @@ class EngineLoop:
         publisher = self._publisher
         if self._membership is not None:
             load = self._engine.load()
-            self._membership.poll(now, load, publisher.accepted(), publisher.step, idle=idle)
+            self._membership.poll(now, load, publisher.peers.accepted(), publisher.step, idle=idle)
 
     def _handle_commands(self, commands: CommandChannel) -> None:
         """Carry out the supervisor's commands, and send the heartbeat when it is due."""
@@ -313,8 +315,8 @@ class EngineLoop:
 
     def _continue_drain(self, now: float) -> None:
         """Send Draining to API servers, including ones that connect later, and stop when no stream runs."""
-        if self._draining_sent_to != self._publisher.attach_count:
-            self._draining_sent_to = self._publisher.attach_count
+        if self._draining_sent_to != self._publisher.peers.attach_count:
+            self._draining_sent_to = self._publisher.peers.attach_count
             self._publisher.send_to_all(Draining())
         if now >= self._drain_until and not self._engine.has_work():
             self._stopped = True
@@ -332,6 +334,8 @@ class EngineLoop:
             timeout = RETRY_INTERVAL_S
         elif self._draining or self._reporter.pending or (collector is not None and collector.due):
             timeout = IDLE_DELAY_S
+        if self._inbox.waiting:
+            timeout = 0.0
         if not self._socket.wait(timeout, commands.fileno()):
             if collector is not None:
                 collector.on_idle()
@@ -345,7 +349,7 @@ class EngineLoop:
         """Publish all tokens that were held back, then send GoAway, which ends every stream here."""
         rows = self._engine.fail_all("engine_error", reason)
         rows.failed = ()
-        self._publisher.publish(rows, self._engine.load())
+        self._publisher.publish(self._publisher.peers.to_handles(rows), self._engine.load())
         self._reporter.report(self._clock())
         self._publisher.send_to_all(GoAway(reason))
         deadline = self._clock() + SHUTDOWN_FLUSH_TIMEOUT_S
