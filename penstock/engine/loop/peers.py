@@ -88,6 +88,10 @@ class Peers:
         left, self._left = self._left, []
         return left
 
+    @property
+    def open_streams(self) -> int:
+        return len(self._handles) - len(self._free)
+
     def accepted(self) -> dict[int, int]:
         """Submits received on the current connection of each API server."""
         return {server: peer.accepted for server, peer in self._by_server.items()}

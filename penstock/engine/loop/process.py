@@ -28,6 +28,7 @@ from penstock.engine.loop.sleep import SleepState
 from penstock.engine.loop.stats import EngineStats
 from penstock.engine.loop.two_phase import TwoPhaseParticipant
 from penstock.metrics.gc_policy import GarbageCollector
+from penstock.metrics.memory import Trimmer
 from penstock.wire.channel import ControlChannel, SupervisorGone
 from penstock.wire.control import HEARTBEAT_INTERVAL_S, Drain, Info, Stop, SupervisorCommand
 from penstock.wire.messages import Draining, EngineInfo, GoAway
@@ -178,6 +179,7 @@ class EngineLoop:
             model=model,
         )
         self._collector = collector
+        self._trimmer = Trimmer()
         self._membership = membership
         self._group = group
         self._clock = time.monotonic
@@ -290,6 +292,7 @@ class EngineLoop:
             if self._collector is not None:
                 self._collector.on_busy()
             self._reporter.report_if_due(now)
+            self._trimmer.watch(self._publisher.peers.open_streams, idle=False)
             self._report_to_coordinator(now, idle=False)
 
     def _report_to_coordinator(self, now: float, *, idle: bool) -> None:
@@ -341,6 +344,7 @@ class EngineLoop:
                 collector.on_idle()
             if self._reporter.pending:
                 self._reporter.report(self._clock())
+            self._trimmer.watch(self._publisher.peers.open_streams, idle=True)
         self._handle_commands(commands)
 
     # -- the end
