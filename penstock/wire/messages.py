@@ -361,7 +361,8 @@ def _out_of_bounds(
         return WireError(f"its {kind.__name__} cannot be decoded: {refusal}")
     if not isinstance(raw, list):
         return WireError("it sent what is no message of an API server")
-    name, value, fields = kind.__name__, raw, ("", *kind.__struct_fields__)
+    value: Any = raw
+    name, fields = kind.__name__, ("", *kind.__struct_fields__)
     for index in map(int, re.findall(r"\[([0-9]+)\]", path)):
         value = value[index]
         if index < len(fields):
