@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from penstock.cli import gateway, parser, serve
+from penstock.cli.main import all_options
 from penstock.config.sources import resolve
 
 FOLDER = Path(__file__).parent.parent / "deploy" / "kubernetes"
@@ -26,6 +27,25 @@ def container(deployment: Any) -> Any:
     return found
 
 
+def environment(deployment: Any) -> dict[str, str]:
+    """Of the pod's container: its own variables, and those that Kubernetes adds for the namespace's services
+    (kubernetes.io/docs/concepts/services-networking/service)."""
+    found = {each["name"]: each["value"] for each in container(deployment).get("env", ())}
+    if deployment["spec"]["template"]["spec"].get("enableServiceLinks", True):
+        for (kind, name), service in OBJECTS.items():
+            if kind == "Service":
+                prefix, port = name.upper().replace("-", "_"), service["spec"]["ports"][0]
+                address = f"tcp://10.0.0.1:{port['port']}"
+                found |= {
+                    f"{prefix}_SERVICE_HOST": "10.0.0.1",
+                    f"{prefix}_SERVICE_PORT": str(port["port"]),
+                    f"{prefix}_SERVICE_PORT_{port['name'].upper()}": str(port["port"]),
+                    f"{prefix}_PORT": address,
+                    f"{prefix}_PORT_{port['port']}_TCP": address,
+                }
+    return found
+
+
 def name_of(each: Any) -> str:
     return str(each["metadata"]["name"])
 
@@ -35,7 +55,13 @@ def test_containers_run_what_there_is(deployment: Any) -> None:
     program, name, *words = container(deployment)["command"]
     assert program == "penstock"
     arguments, file = parser.parse(COMMANDS[name], words)
-    config, _ = resolve(COMMANDS[name].config, arguments, {}, file=file)
+    config, _ = resolve(
+        COMMANDS[name].config,
+        arguments,
+        environment(deployment),
+        file=file,
+        other_options=all_options,
+    )
     ports = {port["containerPort"] for port in container(deployment)["ports"]}
     served = {config.port} if name == "serve" else {config.port, config.ext_proc_port}
     assert ports == served

@@ -64,6 +64,8 @@ class StepRows:
 class Engine(Protocol):
     """One data-parallel rank. Only the engine loop calls it, from one thread.
 
+    ``Submit.stream`` and the streams of rows are small numbers that the loop gives to open streams.
+
     Every submitted stream finishes exactly once: with a row whose finish is not NONE, or a StreamFailure.
     """
 
@@ -72,7 +74,8 @@ class Engine(Protocol):
     info: EngineInfo
 
     def submit(self, server: int, request: Submit) -> None:
-        """Queue a stream. Raises RequestRejected when it can never run; it then gets no row."""
+        """Queue a stream. Raises RequestRejected when it can never run. A stream for which it raises is not
+        queued, and gets no row."""
         ...
 
     def abort(self, server: int, streams: Sequence[int]) -> None:

@@ -96,6 +96,12 @@ WAVES = _counter(
     _ENGINE,
     "Stretches of steps that engines in lock-step made together, between which they sleep.",
 )
+REFUSED_MESSAGES = _counter(
+    "penstock:engine_refused_messages",
+    "messages",
+    _ENGINE,
+    "Messages of API servers that the engine refused as invalid; 0 unless a process is defective.",
+)
 PREFIX_QUERIES = _counter(
     "vllm:prefix_cache_queries", "tokens", _ENGINE, "Prompt tokens looked up in the prefix cache."
 )

@@ -1,4 +1,4 @@
-"""Returns the C library's free memory to the system after a peak of connections, once the process is idle."""
+"""Returns the C library's free memory to the system after a peak, once the process is idle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import ctypes
 from collections.abc import Callable
 
 MANY_CONNECTIONS = 512
-"""Ended connections that are worth a release: 9,000, each with a stream, left 36 MiB of free memory."""
+"""Ended connections, or streams of an engine, that are worth a release: 9,000 connections, each with a
+stream, left 36 MiB of free memory."""
 
 
 def release_free_memory() -> None:
@@ -20,7 +21,8 @@ def release_free_memory() -> None:
 
 
 class Trimmer:
-    """Watches the number of connections; calls ``release`` when many have ended and the process is idle."""
+    """Watches the number of connections or streams; calls ``release`` when many have ended and the process is
+    idle."""
 
     def __init__(self, release: Callable[[], None] = release_free_memory) -> None:
         self._release = release

@@ -26,7 +26,8 @@ one message, or a token frame: a FrameHeader part and a part of raw columns.
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any, TypeAlias, TypeVar
+import re
+from typing import Annotated, Any, TypeAlias, TypeGuard, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -37,6 +38,8 @@ Handle: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 """An API server's number for one stream, repeated in every row; int32 on the wire."""
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+MAX_SUBMIT_CHOICES = 1 << 13
+"""More than a request may have."""
 Seed: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 KVTransferParams: TypeAlias = bytes
@@ -53,37 +56,61 @@ CONFLICT = "conflict"
 change is in progress."""
 MAX_IDEMPOTENCY_KEY_LENGTH = 255
 """Maximum characters of RpcCall.key."""
+MAX_SERVERS = 1024
+"""API servers of one engine: the bound of ``--api-server-count``."""
+MAX_TOKEN_LIST = 1 << 20
+"""Entries of stop_token_ids, allowed_token_ids, bad_words and logit_bias: more than any vocabulary has."""
+MAX_ABORTED = 1 << 16
+"""Streams that one Abort stops."""
+MAX_NAME_CHARS = 1024
+"""Characters of the names in messages: a cache salt, an adapter, a method."""
+MAX_CALL_BYTES = 1 << 20
+"""Length of an RpcCall or RpcReply."""
 
 
 class WireError(ValueError):
     """Bytes of a peer that are not a valid message."""
 
 
+class InvalidSubmit(WireError):
+    """A Submit whose handles can be read, with a field that is out of bounds: its streams fail, and the
+    peer's others go on."""
+
+    def __init__(self, message: str, streams: list[tuple[int, int]]) -> None:
+        """``streams``: handle and generated tokens of each."""
+        super().__init__(message)
+        self.streams = streams
+
+
 class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How one stream is sampled and when it ends. The API server validates the values.
+    """How one stream is sampled and when it ends. The API server validates the values; the bounds here are
+    those of what an engine can hold.
 
     The token at position p of a stream is a function of the logits and (seed, p) alone.
     """
 
     max_tokens: Count
     seed: Seed
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: no limit."""
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    temperature: Annotated[float, Meta(ge=0, le=1e30)] = 1.0
+    top_p: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] = 0
+    """0 or -1: no limit."""
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     min_tokens: Count = 0
     ignore_eos: bool = False
-    stop_token_ids: tuple[TokenId, ...] = ()
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKEN_LIST)] = ()
     logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1
     """Alternatives per generated token; 0: only the sampled token's logprob, -1: no logprobs."""
     prompt_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1
-    logit_bias: dict[TokenId, float] | None = None
-    allowed_token_ids: tuple[TokenId, ...] | None = None
-    bad_words: tuple[tuple[TokenId, ...], ...] = ()
+    logit_bias: Annotated[dict[TokenId, float], Meta(max_length=MAX_TOKEN_LIST)] | None = None
+    allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKEN_LIST)] | None = None
+    bad_words: Annotated[
+        tuple[Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKEN_LIST)], ...],
+        Meta(max_length=MAX_TOKEN_LIST),
+    ] = ()
     grammar: str | None = None
     """A grammar that the output must match, in llguidance's format: JSON or Lark."""
     seeded: bool = False
@@ -96,8 +123,8 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
     """First message of an API server on a connection. ``epoch`` counts the API server's restarts."""
 
-    protocol: int
-    server: Count
+    protocol: Count
+    server: Annotated[int, Meta(ge=0, lt=MAX_SERVERS)]
     epoch: Count
     incarnation: Incarnation = 0
     connection: Count = 0
@@ -127,23 +154,23 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     sampling: SamplingParams
     interval: Annotated[int, Meta(ge=1, lt=1 << 15)] = 1
     """Tokens per row; the first token and the last ones are sent immediately."""
-    priority: int = 0
-    cache_salt: str | None = None
+    priority: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] = 0
+    cache_salt: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None = None
     resumed: Count = 0
     """Tokens at the prompt's end that are output of this stream, generated by another engine."""
     interval_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
     """Minimum milliseconds between rows, except the first and the last."""
-    adapter: str | None = None
+    adapter: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None = None
     """Name of one of EngineInfo.adapters; None: the base model."""
     kv_transfer_params: KVTransferParams | None = None
-    choices: tuple[SubmitChoice, ...] = ()
+    choices: Annotated[tuple[SubmitChoice, ...], Meta(max_length=MAX_SUBMIT_CHOICES)] = ()
     """Further streams, which share all other fields: see :mod:`penstock.wire.submits`."""
 
 
 class Abort(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
     """Stop streams. Each still gets a last row, with FinishReason.ABORT, unless it had already ended."""
 
-    streams: list[Handle]
+    streams: Annotated[list[Handle], Meta(max_length=MAX_ABORTED)]
     stopped: bool = False
     """They are complete, as their text contains a stop string; metrics count them so."""
 
@@ -169,7 +196,7 @@ class RpcCall(msgspec.Struct, array_like=True, frozen=True, tag=5):
     """Run a named operation once, between steps."""
 
     call: Count
-    method: str
+    method: Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
     arguments: dict[str, Any] = {}
     key: Annotated[str, Meta(max_length=MAX_IDEMPOTENCY_KEY_LENGTH)] = ""
     """Idempotency key: another call with it gets the first one's reply. Empty: every call runs."""
@@ -290,8 +317,8 @@ encode = msgspec.msgpack.Encoder().encode
 _from_server: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 
-_REFUSALS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises; the last two only within RpcCall.arguments and RpcReply.result."""
+_REFUSALS = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, TypeError)
+"""What msgspec raises: UnicodeDecodeError for a string, the others within arguments and results of calls."""
 
 Message = TypeVar("Message")
 
@@ -304,22 +331,102 @@ def decoded(decoder: msgspec.msgpack.Decoder[Message], part: bytes | memoryview,
         raise WireError(f"not a message {whose}: {error}") from None
 
 
+_MAX_BYTES: dict[type[msgspec.Struct], int] = {
+    Hello: 1 << 12,
+    Submit: 128 << 20,
+    Abort: 1 << 20,
+    Disconnect: 1 << 12,
+    RpcCall: MAX_CALL_BYTES,
+}
+"""Length of an API server's message; a request's body has at most 64 MiB (``--max-request-bytes``)."""
+_OF_SERVER = {kind.__struct_config__.tag: kind for kind in _MAX_BYTES}
+_ARRAY_HEADERS = {0xDC: 3, 0xDD: 5}
+"""Length of an array's header by its first byte; 1 for short ones."""
+
+
 def decode_from_server(part: bytes | memoryview) -> FromServer:
-    """Decodes one message of an API server. Raises WireError."""
-    message = decoded(_from_server, part, "of an API server")
+    """Decodes one message of an API server. Raises WireError, and of that InvalidSubmit."""
+    kind = _kind(part)
+    if kind is None:
+        raise WireError("it sent what is no message of an API server")
+    if len(part) > _MAX_BYTES[kind]:
+        raise WireError(f"its {kind.__name__} has {len(part)} bytes, at most {_MAX_BYTES[kind]} are taken")
+    try:
+        message = _from_server.decode(part)
+    except msgspec.ValidationError as error:
+        raise _out_of_bounds(part, kind, error) from None
+    except _REFUSALS as error:
+        raise WireError(f"its {kind.__name__} cannot be decoded: {error}") from None
     if isinstance(message, Submit):
-        _check_token_bytes("Submit.prompt", message.prompt)
-        for choice in message.choices:
-            if choice.prompt is not None:
-                _check_token_bytes("SubmitChoice.prompt", choice.prompt)
-            if choice.output:
-                _check_token_bytes("SubmitChoice.output", choice.output)
+        _check_prompts(message)
     return message
 
 
-def _check_token_bytes(field: str, value: bytes) -> None:
-    if not value or len(value) % 4:
-        raise WireError(f"{field} has {len(value)} bytes, not a positive multiple of 4")
+def _check_prompts(submit: Submit) -> None:
+    for prompt in (submit.prompt, *(choice.prompt for choice in submit.choices)):
+        if prompt is not None and (not prompt or len(prompt) % 4):
+            reason = f"prompt has {len(prompt)} bytes, not a positive multiple of 4"
+            break
+    else:
+        if all(len(choice.output) % 4 == 0 for choice in submit.choices):
+            return
+        reason = "output is not a multiple of 4 bytes"
+    others = [(choice.stream, len(choice.output) // 4) for choice in submit.choices]
+    raise InvalidSubmit(reason, [(submit.stream, submit.resumed), *others])
+
+
+def _kind(part: bytes | memoryview) -> type[msgspec.Struct] | None:
+    """The type of an API server's message, by its tag, before it is decoded."""
+    at = _ARRAY_HEADERS.get(part[0], 1) if len(part) else 1
+    return _OF_SERVER.get(part[at]) if len(part) > at else None
+
+
+def _out_of_bounds(
+    part: bytes | memoryview, kind: type[msgspec.Struct], error: msgspec.ValidationError
+) -> WireError:
+    """The error that names the field and its value in place of its index."""
+    expected, _, path = str(error).partition(" - at `$")
+    try:
+        raw = msgspec.msgpack.decode(part)
+    except _REFUSALS as refusal:
+        return WireError(f"its {kind.__name__} cannot be decoded: {refusal}")
+    if not isinstance(raw, list):
+        return WireError("it sent what is no message of an API server")
+    value: Any = raw
+    name, fields = kind.__name__, ("", *kind.__struct_fields__)
+    for index in map(int, re.findall(r"\[([0-9]+)\]", path)):
+        value = value[index]
+        if index < len(fields):
+            name, fields = fields[index], ()
+        if name == "sampling":
+            fields = SamplingParams.__struct_fields__
+    shown = f" {value}" if isinstance(value, (int, float)) else ""
+    reason = f"{name}{shown}: {expected[:1].lower()}{expected[1:]}".replace("`", "")
+    if kind is Submit and (streams := _streams_of(raw)) is not None:
+        return InvalidSubmit(reason, streams)
+    return WireError(f"its {kind.__name__} has {reason}")
+
+
+def _streams_of(raw: list[Any]) -> list[tuple[int, int]] | None:
+    """Handle and generated tokens of each stream of a Submit that is not valid; None if that cannot be
+    told."""
+    if len(raw) < 2 or not _is_count(raw[1]):
+        return None
+    resumed = raw[7] if len(raw) > 7 else 0
+    streams = [(raw[1], resumed if _is_count(resumed) else 0)]
+    choices = raw[11] if len(raw) > 11 else []
+    if not isinstance(choices, list):
+        return streams
+    for choice in choices:
+        if not isinstance(choice, list) or not choice or not _is_count(choice[0]):
+            return None
+        output = choice[5] if len(choice) > 5 else b""
+        streams.append((choice[0], len(output) // 4 if isinstance(output, bytes) else 0))
+    return streams
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
 
 
 def decode_from_engine(part: bytes | memoryview) -> FromEngine:

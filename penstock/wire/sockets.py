@@ -35,6 +35,9 @@ publisher merges frames beyond it, so this bounds memory, not throughput."""
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 4000
 """Heartbeat interval of tcp connections, and the silence after which one counts as broken. ZMQ's own thread
 answers, however long a step takes."""
+MESSAGES_RECEIVED_AHEAD = 4096
+"""Messages of one peer that a ROUTER receives before they are read; further ones wait at their sender. There
+is room for what comes during a long step: over tcp ZMQ does not see heartbeats behind messages that wait."""
 CONNECT_TIMEOUT_MS = 3000
 """Timeout of a tcp connect; the kernel's own takes minutes."""
 RECONNECT_NEVER_MS = 3_600_000
@@ -127,7 +130,7 @@ class RouterSocket:
         # An API server can reconnect before its last connection is cleaned up.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.SNDHWM, FRAMES_IN_FLIGHT)
-        self._socket.setsockopt(zmq.RCVHWM, 0)  # senders bound the bytes that they have in flight
+        self._socket.setsockopt(zmq.RCVHWM, MESSAGES_RECEIVED_AHEAD)
         self._socket.setsockopt(zmq.LINGER, 1000)
         try:
             if key is not None:

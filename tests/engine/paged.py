@@ -18,9 +18,10 @@ from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
 from penstock.engine.schedule.scheduler import Batch, Scheduler
 from penstock.wire.messages import Submit
-from tests.engine.support import Received, submit
+from tests.engine.support import Clock, Received, submit
 
 VOCAB = 50
+STEP_S, TOKEN_S = 0.01, 0.001
 _PRIME = (1 << 61) - 1
 
 
@@ -40,10 +41,12 @@ def make_scheduler(
 
 
 class Driver:
-    """One scheduler, its cache, and what its API server has received."""
+    """One scheduler, its cache, and what its API server has received. With ``clock``, the scheduler's, a step
+    takes STEP_S and TOKEN_S for every token."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, clock: Clock | None = None) -> None:
         self.scheduler = scheduler
+        self._clock = clock
         self.received = Received()
         self.prefilled = 0
         """Tokens computed, but for decodes."""
@@ -70,7 +73,10 @@ class Driver:
         scheduler = self.scheduler
         self.received.step(scheduler.take_aborted())
         batch = scheduler.schedule()
+        assert batch.count.sum() <= scheduler.max_batched_tokens
         tokens = self._run(batch)
+        if self._clock is not None:
+            self._clock.now += STEP_S + TOKEN_S * int(batch.count.sum())
         rows = scheduler.update_from_output(batch, tokens, None)
         self.received.step(rows)
         if rows.cached is not None:

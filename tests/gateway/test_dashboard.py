@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import penstock
@@ -15,6 +16,8 @@ from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 
 BOARD = Path(penstock.__file__).parents[1] / "deploy" / "grafana" / "gateway.json"
+GRID_COLUMNS = 24
+"""Of a row of a dashboard in Grafana."""
 SELECTOR = re.compile(r"(penstock_gateway_\w+)(?:\{(\w+)=~)?")
 GROUPED = re.compile(r"by \((\w+)\) \(rate\((\w+)")
 LEGEND = re.compile(r"\{\{(\w+)\}\}")
@@ -54,6 +57,12 @@ def test_every_name_and_label_of_the_dashboard_exists() -> None:
 
 def test_panels_do_not_overlap() -> None:
     board = json.loads(BOARD.read_text())
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
-    assert len(set(places)) == len(places)
-    assert len({panel["id"] for panel in board["panels"]}) == len(places)
+    taken: dict[tuple[int, int], str] = {}
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= GRID_COLUMNS
+        for x, y in product(range(place["w"]), range(place["h"])):
+            cell = place["x"] + x, place["y"] + y
+            assert cell not in taken, f"{panel['title']} lies over {taken[cell]}"
+            taken[cell] = panel["title"]
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])

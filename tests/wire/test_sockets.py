@@ -15,6 +15,7 @@ import zmq
 
 from penstock.wire.sockets import (
     FRAMES_IN_FLIGHT,
+    MESSAGES_RECEIVED_AHEAD,
     EngineLink,
     PeerGone,
     RouterSocket,
@@ -162,6 +163,25 @@ def test_a_reader_that_stops_fills_a_bounded_queue(engine: RouterSocket, link: E
         assert read(link) == [b"%d" % number, payload]
     until(lambda: engine.send(ME, [b"more"]), lambda: engine.wait(0.01))
     assert read(link) == [b"more"]
+
+
+def test_an_engine_that_does_not_read_leaves_messages_with_their_sender(
+    engine: RouterSocket, run_dir: str, stack: ExitStack
+) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sender = context.socket(zmq.DEALER)
+    stack.callback(context.term)
+    stack.callback(sender.close)
+    sender.setsockopt(zmq.SNDHWM, 1)
+    sender.setsockopt(zmq.LINGER, 0)
+    sender.connect(engine_address(run_dir, 0))
+    sent = 0
+    while sender.poll(500, zmq.POLLOUT):
+        sender.send(b"x" * 8192)
+        sent += 1
+        assert sent < 2 * MESSAGES_RECEIVED_AHEAD, "the engine takes all"
+    assert sent >= MESSAGES_RECEIVED_AHEAD
+    assert [len(take(engine)[1][0]) for _ in range(sent)] == [8192] * sent
 
 
 def test_nothing_is_sent_to_an_unknown_peer(engine: RouterSocket) -> None:

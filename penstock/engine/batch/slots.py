@@ -104,7 +104,7 @@ class SlotTable:
         self.base[slot] = base
         self.prompt_len[slot] = self.length[slot] = self.sent[slot] = length
         self.end[slot] = min(base + sampling.max_tokens, self.max_model_len)
-        self.min_end[slot] = base + sampling.min_tokens
+        self.min_end[slot] = min(base + sampling.min_tokens, self.max_model_len)
         self.ignore_eos[slot] = sampling.ignore_eos
         self.interval[slot] = request.interval
         if request.interval_ms:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from penstock.engine.base import Load
+from penstock.logging_setup import RateLimitedLog
 from penstock.wire.control import Launch
 from penstock.wire.coordination import (
     COORDINATOR_PROTOCOL_VERSION,
@@ -47,6 +48,7 @@ class EngineMembership:
         self._reported: object = None
         """The figures of the last report."""
         self._next_report = self._next_join = float("-inf")
+        self._complain = RateLimitedLog(log, logging.ERROR)
         self.joined = False
         """Whether the coordinator has accepted the engine."""
 
@@ -118,7 +120,7 @@ class EngineMembership:
             try:
                 message = decode_from_coordinator(part)
             except WireError as error:
-                log.error("coordinator: %s", error)
+                self._complain("coordinator", "the coordinator sent what cannot be understood: %s", error)
                 continue
             match message:
                 case JoinAccepted():

@@ -11,7 +11,8 @@ from penstock.wire.messages import CONFLICT, RpcCall, RpcReply, encode
 
 MAX_RECEIPTS = 1024
 MAX_RECEIPT_BYTES = 4 << 20
-"""Bytes of encoded calls and replies kept; the newest is kept whatever its size."""
+"""Bytes of encoded calls and replies kept; the newest is kept whatever its size, at most twice
+MAX_CALL_BYTES."""
 MAX_SHOWN_CHARS = 200
 """Characters of a call shown in an error."""
 
@@ -63,8 +64,9 @@ class IdempotencyCache:
             return
         asked = _asked(call)
         receipt = _Receipt(asked, reply, len(asked) + len(call.key) + len(encode(reply)))
+        earlier = self._receipts.pop(call.key, None)
         self._receipts[call.key] = receipt
-        self._bytes += receipt.size
+        self._bytes += receipt.size - (0 if earlier is None else earlier.size)
         while len(self._receipts) > 1 and (
             len(self._receipts) > self._most or self._bytes > self._most_bytes
         ):

@@ -1,25 +1,32 @@
 """Handles API servers' messages to an engine: Hello, Submit, Abort, RpcCall, Disconnect.
 
-An API server is attached from its Hello until its Disconnect, a broken connection, or a message that cannot
-be decoded. In each case its streams are dropped.
+A stream that cannot run fails alone. A peer whose messages cannot be understood, or that breaks the protocol,
+is refused: its streams are dropped, it is told, and named in the log once a minute. Nothing that one peer
+sends ends the engine or another peer's stream.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from penstock.engine.base import Engine, RequestRejected, StreamFailure
+from penstock.engine.loop.peers import Peer, peer_name
 from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.rpc import RpcServer
 from penstock.engine.loop.stats import EngineStats
+from penstock.logging_setup import RateLimitedLog
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
     Abort,
     Disconnect,
     FromServer,
     Hello,
+    InvalidSubmit,
     RpcCall,
     Submit,
     Welcome,
@@ -31,12 +38,9 @@ from penstock.wire.submits import split_submit
 
 log = logging.getLogger(__name__)
 
-MAX_SERVERS = 1024
-"""The bound of ``--api-server-count``."""
-MAX_HANDLES = 1 << 22
-"""Concurrent streams per API server, which numbers them from 0 and reuses numbers."""
 MAX_REFUSED_PEERS = 1024
-"""Refused peers remembered: each connection is answered once, each process logged once."""
+"""Refused connections remembered, each of which is answered once."""
+INTERNAL_ERROR = "the engine could not handle this request; its log says more"
 
 
 class Inbox:
@@ -62,83 +66,105 @@ class Inbox:
         self._stats = stats
         self._clock = clock
         self._publisher = publisher
+        self._peers = publisher.peers
         self._rank = rank
         self._epoch = epoch
         self._incarnation = incarnation
-        self._servers: dict[bytes, Hello] = {}
-        """The Hello of each attached API server, by ZMQ identity."""
+        self._parts: deque[tuple[bytes, bytes]] = deque()
+        """Messages received and not handled yet, with their peer."""
         self._refused: set[bytes] = set()
+        """Peers that have been refused and told so."""
+        self._complain = RateLimitedLog(log, logging.ERROR)
 
-    def handle(self, identity: bytes, parts: list[bytes]) -> None:
-        """One ZMQ message: one or more control messages of one API server. Refuses the peer, and does not
-        raise, when one of them is invalid."""
+    @property
+    def waiting(self) -> bool:
+        return bool(self._parts)
+
+    def receive(self, identity: bytes, parts: list[bytes]) -> None:
+        """One ZMQ message: any number of control messages of one API server."""
+        self._parts += [(identity, part) for part in parts]
+
+    def handle(self) -> int:
+        """Handle the next control message that was received. Returns its length in bytes."""
+        identity, part = self._parts.popleft()
         try:
-            for part in parts:
-                self._on_message(identity, decode_from_server(part))
+            self._on_message(identity, decode_from_server(part))
+        except InvalidSubmit as error:
+            self._on_invalid_submit(identity, error)
         except WireError as error:
             self._refuse(identity, str(error))
+        except Exception:  # noqa: BLE001 - one peer's message must not end the others' engine
+            self._log_defect("message", identity)
+            self._refuse(identity, "the engine could not handle its message")
+        self.drop_left()
+        return len(part)
 
-    def drop_server(self, server: int) -> None:
-        """The connection of an API server broke: drop its streams."""
-        for identity, known in list(self._servers.items()):
-            if known.server == server:
-                del self._servers[identity]
-        self._calls.drop_server(server)
-        self._publisher.detach(server)
-        self._engine.drop_server(server)
-        self._stats.drop_server(server)
+    def drop_left(self) -> None:
+        """Drop the streams of API servers that have been detached."""
+        for peer in self._peers.take_left():
+            self._calls.drop_server(peer.server)
+            self._engine.drop_server(peer.server)
+            self._stats.drop(peer.streams.values())
+            self._peers.close_all(peer)
+
+    def _log_defect(self, what: str, identity: bytes) -> None:
+        self._complain("defect", "a %s of %s could not be handled", what, peer_name(identity), exc_info=True)
 
     def _refuse(self, identity: bytes, reason: str) -> None:
-        known = self._servers.get(identity)
-        if known is not None:
-            self.drop_server(known.server)
+        self._stats.refuse()
+        peer = self._peers.find(identity)
+        if peer is not None:
+            self._peers.detach(peer)
         if identity in self._refused:
             return
         if len(self._refused) >= MAX_REFUSED_PEERS:
             self._refused.clear()
-        process = identity.rpartition(b"-")[0] or identity  # it may connect again and again
-        if process not in self._refused:
-            log.error("peer %r: %s; its streams are dropped", identity, reason)
-        self._refused |= {identity, process}
-        self._publisher.reject_peer(identity, reason)
+        self._refused.add(identity)
+        if self._publisher.reject_peer(identity, reason):
+            name = peer_name(identity)
+            self._complain(name, "%s is refused: %s; its streams are dropped", name, reason)
 
     def _on_message(self, identity: bytes, message: FromServer) -> None:
         if isinstance(message, Hello):
             self._on_hello(identity, message)
             return
-        if identity not in self._servers:
-            raise WireError(f"{type(message).__name__} before Hello")
-        server = self._servers[identity].server
+        peer = self._peers.find(identity)
+        if peer is None:
+            if isinstance(message, Disconnect):
+                return  # it has been refused before, or never attached
+            raise WireError("it sent a message before its Hello")
         match message:
             case Submit():
                 for request in split_submit(message):
-                    self._on_submit(server, request)
+                    self._on_submit(peer, request)
             case Abort():
-                if message.stopped:
-                    self._stats.stop(server, message.streams)
-                self._engine.abort(server, message.streams)
+                self._on_abort(peer, message)
             case RpcCall():
-                self._calls.handle(server, message)
+                self._calls.handle(peer.server, message)
             case Disconnect():
-                self.drop_server(server)
+                self._peers.detach(peer)
 
     def _on_hello(self, identity: bytes, hello: Hello) -> None:
-        """Attach an API server. Streams of its earlier connection are dropped: nobody reads them."""
+        """Attach an API server. Streams of its earlier connection are dropped, and that is told, in case
+        another process has taken its number."""
         if hello.protocol != ENGINE_PROTOCOL_VERSION:
             raise WireError(
-                f"Hello.protocol is {hello.protocol}, this engine speaks {ENGINE_PROTOCOL_VERSION}"
+                f"its protocol version is {hello.protocol}, this engine speaks {ENGINE_PROTOCOL_VERSION}"
             )
         if identity != server_identity(hello.server, hello.epoch, hello.incarnation, hello.connection):
-            raise WireError(f"{hello} is not this peer's")
-        if hello.server >= MAX_SERVERS:
-            raise WireError(f"Hello.server is {hello.server}, at most {MAX_SERVERS - 1} is taken")
-        for known in self._servers.values():
-            if known.server == hello.server and _order(hello) < _order(known):
-                raise WireError(f"{hello} was followed by {known}")
-        self.drop_server(hello.server)
+            raise WireError(f"its Hello, of API server {hello.server}, is not this peer's")
+        order = hello.incarnation, hello.epoch, hello.connection
+        known = self._peers.get(hello.server)
+        if known is not None and order < known.order:
+            raise WireError(f"a later process or connection serves as API server {hello.server}")
+        if known is not None and known.identity != identity:
+            reason = f"another process or connection serves as API server {hello.server}"
+            self._publisher.dismiss(known, reason)
+        elif known is not None:
+            self._peers.detach(known)
+        self.drop_left()
         self._refused.discard(identity)
-        self._servers[identity] = hello
-        self._publisher.attach(hello.server, identity)
+        self._publisher.attach(hello.server, identity, order)
         welcome = Welcome(
             protocol=ENGINE_PROTOCOL_VERSION,
             rank=self._rank,
@@ -148,24 +174,45 @@ class Inbox:
         )
         self._publisher.send(hello.server, welcome)
 
-    def _on_submit(self, server: int, request: Submit) -> None:
-        if request.stream >= MAX_HANDLES:
-            raise WireError(f"Submit.stream is {request.stream}, at most {MAX_HANDLES - 1} is taken")
-        self._publisher.count_submit(server)
+    def _on_submit(self, peer: Peer, request: Submit) -> None:
+        peer.accepted += 1
+        handle = request.stream
+        number = self._peers.open(peer, handle)
         try:
             refusal = self._refuse_streams()
             if refusal is not None:
                 raise refusal
-            self._engine.submit(server, request)
+            numbered = msgspec.structs.replace(request, stream=number)
+            self._engine.submit(peer.server, numbered)
+            self._stats.arrive(numbered, self._clock())
         except RequestRejected as error:
-            failure = StreamFailure(
-                server, request.stream, position=request.resumed, code=error.code, message=str(error)
-            )
+            self._fail(peer, handle, request.resumed, error.code, str(error))
+        except Exception:  # noqa: BLE001 - this stream fails, the others do not notice
+            self._log_defect("request", peer.identity)
+            self._fail(peer, handle, request.resumed, "engine_error", INTERNAL_ERROR)
+
+    def _fail(self, peer: Peer, handle: int, position: int, code: str, message: str) -> None:
+        """End a stream that the engine has not accepted."""
+        self._peers.close(peer, handle)
+        failure = StreamFailure(peer.server, handle, position=position, code=code, message=message)
+        self._publisher.fail(failure, self._engine.load())
+
+    def _on_invalid_submit(self, identity: bytes, error: InvalidSubmit) -> None:
+        """Fail the streams of a request that has a field out of bounds, and only these."""
+        peer = self._peers.find(identity)
+        if peer is None or any(handle in peer.streams for handle, _ in error.streams):
+            self._refuse(identity, str(error))
+            return
+        self._stats.refuse()
+        peer.accepted += len(error.streams)
+        name = peer_name(identity)
+        self._complain(name, "%s sent a request with %s; it fails", name, error)
+        for handle, position in error.streams:
+            failure = StreamFailure(peer.server, handle, position, "invalid_request", str(error))
             self._publisher.fail(failure, self._engine.load())
-        else:
-            self._stats.arrive(server, request, self._clock())
 
-
-def _order(hello: Hello) -> tuple[int, int, int]:
-    """Sort key: a later Hello of the same API server is greater, also after a restart."""
-    return hello.incarnation, hello.epoch, hello.connection
+    def _on_abort(self, peer: Peer, message: Abort) -> None:
+        numbers = [peer.streams[handle] for handle in message.streams if handle in peer.streams]
+        if message.stopped:
+            self._stats.stop(numbers)
+        self._engine.abort(peer.server, numbers)

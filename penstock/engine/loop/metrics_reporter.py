@@ -40,7 +40,7 @@ class MetricsReporter:
         self._labels = model, str(rank)
         self._sequence = 0
         self._reported = 0, 0
-        """``stats.changes`` and ``publisher.attach_count`` at the last report."""
+        """``stats.changes`` and ``attach_count`` of the peers at the last report."""
         self._next = 0.0
 
     @property
@@ -51,7 +51,7 @@ class MetricsReporter:
     @property
     def has_new_server(self) -> bool:
         """Whether an API server has connected since the last report."""
-        return self._reported[1] != self._publisher.attach_count
+        return self._reported[1] != self._publisher.peers.attach_count
 
     def report_if_due(self, now: float) -> None:
         """:meth:`report` if metrics have changed and the last report is REPORT_INTERVAL_S old."""
@@ -62,7 +62,7 @@ class MetricsReporter:
         """Send a snapshot to every API server without a backlog. Snapshots are cumulative, so the next one
         makes up for a missed one."""
         self._next = now + REPORT_INTERVAL_S
-        self._reported = self._stats.changes, self._publisher.attach_count
+        self._reported = self._stats.changes, self._publisher.peers.attach_count
         self._sequence += 1
         snapshot = Snapshot(
             process=self._process,

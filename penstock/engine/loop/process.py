@@ -28,6 +28,7 @@ from penstock.engine.loop.sleep import SleepState
 from penstock.engine.loop.stats import EngineStats
 from penstock.engine.loop.two_phase import TwoPhaseParticipant
 from penstock.metrics.gc_policy import GarbageCollector
+from penstock.metrics.memory import Trimmer
 from penstock.wire.channel import ControlChannel, SupervisorGone
 from penstock.wire.control import HEARTBEAT_INTERVAL_S, Drain, Info, Stop, SupervisorCommand
 from penstock.wire.messages import Draining, EngineInfo, GoAway
@@ -47,8 +48,10 @@ GROUP_EXIT_TIMEOUT_S = 2.0
 """Further seconds that a rank of a wave group steps along for its peers. All are stopped at the same time."""
 DRAIN_GRACE_S = 0.5
 """Seconds that a draining engine waits for requests that API servers sent before they received Draining."""
-MESSAGES_PER_STEP = 256
-"""Messages handled before the next step: a flood of requests must not delay running streams."""
+MESSAGES_PER_STEP = 1024
+"""Messages handled before the next step, where a large one counts once per BYTES_PER_MESSAGE: a flood of
+requests must not delay running streams."""
+BYTES_PER_MESSAGE = 1 << 14
 
 
 class CommandChannel(Protocol):
@@ -176,6 +179,7 @@ class EngineLoop:
             model=model,
         )
         self._collector = collector
+        self._trimmer = Trimmer()
         self._membership = membership
         self._group = group
         self._clock = time.monotonic
@@ -185,7 +189,7 @@ class EngineLoop:
         """The host is ending: the engine finishes what it runs and asks for no new streams."""
         self._drain_until = 0.0
         self._draining_sent_to = 0
-        """``attach_count`` of the publisher when Draining was last sent."""
+        """``attach_count`` of the peers when Draining was last sent."""
 
     def run(self, commands: CommandChannel) -> None:
         """Loop until Stop. Raises what the engine raises, after GoAway to the API servers, and
@@ -212,22 +216,22 @@ class EngineLoop:
             self._poll_control(commands, now)
         else:
             self._wait(commands)
-        self._drop_disconnected()
+        self._inbox.drop_left()
 
     # -- the inbox
 
     def _drain_inbox(self) -> None:
-        for _ in range(MESSAGES_PER_STEP):
+        handled = 0
+        while handled < MESSAGES_PER_STEP:
+            if self._inbox.waiting:
+                handled += 1 + self._inbox.handle() // BYTES_PER_MESSAGE
+                continue
             message = self._socket.receive()
             if message is None:
                 return
+            handled += 1
             if self._group is None or not self._group.try_handle(*message):
-                self._inbox.handle(*message)
-
-    def _drop_disconnected(self) -> None:
-        for server in self._publisher.take_disconnected():
-            log.info("API server %d is gone, its streams are dropped", server)
-            self._inbox.drop_server(server)
+                self._inbox.receive(*message)
 
     # -- the step
 
@@ -250,7 +254,7 @@ class EngineLoop:
 
     def _publish(self, rows: StepRows, now: float) -> None:
         self._stats.on_rows(rows, now)
-        self._publisher.publish(rows, self._engine.load())
+        self._publisher.publish(self._publisher.peers.to_handles(rows), self._engine.load())
 
     def _dummy_step(self) -> float:
         """A step without rows, for the other ranks of the group. Returns the clock's time at its end."""
@@ -288,13 +292,14 @@ class EngineLoop:
             if self._collector is not None:
                 self._collector.on_busy()
             self._reporter.report_if_due(now)
+            self._trimmer.watch(self._publisher.peers.open_streams, idle=False)
             self._report_to_coordinator(now, idle=False)
 
     def _report_to_coordinator(self, now: float, *, idle: bool) -> None:
         publisher = self._publisher
         if self._membership is not None:
             load = self._engine.load()
-            self._membership.poll(now, load, publisher.accepted(), publisher.step, idle=idle)
+            self._membership.poll(now, load, publisher.peers.accepted(), publisher.step, idle=idle)
 
     def _handle_commands(self, commands: CommandChannel) -> None:
         """Carry out the supervisor's commands, and send the heartbeat when it is due."""
@@ -313,8 +318,8 @@ class EngineLoop:
 
     def _continue_drain(self, now: float) -> None:
         """Send Draining to API servers, including ones that connect later, and stop when no stream runs."""
-        if self._draining_sent_to != self._publisher.attach_count:
-            self._draining_sent_to = self._publisher.attach_count
+        if self._draining_sent_to != self._publisher.peers.attach_count:
+            self._draining_sent_to = self._publisher.peers.attach_count
             self._publisher.send_to_all(Draining())
         if now >= self._drain_until and not self._engine.has_work():
             self._stopped = True
@@ -332,11 +337,14 @@ class EngineLoop:
             timeout = RETRY_INTERVAL_S
         elif self._draining or self._reporter.pending or (collector is not None and collector.due):
             timeout = IDLE_DELAY_S
+        if self._inbox.waiting:
+            timeout = 0.0
         if not self._socket.wait(timeout, commands.fileno()):
             if collector is not None:
                 collector.on_idle()
             if self._reporter.pending:
                 self._reporter.report(self._clock())
+            self._trimmer.watch(self._publisher.peers.open_streams, idle=True)
         self._handle_commands(commands)
 
     # -- the end
@@ -345,7 +353,7 @@ class EngineLoop:
         """Publish all tokens that were held back, then send GoAway, which ends every stream here."""
         rows = self._engine.fail_all("engine_error", reason)
         rows.failed = ()
-        self._publisher.publish(rows, self._engine.load())
+        self._publisher.publish(self._publisher.peers.to_handles(rows), self._engine.load())
         self._reporter.report(self._clock())
         self._publisher.send_to_all(GoAway(reason))
         deadline = self._clock() + SHUTDOWN_FLUSH_TIMEOUT_S

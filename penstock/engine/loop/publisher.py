@@ -1,21 +1,21 @@
 """Sends each API server its rows of every step as one token frame, without blocking on slow readers.
 
-What does not fit a peer's ZMQ queue is kept here as its backlog: token frames, merged by stream as they
-gather, so that they take about one int per token, and behind them the messages that must not overtake rows.
+What does not fit a peer's ZMQ queue is kept as its backlog (:mod:`.backlog`), up to a bound in bytes.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from penstock.engine.base import Load, StepRows, StreamFailure
 from penstock.engine.loop.drain_rate import DrainRate
+from penstock.engine.loop.peers import Peer, Peers, peer_name
+from penstock.logging_setup import RateLimitedLog
 from penstock.wire.frames import TokenFrame, encode_frame
 from penstock.wire.messages import (
     OVERLOADED,
@@ -28,108 +28,44 @@ from penstock.wire.messages import (
     Welcome,
     encode,
 )
-from penstock.wire.regroup import merge_frames, take_rows
-from penstock.wire.sockets import PeerGone, RouterSocket
+from penstock.wire.regroup import take_rows
+from penstock.wire.sockets import PeerGone
 
-SEGMENT_TOKENS_PER_ROW = 64
-"""A frame with this many tokens per row is not merged further: its rows' columns are small beside its
-tokens, and the time of a merge stays bounded, however large the backlog."""
+MAX_BACKLOG_BYTES = 256 << 20
+"""Of one API server: half a million tokens of 1,024 streams, or minutes of a stalled process. It is detached
+when more gathers."""
+MAX_FAREWELLS = 1024
+"""Peers that are told why they were refused once their queue has room."""
 
 Message = Welcome | StreamFailed | RpcReply | GoAway | Draining
 
-
-class FrameBacklog:
-    """Consecutive frames of one API server, merged into few; each token is merged a bounded number of
-    times."""
-
-    def __init__(self) -> None:
-        self._frames: deque[TokenFrame] = deque()
-
-    def __len__(self) -> int:
-        return len(self._frames)
-
-    def append(self, frame: TokenFrame) -> None:
-        """Merges like a binary carry: while the last frame has at least half its neighbour's tokens."""
-        frames = self._frames
-        frames.append(frame)
-        while len(frames) > 1 and _mergeable(frames[-2], frames[-1]):
-            last = frames.pop()
-            frames.append(merge_frames([frames.pop(), last]))
-
-    def popleft(self) -> TokenFrame:
-        return self._frames.popleft()
+log = logging.getLogger(__name__)
 
 
-def _mergeable(earlier: TokenFrame, later: TokenFrame) -> bool:
-    full = _weight(earlier) >= SEGMENT_TOKENS_PER_ROW * earlier.rows
-    return not full and 2 * _weight(later) >= _weight(earlier)
+class Outbox(Protocol):
+    """The part of :class:`penstock.wire.sockets.RouterSocket` that the publisher uses."""
 
-
-def _weight(frame: TokenFrame) -> int:
-    return len(frame.tokens) + (0 if frame.prompt is None else len(frame.prompt.row))
-
-
-@dataclass(slots=True)
-class _Peer:
-    """An API server and its backlog, in the order in which it must be sent: head, segments, messages."""
-
-    identity: bytes
-    head: list[bytes] | None = None
-    """An encoded message that found the ZMQ queue full."""
-    segments: FrameBacklog = field(default_factory=FrameBacklog)
-    messages: deque[bytes] = field(default_factory=deque)
-    accepted: int = 0
-    """Submits received on its connection."""
-
-    @property
-    def has_backlog(self) -> bool:
-        return bool(self.head is not None or self.segments or self.messages)
+    def send(self, identity: bytes, parts: list[bytes]) -> bool: ...
 
 
 class Publisher:
     """Sends the rows and messages of one engine to its API servers, in order for each of them."""
 
-    def __init__(self, socket: RouterSocket, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, socket: Outbox, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock`` returns monotonic seconds."""
-        self._socket = socket
-        self._drain_rate = DrainRate(clock)
-        self._peers: dict[int, _Peer] = {}
-        self._gone: list[int] = []
-        self.attach_count = 0
-        """API servers attached since the start, reconnections included."""
+        self.peers = Peers()
         self.step = 0
         """Steps published."""
+        self._socket = socket
+        self._drain_rate = DrainRate(clock)
+        self._farewells: dict[bytes, list[bytes]] = {}
+        """GoAway for detached peers whose queue was full, by identity."""
+        self._notice = RateLimitedLog(log, logging.INFO)
 
-    # -- API servers come and go
-
-    def attach(self, server: int, identity: bytes) -> None:
-        """Bind ``server`` to the peer ``identity``; the backlog of its predecessor is discarded."""
-        self.attach_count += 1
-        self._peers[server] = _Peer(identity)
-        if server in self._gone:
-            self._gone.remove(server)  # that was its predecessor
-
-    def detach(self, server: int) -> None:
-        """Discard the backlog of ``server``, and all its rows from here on."""
-        self._peers.pop(server, None)
-
-    def take_disconnected(self) -> list[int]:
-        """API servers whose connection broke, each returned once; they are detached already."""
-        gone, self._gone = self._gone, []
-        return gone
-
-    @property
-    def has_backlog(self) -> bool:
-        """Whether any peer has a backlog."""
-        return any(peer.has_backlog for peer in self._peers.values())
-
-    def count_submit(self, server: int) -> None:
-        """Count a Submit received from ``server``, rejected or not; its frames carry the count."""
-        self._peers[server].accepted += 1
-
-    def accepted(self) -> dict[int, int]:
-        """Submits received on the current connection of each API server."""
-        return {server: peer.accepted for server, peer in self._peers.items()}
+    def attach(self, server: int, identity: bytes, order: tuple[int, int, int] = (0, 0, 0)) -> Peer:
+        """See :meth:`Peers.attach`."""
+        self._farewells.pop(identity, None)  # that was for its last connection
+        return self.peers.attach(server, identity, order)
 
     # -- sending
 
@@ -180,22 +116,24 @@ class Publisher:
             self._send_frame(index, own)
 
     def _send_frame(self, server: int, frame: TokenFrame) -> None:
-        peer = self._peers.get(server)
+        peer = self.peers.get(server)
         if peer is None:
             return
         frame.accepted = peer.accepted
-        if peer.has_backlog:
-            peer.segments.append(frame)
+        if peer.backlog:
+            peer.backlog.add_frame(frame)
+            self._check_backlog(peer)
         else:
-            self._try_send(server, peer, encode_frame(frame))
+            self._try_send(peer, encode_frame(frame))
 
     def send(self, server: int, message: Message) -> None:
         """Send a message behind the backlog of ``server``; does nothing when it is not attached."""
-        peer = self._peers.get(server)
+        peer = self.peers.get(server)
         if peer is None:
             return
-        peer.messages.append(encode(message))
-        self._flush_peer(server, peer)
+        peer.backlog.add_message(encode(message))
+        self._flush_peer(peer)
+        self._check_backlog(peer)
 
     def fail(self, failure: StreamFailure, load: Load) -> None:
         """Send StreamFailed to the stream's API server; with the code ``overloaded`` it has the time after
@@ -211,48 +149,74 @@ class Publisher:
         self.send(failure.server, message)
 
     def send_to_all(self, message: Message) -> None:
-        for server in list(self._peers):
-            self.send(server, message)
+        for peer in self.peers:
+            self.send(peer.server, message)
 
     def offer_to_all(self, message: EngineMetrics) -> None:
         """Send a message that may be lost: peers with a backlog do not get it."""
         encoded = encode(message)
-        for server, peer in list(self._peers.items()):
-            if not peer.has_backlog:
-                self._try_send(server, peer, [encoded])
+        for peer in self.peers:
+            if not peer.backlog:
+                self._try_send(peer, [encoded])
 
-    def reject_peer(self, identity: bytes, reason: str) -> None:
-        """Send GoAway to a peer that is not attached; it is lost when the peer's queue is full."""
-        with suppress(PeerGone):
-            self._socket.send(identity, [encode(GoAway(reason))])
+    # -- the backlog
+
+    @property
+    def has_backlog(self) -> bool:
+        return bool(self._farewells) or any(peer.backlog for peer in self.peers)
 
     def flush(self) -> None:
         """Send the backlog of every peer, as far as there is room."""
-        for server, peer in list(self._peers.items()):
-            if peer.has_backlog:
-                self._flush_peer(server, peer)
+        for identity, parts in list(self._farewells.items()):
+            if self._say(identity, parts) is not False:
+                del self._farewells[identity]
+        for peer in self.peers:
+            if peer.backlog:
+                self._flush_peer(peer)
 
-    def _flush_peer(self, server: int, peer: _Peer) -> None:
-        while peer.has_backlog:
-            parts = peer.head or _next_parts(peer)
-            peer.head = None
-            if not self._try_send(server, peer, parts):
-                return
+    def _flush_peer(self, peer: Peer) -> None:
+        while peer.backlog and self._try_send(peer, peer.backlog.take()):
+            pass
 
-    def _try_send(self, server: int, peer: _Peer, parts: list[bytes]) -> bool:
-        """Send ``parts``, or keep them as the peer's head. False when they were not sent."""
+    def _try_send(self, peer: Peer, parts: list[bytes]) -> bool:
+        """Send ``parts``, or put them at the head of the backlog. False when they were not sent."""
         try:
             if self._socket.send(peer.identity, parts):
                 return True
         except PeerGone:
-            del self._peers[server]
-            self._gone.append(server)
+            self._notice(name := peer_name(peer.identity), "%s is gone, its streams are dropped", name)
+            self.peers.detach(peer)
             return False
-        peer.head = parts
+        peer.backlog.put_back(parts)
         return False
 
+    def _check_backlog(self, peer: Peer) -> None:
+        if peer.backlog.size > MAX_BACKLOG_BYTES:
+            log.warning(
+                "%s does not read: more than %d MiB wait for it; its streams are dropped",
+                peer_name(peer.identity),
+                MAX_BACKLOG_BYTES >> 20,
+            )
+            self.dismiss(peer, "it did not read what the engine sent")
 
-def _next_parts(peer: _Peer) -> list[bytes]:
-    if peer.segments:
-        return encode_frame(peer.segments.popleft())
-    return [peer.messages.popleft()]
+    # -- the end of a connection
+
+    def dismiss(self, peer: Peer, reason: str) -> None:
+        """Detach a peer and tell it so; what else waits for it is discarded."""
+        self.peers.detach(peer)
+        self.reject_peer(peer.identity, reason)
+
+    def reject_peer(self, identity: bytes, reason: str) -> bool:
+        """Send GoAway to a peer that is not attached, later if its queue is full. False: it is gone."""
+        parts = [encode(GoAway(reason))]
+        sent = self._say(identity, parts)
+        if sent is False and len(self._farewells) < MAX_FAREWELLS:
+            self._farewells[identity] = parts
+        return sent is not None
+
+    def _say(self, identity: bytes, parts: list[bytes]) -> bool | None:
+        """Whether ``parts`` were sent; None: the peer is gone."""
+        try:
+            return self._socket.send(identity, parts)
+        except PeerGone:
+            return None

@@ -11,9 +11,15 @@ import msgspec
 
 from penstock.engine.loop.idempotency import IdempotencyCache, RpcError
 from penstock.engine.loop.two_phase import TwoPhaseParticipant
-from penstock.wire.messages import RpcCall, RpcPhase, RpcReply, encode
+from penstock.logging_setup import RateLimitedLog
+from penstock.wire.messages import MAX_CALL_BYTES, RpcCall, RpcPhase, RpcReply, encode
 
 log = logging.getLogger(__name__)
+
+MAX_WAITING_CALLS = 64
+"""Calls of one API server that wait for streams to end, or for another one's commit."""
+MAX_SHOWN_CHARS = 200
+"""Characters of a method's name in an error."""
 
 
 class RpcServer:
@@ -36,6 +42,7 @@ class RpcServer:
         self._receipts = IdempotencyCache()
         self._waiting: list[tuple[int, RpcCall]] = []
         """Calls without a reply yet, with their API server."""
+        self._complain = RateLimitedLog(log, logging.ERROR)
 
     def handle(self, server: int, call: RpcCall) -> None:
         """Reply at once, or later from :meth:`answer_pending`."""
@@ -62,7 +69,10 @@ class RpcServer:
         """Forget an API server's calls, and undo prepared changes that only it requested."""
         self._waiting = [entry for entry in self._waiting if entry[0] != server]
         for participant in self._participants.values():
-            participant.withdraw(server)
+            try:
+                participant.withdraw(server)
+            except Exception:  # noqa: BLE001 - the engine stays in its state
+                self._complain(participant.name, "%s cannot be undone", participant.name, exc_info=True)
 
     # -- one call; None: no reply yet
 
@@ -74,10 +84,12 @@ class RpcServer:
             return self._run_once(call)
         participant = self._participants.get(call.method)
         if participant is None:
-            raise RpcError(f"this engine has no state {call.method!r} to change")
+            raise RpcError(f"this engine has no state {call.method[:MAX_SHOWN_CHARS]!r} to change")
         if call.phase is RpcPhase.ABORT:
             participant.withdraw(server, call.key)
             return RpcReply(call.call, step=self._step())
+        if sum(waiting == server for waiting, _ in self._waiting) >= MAX_WAITING_CALLS:
+            raise RpcError(f"{MAX_WAITING_CALLS} calls of this API server wait already")
         participant.begin(server, call)
         return None
 
@@ -95,7 +107,9 @@ class RpcServer:
     def _run_once(self, call: RpcCall) -> RpcReply:
         def run() -> RpcReply:
             reply = RpcReply(call.call, None, self._run(call.method, call.arguments), self._step())
-            encode(reply)  # a result that cannot be encoded fails the call, not the engine
+            size = len(encode(reply))  # a result that cannot be encoded fails the call, not the engine
+            if size > MAX_CALL_BYTES:
+                raise RpcError(f"the result takes {size} bytes, at most {MAX_CALL_BYTES} are sent")
             return reply
 
         reply = self._try(call, run)
@@ -110,6 +124,7 @@ class RpcServer:
             return RpcReply(call.call, str(error), None, self._step(), code=error.code)
         except ValueError as error:
             return RpcReply(call.call, str(error), None, self._step())
-        except Exception as error:
-            log.exception("call of %s failed", call.method)
+        except Exception as error:  # noqa: BLE001 - the call fails, not the engine
+            method = call.method[:MAX_SHOWN_CHARS]
+            self._complain(method, "the call of %r failed", method, exc_info=True)
             return RpcReply(call.call, f"{type(error).__name__}: {error}", None, self._step())

@@ -1,18 +1,19 @@
 """Engine metrics: token counters and latency histograms (TTFT, ITL, TPOT, queue time and so on).
 
-A step costs a few array operations, and no Python code per token or row. Streams are identified by API
-server and handle, as in :class:`StepRows`, so this serves every engine. Metrics have vLLM's names, labels and
-meaning, see :mod:`penstock.metrics.families`.
+A step costs a few array operations, and no Python code per token or row. Streams are identified by their
+numbers in the engine (:mod:`.peers`), as in :class:`StepRows`, so this serves every engine. Metrics have
+vLLM's names, labels and meaning, see :mod:`penstock.metrics.families`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.base import StepRows
+from penstock.engine.loop.peers import FIRST_STREAMS
 from penstock.metrics import families as f
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.snapshot import Series, histogram_series
@@ -20,7 +21,6 @@ from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import OVERLOADED, Submit
 
-FIRST_HANDLES = 1024
 REASONS = ("stop", "length", "abort", "error")
 _REASON = {
     FinishReason.EOS: "stop",
@@ -32,7 +32,7 @@ _REASON = {
 _STREAM = np.dtype(
     [
         # times in seconds of the loop's clock; 0: not yet
-        ("arrived", np.float64),  # 0: there is no such stream
+        ("arrived", np.float64),
         ("admitted", np.float64),
         ("first", np.float64),  # first token; for a resumed stream, arrival
         ("last", np.float64),  # latest tokens; before them, arrival
@@ -66,59 +66,52 @@ class EngineStats:
         self._prefill_time = Histogram(f.PREFILL_TIME.bounds)
         self._decode_time = Histogram(f.DECODE_TIME.bounds)
 
+        self.refused_messages = 0
+        """Messages of API servers that were invalid."""
+
         # -- per stream
-        self._set_table(np.zeros((1, FIRST_HANDLES), _STREAM))
+        self._set_table(np.zeros(FIRST_STREAMS, _STREAM))
 
     def _set_table(self, table: NDArray[np.void]) -> None:
-        """``table`` is [API server, handle]; the attributes are views of its fields, flat (:meth:`_at`)."""
+        """``table`` is indexed by stream; the attributes are views of its fields."""
         self._table = table
-        flat = table.reshape(-1)
-        self._handles = table.shape[1]
-        self._arrived: NDArray[np.float64] = flat["arrived"]
-        self._admitted: NDArray[np.float64] = flat["admitted"]
-        self._first: NDArray[np.float64] = flat["first"]
-        self._last: NDArray[np.float64] = flat["last"]
-        self._prompt: I32 = flat["prompt"]
-        self._stopped: NDArray[np.bool_] = flat["stopped"]
+        self._arrived: NDArray[np.float64] = table["arrived"]
+        self._admitted: NDArray[np.float64] = table["admitted"]
+        self._first: NDArray[np.float64] = table["first"]
+        self._last: NDArray[np.float64] = table["last"]
+        self._prompt: I32 = table["prompt"]
+        self._stopped: NDArray[np.bool_] = table["stopped"]
 
-    def _at(self, server: I32, stream: I32) -> NDArray[np.intp]:
-        at = server.astype(np.intp)
-        at *= self._handles
-        at += stream
-        return at
+    def refuse(self) -> None:
+        """Count an invalid message of an API server."""
+        self.changes += 1
+        self.refused_messages += 1
 
     # -- streams come and go
 
-    def arrive(self, server: int, request: Submit, now: float) -> None:
+    def arrive(self, request: Submit, now: float) -> None:
         """The engine has accepted a stream."""
         self.changes += 1
-        servers, handles = self._table.shape
-        if server >= servers or request.stream >= handles:
-            wider = np.zeros((max(servers, _power(server)), max(handles, _power(request.stream))), _STREAM)
-            wider[:servers, :handles] = self._table
-            self._set_table(wider)
+        while request.stream >= len(self._table):
+            self._set_table(np.concatenate((self._table, np.zeros_like(self._table))))
         first = now if request.resumed else 0.0
         prompt = len(request.prompt) // 4 - request.resumed
-        self._table[server, request.stream] = (now, 0.0, first, now, prompt, False)
+        self._table[request.stream] = (now, 0.0, first, now, prompt, False)
 
     def admit(self, streams: Iterable[tuple[int, int]], now: float) -> None:
-        """Streams, as (API server, handle), have been given slots."""
-        for server, stream in streams:
-            self._admitted[server * self._handles + stream] = now
+        """Streams, as (API server, stream), have been given slots."""
+        for _, stream in streams:
+            self._admitted[stream] = now
 
-    def stop(self, server: int, streams: Iterable[int]) -> None:
+    def stop(self, streams: Iterable[int]) -> None:
         """Streams aborted because their text contains a stop string: they count as stopped."""
         for stream in streams:
-            if server < len(self._table) and stream < self._handles:
-                self._stopped[server * self._handles + stream] = True
+            self._stopped[stream] = True
 
-    def drop_server(self, server: int) -> None:
+    def drop(self, streams: Collection[int]) -> None:
         """Count the streams of an API server that is gone as aborted."""
         self.changes += 1
-        if server < len(self._table):
-            arrived = self._table[server]["arrived"]
-            self.ended["abort"] += int(np.count_nonzero(arrived))
-            arrived[:] = 0.0
+        self.ended["abort"] += len(streams)
 
     # -- the step
 
@@ -128,7 +121,7 @@ class EngineStats:
         self.steps += 1
         tokens, prompts = len(rows.tokens), self.prompt_tokens
         if len(rows.stream):
-            at = self._at(rows.server, rows.stream)
+            at = rows.stream.astype(np.intp)
             self._on_tokens(at, rows, now)
             if rows.finish is not None:
                 ended = np.flatnonzero(rows.finish)
@@ -140,7 +133,6 @@ class EngineStats:
         for failure in rows.failed:
             if failure.code != OVERLOADED:  # overloaded: it was displaced from the queue, and never ran
                 self.ended["error"] += 1
-            self._arrived[failure.server * self._handles + failure.stream] = 0.0
 
     def on_dummy_step(self) -> None:
         """Count a step without work, made for the other ranks of the group."""
@@ -177,7 +169,6 @@ class EngineStats:
         for reason, name in _REASON.items():
             self.ended[name] += counts[reason]
         arrived, admitted, first = self._arrived[at], self._admitted[at], self._first[at]
-        self._arrived[at] = 0.0
         self._e2e.observe(now - arrived)
         self._prompt_length.observe(self._prompt[at])
         self._generation_length.observe(generated)
@@ -198,6 +189,7 @@ class EngineStats:
         yield Series(f.STEPS.name, labels, self.steps)
         yield Series(f.DUMMY_STEPS.name, labels, self.dummy_steps)
         yield Series(f.WAVES.name, labels, self.waves)
+        yield Series(f.REFUSED_MESSAGES.name, labels, self.refused_messages)
         yield Series(f.PROMPT_TOKENS.name, labels, self.prompt_tokens)
         yield Series(f.GENERATION_TOKENS.name, labels, self.generation_tokens)
         yield Series(f.PREEMPTIONS.name, labels, engine.get("preemptions_total", 0))
@@ -222,8 +214,3 @@ class EngineStats:
             (f.DECODE_TIME, self._decode_time),
         ):
             yield histogram_series(family, labels, histogram)
-
-
-def _power(index: int) -> int:
-    """The smallest power of 2 above ``index``."""
-    return 1 << index.bit_length()

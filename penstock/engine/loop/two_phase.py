@@ -22,7 +22,7 @@ class TwoPhaseParticipant:
     def __init__(self, name: str, state: SleepState) -> None:
         self.version = 0
         """Version of the latest decision that was carried out."""
-        self._name = name
+        self.name = name
         self._state = state
         self._key: str | None = None
         """Key of the change that is prepared or being prepared."""
@@ -38,7 +38,7 @@ class TwoPhaseParticipant:
                 self._roll_back()
         elif self._key not in (None, call.key):
             raise RpcError(
-                f"another change of {self._name} is under way, with the key {self._key!r}", CONFLICT
+                f"another change of {self.name} is under way, with the key {self._key!r}", CONFLICT
             )
         if self._key is None:
             self._state.prepare(call.arguments)
@@ -50,10 +50,10 @@ class TwoPhaseParticipant:
         change has replaced it, and what the state raises."""
         if call.phase is RpcPhase.COMMIT and call.version <= self.version:
             if call.version < self.version:
-                raise RpcError(f"a later change of {self._name} has taken its place", CONFLICT)
+                raise RpcError(f"a later change of {self.name} has taken its place", CONFLICT)
             return RpcReply(call.call, repeated=True)
         if self._key != call.key:
-            raise RpcError(f"another change of {self._name} has taken its place", CONFLICT)
+            raise RpcError(f"another change of {self.name} has taken its place", CONFLICT)
         if not self._state.prepared():
             return None
         if call.phase is RpcPhase.PREPARE:

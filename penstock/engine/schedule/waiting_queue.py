@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -16,6 +17,15 @@ from penstock.wire.messages import OVERLOADED, Submit, WireError
 
 StreamKey: TypeAlias = tuple[int, int]
 """(server, stream)"""
+MAX_QUEUED_BYTES = 256 << 20
+"""Memory of one API server's waiting requests: a thousand prompts of 64,000 tokens."""
+BYTES_PER_REQUEST = 2048
+"""Memory of a waiting request beside its lists and texts."""
+BYTES_PER_TOKEN_ID = 40
+"""Memory of an entry of a list of token ids, as Python's objects."""
+BYTES_PER_BIAS = 160
+"""Memory of an entry of logit_bias."""
+
 QueueClass: TypeAlias = tuple[int, bool]
 """(priority, whether the stream is new). Lower classes run earlier: a stream that was running on another
 engine comes before new ones of its priority."""
@@ -44,6 +54,56 @@ class WaitingStream:
         return len(self.request.prompt) // 4
 
 
+class QueuedBytes:
+    """Memory of the waiting requests, by API server. Choices of one request share all but BYTES_PER_REQUEST,
+    which they are known by: their prompt is the same object."""
+
+    def __init__(self) -> None:
+        self._by_server: Counter[int] = Counter()
+        self._shared: Counter[int] = Counter()
+        """Streams that wait with the same prompt object, by its id."""
+
+    def of(self, server: int) -> int:
+        return self._by_server[server]
+
+    def added_by(self, request: Submit) -> int:
+        """What the request would add."""
+        shared = id(request.prompt) in self._shared
+        return BYTES_PER_REQUEST if shared else BYTES_PER_REQUEST + shared_bytes(request)
+
+    def add(self, waiting: WaitingStream) -> None:
+        self._by_server[waiting.server] += self.added_by(waiting.request)
+        self._shared[id(waiting.request.prompt)] += 1
+
+    def remove(self, waiting: WaitingStream) -> None:
+        prompt = id(waiting.request.prompt)
+        self._shared[prompt] -= 1
+        if not self._shared[prompt]:
+            del self._shared[prompt]
+        self._by_server[waiting.server] -= self.added_by(waiting.request)
+        if not self._by_server[waiting.server]:
+            del self._by_server[waiting.server]
+
+
+def shared_bytes(request: Submit) -> int:
+    """Memory of a request's texts and lists, about."""
+    sampling = request.sampling
+    ids = len(sampling.stop_token_ids) + len(sampling.allowed_token_ids or ())
+    ids += sum(2 + len(word) for word in sampling.bad_words)
+    texts = (
+        request.prompt,
+        sampling.grammar,
+        request.cache_salt,
+        request.adapter,
+        request.kv_transfer_params,
+    )
+    return (
+        BYTES_PER_TOKEN_ID * ids
+        + BYTES_PER_BIAS * len(sampling.logit_bias or ())
+        + sum(sys.getsizeof(text) for text in texts if text is not None)
+    )
+
+
 class WaitingQueue:
     """First come, first served; with the policy ``priority`` the lowest priority first, ties by arrival.
 
@@ -55,6 +115,7 @@ class WaitingQueue:
         """``config``: the engine's, with its rank's part of the limits."""
         self.tokens = 0
         """Prompt tokens of all waiting streams."""
+        self._bytes = QueuedBytes()
         self._by_priority = config.scheduling_policy == "priority"
         self._max_requests = config.max_num_queued_reqs
         self._max_tokens = config.max_num_queued_tokens
@@ -81,14 +142,16 @@ class WaitingQueue:
     def push(self, server: int, request: Submit, free_slots: int) -> None:
         """Queue a stream. ``free_slots``: that many streams will be admitted soon and do not count.
 
-        A resumed stream has been accepted before and is never refused. Raises RequestRejected with the code
-        ``overloaded`` when the queue is full of streams with the same or a more important priority, WireError
-        when the stream is in the queue already.
+        Raises RequestRejected with the code ``overloaded`` when the queue is full of streams with the same or
+        a more important priority, or the API server's waiting requests take MAX_QUEUED_BYTES; WireError when
+        the stream is in the queue already. A resumed stream has been accepted before: it is refused only at
+        twice MAX_QUEUED_BYTES.
         """
         if (server, request.stream) in self._streams:
             raise WireError(f"Submit.stream {request.stream} is running already")
         priority = request.priority if self._by_priority else 0
         newcomer = WaitingStream(server, request, (priority, not request.resumed))
+        self._check_bytes(newcomer)
         if not request.resumed:
             self._make_room(newcomer, free_slots)
         if newcomer.queue_class not in self._classes:
@@ -97,6 +160,16 @@ class WaitingQueue:
         self._classes[newcomer.queue_class][newcomer.key] = newcomer
         self._streams[newcomer.key] = newcomer
         self.tokens += newcomer.tokens
+        self._bytes.add(newcomer)
+
+    def _check_bytes(self, newcomer: WaitingStream) -> None:
+        held = self._bytes.of(newcomer.server)
+        most = MAX_QUEUED_BYTES * (2 if newcomer.request.resumed else 1)
+        # a request above the bound is accepted when none waits: otherwise it could never run
+        if held and held + self._bytes.added_by(newcomer.request) > most:
+            raise RequestRejected(
+                f"The engine is overloaded: requests of {held >> 20} MiB of this API server wait.", OVERLOADED
+            )
 
     def _make_room(self, newcomer: WaitingStream, free_slots: int) -> None:
         """Fail less important streams until the newcomer fits; none of them if it would not fit anyway."""
@@ -140,6 +213,7 @@ class WaitingQueue:
         members = self._classes[waiting.queue_class]
         del members[waiting.key], self._streams[waiting.key]
         self.tokens -= waiting.tokens
+        self._bytes.remove(waiting)
         if not members:
             del self._classes[waiting.queue_class]
             self._class_order.remove(waiting.queue_class)
@@ -176,6 +250,7 @@ class WaitingQueue:
         ends = self._aborted + [(*waiting.key, waiting.request.resumed) for waiting in self]
         failures = self._failed + [StreamFailure(*end, code, message) for end in ends]
         self._streams, self._classes, self._class_order, self.tokens = {}, {}, [], 0
+        self._bytes = QueuedBytes()
         self._aborted, self._failed = [], []
         return failures
 

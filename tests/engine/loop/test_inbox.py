@@ -6,17 +6,21 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.engine.base import Engine, Load, RequestRejected, StepRows
 from penstock.engine.batch.rows import aborted_rows, empty_rows
 from penstock.engine.loop.drain_rate import MIN_RETRY_MS
-from penstock.engine.loop.inbox import MAX_HANDLES, MAX_REFUSED_PEERS, MAX_SERVERS, Inbox
+from penstock.engine.loop.inbox import INTERNAL_ERROR, MAX_REFUSED_PEERS, Inbox
 from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.rpc import RpcServer
 from penstock.engine.loop.stats import EngineStats
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
+    MAX_ABORTED,
+    MAX_CALL_BYTES,
+    MAX_SERVERS,
     Abort,
     Disconnect,
     EngineInfo,
@@ -24,40 +28,44 @@ from penstock.wire.messages import (
     Hello,
     RpcCall,
     RpcReply,
+    SamplingParams,
     StreamFailed,
     Submit,
     Welcome,
-    WireError,
     decode_from_engine,
     encode,
 )
-from penstock.wire.sockets import server_identity
+from penstock.wire.sockets import PeerGone, server_identity
 from tests.engine.support import submit
 
 INFO = EngineInfo("fake", 100, 50, 4)
 
 
 class FakeEngine:
-    """Notes what it is asked. Rejects streams of an odd number; finds stream 66 running already."""
+    """Notes what it is asked, about streams by their seed, which the tests take from the handle. Rejects odd
+    ones; stream 66 finds a defect."""
 
     can_sleep = True
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
+        self.seeds: dict[int, int] = {}
 
     @property
     def info(self) -> EngineInfo:
         return INFO
 
     def submit(self, server: int, request: Submit) -> None:
-        if request.stream == 66:
-            raise WireError("Submit.stream 66 is running already")
-        if request.stream % 2:
+        seed = request.sampling.seed
+        if seed == 66:
+            raise OverflowError("int too large")
+        if seed % 2:
             raise RequestRejected("odd", "overloaded")
-        self.asked.append(("submit", server, request))
+        self.seeds[request.stream] = seed
+        self.asked.append(("submit", server, seed))
 
     def abort(self, server: int, streams: Sequence[int]) -> None:
-        self.asked.append(("abort", server, list(streams)))
+        self.asked.append(("abort", server, [self.seeds[stream] for stream in streams]))
 
     def drop_server(self, server: int) -> None:
         self.asked.append(("drop", server))
@@ -101,6 +109,7 @@ class Desk:
         self.engine = FakeEngine()
         engine: Engine = self.engine
         self.sent: list[tuple[bytes, Any]] = []
+        self.gone: set[bytes] = set()
         self.stats = EngineStats()
         self.publisher = Publisher(self)
         self.refusal: RequestRejected | None = None
@@ -115,16 +124,23 @@ class Desk:
         )
 
     def send(self, identity: bytes, parts: list[bytes]) -> bool:
+        if identity in self.gone:
+            raise PeerGone(identity.decode())
         self.sent.append((identity, decode_from_engine(parts[0])))
         return True
 
+    def handle(self, identity: bytes, parts: list[bytes]) -> None:
+        self.inbox.receive(identity, parts)
+        while self.inbox.waiting:
+            self.inbox.handle()
+
     def hello(self, server: int = 0, epoch: int = 0) -> bytes:
         identity = server_identity(server, epoch)
-        self.inbox.handle(identity, [encode(Hello(ENGINE_PROTOCOL_VERSION, server, epoch))])
+        self.handle(identity, [encode(Hello(ENGINE_PROTOCOL_VERSION, server, epoch))])
         return identity
 
     def take(self, identity: bytes, *messages: Any) -> None:
-        self.inbox.handle(identity, [encode(message) for message in messages])
+        self.handle(identity, [encode(message) for message in messages])
 
     def clear(self) -> None:
         self.sent.clear()
@@ -151,14 +167,14 @@ def test_hello(desk: Desk) -> None:
 
 def test_parts_are_taken_in_order(desk: Desk, zero: bytes) -> None:
     desk.take(zero, submit(2), submit(4), Abort([2]))
-    assert desk.engine.asked == [("submit", 0, submit(2)), ("submit", 0, submit(4)), ("abort", 0, [2])]
+    assert desk.engine.asked == [("submit", 0, 2), ("submit", 0, 4), ("abort", 0, [2])]
     assert desk.sent == []
 
 
 def test_what_was_stopped_counts_as_stopped(desk: Desk, zero: bytes) -> None:
     desk.take(zero, submit(2), submit(4), Abort([2], stopped=True), Abort([4]))
     assert desk.engine.asked[2:] == [("abort", 0, [2]), ("abort", 0, [4])]
-    desk.stats.on_rows(aborted_rows([(0, 2, 0), (0, 4, 0)]), 1.0)
+    desk.stats.on_rows(aborted_rows([(0, number, 0) for number in desk.engine.seeds]), 1.0)
     assert desk.stats.ended == {"stop": 1, "length": 0, "abort": 1, "error": 0}
 
 
@@ -168,21 +184,10 @@ def test_what_was_rejected_does_not_count(desk: Desk, zero: bytes) -> None:
     assert desk.stats.ended["abort"] == 1
 
 
-def test_numbers_without_measure_are_refused(desk: Desk, zero: bytes) -> None:
-    desk.hello(MAX_SERVERS)
-    desk.take(zero, submit(MAX_HANDLES))
-    reasons = [message.reason for _, message in desk.sent]
-    assert reasons == [
-        "Hello.server is 1024, at most 1023 is taken",
-        "Submit.stream is 4194304, at most 4194303 is taken",
-    ]
-    assert ("drop", 0) in desk.engine.asked
-
-
 def test_rejected(desk: Desk, zero: bytes) -> None:
     desk.take(zero, submit(3, resumed=2), submit(2))
     assert desk.sent == [(zero, StreamFailed(3, 2, "overloaded", "odd", MIN_RETRY_MS))]
-    assert desk.engine.asked == [("submit", 0, submit(2))]
+    assert desk.engine.asked == [("submit", 0, 2)]
 
 
 def test_bye(desk: Desk, zero: bytes) -> None:
@@ -203,7 +208,7 @@ def test_streams_are_refused_while_there_is_a_reason(desk: Desk, zero: bytes) ->
     desk.refusal = None
     desk.take(zero, submit(4))
     assert desk.sent == [(zero, StreamFailed(2, 0, "sleeping", "asleep"))]
-    assert desk.engine.asked == [("submit", 0, submit(4))]
+    assert desk.engine.asked == [("submit", 0, 4)]
 
 
 # -- restarts
@@ -214,7 +219,7 @@ def test_a_restarted_api_server_replaces_itself(desk: Desk, zero: bytes) -> None
     assert desk.engine.asked == [("drop", 0)]
     desk.clear()
     desk.take(one, submit(2))
-    assert desk.engine.asked == [("submit", 0, submit(2))]
+    assert desk.engine.asked == [("submit", 0, 2)]
     desk.clear()
     desk.take(zero, submit(4))
     assert desk.engine.asked == []
@@ -234,7 +239,7 @@ def test_a_late_hello_of_a_predecessor_changes_nothing(desk: Desk) -> None:
     assert [(identity, type(message)) for identity, message in desk.sent] == [(late, GoAway)]
     assert desk.engine.asked == []
     desk.take(one, submit(2))
-    assert desk.engine.asked == [("submit", 0, submit(2))]
+    assert desk.engine.asked == [("submit", 0, 2)]
 
 
 def test_api_servers_are_apart(desk: Desk, zero: bytes) -> None:
@@ -242,14 +247,73 @@ def test_api_servers_are_apart(desk: Desk, zero: bytes) -> None:
     desk.clear()
     desk.take(zero, submit(2))
     desk.take(other, submit(2))
-    desk.inbox.drop_server(0)
+    desk.take(zero, Disconnect())
     desk.take(other, submit(4))
     assert desk.engine.asked == [
-        ("submit", 0, submit(2)),
-        ("submit", 1, submit(2)),
+        ("submit", 0, 2),
+        ("submit", 1, 2),
         ("drop", 0),
-        ("submit", 1, submit(4)),
+        ("submit", 1, 4),
     ]
+
+
+# -- a stream that cannot run
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("min_tokens", 1 << 31, "min_tokens 2147483648: expected int <= 2147483647"),
+        ("max_tokens", -1, "max_tokens -1: expected int >= 0"),
+        ("temperature", float("nan"), "temperature nan: expected float >= 0.0"),
+        ("top_k", 1 << 40, "top_k 1099511627776: expected int <= 2147483647"),
+        ("logprobs", 1 << 20, "logprobs 1048576: expected int <= 1024"),
+        ("stop_token_ids", (7, -1), "stop_token_ids -1: expected int >= 0"),
+        ("grammar", 7, "grammar 7: expected str | null, got int"),
+        ("interval", 0, "interval 0: expected int >= 1"),
+        ("priority", 1 << 63, "priority 9223372036854775808: "),
+        ("prompt", b"", "prompt has 0 bytes, not a positive multiple of 4"),
+        ("prompt", b"12345", "prompt has 5 bytes, not a positive multiple of 4"),
+        ("adapter", "a" * 1025, "adapter: expected str of length <= 1024"),
+    ],
+)
+def test_a_field_out_of_bounds_fails_its_stream_and_is_named(
+    desk: Desk, zero: bytes, field: str, value: Any, reason: str
+) -> None:
+    bad = submit(4, resumed=1, prompt=[1, 2])
+    if field in SamplingParams.__struct_fields__:
+        bad = msgspec.structs.replace(bad, sampling=msgspec.structs.replace(bad.sampling, **{field: value}))
+    else:
+        bad = msgspec.structs.replace(bad, **{field: value})
+    desk.take(zero, submit(2), bad, submit(6))
+    assert desk.engine.asked == [("submit", 0, 2), ("submit", 0, 6)]
+    ((identity, failed),) = desk.sent
+    assert (identity, type(failed)) == (zero, StreamFailed)
+    assert (failed.stream, failed.position, failed.code) == (4, 1, "invalid_request")
+    assert failed.message.startswith(reason)
+    assert desk.publisher.peers.accepted() == {0: 3}
+    assert desk.stats.refused_messages == 1
+
+
+def test_a_defect_fails_its_stream(desk: Desk, zero: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    desk.take(zero, submit(2), submit(66), submit(66), submit(4))
+    assert desk.engine.asked == [("submit", 0, 2), ("submit", 0, 4)]
+    assert [message for _, message in desk.sent] == [StreamFailed(66, 0, "engine_error", INTERNAL_ERROR)] * 2
+    (record,) = caplog.records
+    assert record.getMessage() == "a request of api-server 0 could not be handled"
+    assert "int too large" in caplog.text, "the traceback"
+
+
+def test_a_defect_in_another_message_ends_its_peer(
+    desk: Desk, zero: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def abort(server: int, streams: Sequence[int]) -> None:
+        raise KeyError("whoops")
+
+    monkeypatch.setattr(desk.engine, "abort", abort)
+    desk.take(zero, submit(2), Abort([2]), submit(4))
+    assert desk.engine.asked == [("submit", 0, 2), ("drop", 0)]
+    assert desk.sent == [(zero, GoAway("the engine could not handle its message"))]
 
 
 # -- what is refused
@@ -258,45 +322,71 @@ def test_api_servers_are_apart(desk: Desk, zero: bytes) -> None:
 @pytest.mark.parametrize(
     ("part", "reason"),
     [
-        (b"\xc1", "not a message of an API server"),
-        (encode(GoAway("x")), "not a message of an API server"),
+        (b"", "no message of an API server"),
+        (b"\xc1", "no message of an API server"),
+        (encode(GoAway("x")), "no message of an API server"),
         (encode(Hello(ENGINE_PROTOCOL_VERSION + 1, 0, 0)), f"this engine speaks {ENGINE_PROTOCOL_VERSION}"),
         (encode(Hello(ENGINE_PROTOCOL_VERSION, 1, 0)), "not this peer's"),
-        (encode(submit(66)), "running already"),
+        (
+            encode(Hello(ENGINE_PROTOCOL_VERSION, MAX_SERVERS, 0)),
+            "Hello has server 1024: expected int <= 1023",
+        ),
+        (encode(submit(2)), "it submits stream 2, which has not ended"),
+        (encode(submit(1 << 31)), "its Submit has stream 2147483648: expected int <= 2147483647"),
+        (encode(submit(2, max_tokens=-1)), "max_tokens -1"),
+        (encode(submit(4))[:-1], "its Submit cannot be decoded"),
+        (encode(Abort([1] * (MAX_ABORTED + 1))), "its Abort has streams: expected array of length <= 65536"),
+        (encode(RpcCall(1, "echo", {"a": "x" * MAX_CALL_BYTES})), "bytes, at most 1048576 are taken"),
+        (encode(RpcCall(1, "x" * 2000)), "its RpcCall has method: expected str of length <= 1024"),
+        (b"\x93\x05\x01\xa1\xff", "its RpcCall cannot be decoded"),
     ],
 )
 def test_a_peer_that_breaks_the_rules_is_dismissed(
     desk: Desk, zero: bytes, part: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):
-        desk.inbox.handle(zero, [encode(submit(2)), part, encode(submit(4))])
-    assert desk.engine.asked == [("submit", 0, submit(2)), ("drop", 0)]
+        desk.handle(zero, [encode(submit(2)), part, encode(submit(4))])
+    assert desk.engine.asked == [("submit", 0, 2), ("drop", 0)]
     ((identity, goodbye),) = desk.sent
-    assert identity == zero
+    assert (identity, type(goodbye)) == (zero, GoAway)
     assert reason in goodbye.reason
-    assert len(caplog.records) == 1
+    (record,) = caplog.records
+    assert record.getMessage().startswith("api-server 0 is refused: ")
 
 
-def test_once_per_peer(desk: Desk, zero: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_line_and_one_answer_per_peer(desk: Desk, zero: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         for _ in range(5):
-            desk.inbox.handle(zero, [b"\xc1"])
+            desk.handle(zero, [b"\xc1"])
             desk.take(zero, submit(2))
-            desk.inbox.handle(b"stranger", [b"\xc1"])
+            desk.handle(b"stranger", [b"\xc1"])
             desk.take(b"another", submit(2))
-    assert len(caplog.records) == 3
+    assert [record.getMessage().partition(" is refused")[0] for record in caplog.records] == [
+        "api-server 0",
+        "an unknown peer",
+    ]
     assert [identity for identity, _ in desk.sent] == [zero, b"stranger", b"another"]
     assert desk.engine.asked == [("drop", 0)]
+    assert desk.stats.refused_messages == 20
+
+
+def test_a_disconnect_of_an_unknown_peer_is_not_worth_a_line(
+    desk: Desk, zero: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.take(zero, Disconnect())
+    desk.take(zero, Disconnect())
+    desk.take(b"stranger", Disconnect())
+    assert (desk.sent, caplog.records, desk.stats.refused_messages) == ([], [], 0)
 
 
 def test_a_dismissed_peer_may_start_over(desk: Desk, zero: bytes) -> None:
-    desk.inbox.handle(zero, [b"\xc1"])
+    desk.handle(zero, [b"\xc1"])
     desk.hello()
     desk.clear()
     desk.take(zero, submit(2))
-    assert desk.engine.asked == [("submit", 0, submit(2))]
+    assert desk.engine.asked == [("submit", 0, 2)]
     desk.clear()
-    desk.inbox.handle(zero, [b"\xc1"])
+    desk.handle(zero, [b"\xc1"])
     assert [type(message) for _, message in desk.sent] == [GoAway]
 
 
@@ -305,21 +395,21 @@ def test_a_process_that_is_refused_again_and_again_is_logged_once(
 ) -> None:
     for connection in range(5):
         hello = Hello(ENGINE_PROTOCOL_VERSION + 1, 3, 1, 7, connection)
-        desk.inbox.handle(server_identity(3, 1, 7, connection), [encode(hello)])
+        desk.handle(server_identity(3, 1, 7, connection), [encode(hello)])
     assert [type(message) for _, message in desk.sent] == [GoAway] * 5
-    assert caplog.text.count("api-server-3-1-7") == 1
+    assert caplog.text.count("api-server 3") == 1
 
 
 def test_an_api_server_of_an_earlier_head_is_refused(desk: Desk) -> None:
     for incarnation in (8, 7):
         hello = Hello(ENGINE_PROTOCOL_VERSION, 0, 5, incarnation)
-        desk.inbox.handle(server_identity(0, 5, incarnation), [encode(hello)])
+        desk.handle(server_identity(0, 5, incarnation), [encode(hello)])
     assert [type(message) for _, message in desk.sent] == [Welcome, GoAway]
     desk.take(server_identity(0, 5, 8), submit(2))
-    assert desk.engine.asked[-1] == ("submit", 0, submit(2)), "the later one's streams are not dropped"
+    assert desk.engine.asked[-1] == ("submit", 0, 2), "the later one's streams are not dropped"
 
 
 def test_refusals_are_not_remembered_without_end(desk: Desk) -> None:
     for number in range(MAX_REFUSED_PEERS + 10):
-        desk.inbox.handle(b"%d" % number, [b"\xc1"])
+        desk.handle(b"%d" % number, [b"\xc1"])
     assert len(desk.inbox._refused) <= MAX_REFUSED_PEERS

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import Load, StepRows, StreamFailure
 from penstock.engine.batch.rows import concat_rows
-from penstock.engine.loop.publisher import SEGMENT_TOKENS_PER_ROW, FrameBacklog, Publisher
+from penstock.engine.loop import publisher as publisher_module
+from penstock.engine.loop.backlog import SEGMENT_TOKENS_PER_ROW, Backlog, FrameBacklog
+from penstock.engine.loop.publisher import Publisher
 from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason, TokenFrame, decode_frame
@@ -81,6 +83,17 @@ def no_rows(*failed: StreamFailure) -> StepRows:
     return step_rows([], [], [], [], failed=list(failed))
 
 
+def left(publisher: Publisher) -> list[int]:
+    return [peer.server for peer in publisher.peers.take_left()]
+
+
+def detach(publisher: Publisher, server: int) -> None:
+    peer = publisher.peers.get(server)
+    assert peer is not None
+    publisher.peers.detach(peer)
+    assert left(publisher) == [server]
+
+
 @pytest.fixture
 def outbox() -> Room:
     return Room()
@@ -106,7 +119,7 @@ def test_an_offer_reaches_those_that_keep_up(publisher: Publisher, outbox: Room)
     assert outbox.received(b"zero").metrics == [EngineMetrics(b"2")]
     outbox.room[b"zero"] = GONE
     publisher.offer_to_all(EngineMetrics(b"3"))
-    assert publisher.take_disconnected() == [0]
+    assert left(publisher) == [0]
 
 
 # -- one frame per API server
@@ -190,7 +203,9 @@ def test_prompt_logprobs_that_wait_are_merged_in_order_a_bounded_number_of_times
             ]
         )
         publisher.publish(rows, Load())
-    assert len(publisher._peers[0].segments) < 12
+    peer = publisher.peers.get(0)
+    assert peer is not None
+    assert len(peer.backlog._frames) < 12
     outbox.room[b"zero"] = 1000
     publisher.flush()
     frames = outbox.frames(b"zero")
@@ -304,8 +319,8 @@ def test_a_peer_that_is_gone_is_named_once(publisher: Publisher, outbox: Room) -
     outbox.room[b"zero"] = GONE
     publisher.publish(step_rows([0, 1], [1, 1], [0, 0], [5, 6]), Load())
     publisher.publish(step_rows([0, 1], [1, 1], [1, 1], [5, 6]), Load())
-    assert publisher.take_disconnected() == [0]
-    assert publisher.take_disconnected() == []
+    assert left(publisher) == [0]
+    assert left(publisher) == []
     assert outbox.received(b"one").tokens == {1: [6, 6]}
 
 
@@ -315,34 +330,88 @@ def test_a_peer_that_is_gone_while_rows_wait(publisher: Publisher, outbox: Room)
         publisher.publish(step_rows([0], [1], [step], [5]), Load())
     outbox.room[b"zero"] = GONE
     publisher.flush()
-    assert publisher.take_disconnected() == [0]
+    assert left(publisher) == [0]
     assert not publisher.has_backlog
 
 
 def test_a_successor_does_not_get_what_waited_for_its_predecessor(publisher: Publisher, outbox: Room) -> None:
     outbox.room[b"zero"] = 0
     publisher.publish(step_rows([0], [1], [0], [5]), Load())
+    detach(publisher, 0)
     publisher.attach(0, b"zero again")
     publisher.publish(step_rows([0], [9], [0], [6]), Load())
     assert outbox.received(b"zero again").tokens == {9: [6]}
 
 
-def test_a_successor_is_not_gone(publisher: Publisher, outbox: Room) -> None:
-    outbox.room[b"zero"] = GONE
-    publisher.send(0, GoAway("x"))
-    publisher.attach(0, b"zero again")
-    assert publisher.take_disconnected() == []
-
-
-def test_dismiss(publisher: Publisher, outbox: Room) -> None:
+def test_a_refused_peer_is_told_as_soon_as_its_queue_has_room(publisher: Publisher, outbox: Room) -> None:
     outbox.room[b"left"] = GONE
-    publisher.reject_peer(b"left", "why")
-    outbox.room[b"full"] = 0
-    publisher.reject_peer(b"full", "why")
-    publisher.reject_peer(b"stranger", "why")
+    assert not publisher.reject_peer(b"left", "why")
+    assert publisher.reject_peer(b"stranger", "why")
     assert outbox.received(b"stranger").others == [GoAway("why")]
     assert not publisher.has_backlog
-    assert publisher.take_disconnected() == []
+    outbox.room[b"full"] = outbox.room[b"fuller"] = 0
+    assert publisher.reject_peer(b"full", "why")
+    assert publisher.reject_peer(b"fuller", "why")
+    assert publisher.has_backlog
+    outbox.room[b"full"] = 1
+    publisher.flush()
+    assert outbox.received(b"full").others == [GoAway("why")]
+    outbox.room[b"fuller"] = GONE
+    publisher.flush()
+    assert not publisher.has_backlog
+    assert left(publisher) == []
+
+
+def test_a_refused_peer_that_starts_over_is_not_told_late(publisher: Publisher, outbox: Room) -> None:
+    outbox.room[b"two"] = 0
+    publisher.reject_peer(b"two", "why")
+    publisher.attach(2, b"two")
+    outbox.room[b"two"] = 9
+    publisher.flush()
+    assert outbox.received(b"two").others == []
+
+
+def test_a_peer_that_does_not_read_is_detached_when_its_backlog_is_too_large(
+    publisher: Publisher, outbox: Room, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(publisher_module, "MAX_BACKLOG_BYTES", 20_000)
+    outbox.room[b"zero"] = 1
+    step = 0
+    while publisher.peers.get(0) is not None:
+        publisher.publish(step_rows([0, 1], [1, 1], [step, step], [5, 6]), Load())
+        step = publisher.step
+    assert 2_000 < step < 6_000, "a token of a long stream takes four bytes"
+    assert left(publisher) == [0]
+    assert len(outbox.received(b"one").tokens[1]) == step
+    for call in range(100):
+        publisher.send(1, RpcReply(call, None, "x" * 100))
+    outbox.room[b"one"] = 0
+    for call in range(2000):
+        publisher.send(1, RpcReply(call, None, "x" * 100))
+    assert left(publisher) == [1]
+    outbox.room[b"zero"] = outbox.room[b"one"] = 9
+    publisher.flush()
+    assert outbox.received(b"zero").others == [GoAway("it did not read what the engine sent")]
+    assert len(caplog.records) == 2
+
+
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from(["frame", "message", "take", "back"]), max_size=60))
+def test_the_size_of_a_backlog_is_that_of_what_it_holds(acts: list[str]) -> None:
+    backlog = Backlog()
+    for step, act in enumerate(acts, 1):
+        if act == "frame":
+            backlog.add_frame(frame_of(step, 3))
+        elif act == "message":
+            backlog.add_message(b"x" * step)
+        elif backlog:
+            parts = backlog.take()
+            if act == "back":
+                backlog.put_back(parts)
+        assert bool(backlog) == (backlog.size > 0)
+    while backlog:
+        backlog.take()
+    assert backlog.size == 0
 
 
 # -- any order of things
@@ -429,7 +498,7 @@ def test_segments_take_about_one_int_per_token() -> None:
 
 
 def test_segments_merge_a_token_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.engine.loop import publisher as module
+    from penstock.engine.loop import backlog as module
 
     merged = []
     merge = module.merge_frames

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.loop.rpc import RpcServer
+from penstock.engine.loop.rpc import MAX_WAITING_CALLS, RpcServer
 from penstock.engine.loop.two_phase import TwoPhaseParticipant
-from penstock.wire.messages import RpcCall, RpcPhase, RpcReply
+from penstock.wire.messages import MAX_CALL_BYTES, RpcCall, RpcPhase, RpcReply
 
 
 class Level:
@@ -226,3 +226,48 @@ def test_those_that_are_gone_get_no_answer(desk: Desk) -> None:
 def test_a_state_that_there_is_not(desk: Desk) -> None:
     reply = desk.ask("colour", key="k", phase=RpcPhase.PREPARE)
     assert "no state 'colour'" in error_of(reply)
+
+
+# -- bounds
+
+
+def test_a_result_that_is_too_large_fails_the_call() -> None:
+    desk = Desk()
+    call = RpcCall(1, "echo", {"a": "x" * MAX_CALL_BYTES}, key="k")
+    desk.calls.handle(0, call)
+    desk.calls.handle(0, call)
+    for _, reply in desk.replies:
+        assert reply.result is None
+        assert reply.error is not None
+        assert reply.error.endswith(f"at most {MAX_CALL_BYTES} are sent")
+    assert desk.runs == ["echo"], "it ran once, whatever its result"
+
+
+def test_calls_of_one_api_server_that_wait_are_bounded() -> None:
+    desk = Desk()
+    desk.state.ready = False
+    for number in range(MAX_WAITING_CALLS + 2):
+        desk.calls.handle(0, RpcCall(number, "level", {"level": 1}, "k", RpcPhase.PREPARE))
+    assert [reply.call for _, reply in desk.replies] == [MAX_WAITING_CALLS, MAX_WAITING_CALLS + 1]
+    assert desk.replies[0][1].error == "64 calls of this API server wait already"
+    desk.replies.clear()
+    desk.calls.handle(1, RpcCall(0, "level", {"level": 1}, "k", RpcPhase.PREPARE))
+    assert desk.replies == []
+    desk.state.ready = True
+    desk.calls.answer_pending()
+    assert len(desk.replies) == MAX_WAITING_CALLS + 1
+
+
+def test_a_change_that_cannot_be_undone_does_not_end_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk()
+    desk.state.ready = False
+    desk.calls.handle(0, RpcCall(1, "level", {"level": 1}, "k", RpcPhase.PREPARE))
+
+    def abort() -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(desk.state, "abort", abort)
+    desk.calls.drop_server(0)
+    assert "no room" in caplog.text

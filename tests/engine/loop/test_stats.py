@@ -9,6 +9,7 @@ import pytest
 
 from penstock.engine.base import StepRows, StreamFailure
 from penstock.engine.batch.rows import concat_rows
+from penstock.engine.loop.peers import FIRST_STREAMS
 from penstock.engine.loop.stats import EngineStats
 from penstock.metrics import families as f
 from penstock.metrics.families import MetricFamily
@@ -19,7 +20,7 @@ from tests.engine.support import PROMPT, submit
 
 
 def rows(*each: tuple[int, int, int, int, FinishReason]) -> StepRows:
-    """Of (API server, handle, position, tokens, finish)."""
+    """Of (API server, stream, position, tokens, finish)."""
     server, stream, position, count, finish = (
         np.array(column, np.int32) for column in zip(*each, strict=True)
     )
@@ -55,7 +56,7 @@ NONE, LENGTH, ABORT = FinishReason.NONE, FinishReason.LENGTH, FinishReason.ABORT
 
 def test_the_life_of_a_stream() -> None:
     stats = EngineStats()
-    stats.arrive(0, submit(3), 10.0)
+    stats.arrive(submit(3), 10.0)
     stats.admit([(0, 3)], 12.0)
     stats.on_rows(rows((0, 3, 0, 1, NONE)), 15.0)
     stats.on_rows(rows((0, 3, 1, 1, NONE)), 15.5)
@@ -77,8 +78,8 @@ def test_the_life_of_a_stream() -> None:
 
 def test_a_row_of_several_tokens_is_as_many_latencies() -> None:
     stats = EngineStats()
-    stats.arrive(0, submit(1), 1.0)
-    stats.arrive(0, submit(2), 1.0)
+    stats.arrive(submit(1), 1.0)
+    stats.arrive(submit(2), 1.0)
     stats.on_rows(rows((0, 1, 0, 1, NONE), (0, 2, 0, 1, NONE)), 2.0)
     stats.on_rows(rows((0, 1, 1, 4, NONE), (0, 2, 1, 1, NONE)), 4.0)
     assert total(stats, f.ITL) == (5, 4.0)
@@ -90,9 +91,9 @@ def test_a_row_of_several_tokens_is_as_many_latencies() -> None:
 def test_reasons() -> None:
     stats = EngineStats()
     for stream in range(6):
-        stats.arrive(0, submit(stream), 1.0)
+        stats.arrive(submit(stream), 1.0)
     stats.on_rows(rows(*((0, stream, 0, 1, NONE) for stream in range(6))), 2.0)
-    stats.stop(0, [3])
+    stats.stop([3])
     ends = rows(
         (0, 0, 1, 1, FinishReason.EOS),
         (0, 1, 1, 1, FinishReason.STOP_TOKEN),
@@ -114,10 +115,9 @@ def test_reasons() -> None:
 def test_a_handle_is_used_again() -> None:
     stats = EngineStats()
     for arrival in (10.0, 20.0):
-        stats.arrive(0, submit(3), arrival)
+        stats.arrive(submit(3), arrival)
         stats.on_rows(rows((0, 3, 0, 1, LENGTH)), arrival + 1)
-    stats.stop(0, [3])  # too late: it has ended
-    stats.arrive(0, submit(3), 30.0)
+    stats.arrive(submit(3), 30.0)
     stats.on_rows(rows((0, 3, 0, 0, ABORT)), 31.0)
     assert values(stats, f.SUCCESS)["m", "0", "abort"] == 1
     assert total(stats, f.E2E) == (3, 3.0)
@@ -125,7 +125,7 @@ def test_a_handle_is_used_again() -> None:
 
 def test_a_stream_that_never_ran() -> None:
     stats = EngineStats()
-    stats.arrive(0, submit(0), 1.0)
+    stats.arrive(submit(0), 1.0)
     stats.on_rows(rows((0, 0, 0, 0, ABORT)), 3.0)
     assert total(stats, f.E2E) == (1, 2.0)
     assert total(stats, f.GENERATION_LENGTH) == (1, 0)
@@ -137,7 +137,7 @@ def test_a_stream_that_never_ran() -> None:
 
 def test_a_resumed_stream_has_no_first_token_here() -> None:
     stats = EngineStats()
-    stats.arrive(0, submit(0, prompt=[*PROMPT, 50, 51], resumed=2), 1.0)
+    stats.arrive(submit(0, prompt=[*PROMPT, 50, 51], resumed=2), 1.0)
     stats.admit([(0, 0)], 2.0)
     stats.on_rows(rows((0, 0, 2, 1, NONE)), 4.0)
     stats.on_rows(rows((0, 0, 3, 1, LENGTH)), 5.0)
@@ -149,26 +149,33 @@ def test_a_resumed_stream_has_no_first_token_here() -> None:
     assert total(stats, f.DECODE_TIME) == (1, 4.0)
 
 
-def test_api_servers_have_handles_of_their_own_and_room_for_any() -> None:
+def test_there_is_room_for_any_number_of_open_streams() -> None:
     stats = EngineStats()
-    streams = [(0, 5), (1, 5), (7, 5), (1, 5000), (0, 70_000)]
-    for at, (server, stream) in enumerate(streams):
-        stats.arrive(server, submit(stream), float(1 + at))
+    streams = [(0, 5), (1, 6), (7, FIRST_STREAMS), (1, 5 * FIRST_STREAMS)]
+    for at, (_, stream) in enumerate(streams):
+        stats.arrive(submit(stream), float(1 + at))
     stats.admit(streams, 10.0)
     stats.on_rows(rows(*((server, stream, 0, 1, LENGTH) for server, stream in streams)), 20.0)
-    assert total(stats, f.TTFT) == (5, 19.0 + 18 + 17 + 16 + 15)
-    assert total(stats, f.QUEUE_TIME) == (5, 9.0 + 8 + 7 + 6 + 5)
+    assert total(stats, f.TTFT) == (4, 19.0 + 18 + 17 + 16)
+    assert total(stats, f.QUEUE_TIME) == (4, 9.0 + 8 + 7 + 6)
 
 
 def test_streams_of_an_api_server_that_is_gone_count_as_aborted() -> None:
     stats = EngineStats()
-    stats.drop_server(9)
-    for server, stream in [(0, 1), (1, 1), (1, 2), (1, 3)]:
-        stats.arrive(server, submit(stream), 1.0)
+    for stream in (1, 2, 3):
+        stats.arrive(submit(stream), 1.0)
     stats.on_rows(rows((1, 3, 0, 1, LENGTH)), 2.0)
-    stats.drop_server(1)
-    stats.drop_server(1)
+    changes = stats.changes
+    stats.drop([1, 2])
     assert values(stats, f.SUCCESS)["m", "0", "abort"] == 2
+    assert stats.changes > changes, "or it would not be reported"
+
+
+def test_invalid_messages() -> None:
+    stats = EngineStats()
+    stats.refuse()
+    assert value(stats, f.REFUSED_MESSAGES) == 1
+    assert stats.changes == 1
 
 
 def test_counters_of_the_engine_itself() -> None:
@@ -189,7 +196,7 @@ def test_against_streams_followed_one_by_one(seed: int) -> None:
         now += float(random.exponential(0.05))
         if handles and random.random() < 0.3:
             handle = handles.pop()
-            stats.arrive(handle % 3, submit(handle), now)
+            stats.arrive(submit(handle), now)
             alive[handle] = [now, now, 0]
         now += 0.01
         step = []

@@ -9,8 +9,12 @@ import random
 
 import pytest
 
+from penstock.engine.schedule.scheduler import Scheduler
 from penstock.wire.frames import FinishReason
 from tests.engine.paged import VOCAB, Driver, make_scheduler
+from tests.engine.support import Clock
+
+MAX_PREFILL_DELAY = 3.0
 
 
 def prompts(count: int, seed: int, longest: int = 40) -> list[list[int]]:
@@ -24,18 +28,44 @@ def prompts(count: int, seed: int, longest: int = 40) -> list[list[int]]:
     ]
 
 
+def watch_prefill_limits(scheduler: Scheduler, limits: list[tuple[int, int]]) -> None:
+    """Notes (prompt tokens that are allowed, those that the batch has room for) of steps with both kinds."""
+    allowed = scheduler.step_cost.allowed
+
+    def watched(most: int, decodes: int) -> int:
+        limits.append((allowed(most, decodes), most))
+        return limits[-1][0]
+
+    scheduler.step_cost.allowed = watched  # type: ignore[method-assign]
+
+
+def assert_prefill_was_limited(limits: list[tuple[int, int]]) -> None:
+    """Neither always nor never: that depends on the durations of steps."""
+    assert all(0 <= allowed <= most for allowed, most in limits)
+    assert any(0 < allowed < most for allowed, most in limits)
+    assert any(not allowed for allowed, most in limits)
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize(("requests", "room_for"), [(96, 12), pytest.param(512, 64, marks=pytest.mark.slow)])
 def test_preemptions_change_no_output(requests: int, room_for: int, policy: str) -> None:
     """KV cache for ``room_for`` streams of average length, slots for all requests."""
     asked = prompts(requests, seed=1)
     outputs = []
+    limits: list[tuple[int, int]] = []
     for blocks in (requests * 25, room_for * 10):
-        driver = Driver(
-            make_scheduler(
-                requests, blocks, model_len=100, max_num_batched_tokens=256, scheduling_policy=policy
-            )
+        clock = Clock()
+        scheduler = make_scheduler(
+            requests,
+            blocks,
+            model_len=100,
+            clock=clock,
+            max_num_batched_tokens=256,
+            scheduling_policy=policy,
+            max_prefill_delay=MAX_PREFILL_DELAY,
         )
+        watch_prefill_limits(scheduler, limits)
+        driver = Driver(scheduler, clock)
         for stream, prompt in enumerate(asked):
             driver.submit(stream, prompt, 60, priority=stream % 3)
         driver.finish()
@@ -43,6 +73,7 @@ def test_preemptions_change_no_output(requests: int, room_for: int, policy: str)
         assert driver.scheduler.blocks.free_count() == blocks
         outputs.append(driver.received.tokens)
         preemptions = driver.scheduler.preemptions
+    assert_prefill_was_limited(limits)
     assert preemptions > requests // 10
     assert outputs[0] == outputs[1]
     assert len(outputs[0]) == requests
@@ -51,8 +82,13 @@ def test_preemptions_change_no_output(requests: int, room_for: int, policy: str)
 @pytest.mark.parametrize("requests", [400, pytest.param(5000, marks=pytest.mark.slow)])
 def test_aborts_at_any_point_leave_nothing(requests: int) -> None:
     draw = random.Random(2)
-    driver = Driver(make_scheduler(24, 150, model_len=100, max_num_batched_tokens=64))
-    scheduler = driver.scheduler
+    clock = Clock()
+    scheduler = make_scheduler(
+        24, 150, model_len=100, clock=clock, max_num_batched_tokens=64, max_prefill_delay=MAX_PREFILL_DELAY
+    )
+    limits: list[tuple[int, int]] = []
+    watch_prefill_limits(scheduler, limits)
+    driver = Driver(scheduler, clock)
     asked = prompts(requests, seed=3)
     waiting = list(range(requests))
     doomed: dict[int, int] = {}
@@ -70,6 +106,7 @@ def test_aborts_at_any_point_leave_nothing(requests: int) -> None:
         scheduler.abort(0, due)
         driver.step()
         step += 1
+    assert_prefill_was_limited(limits)
     finish = list(driver.received.finish.values())
     assert len(finish) == requests
     assert finish.count(FinishReason.ABORT) > requests // 2

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import RequestRejected
-from penstock.engine.schedule.waiting_queue import WaitingQueue
+from penstock.engine.schedule.waiting_queue import BYTES_PER_REQUEST, WaitingQueue, shared_bytes
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import SamplingParams, Submit, WireError
 
@@ -218,3 +221,69 @@ def test_it_is_a_sorted_list(taken: list[Action], limit: int | None) -> None:
         queue.take_finished()
     assert order(queue) == [entry[3] for entry in sorted(model)]
     assert queue.tokens == 2 * len(model)
+
+
+# -- memory
+
+
+def test_the_memory_of_waiting_requests_is_bounded_per_api_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 4000 + BYTES_PER_REQUEST + sys.getsizeof(b"")
+    monkeypatch.setattr("penstock.engine.schedule.waiting_queue.MAX_QUEUED_BYTES", 3 * size)
+    queue = make()
+    for stream in range(3):
+        queue.push(0, request(stream, 1000), 0)
+    with pytest.raises(RequestRejected, match="of this API server wait") as refused:
+        queue.push(0, request(3, 1000), 99)
+    assert refused.value.code == "overloaded"
+    queue.push(1, request(3, 1000), 0)  # another API server's
+    for stream in range(4, 7):
+        queue.push(0, request(stream, 1000, resumed=1), 0)
+    with pytest.raises(RequestRejected):
+        queue.push(0, request(7, 1000, resumed=1), 0)
+    queue.abort(0, 4)
+    queue.push(0, request(7, 1000, resumed=1), 0)
+    queue.drop_server(0)
+    queue.push(0, request(3, 1000), 0)
+    queue.fail_all("x", "y")
+    assert (queue._bytes.of(0), queue._bytes.of(1)) == (0, 0)
+
+
+def test_a_request_above_the_bound_waits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engine.schedule.waiting_queue.MAX_QUEUED_BYTES", 1000)
+    queue = make()
+    queue.push(0, request(0, 1000), 0)
+    with pytest.raises(RequestRejected):
+        queue.push(0, request(1), 0)
+
+
+def test_what_choices_of_a_request_share_counts_once() -> None:
+    queue = make()
+    first = request(0, 100_000)
+    for stream in range(1024):
+        queue.push(0, msgspec.structs.replace(first, stream=stream), 0)
+    shared = 400_000 + sys.getsizeof(b"")
+    assert queue._bytes.of(0) == shared + 1024 * BYTES_PER_REQUEST
+    for left in range(1023, 0, -1):
+        queue.pop()
+        assert queue._bytes.of(0) == shared + left * BYTES_PER_REQUEST
+    queue.pop()
+    assert queue._bytes.of(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop_token_ids", tuple(range(1000, 11_000))),
+        ("allowed_token_ids", tuple(range(1000, 11_000))),
+        ("bad_words", tuple((token, token + 1) for token in range(1000, 6000))),
+        ("logit_bias", {token: 0.5 * token for token in range(1000, 11_000)}),
+        ("grammar", "é" * 100_000),
+    ],
+)
+def test_lists_and_texts_count_as_the_memory_that_they_take(field: str, value: Any) -> None:
+    encoded = msgspec.msgpack.encode(SamplingParams(10, 0, **{field: value}))
+    tracemalloc.start()
+    sampling = msgspec.msgpack.decode(encoded, type=SamplingParams)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.7 * taken < shared_bytes(Submit(0, b"1234", sampling)) < 2 * taken
