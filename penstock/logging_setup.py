@@ -51,8 +51,9 @@ class RateLimitedLog:
         self._subjects: dict[str, tuple[float, int]] = {}
         """Per subject: time of its last line, and events since that line."""
 
-    def __call__(self, subject: str, message: str, *arguments: object) -> None:
-        """Logs ``message % arguments``, unless ``subject`` had a line within the interval."""
+    def __call__(self, subject: str, message: str, *arguments: object, exc_info: bool = False) -> None:
+        """Logs ``message % arguments``, unless ``subject`` had a line within the interval; with ``exc_info``
+        and the traceback of the exception that is being handled."""
         now = self._clock()
         logged_at, suppressed = self._subjects.pop(subject, (-float("inf"), 0))
         if now < logged_at + self._interval_s:
@@ -64,7 +65,7 @@ class RateLimitedLog:
         if suppressed:
             message += " (and %d more like it since the last line)"
             arguments = (*arguments, suppressed)
-        self._log.log(self._level, message, *arguments)
+        self._log.log(self._level, message, *arguments, exc_info=exc_info)
 
 
 class _PrefixFormatter(logging.Formatter):

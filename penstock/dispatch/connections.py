@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
+from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.wire.curve import ClusterKey
 from penstock.wire.frames import TokenFrame, decode_frame
 from penstock.wire.messages import (
@@ -28,14 +28,15 @@ from penstock.wire.sockets import EngineLink, host_and_port, server_identity
 if TYPE_CHECKING:
     from penstock.dispatch.engine_client import EngineClient
 
-log = logging.getLogger(__name__)
-
 SAFETY_INTERVAL_S = 0.02
 """Interval of the timer that reads all connections, in case an edge of ZMQ's descriptors was missed."""
 PUMP_INTERVAL_S = 0.003
 """Maximum time that a burst of requests may delay waiting frames."""
 RECONNECT_S = 0.2
 """Delay before a broken connection is made again."""
+MESSAGES_PER_READ = 256
+"""Messages of one engine that are received at a time: the rest waits for the loop's next iteration, so an
+engine that floods its API servers delays the others' rows by one batch."""
 UNRESPONSIVE_S = 2.0
 """Time after which an engine that has accepted none of its submitted streams counts as unresponsive. It gets
 new streams only if all engines are: it runs a long step, or hangs and will be killed
@@ -162,7 +163,7 @@ class Connections:
         self._loop = asyncio.get_running_loop()
         self._last_pump = 0.0
         self._flush_scheduled = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: PeriodicTimer | None = None
         self._closed = False
 
     # -- connecting and disconnecting
@@ -170,7 +171,7 @@ class Connections:
     def open(self) -> None:
         for engine in self.engines:
             self._connect(engine)
-        self._tick()
+        self._timer = PeriodicTimer("the engines' connections", SAFETY_INTERVAL_S, self._tick)
 
     def set_address(self, rank: int, address: str | None) -> None:
         """Sets the address of an engine; None: it leaves, so a broken connection is not made again."""
@@ -224,8 +225,6 @@ class Connections:
         for engine in self.engines:
             self._check(engine)
         self._receiver.on_tick(time.monotonic())
-        if not self._closed:
-            self._timer = self._loop.call_later(SAFETY_INTERVAL_S, self._tick)
 
     def stop(self) -> None:
         """Makes no more connections."""
@@ -281,25 +280,37 @@ class Connections:
             self._receive(engine)
 
     def _receive(self, engine: EngineState) -> None:
-        """Receives all waiting messages of an engine; consecutive frames are delivered together."""
+        """Receives waiting messages of an engine; consecutive frames are delivered together."""
         now = self._last_pump = time.monotonic()
-        link = engine.link
-        frames: list[TokenFrame] = []
         try:
-            while link is not None and (parts := link.receive()) is not None:
-                message = decode_from_engine(parts[0])
-                if isinstance(message, FrameHeader):
-                    if len(parts) != 2:
-                        raise WireError(f"a token frame has 2 parts, not {len(parts)}")
-                    frames.append(decode_frame(message, parts[1]))
-                else:
-                    if frames:
-                        self._receiver.on_frames(engine, frames, now)
-                        frames = []
-                    self._receiver.on_message(engine, message)
-                    link = engine.link
-            if frames:
-                self._receiver.on_frames(engine, frames, now)
+            if not self._receive_some(engine, now):
+                self._loop.call_soon(self._receive, engine)  # the descriptor has no further edge
         except WireError as error:
-            log.error("engine %d: %s", engine.rank, error)
+            self._receiver.on_fault(engine, "%s", error)
             self.disconnect(engine, "The engine that ran this request sent what cannot be understood.")
+        except Exception:  # noqa: BLE001 - that engine is disconnected, the others go on
+            self._receiver.on_fault(engine, "a message could not be handled", exc_info=True)
+            self.disconnect(engine, "The server failed to handle a message of the engine.")
+
+    def _receive_some(self, engine: EngineState, now: float) -> bool:
+        """Receives up to MESSAGES_PER_READ messages; False if more may wait."""
+        frames: list[TokenFrame] = []
+        link = engine.link
+        for _ in range(MESSAGES_PER_READ):
+            parts = None if link is None else link.receive()
+            if parts is None:
+                break
+            message = decode_from_engine(parts[0])
+            if isinstance(message, FrameHeader):
+                if len(parts) != 2:
+                    raise WireError(f"a token frame has 2 parts, not {len(parts)}")
+                frames.append(decode_frame(message, parts[1]))
+            else:
+                if frames:
+                    self._receiver.on_frames(engine, frames, now)
+                    frames = []
+                self._receiver.on_message(engine, message)
+                link = engine.link
+        if frames:
+            self._receiver.on_frames(engine, frames, now)
+        return parts is None
