@@ -296,21 +296,23 @@ class Connections:
         """Receives up to MESSAGES_PER_READ messages; False if more may wait."""
         frames: list[TokenFrame] = []
         link = engine.link
-        for _ in range(MESSAGES_PER_READ):
-            parts = None if link is None else link.receive()
-            if parts is None:
-                break
-            message = decode_from_engine(parts[0])
-            if isinstance(message, FrameHeader):
-                if len(parts) != 2:
-                    raise WireError(f"a token frame has 2 parts, not {len(parts)}")
-                frames.append(decode_frame(message, parts[1]))
-            else:
-                if frames:
-                    self._receiver.on_frames(engine, frames, now)
-                    frames = []
-                self._receiver.on_message(engine, message)
-                link = engine.link
-        if frames:
-            self._receiver.on_frames(engine, frames, now)
-        return parts is None
+        try:
+            for _ in range(MESSAGES_PER_READ):
+                parts = None if link is None else link.receive()
+                if parts is None:
+                    return True
+                message = decode_from_engine(parts[0])
+                if isinstance(message, FrameHeader):
+                    if len(parts) != 2:
+                        raise WireError(f"a token frame has 2 parts, not {len(parts)}")
+                    frames.append(decode_frame(message, parts[1]))
+                else:
+                    before, frames = frames, []
+                    if before:
+                        self._receiver.on_frames(engine, before, now)
+                    self._receiver.on_message(engine, message)
+                    link = engine.link
+            return False
+        finally:
+            if frames:  # also those before a message that cannot be read
+                self._receiver.on_frames(engine, frames, now)
