@@ -1,4 +1,4 @@
-"""An engine that sends anything, beside one that is sound: the sound one's streams get exactly their tokens."""
+"""An engine that sends anything, beside a sound one, whose streams get exactly their tokens."""
 
 from __future__ import annotations
 

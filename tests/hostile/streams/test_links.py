@@ -12,18 +12,19 @@ from penstock.dispatch.connections import MESSAGES_PER_READ
 from penstock.dispatch.engine_client import MAX_CODE_LENGTH, MAX_MESSAGE_LENGTH
 from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.snapshot import MAX_SNAPSHOT_BYTES, Series, Snapshot, encode_snapshot
-from penstock.streaming.stream import StreamError
+from penstock.streaming.stream import Stream, StreamError
 from penstock.wire.frames import FinishReason, encode_frame
 from penstock.wire.messages import (
     OVERLOADED,
     Abort,
     EngineMetrics,
     RpcReply,
+    SamplingParams,
     StreamFailed,
     Submit,
     encode,
 )
-from tests.hostile.streams.fakes import ApiServer, frame_of
+from tests.hostile.streams.fakes import ApiServer, Reply, frame_of
 
 END = FinishReason.LENGTH
 
@@ -176,6 +177,30 @@ def test_an_engine_reports_only_its_own_metrics(server: ApiServer) -> None:
     assert server.client.snapshots["engine 0", 0, 0].sequence == 1
     assert server.client.faults.counts == {(0, "invalid_metrics"): 103}
     assert server.connected(0)
+
+
+@with_server(1)
+def test_a_stream_that_was_not_submitted_is_free_at_once(server: ApiServer) -> None:
+    reply = Reply()
+    for opened in (False, True):
+        stream = Stream(reply, 0, 0, lambda data: None)
+        if opened:
+            server.streams.open(stream, 0.0)
+        server.streams.discard(stream)
+        server.client.abort(stream)
+    assert len(server.streams) == 0
+    assert server.links[0].sent == []
+
+
+@with_server(1)
+def test_a_request_that_cannot_be_encoded_does_not_count_as_submitted(server: ApiServer) -> None:
+    stream = Stream(Reply(), 0, 0, lambda data: None)
+    server.streams.open(stream, 0.0)
+    with pytest.raises(UnicodeEncodeError):
+        server.client.submit(
+            stream, Submit(stream.handle, b"1234", SamplingParams(1, 1), cache_salt="\ud800")
+        )
+    assert (server.engine(0).load, stream.request) == (0, None)
 
 
 @with_server(3)
