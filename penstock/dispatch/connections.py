@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import msgspec
 import zmq
 
 from penstock.dispatch.periodic_timer import PeriodicTimer
+from penstock.logging_setup import RateLimitedLog
 from penstock.wire.curve import ClusterKey
 from penstock.wire.frames import TokenFrame, decode_frame
 from penstock.wire.messages import (
@@ -27,6 +29,8 @@ from penstock.wire.sockets import EngineLink, host_and_port, server_identity
 
 if TYPE_CHECKING:
     from penstock.dispatch.engine_client import EngineClient
+
+_warn = RateLimitedLog(logging.getLogger(__name__))
 
 SAFETY_INTERVAL_S = 0.02
 """Interval of the timer that reads all connections, in case an edge of ZMQ's descriptors was missed."""
@@ -192,7 +196,12 @@ class Connections:
         hello = msgspec.structs.replace(self._server, connection=engine.connections)
         engine.connections += 1
         identity = server_identity(hello.server, hello.epoch, hello.incarnation, hello.connection)
-        link = EngineLink(self._context, engine.address, identity, self._key)
+        try:
+            link = EngineLink(self._context, engine.address, identity, self._key)
+        except (zmq.ZMQError, OSError) as error:  # such as too many open files
+            _warn(f"engine {engine.rank}", "engine %d: no connection: %s", engine.rank, error)
+            self._loop.call_later(RECONNECT_S, self._connect, engine)
+            return
         engine.link = link
         link.send([encode(hello)])
         self._loop.add_reader(link.fd, self._receive, engine)

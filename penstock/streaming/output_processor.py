@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.histogram import Histogram
@@ -195,29 +196,35 @@ class OutputProcessor:
         """
         if not len(frame.stream):
             return
-        if not self._fits(rank, frame):
+        texts = self._texts_if_fit(rank, frame)
+        if texts is None:
             frame = self._sift(rank, frame)
             if not len(frame.stream):
                 return
+            texts = self._texts.take(frame.tokens)
         try:
-            self._deliver(rank, frame, now)
+            self._deliver(rank, frame, texts.tolist(), now)
         except Exception:  # noqa: BLE001 - the streams of the frame end, the others go on
             self._break_all(frame)
 
-    def _fits(self, rank: int, frame: TokenFrame) -> bool:
-        """Whether every row is the next one of a stream that the engine runs, one row per stream."""
-        handles = frame.stream
-        if len(handles) > len(self.streams) or int(handles.max()) >= len(self.streams):
-            return False
-        if len(frame.tokens) and int(frame.tokens.max()) >= len(self._texts):
-            return False
+    def _texts_if_fit(self, rank: int, frame: TokenFrame) -> NDArray[np.object_] | None:
+        """The texts of all tokens if every row is the next one of a stream that the engine runs, one row per
+        stream; otherwise None."""
+        handles, position = frame.stream, frame.position
+        try:
+            wrong = self._position.take(handles) != position
+            texts = self._texts.take(frame.tokens)
+        except IndexError:  # of a handle or a token id; cheaper than to look for the greatest
+            return None
+        wrong |= self._rank.take(handles) != rank
         rows = self._rows[: len(handles)]
+        if len(rows) < len(handles):
+            return None
         self._row[handles] = rows
-        sound = self._position.take(handles) == frame.position
-        sound &= self._rank.take(handles) == rank
-        sound &= self._row.take(handles) == rows
-        sound &= frame.position <= self._limit.take(handles) - frame.counts()
-        return bool(sound.all())
+        wrong |= self._row.take(handles) != rows
+        limit = self._limit.take(handles)
+        wrong |= position >= limit if frame.count is None else position > limit - frame.count
+        return None if np.count_nonzero(wrong) else texts
 
     def _sift(self, rank: int, frame: TokenFrame) -> TokenFrame:
         """The rows that fit. Drops rows of streams that the engine does not run, and ends the streams of
@@ -257,10 +264,10 @@ class OutputProcessor:
         elif ended:
             self.close(stream)
 
-    def _deliver(self, rank: int, frame: TokenFrame, now: float) -> None:
-        """Delivers rows that fit, one per stream."""
+    def _deliver(self, rank: int, frame: TokenFrame, texts: list[bytes | None], now: float) -> None:
+        """Delivers rows that fit, one per stream. ``texts``: of their tokens."""
         if frame.prompt is not None:
-            frame = self._without_prompts(frame, frame.prompt)
+            frame = self._without_prompts(frame, frame.prompt)  # those without tokens
             if not len(frame.stream):
                 return
         handles = frame.stream
@@ -272,7 +279,6 @@ class OutputProcessor:
         self.generated_tokens += len(frame.tokens)
         if self._log is not None:
             self._log.append(handles, frame.tokens, frame.count)
-        texts = self._texts.take(frame.tokens).tolist()
         if frame.finish is None and frame.count is None and frame.cached is None and frame.logprobs is None:
             self._writer.write_single_token_rows(handles.tolist(), frame.tokens.tolist(), texts)
         else:
@@ -416,7 +422,7 @@ class OutputProcessor:
     def _record_latency(self, frame: TokenFrame, now: float) -> None:
         handles = frame.stream
         first = frame.position == 0
-        if first.any():
+        if np.count_nonzero(first):
             opened = handles[first]
             self._ttft.observe(now - self._arrival[opened])
             later = handles[~first]
