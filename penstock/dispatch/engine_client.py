@@ -207,9 +207,8 @@ class EngineClient:
         return True
 
     def _submit(self, engine: EngineState, request: Submit) -> None:
-        encoded = encode(request)
         engine.on_submit(time.monotonic())
-        self._connections.send(engine, encoded, SUBMITS_PER_MESSAGE)
+        self._connections.send(engine, encode(request), SUBMITS_PER_MESSAGE)
 
     def abort(self, stream: Stream, *, stopped: bool = False) -> None:
         """Aborts a stream that its request has dropped on its engine; its handle is free once the engine has
@@ -262,6 +261,8 @@ class EngineClient:
                         f"expected rank {engine.rank} with protocol {ENGINE_PROTOCOL_VERSION}, "
                         f"got rank {message.rank} with protocol {message.protocol}"
                     )
+                if engine.info is not None:
+                    raise WireError("a second Welcome on a connection")
                 engine.info = message.info
                 engine.epoch, engine.incarnation = message.epoch, message.incarnation
                 self._on_up(message.info)

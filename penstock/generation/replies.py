@@ -248,9 +248,12 @@ class RequestReply(ABC):
         return Assembler(table, plan.stop, include_stop=plan.include_stop_str, exempt=plan.base.min_tokens)
 
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
-        prompt_logprobs = self.choices[stream.index].prompt.logprobs
-        assert prompt_logprobs is not None  # its engine was asked
-        prompt_logprobs.add(logprobs)
+        prompt = self.choices[stream.index].prompt
+        if prompt.logprobs is None or int(logprobs.position.max()) >= prompt.length:
+            raise ValueError(
+                "logprobs of a prompt, or of one of its tokens, that the engine was not asked for"
+            )
+        prompt.logprobs.add(logprobs)
 
     def on_transfer(self, stream: Stream, params: KVTransferParams) -> None:
         msgspec.json.decode(params, type=dict[str, msgspec.Raw])

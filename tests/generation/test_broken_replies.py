@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from penstock.dispatch.periodic_timer import PeriodicTimer
@@ -18,6 +19,7 @@ from penstock.generation.replies import TextTables
 from penstock.generation.streamed import StreamedReply
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason
+from penstock.wire.logprobs import PromptLogprobs
 from tests.generation.planning import body, planners, tiny_tokenizer
 from tests.generation.replying import Desk, MemorySink, in_loop, tables_of
 
@@ -183,6 +185,31 @@ def test_parameters_of_kv_transfers_that_are_no_json_object_end_their_stream(par
         assert bench.sink.events()[-1]["error"]["code"] == "internal_error"
         assert bench.sink.ended == "finish"
         assert len(bench.desk.streams) == 0
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize(("asked", "position"), [(None, 1), (1, 2), (1, (1 << 31) - 1)])
+def test_logprobs_of_a_prompt_that_were_not_asked_for_end_their_stream(
+    asked: int | None, position: int
+) -> None:
+    def test() -> None:
+        desk = Desk(tables())
+        reply = desk.collected(PLANNER.completion(body(prompt_logprobs=asked)))
+        [choice] = reply.choices
+        assert choice.stream is not None
+        (frame,) = desk.rows(choice.stream.handle, [[]])
+        frame.prompt = PromptLogprobs(
+            np.zeros(1, np.int32),
+            np.array([position], np.int32),
+            np.array([[3]], np.int32),
+            np.array([[-1.0]], np.float32),
+            np.ones(1, np.int32),
+        )
+        desk.deliver([frame])
+        error = reply.done.result()
+        assert error is not None
+        assert error.code == "internal_error"
 
     in_loop(test)
 

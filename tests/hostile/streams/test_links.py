@@ -15,16 +15,17 @@ from penstock.metrics.snapshot import MAX_SNAPSHOT_BYTES, Series, Snapshot, enco
 from penstock.streaming.stream import Stream, StreamError
 from penstock.wire.frames import FinishReason, encode_frame
 from penstock.wire.messages import (
+    ENGINE_PROTOCOL_VERSION,
     OVERLOADED,
     Abort,
     EngineMetrics,
     RpcReply,
-    SamplingParams,
     StreamFailed,
     Submit,
+    Welcome,
     encode,
 )
-from tests.hostile.streams.fakes import ApiServer, Reply, frame_of
+from tests.hostile.streams.fakes import INFO, ApiServer, Reply, frame_of
 
 END = FinishReason.LENGTH
 
@@ -180,6 +181,13 @@ def test_an_engine_reports_only_its_own_metrics(server: ApiServer) -> None:
 
 
 @with_server(1)
+def test_a_second_welcome_closes_the_connection(server: ApiServer) -> None:
+    server.arrive(0, [encode(Welcome(ENGINE_PROTOCOL_VERSION, 0, 7, INFO))])
+    assert not server.connected(0)
+    assert server.client.faults.counts == {(0, "unreadable"): 1}
+
+
+@with_server(1)
 def test_a_stream_that_was_not_submitted_is_free_at_once(server: ApiServer) -> None:
     reply = Reply()
     for opened in (False, True):
@@ -190,17 +198,6 @@ def test_a_stream_that_was_not_submitted_is_free_at_once(server: ApiServer) -> N
         server.client.abort(stream)
     assert len(server.streams) == 0
     assert server.links[0].sent == []
-
-
-@with_server(1)
-def test_a_request_that_cannot_be_encoded_does_not_count_as_submitted(server: ApiServer) -> None:
-    stream = Stream(Reply(), 0, 0, lambda data: None)
-    server.streams.open(stream, 0.0)
-    with pytest.raises(UnicodeEncodeError):
-        server.client.submit(
-            stream, Submit(stream.handle, b"1234", SamplingParams(1, 1), cache_salt="\ud800")
-        )
-    assert (server.engine(0).load, stream.request) == (0, None)
 
 
 @with_server(3)
