@@ -28,6 +28,10 @@ INLINE_BODY = 256 * 1024
 for short messages); larger ones are planned in a thread."""
 
 
+MAX_RANK_DIGITS = 20
+"""Maximum digits of X-data-parallel-rank, leading zeros included."""
+
+
 class Work(NamedTuple):
     """A checked and tokenized request."""
 
@@ -143,13 +147,21 @@ class GenerationRoutes:
     def _submit(self, reply: StreamedReply | CollectedReply, work: Work) -> None:
         """Start all streams of a reply before any of their rows arrives.
 
-        Raises ApiError if there is no engine; the reply has then ended without sending anything.
+        Raises ApiError if there is no engine; after any exception the reply has ended without sending
+        anything, and none of its streams runs.
         """
         if reply.ended:  # the client disconnected while its prompt was tokenized
             return
+        try:
+            self._submit_all(reply, work)
+        except BaseException:
+            reply.refuse()
+            raise
+        self._engine_client.yield_to_pump()
+
+    def _submit_all(self, reply: StreamedReply | CollectedReply, work: Work) -> None:
         plan = work.plan
         if self._engine_client.full(work.hints):
-            reply.refuse()
             raise overloaded(
                 f"The engines are overloaded: requests of {MAX_QUEUED_BYTES >> 20} MiB wait for each of them."
             )
@@ -158,10 +170,10 @@ class GenerationRoutes:
             prompt = work.prompts[number // plan.n]
             engine = self._engine_client.pick(work.hints, prompt.ids, plan.cache_salt)
             if engine is None:
-                reply.refuse()
-                raise no_engine(sleeping=self._engine_client.sleeps())
+                raise self._no_engine(work.hints.rank)
             stream = reply.add(prompt, engine.rank)
-            self._streams.open(stream, reply.arrival)
+            stream.pinned_rank = work.hints.rank
+            self._streams.open(stream, reply.arrival, sampling.max_tokens)
             request = Submit(
                 stream=stream.handle,
                 prompt=prompt.ids,
@@ -174,23 +186,34 @@ class GenerationRoutes:
                 kv_transfer_params=plan.kv_transfer_params,
             )
             self._engine_client.submit(stream, request)
-        self._engine_client.yield_to_pump()
+
+    def _no_engine(self, rank: int | None = None) -> ApiError:
+        """The error for a request that no engine takes, or not the one of ``rank``."""
+        sleeping = self._engine_client.sleeps()
+        if rank is None or sleeping or not self._engine_client.accepts_streams():
+            return no_engine(sleeping=sleeping)
+        return unavailable(f"Engine {rank} (X-data-parallel-rank) takes no requests.", "no_engine")
 
     def _routing_hints(self, scope: Scope) -> RoutingHints:
         """From the headers X-Session-ID and X-data-parallel-rank. Raises ApiError."""
         pin = request_header(scope, b"x-data-parallel-rank")
+        session = request_header(scope, b"x-session-id")
+        if pin is None:
+            return RoutingHints(session)
         ranks = len(self._engine_client.engines)
-        if pin is not None and not (pin.isdecimal() and int(pin) < ranks):
+        # The length first: int() refuses more than 4,300 digits.
+        if not (pin.isascii() and pin.isdecimal() and len(pin) <= MAX_RANK_DIGITS and int(pin) < ranks):
+            shown = pin if len(pin) <= MAX_RANK_DIGITS else pin[:MAX_RANK_DIGITS] + "…"
             raise ApiError(
-                400, f"X-data-parallel-rank is {pin!r}, there are engines 0 to {ranks - 1}.", param=None
+                400, f"X-data-parallel-rank is {shown!r}, there are engines 0 to {ranks - 1}.", param=None
             )
-        return RoutingHints(request_header(scope, b"x-session-id"), None if pin is None else int(pin))
+        return RoutingHints(session, int(pin))
 
     def _check_open(self) -> None:
         if self.draining:
             raise unavailable("The server is shutting down.", "draining")
         if not self._engine_client.accepts_streams():
-            raise no_engine(sleeping=self._engine_client.sleeps())
+            raise self._no_engine()
 
     # -- prompts
 

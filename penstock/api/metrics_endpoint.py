@@ -104,6 +104,8 @@ class MetricsEndpoint:
         yield from self._metrics.series(server)
         for field, count in self._input_processor.unknown_fields().items():
             yield Series(f.UNKNOWN_FIELDS.name, (server, field), count)
+        for (rank, reason), count in self._engine_client.faults.counts.items():
+            yield Series(f.ENGINE_FAULTS.name, (server, str(rank), reason), count)
         connections, queued = self._clients()
         for family, value in (
             (f.CONNECTIONS, connections),

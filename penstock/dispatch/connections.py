@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
+from penstock.dispatch.periodic_timer import PeriodicTimer
+from penstock.logging_setup import RateLimitedLog
 from penstock.wire.curve import ClusterKey
 from penstock.wire.frames import TokenFrame, decode_frame
 from penstock.wire.messages import (
@@ -31,7 +33,7 @@ from penstock.wire.submits import CHOICE_SIZE, join_submits, shared_size
 if TYPE_CHECKING:
     from penstock.dispatch.engine_client import EngineClient
 
-log = logging.getLogger(__name__)
+_warn = RateLimitedLog(logging.getLogger(__name__))
 
 SAFETY_INTERVAL_S = 0.02
 """Interval of the timer that reads all connections, in case an edge of ZMQ's descriptors was missed."""
@@ -39,6 +41,9 @@ PUMP_INTERVAL_S = 0.003
 """Maximum time that a burst of requests may delay waiting frames."""
 RECONNECT_S = 0.2
 """Delay before a broken connection is made again."""
+MESSAGES_PER_READ = 256
+"""Messages of one engine that are received at a time: the rest waits for the loop's next iteration, so an
+engine that floods its API servers delays the others' rows by one batch."""
 UNRESPONSIVE_S = 2.0
 """Time after which an engine that has accepted none of its submitted streams counts as unresponsive. It gets
 new streams only if all engines are: it runs a long step, or hangs and will be killed
@@ -143,7 +148,7 @@ class EngineState:
         if accepted != self.accepted:
             self.accepted = accepted
             self._waiting_since = now if accepted < self.submitted else math.inf
-            while self._queued and self._queued[0][0] <= accepted:
+            while self._queued and (self._queued[0][0] <= accepted or accepted >= self.submitted):
                 self.queued_bytes -= self._queued.popleft()[1]
 
     def is_unresponsive(self, now: float) -> bool:
@@ -211,7 +216,7 @@ class Connections:
         self._loop = asyncio.get_running_loop()
         self._last_pump = 0.0
         self._flush_scheduled = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: PeriodicTimer | None = None
         self._closed = False
 
     # -- connecting and disconnecting
@@ -219,7 +224,7 @@ class Connections:
     def open(self) -> None:
         for engine in self.engines:
             self._connect(engine)
-        self._tick()
+        self._timer = PeriodicTimer("the engines' connections", SAFETY_INTERVAL_S, self._tick)
 
     def set_address(self, rank: int, address: str | None) -> None:
         """Sets the address of an engine; None: it leaves, so a broken connection is not made again."""
@@ -240,7 +245,12 @@ class Connections:
         hello = msgspec.structs.replace(self._server, connection=engine.connections)
         engine.connections += 1
         identity = server_identity(hello.server, hello.epoch, hello.incarnation, hello.connection)
-        link = EngineLink(self._context, engine.address, identity, self._key)
+        try:
+            link = EngineLink(self._context, engine.address, identity, self._key)
+        except (zmq.ZMQError, OSError) as error:  # such as too many open files
+            _warn(f"engine {engine.rank}", "engine %d: no connection: %s", engine.rank, error)
+            self._loop.call_later(RECONNECT_S, self._connect, engine)
+            return
         engine.link = link
         link.send([encode(hello)])
         self._loop.add_reader(link.fd, self._receive, engine)
@@ -273,8 +283,6 @@ class Connections:
         for engine in self.engines:
             self._check(engine)
         self._receiver.on_tick(time.monotonic())
-        if not self._closed:
-            self._timer = self._loop.call_later(SAFETY_INTERVAL_S, self._tick)
 
     def stop(self) -> None:
         """Makes no more connections."""
@@ -332,10 +340,16 @@ class Connections:
         parts: list[bytes] = []
         while outbox and len(parts) < MESSAGE_PARTS and size < MESSAGE_BYTES:
             item = outbox.popleft()
-            part = encode(join_submits(item.submits)) if isinstance(item, SubmitBatch) else item
-            parts.append(part)
-            size += len(part)
-        if engine.link is not None:
+            if isinstance(item, SubmitBatch):
+                batch = item
+                try:
+                    item = encode(join_submits(batch.submits))
+                except Exception:  # noqa: BLE001 - that request fails, the others do not notice
+                    self._receiver.on_unsent(engine, [submit.stream for submit in batch.submits])
+                    continue
+            parts.append(item)
+            size += len(item)
+        if engine.link is not None and parts:
             engine.link.send(parts)
         if outbox and not self._flush_scheduled:
             self._flush_scheduled = True
@@ -356,25 +370,39 @@ class Connections:
             self._receive(engine)
 
     def _receive(self, engine: EngineState) -> None:
-        """Receives all waiting messages of an engine; consecutive frames are delivered together."""
+        """Receives waiting messages of an engine; consecutive frames are delivered together."""
         now = self._last_pump = time.monotonic()
-        link = engine.link
-        frames: list[TokenFrame] = []
         try:
-            while link is not None and (parts := link.receive()) is not None:
+            if not self._receive_some(engine, now):
+                self._loop.call_soon(self._receive, engine)  # the descriptor has no further edge
+        except WireError as error:
+            self._receiver.on_fault(engine, "%s", error)
+            self.disconnect(engine, "The engine that ran this request sent what cannot be understood.")
+        except Exception:  # noqa: BLE001 - that engine is disconnected, the others go on
+            self._receiver.on_fault(engine, "a message could not be handled", exc_info=True)
+            self.disconnect(engine, "The server failed to handle a message of the engine.")
+
+    def _receive_some(self, engine: EngineState, now: float) -> bool:
+        """Receives up to MESSAGES_PER_READ messages; False if more may wait."""
+        frames: list[TokenFrame] = []
+        link = engine.link
+        try:
+            for _ in range(MESSAGES_PER_READ):
+                parts = None if link is None else link.receive()
+                if parts is None:
+                    return True
                 message = decode_from_engine(parts[0])
                 if isinstance(message, FrameHeader):
                     if len(parts) != 2:
                         raise WireError(f"a token frame has 2 parts, not {len(parts)}")
                     frames.append(decode_frame(message, parts[1]))
                 else:
-                    if frames:
-                        self._receiver.on_frames(engine, frames, now)
-                        frames = []
+                    before, frames = frames, []
+                    if before:
+                        self._receiver.on_frames(engine, before, now)
                     self._receiver.on_message(engine, message)
                     link = engine.link
-            if frames:
+            return False
+        finally:
+            if frames:  # also those before a message that cannot be read
                 self._receiver.on_frames(engine, frames, now)
-        except WireError as error:
-            log.error("engine %d: %s", engine.rank, error)
-            self.disconnect(engine, "The engine that ran this request sent what cannot be understood.")

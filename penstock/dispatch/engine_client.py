@@ -14,7 +14,9 @@ from penstock.dispatch.load_balancer import LoadBalancer, affinity_keys
 from penstock.dispatch.resumption import Resumption
 from penstock.metrics.merge import merge_views, view_of
 from penstock.metrics.snapshot import ProcessKey, Snapshot, decode_snapshot, process_name, role_of
+from penstock.streaming.engine_faults import INVALID_METRICS, UNREADABLE, EngineFaults
 from penstock.streaming.output_processor import NO_ENGINE, OutputProcessor
+from penstock.streaming.request_states import StreamState
 from penstock.streaming.stream import Stream, StreamError
 from penstock.wire.coordination import EngineAddress, EngineLoad
 from penstock.wire.curve import ClusterKey
@@ -41,6 +43,9 @@ from penstock.wire.messages import (
 from penstock.wire.regroup import merge_frames
 
 log = logging.getLogger(__name__)
+
+MAX_MESSAGE_LENGTH, MAX_CODE_LENGTH = 4096, 64
+"""Characters of an engine's error messages and codes that clients get."""
 
 _STATUS = {"invalid_request": 400, OVERLOADED: 429, SLEEPING: 503, "engine_error": 500}
 
@@ -82,6 +87,7 @@ class EngineClient:
         self.calls = Calls(self._send_call)
         self.snapshots: dict[ProcessKey, Snapshot] = {}
         """The latest metrics of every start of every other process."""
+        self.faults = EngineFaults()
         self.frames_received = 0
         self.frames_merged = 0
         self._load_balancer = LoadBalancer(ranks, first=server.server)
@@ -93,6 +99,7 @@ class EngineClient:
         """To be called before any submit, once the first engine's vocabulary is known. For the last two
         arguments see :class:`Resumption`."""
         self.streams = streams
+        streams.set_engines(self.abort, self.faults)
         self._resumption = Resumption(streams, resume_timeout_s, self._resubmit, outcomes)
 
     def connect(self) -> None:
@@ -117,6 +124,19 @@ class EngineClient:
         self.calls.on_disconnected(engine.rank)
         if self._resumption is not None:
             self._resumption.on_lost(engine.rank, reason, time.monotonic())
+
+    def on_fault(self, engine: EngineState, message: str, *arguments: object, exc_info: bool = False) -> None:
+        """A message of the engine could not be decoded or handled; the connection is closed."""
+        self.faults.record(engine.rank, UNREADABLE, message, *arguments, exc_info=exc_info)
+
+    def on_unsent(self, engine: EngineState, handles: list[int]) -> None:
+        """The exception at hand is that a request could not be encoded: its streams end."""
+        assert self.streams is not None  # they were submitted
+        engine.submitted -= len(handles)
+        for handle in handles:
+            stream = self.streams.streams[handle]
+            if stream is not None:
+                self.streams.break_off(stream, ended=True)
 
     def on_tick(self, now: float) -> None:
         """Called every SAFETY_INTERVAL_S."""
@@ -187,12 +207,13 @@ class EngineClient:
 
     def submit(self, stream: Stream, request: Submit) -> None:
         """Submits the stream to the engine of its rank, and keeps the request for resumption."""
-        stream.request = request
         self._submit(self.engines[stream.rank], stream, request)
+        stream.request = request
 
     def _resubmit(self, stream: Stream, request: Submit) -> bool:
-        """Submits a stream that lost its engine to another one; False if no engine accepts streams."""
-        engine = self.pick()
+        """Submits a stream that lost its engine to another one, or to the only one that may run it; False if
+        none accepts streams."""
+        engine = self.pick(RoutingHints(rank=stream.pinned_rank))
         if engine is None or self.streams is None:
             return False
         stream.refusals = 0
@@ -204,11 +225,14 @@ class EngineClient:
         self._connections.submit(engine, request, owner=stream.reply)
 
     def abort(self, stream: Stream, *, stopped: bool = False) -> None:
-        """Aborts the stream on its engine; its handle is free once the engine has confirmed.
+        """Aborts a stream that its request has dropped on its engine; its handle is free once the engine has
+        confirmed, or now if no engine has it.
 
         ``stopped``: the stream is complete, as its text contains a stop string.
         """
-        if stream.rank == NO_ENGINE:
+        if stream.state is StreamState.ENDED:
+            return
+        if stream.rank == NO_ENGINE or stream.request is None:
             assert self.streams is not None  # it was opened there
             self.streams.close(stream)
             return
@@ -251,6 +275,8 @@ class EngineClient:
                         f"expected rank {engine.rank} with protocol {ENGINE_PROTOCOL_VERSION}, "
                         f"got rank {message.rank} with protocol {message.protocol}"
                     )
+                if engine.info is not None:
+                    raise WireError("a second Welcome on a connection")
                 engine.info = message.info
                 engine.epoch, engine.incarnation = message.epoch, message.incarnation
                 self._on_up(message.info)
@@ -265,7 +291,8 @@ class EngineClient:
             case Draining():
                 engine.leaving = True
             case GoAway():
-                self.on_gone(engine, f"The engine that ran this request ended: {message.reason}")
+                reason = message.reason[:MAX_MESSAGE_LENGTH]
+                self.on_gone(engine, f"The engine that ran this request ended: {reason}")
             case _:
                 raise WireError(f"unexpected {type(message).__name__}")
 
@@ -273,19 +300,24 @@ class EngineClient:
         if self.streams is None:
             raise WireError("a failed stream before any stream")
         stream = self.streams.running_stream(engine.rank, failed.stream)
-        if failed.code == OVERLOADED and failed.position == 0 and self._submit_to_next(stream):
+        if stream is None:
+            return
+        fresh = failed.position == 0 and self.streams.num_delivered(stream) == 0
+        if failed.code == OVERLOADED and fresh and self._submit_to_next(stream):
             return
         status = _STATUS.get(failed.code, 500)
-        error = StreamError(status, failed.code, failed.message, failed.retry_after_ms)
-        self.streams.fail(engine.rank, failed.stream, error)
+        code, message = failed.code[:MAX_CODE_LENGTH], failed.message[:MAX_MESSAGE_LENGTH]
+        self.streams.end(stream, StreamError(status, code, message, failed.retry_after_ms))
 
     def _submit_to_next(self, stream: Stream) -> bool:
         """Submits a stream that an engine with a full queue rejected to the next engine.
 
-        False if every engine has rejected it, or its request no longer wants it.
+        False if every engine that may run it has rejected it, or its request no longer wants it.
         """
         assert self.streams is not None
         assert stream.request is not None  # it was submitted
+        if stream.pinned_rank is not None:
+            return False
         stream.refusals += 1
         candidates = [engine for engine in self.engines if engine.accepts_streams]
         if stream.refusals >= len(candidates) or not self.streams.is_wanted(stream):
@@ -300,8 +332,12 @@ class EngineClient:
         engine.kv_used_permille = message.kv_used_permille
         try:
             snapshot = decode_snapshot(message.snapshot)
+            expected = process_name("engine", engine.rank), engine.incarnation, engine.epoch
+            if snapshot.key != expected:
+                raise ValueError(f"metrics of {snapshot.key}, not of {expected}")
         except ValueError as error:
-            raise WireError(str(error)) from None
+            self.faults.record(engine.rank, INVALID_METRICS, "%.300s", error)
+            return
         self.snapshots = merge_views(self.snapshots, view_of(snapshot))
 
     def ended_snapshots(self) -> list[Snapshot]:

@@ -22,9 +22,15 @@ from penstock.wire.messages import Submit
 log = logging.getLogger(__name__)
 
 MAX_FAILED_RESUMES = 2
-"""A resume fails if the engine is lost before it sends a token of the stream: the stream may have crashed it.
-After that the stream is a suspect: suspects are resumed one at a time, so that another loss identifies the
-cause. A stream with this many failed resumes is ended. Any token resets the count."""
+"""A resume fails if the engine is lost before it sends MIN_PROGRESS tokens of the stream: the stream may have
+crashed it. After that the stream is a suspect: suspects are resumed one at a time, so that another loss
+identifies the cause. A stream with this many failed resumes is ended. Progress resets the count."""
+MIN_PROGRESS = 2
+"""An engine sends a stream's first token at once, so only a second one shows that it went on."""
+RESUMED_INTERVAL = 16
+"""Maximum tokens per row of a resumed stream, and with it the tokens that another loss costs: without that a
+stream whose rows are far apart would advance by one token per engine that is lost. Suspects have rows of one
+token."""
 
 Entry: TypeAlias = tuple[float, Stream]
 """When a stream that no engine runs expires, and the stream."""
@@ -101,7 +107,7 @@ class Resumption:
 
     def _count_failed_resume(self, stream: Stream, message: str) -> None:
         """Counts a failed resume of a stream that has just lost its engine, and ends one with too many."""
-        if stream.resumed_at != self._streams.num_delivered(stream):
+        if not self._awaits_progress(stream):
             stream.failed_resumes = 0
             return
         stream.failed_resumes += 1
@@ -130,7 +136,12 @@ class Resumption:
         left = []
         for entry, tokens in zip(entries, delivered, strict=True):
             stream = entry[1]
-            if self._submit(stream, _continuation(stream, tokens)):
+            try:
+                submitted = self._submit(stream, _continuation(stream, tokens))
+            except Exception:  # noqa: BLE001 - this stream ends, the others go on
+                self._streams.break_off(stream)
+                continue
+            if submitted:
                 stream.resumed_at = len(tokens)
                 self._outcomes["resumed"] += 1
             else:
@@ -138,30 +149,40 @@ class Resumption:
         return left
 
     def _try_suspect(self) -> None:
-        """Resumes the next suspect, once the one before has had a token or has ended."""
-        if self._trial is not None and self._awaits_token(self._trial):
+        """Resumes the next suspect, once the one before has made progress or has ended."""
+        trial = self._trial
+        if trial is not None and self._streams.is_running(trial) and self._awaits_progress(trial):
             return
         self._trial = None
+        waiting: list[Entry] = []
         while self._suspects and self._trial is None:
             entry = self._suspects.popleft()
             if self._go_on([entry]):
-                self._suspects.appendleft(entry)
-                return
-            if self._awaits_token(entry[1]):
+                waiting.append(entry)
+                if entry[1].pinned_rank is None:  # no engine accepts any
+                    break
+            elif self._streams.is_running(entry[1]):
                 self._trial = entry[1]
+        self._suspects.extendleft(reversed(waiting))
 
-    def _awaits_token(self, stream: Stream) -> bool:
-        """Whether an engine runs the resumed stream and has not sent a token of it yet."""
-        return self._streams.is_running(stream) and self._streams.num_delivered(stream) == stream.resumed_at
+    def _awaits_progress(self, stream: Stream) -> bool:
+        """Whether the stream was resumed and has not made progress since."""
+        if stream.resumed_at < 0:
+            return False
+        return self._streams.num_delivered(stream) - stream.resumed_at < MIN_PROGRESS
 
     def _expire(self, entries: deque[Entry], now: float) -> None:
         while entries and entries[0][0] <= now:
-            self._end(
-                entries.popleft()[1],
-                "expired",
-                f"The engine that ran this request is gone, and no other was ready within "
-                f"{self._timeout_s:g} s (--resume-timeout).",
-            )
+            stream = entries.popleft()[1]
+            within = f"within {self._timeout_s:g} s (--resume-timeout)"
+            if stream.pinned_rank is None:
+                message = f"The engine that ran this request is gone, and no other was ready {within}."
+            else:
+                message = (
+                    f"Engine {stream.pinned_rank}, the only one that may run this request "
+                    f"(X-data-parallel-rank), is gone and was not back {within}."
+                )
+            self._end(stream, "expired", message)
 
     def _end(self, stream: Stream, outcome: str, message: str) -> None:
         if self._streams.is_unassigned(stream):
@@ -175,6 +196,10 @@ def _continuation(stream: Stream, delivered: I32) -> Submit:
     token, and no KV transfer parameters, since the KV cache fetched for the prompt is lost."""
     request = stream.request
     assert request is not None  # every stream is opened to be submitted
+    if stream.failed_resumes:
+        request = msgspec.structs.replace(request, interval=1, interval_ms=0)
+    elif request.interval > RESUMED_INTERVAL:
+        request = msgspec.structs.replace(request, interval=RESUMED_INTERVAL)
     if not len(delivered):
         return request
     sampling = request.sampling

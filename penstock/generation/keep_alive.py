@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
+from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.generation.streamed import StreamedReply
 from penstock.streaming.output_processor import OutputProcessor
 
@@ -20,20 +20,18 @@ class KeepAlive:
         """``interval_s``: maximum silence in seconds, above 0."""
         self._streams = streams
         self._interval = interval_s
-        self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(interval_s / TICKS, self._on_timer)
+        self._timer = PeriodicTimer("keep-alive", interval_s / TICKS, lambda: self.tick(time.monotonic()))
 
     def cancel(self) -> None:
         """Stop the timer."""
         self._timer.cancel()
-
-    def _on_timer(self) -> None:
-        self.tick(time.monotonic())
-        self._timer = self._loop.call_later(self._interval / TICKS, self._on_timer)
 
     def tick(self, now: float) -> None:
         """Send a comment on every stream whose silence would exceed the interval before the next tick."""
         since = now - self._interval * (1 - 1 / TICKS)
         for stream in self._streams.streams_idle_since(since):
             if isinstance(stream.reply, StreamedReply):
-                stream.reply.send_keep_alive(since, now)
+                try:
+                    stream.reply.send_keep_alive(since, now)
+                except Exception:  # noqa: BLE001 - this stream ends, the others go on
+                    self._streams.break_off(stream)

@@ -192,9 +192,10 @@ class RequestReply(ABC):
         self.state = next_reply_state(self.state, event)
 
     def refuse(self) -> None:
-        """End the reply because a stream got no engine; the caller sends the error."""
-        self.drop_streams()
-        self._advance(ReplyEvent.END)
+        """End the reply because not all its streams could be submitted; the caller sends the error."""
+        if not self.ended:
+            self.drop_streams()
+            self._advance(ReplyEvent.END)
 
     # -- implemented by both kinds
 
@@ -239,7 +240,7 @@ class RequestReply(ABC):
 
     def _add_cached(self, stream: Stream, cached: int) -> None:
         if stream.index % self.plan.n == 0:  # the prompt's other choices hit the cache of this one
-            self.cached += cached
+            self.cached += min(cached, self.choices[stream.index].prompt.length)
 
     def _assembler(self) -> Assembler:
         plan = self.plan
@@ -247,11 +248,17 @@ class RequestReply(ABC):
         return Assembler(table, plan.stop, include_stop=plan.include_stop_str, exempt=plan.base.min_tokens)
 
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
-        prompt_logprobs = self.choices[stream.index].prompt.logprobs
-        assert prompt_logprobs is not None  # its engine was asked
-        prompt_logprobs.add(logprobs)
+        prompt = self.choices[stream.index].prompt
+        if prompt.logprobs is None or int(logprobs.position.max()) >= prompt.length:
+            raise ValueError(
+                "logprobs of a prompt, or of one of its tokens, that the engine was not asked for"
+            )
+        prompt.logprobs.add(logprobs)
 
     def on_transfer(self, stream: Stream, params: KVTransferParams) -> None:
+        msgspec.json.decode(params, type=dict[str, msgspec.Raw])
+        if b"\n" in params or b"\r" in params:
+            raise ValueError("kv_transfer_params with a line break, which would end an event")
         self.choices[stream.index].kv_transfer_params = params
 
     # -- the end of a choice
@@ -309,8 +316,8 @@ class RequestReply(ABC):
                     self._drop(stream)
 
     def _drop(self, stream: Stream, *, stopped: bool = False) -> None:
-        self.context.engine_client.abort(stream, stopped=stopped)
         self.context.streams.discard(stream)
+        self.context.engine_client.abort(stream, stopped=stopped)
 
     def usage(self) -> TokenUsage:
         """Token counts of all choices."""

@@ -5,6 +5,7 @@ A client that does not read gets its rows later as one event; it is cut when too
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from penstock.generation.dialect import ReplyFormat
@@ -12,12 +13,16 @@ from penstock.generation.plan import RequestPlan
 from penstock.generation.replies import Choice, Prompt, RequestContext, RequestReply, prompt_token_ids
 from penstock.generation.token_usage import TokenUsage
 from penstock.http.sink import Sink
+from penstock.logging_setup import RateLimitedLog
 from penstock.streaming.chunked import chunk
+from penstock.streaming.output_processor import FAULT
 from penstock.streaming.request_states import ReplyEvent, ReplyState
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_table import escape_json
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
+
+_log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
 
 TOKEN_BYTES = 40
 """Memory in bytes of one held token id: a reference and an int object."""
@@ -161,7 +166,7 @@ class StreamedReply(RequestReply):
     def _choose_path(self, choice: Choice) -> None:
         """Let the output processor write the choice's next rows itself, unless text is held back."""
         if self._plain and self.state is ReplyState.STREAMING and choice.stream is not None:
-            choice.stream.fast_path = choice.plain
+            choice.stream.allow_fast_path(choice.plain)
 
     # -- events
 
@@ -216,11 +221,11 @@ class StreamedReply(RequestReply):
         self._advance(ReplyEvent.SEND)
         self.sink.send(chunk(data), last=last)
         if len(self.choices) == 1 and (stream := self.choices[0].stream) is not None:
-            stream.descriptor = self.sink.descriptor  # -1 while these bytes wait
+            stream.bypass(self.sink.descriptor)  # -1 while these bytes wait
 
     def send_keep_alive(self, since: float, now: float) -> None:
         """Send a comment unless one was sent after ``since``. It may precede the first event."""
-        if not self._paused and self._last_comment <= since:
+        if not (self._paused or self.ended) and self._last_comment <= since:
             self._last_comment = now
             self._send(COMMENT)
 
@@ -230,11 +235,19 @@ class StreamedReply(RequestReply):
         self._backlog = self.sink.unread()
         for choice in self.choices:
             if choice.stream is not None:
-                choice.stream.fast_path = False
+                choice.stream.allow_fast_path(False)
 
     def on_resume(self) -> None:
         """The client reads again: send one event per choice."""
         self._advance(ReplyEvent.RESUME)
+        try:
+            self._send_held()
+        except Exception:  # noqa: BLE001 - this reply ends
+            _log_fault("resume", "a reply failed when its client read again", exc_info=True)
+            if not self.ended:
+                self._fail(None, FAULT)
+
+    def _send_held(self) -> None:
         data = b""
         for choice in self.choices:
             stream = choice.stream
@@ -254,8 +267,11 @@ class StreamedReply(RequestReply):
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         """A stream failed: send what the choices hold and an error event. If nothing was sent before and
         there is nothing to send, ``on_end`` gets the error, which becomes an HTTP status."""
-        if self.ended:
-            return
+        if not self.ended:
+            self._fail(stream, error)
+
+    def _fail(self, stream: Stream | None, error: StreamError) -> None:
+        """End the reply by an error; ``stream`` has ended by itself, the others are aborted."""
         running = [(choice, choice.stream) for choice in self.choices if choice.stream is not None]
         self.drop_streams(stream)
         events = b"".join([self._held_events(*each) for each in running if each[0].generated])
@@ -279,14 +295,23 @@ class StreamedReply(RequestReply):
     def _end(self, outcome: str, last_events: bytes | None = None, error: StreamError | None = None) -> None:
         """Every streamed reply ends here, once. ``last_events`` end the body; ``error`` is left to send."""
         self._record_end(outcome)
-        if last_events is not None:
-            self._send(last_events, last=True)
         on_end, self._on_end = self._on_end, None  # breaks a reference cycle
         assert on_end is not None
+        try:
+            if last_events is not None:
+                self._send(last_events, last=True)
+        except Exception:  # noqa: BLE001 - this reply ends
+            _log_fault("last events", "the end of a reply could not be written", exc_info=True)
+            self.sink.cut()
         on_end(error)
 
     def _held_events(self, choice: Choice, stream: Stream) -> bytes:
-        """The events of all that a choice still holds when its stream fails."""
-        if choice.assembler is not None:
-            choice.text += choice.assembler.finish().text.encode()
-        return self._event(choice, stream, failed=True)
+        """The events of all that a choice still holds when its stream fails; none if what it holds is the
+        cause."""
+        try:
+            if choice.assembler is not None:
+                choice.text += choice.assembler.finish().text.encode()
+            return self._event(choice, stream, failed=True)
+        except Exception:  # noqa: BLE001 - this reply ends
+            _log_fault("held", "text of a failed stream could not be sent", exc_info=True)
+            return b""

@@ -226,6 +226,14 @@ INTERRUPTED = _counter(
     (*_SERVER, "outcome"),
     "Streams that lost their engine, by what became of them: resumed, expired, given_up or ended.",
 )
+ENGINE_FAULTS = _counter(
+    "penstock:engine_faults",
+    "faults",
+    (*_SERVER, "engine", "reason"),
+    "What an engine sent that cannot be right: unknown_stream (of a stream that it does not run), "
+    "out_of_order, invalid_token or too_many_tokens (the stream ends), invalid_metrics, unreadable (the "
+    "connection is closed).",
+)
 UNKNOWN_FIELDS = _counter(
     "penstock:unknown_request_fields", "fields", (*_SERVER, "field"), "Request fields ignored as unknown."
 )

@@ -6,6 +6,7 @@ A snapshot is cumulative since the start of its process. ``incarnation`` is the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -71,6 +72,11 @@ def role_of(process: str) -> str:
     return process.rpartition(" ")[0]
 
 
+MAX_SNAPSHOT_BYTES = 1 << 20
+"""Maximum size of an encoded snapshot; that of an engine has about 5 kB."""
+MAX_LABEL_LENGTH = 1024
+"""Maximum characters of a label's value."""
+
 encode_snapshot = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 
@@ -91,8 +97,10 @@ def process_series(process: str, restarts: int, pauses: GcPauses | None) -> Iter
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """Raises ValueError if ``data`` is not a snapshot. Omits series whose family is unknown here or has
-    another shape, as those of another version may."""
+    """Raises ValueError if ``data`` is not a snapshot or too large. Omits series whose family is unknown here
+    or has another shape, as those of another version may, and those with values that are no numbers."""
+    if len(data) > MAX_SNAPSHOT_BYTES:
+        raise ValueError(f"a snapshot of {len(data)} bytes, at most {MAX_SNAPSHOT_BYTES} are taken")
     try:
         snapshot = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -105,6 +113,13 @@ def _fits(each: Series) -> bool:
     family = METRIC_FAMILIES.get(each.family)
     if family is None or len(each.labels) != len(family.labels):
         return False
-    if family.kind is MetricKind.HISTOGRAM:
-        return isinstance(each.value, Distribution) and len(each.value.counts) == len(family.bounds) + 1
-    return not isinstance(each.value, Distribution)
+    if max(map(len, each.labels), default=0) > MAX_LABEL_LENGTH:
+        return False
+    if isinstance(each.value, Distribution):
+        return (
+            family.kind is MetricKind.HISTOGRAM
+            and len(each.value.counts) == len(family.bounds) + 1
+            and min(each.value.counts) >= 0
+            and math.isfinite(each.value.total)
+        )
+    return family.kind is not MetricKind.HISTOGRAM and math.isfinite(each.value)

@@ -31,12 +31,19 @@ SlowPath: TypeAlias = Callable[[Stream, Sequence[int], FinishReason, int, Logpro
 class EventWriter:
     """Writes the rows of frames, for the streams of one output processor."""
 
-    def __init__(self, streams: Sequence[Stream | None], burst: BurstWriter, slow_path: SlowPath) -> None:
+    def __init__(
+        self,
+        streams: Sequence[Stream | None],
+        burst: BurstWriter,
+        slow_path: SlowPath,
+        on_fault: Callable[[Stream], None],
+    ) -> None:
         """``streams``: by handle; the list may grow. ``burst`` writes to the sockets of streams that have a
-        descriptor."""
+        descriptor. ``on_fault`` is called when a stream's ``write`` raises, with the exception at hand."""
         self._streams = streams
         self._burst = burst
         self._slow_path = slow_path
+        self._on_fault = on_fault
 
     def write_single_token_rows(
         self, handles: list[int], tokens: list[int], texts: list[bytes | None]
@@ -51,7 +58,10 @@ class EventWriter:
             if text is not None and stream.fast_path:
                 chunk = join((sizes[stream.framing_bytes + len(text)], stream.head, text, stream.tail))
                 if stream.descriptor < 0:
-                    stream.write(chunk)
+                    try:
+                        stream.write(chunk)
+                    except Exception:  # noqa: BLE001 - this stream ends, the others go on
+                        self._on_fault(stream)
                 else:
                     direct.append(stream)
                     chunks.append(chunk)
@@ -72,7 +82,10 @@ class EventWriter:
             if chunk is None:
                 self._slow_path_row(frame, row, stream, start, end)
             elif stream.descriptor < 0:
-                stream.write(chunk)
+                try:
+                    stream.write(chunk)
+                except Exception:  # noqa: BLE001 - this stream ends, the others go on
+                    self._on_fault(stream)
             else:
                 direct.append(stream)
                 chunks.append(chunk)
@@ -84,8 +97,11 @@ class EventWriter:
         everything after it."""
         for index, sent in self._burst([stream.descriptor for stream in streams], chunks):
             stream = streams[index]
-            stream.descriptor = -1
-            stream.write(chunks[index][sent:])
+            stream.bypass(-1)
+            try:
+                stream.write(chunks[index][sent:])
+            except Exception:  # noqa: BLE001 - this stream ends, the others go on
+                self._on_fault(stream)
 
     def _slow_path_row(self, frame: TokenFrame, row: int, stream: Stream, start: int, end: int) -> None:
         finish = _NONE if frame.finish is None else _FINISH[frame.finish[row]]

@@ -4,55 +4,49 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.histogram import Histogram
+from penstock.streaming.discarding_reply import DiscardingReply
+from penstock.streaming.engine_faults import (
+    INVALID_TOKEN,
+    OUT_OF_ORDER,
+    TOO_MANY_TOKENS,
+    UNKNOWN_STREAM,
+    EngineFaults,
+)
 from penstock.streaming.event_writer import EventWriter
 from penstock.streaming.io_submit import BurstWriter, write_each
 from penstock.streaming.request_states import StreamEvent, StreamState, next_stream_state
-from penstock.streaming.stream import Stream, StreamError
+from penstock.streaming.stream import Stream, StreamError, StreamReply
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import KVTransferParams, WireError
-from penstock.wire.regroup import take_rows
+from penstock.wire.messages import KVTransferParams
+from penstock.wire.regroup import join_rows, take_rows
 
-log = logging.getLogger(__name__)
+_log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
 
 NO_ENGINE = -1
 """Rank of a stream that no engine runs: its engine is gone, and it waits for another."""
 
-_FAULT = StreamError(500, "internal_error", "The server failed to handle this stream.")
+NO_LIMIT = (1 << 31) - 1
+"""Limit of a stream whose tokens are not limited."""
 
-
-class _Discard:
-    """The reply of streams that no request wants: counts their tokens until the engine has ended them."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-
-    def on_row(
-        self,
-        stream: Stream,
-        tokens: Sequence[int],
-        finish: FinishReason,
-        cached: int,
-        logprobs: Logprobs | None,
-    ) -> None:
-        self.tokens += len(tokens)
-
-    def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
-        pass
-
-    def on_transfer(self, stream: Stream, params: KVTransferParams) -> None:
-        pass
-
-    def on_failure(self, stream: Stream, error: StreamError) -> None:
-        pass
+FAULT = StreamError(500, "internal_error", "The server failed to handle this stream.")
+"""The end of a stream whose reply raised an exception."""
+_REFUSALS = {
+    OUT_OF_ORDER: "The engine's tokens arrived out of order.",
+    INVALID_TOKEN: "The engine sent a token that the model does not have.",
+    TOO_MANY_TOKENS: "The engine sent more tokens than the request allows.",
+}
+"""What clients are told, by the reason why a row was refused."""
 
 
 class OutputProcessor:
@@ -81,9 +75,16 @@ class OutputProcessor:
         self.streams: list[Stream | None] = [None] * capacity
         self.generated_tokens = 0
         """Tokens received."""
+        self.faults = EngineFaults()
+        self._abort: Callable[[Stream], None] = _no_abort
         self._free = list(range(capacity - 1, -1, -1))
         self._position = np.zeros(capacity, np.int32)
         self._rank = np.full(capacity, NO_ENGINE, np.int32)
+        self._limit = np.full(capacity, NO_LIMIT, np.int32)
+        """Tokens that each stream may have."""
+        self._row = np.zeros(capacity, np.int32)
+        """Scratch: index of each stream's row in the frame at hand."""
+        self._rows = np.arange(capacity, dtype=np.int32)
         self._arrival = np.zeros(capacity)
         self._last = np.zeros(capacity)
         self._written = np.zeros(capacity, np.bool_)
@@ -93,8 +94,12 @@ class OutputProcessor:
         self._itl = itl
         self._event_tokens = event_tokens
         self._log = log
-        self._writer = EventWriter(self.streams, burst, self._row)
-        self._discard = _Discard()
+        self._writer = EventWriter(self.streams, burst, self._handle_row, self.break_off)
+        self._discard = DiscardingReply()
+
+    def set_engines(self, abort: Callable[[Stream], None], faults: EngineFaults) -> None:
+        """``abort`` aborts a dropped stream at its engine; ``faults`` counts what engines do wrong."""
+        self._abort, self.faults = abort, faults
 
     def __len__(self) -> int:
         """Open streams, including aborted ones that their engine has not confirmed yet."""
@@ -102,8 +107,9 @@ class OutputProcessor:
 
     # -- streams come and go
 
-    def open(self, stream: Stream, arrival: float) -> int:
-        """Give a new stream a handle. ``arrival``: monotonic seconds when its request arrived."""
+    def open(self, stream: Stream, arrival: float, max_tokens: int = NO_LIMIT) -> int:
+        """Give a new stream a handle. ``arrival``: monotonic seconds when its request arrived;
+        ``max_tokens``: tokens that its engine is asked for at most."""
         stream.state = next_stream_state(stream.state, StreamEvent.OPEN)
         if not self._free:
             self._grow()
@@ -112,6 +118,7 @@ class OutputProcessor:
         stream.handle = handle
         self._position[handle] = 0
         self._rank[handle] = stream.rank
+        self._limit[handle] = max_tokens
         self._arrival[handle] = self._last[handle] = arrival
         self._written[handle] = bool(stream.head)
         if self._log is not None:
@@ -134,8 +141,7 @@ class OutputProcessor:
     def discard(self, stream: Stream) -> None:
         """Drop a stream that its request no longer wants; the handle is free once the engine has ended it."""
         stream.state = next_stream_state(stream.state, StreamEvent.DROP)
-        stream.reply = self._discard
-        stream.fast_path = False
+        stream.detach(self._discard)
 
     def close(self, stream: Stream) -> None:
         """End a stream and free its handle; a stream that has ended stays as it is."""
@@ -173,6 +179,9 @@ class OutputProcessor:
         self._free.extend(range(2 * old - 1, old - 1, -1))
         self._position = np.concatenate((self._position, np.zeros(old, np.int32)))
         self._rank = np.concatenate((self._rank, np.full(old, NO_ENGINE, np.int32)))
+        self._limit = np.concatenate((self._limit, np.full(old, NO_LIMIT, np.int32)))
+        self._row = np.zeros(2 * old, np.int32)
+        self._rows = np.arange(2 * old, dtype=np.int32)
         self._arrival = np.concatenate((self._arrival, np.zeros(old)))
         self._last = np.concatenate((self._last, np.zeros(old)))
         self._written = np.concatenate((self._written, np.zeros(old, np.bool_)))
@@ -180,33 +189,96 @@ class OutputProcessor:
     # -- rows arrive
 
     def process_frame(self, rank: int, frame: TokenFrame, now: float) -> None:
-        """Delivers a frame's rows to their streams. Raises WireError if a row does not fit its stream."""
-        handles = frame.stream
-        if not len(handles):
+        """Delivers the rows of a frame of engine ``rank`` to their streams.
+
+        Rows of streams that the engine does not run are dropped; other rows that do not fit end their stream.
+        Both are counted in ``faults``. Raises nothing that concerns single streams.
+        """
+        if not len(frame.stream):
             return
-        if int(handles.max()) >= len(self.streams):
-            raise WireError(f"row for stream {int(handles.max())}, which never was")
-        if len(frame.tokens) and int(frame.tokens.max()) >= len(self._texts):
-            raise WireError(f"token id {int(frame.tokens.max())} is not below {len(self._texts)}")
-        expected = self._position.take(handles)
-        sound = (expected == frame.position) & (self._rank.take(handles) == rank)
-        if not sound.all():
-            self._refuse(handles[~sound], rank)
-            raise WireError(f"rows out of order for {int((~sound).sum())} streams of engine {rank}")
-        if frame.prompt is not None:
-            frame = self._without_prompts(frame, frame.prompt)
-            handles, expected = frame.stream, frame.position
-            if not len(handles):
+        texts = self._texts_if_fit(rank, frame)
+        if texts is None:
+            frame = self._sift(rank, frame)
+            if not len(frame.stream):
                 return
+            texts = self._texts.take(frame.tokens)
+        try:
+            self._deliver(rank, frame, texts.tolist(), now)
+        except Exception:  # noqa: BLE001 - the streams of the frame end, the others go on
+            self._break_all(frame)
+
+    def _texts_if_fit(self, rank: int, frame: TokenFrame) -> NDArray[np.object_] | None:
+        """The texts of all tokens if every row is the next one of a stream that the engine runs, one row per
+        stream; otherwise None."""
+        handles, position = frame.stream, frame.position
+        try:
+            wrong = self._position.take(handles) != position
+            texts = self._texts.take(frame.tokens)
+        except IndexError:  # of a handle or a token id; cheaper than to look for the greatest
+            return None
+        wrong |= self._rank.take(handles) != rank
+        rows = self._rows[: len(handles)]
+        if len(rows) < len(handles):
+            return None
+        self._row[handles] = rows
+        wrong |= self._row.take(handles) != rows
+        limit = self._limit.take(handles)
+        wrong |= position >= limit if frame.count is None else position > limit - frame.count
+        return None if np.count_nonzero(wrong) else texts
+
+    def _sift(self, rank: int, frame: TokenFrame) -> TokenFrame:
+        """The rows that fit. Drops rows of streams that the engine does not run, and ends the streams of
+        other rows."""
+        frame = join_rows([frame])
+        handles, counts = frame.stream, frame.counts()
+        own = (self._rank.take(handles, mode="clip") == rank) & (handles < len(self.streams))
+        stray = handles[~own]
+        if len(stray):
+            self.faults.record(
+                rank, UNKNOWN_STREAM, "a row of stream %d, which it does not run", stray[0], count=len(stray)
+            )
+        token_rows = np.repeat(np.arange(len(handles)), counts)
+        refused = {
+            OUT_OF_ORDER: self._position.take(handles, mode="clip") != frame.position,
+            INVALID_TOKEN: np.bincount(
+                token_rows[frame.tokens >= len(self._texts)], minlength=len(handles)
+            ).astype(np.bool_),
+            TOO_MANY_TOKENS: frame.position > self._limit.take(handles, mode="clip") - counts,
+        }
+        sound = own.copy()
+        for reason, rows in refused.items():
+            for row in np.flatnonzero(sound & rows).tolist():
+                ended = frame.finish is not None and bool(frame.finish[row])
+                self._refuse(rank, int(handles[row]), reason, ended=ended)
+            sound &= ~rows
+        return take_rows(frame, np.flatnonzero(sound))
+
+    def _refuse(self, rank: int, handle: int, reason: str, *, ended: bool) -> None:
+        """The engine sent a row that does not fit its stream; ``ended``: the stream's last one."""
+        stream = self.streams[handle]
+        assert stream is not None  # its rank was checked
+        if stream.state is StreamState.RUNNING:
+            message = _REFUSALS[reason]
+            self.faults.record(rank, reason, "stream %d ends: %s", handle, message)
+            self._fail(stream, stream.reply, StreamError(500, "engine_error", message), ended=ended)
+        elif ended:
+            self.close(stream)
+
+    def _deliver(self, rank: int, frame: TokenFrame, texts: list[bytes | None], now: float) -> None:
+        """Delivers rows that fit, one per stream. ``texts``: of their tokens."""
+        if frame.prompt is not None:
+            frame = self._without_prompts(frame, frame.prompt)  # those without tokens
+            if not len(frame.stream):
+                return
+        handles = frame.stream
         if frame.kv_transfer_params is not None:
-            self._hand_transfers(frame.kv_transfer_params)
-        self._position[handles] = expected + (1 if frame.count is None else frame.count)
+            self._hand_transfers(rank, frame.kv_transfer_params)
+        self._position[handles] = frame.position + (1 if frame.count is None else frame.count)
         self._record_latency(frame, now)
         self._record_sizes(frame)
         self.generated_tokens += len(frame.tokens)
         if self._log is not None:
             self._log.append(handles, frame.tokens, frame.count)
-        texts = self._texts.take(frame.tokens).tolist()
         if frame.finish is None and frame.count is None and frame.cached is None and frame.logprobs is None:
             self._writer.write_single_token_rows(handles.tolist(), frame.tokens.tolist(), texts)
         else:
@@ -221,21 +293,24 @@ class OutputProcessor:
             assert stream is not None  # its rank was checked
             try:
                 stream.reply.on_prompt(stream, prompt.slice_entries(start, end))
-            except Exception:
-                log.exception("stream %d failed", stream.handle)
-                self._fail(stream, _FAULT)
+            except Exception:  # noqa: BLE001 - this stream ends, the others go on
+                self.break_off(stream)
         remaining = frame.counts() > 0
         if frame.finish is not None:
             remaining |= frame.finish != 0
         return take_rows(replace(frame, prompt=None), np.flatnonzero(remaining))
 
-    def _hand_transfers(self, given: Mapping[int, KVTransferParams]) -> None:
+    def _hand_transfers(self, rank: int, given: Mapping[int, KVTransferParams]) -> None:
         for handle, params in given.items():
-            stream = self.streams[handle]
-            assert stream is not None  # it has a row, whose rank was checked
-            stream.reply.on_transfer(stream, params)
+            stream = self.running_stream(rank, handle)
+            if stream is None:
+                continue
+            try:
+                stream.reply.on_transfer(stream, params)
+            except Exception:  # noqa: BLE001 - this stream ends, the others go on
+                self.break_off(stream)
 
-    def _row(
+    def _handle_row(
         self,
         stream: Stream,
         tokens: Sequence[int],
@@ -244,11 +319,11 @@ class OutputProcessor:
         logprobs: Logprobs | None,
     ) -> None:
         """The slow path. An exception in one stream's reply ends that stream, never the loop."""
+        reply = stream.reply
         try:
-            stream.reply.on_row(stream, tokens, finish, cached, logprobs)
-        except Exception:
-            log.exception("stream %d failed", stream.handle)
-            self._fail(stream, _FAULT)
+            reply.on_row(stream, tokens, finish, cached, logprobs)
+        except Exception:  # noqa: BLE001 - this stream ends, the others go on
+            self.break_off(stream, reply, ended=bool(finish))
         if finish:
             self.close(stream)
 
@@ -256,34 +331,49 @@ class OutputProcessor:
 
     def fail(self, rank: int, handle: int, error: StreamError) -> None:
         """The engine ended a stream by an error."""
-        self.end(self.running_stream(rank, handle), error)
+        stream = self.running_stream(rank, handle)
+        if stream is not None:
+            self.end(stream, error)
 
-    def running_stream(self, rank: int, handle: int) -> Stream:
-        """The stream of this handle, which engine ``rank`` says to run. Raises WireError when it does not."""
+    def running_stream(self, rank: int, handle: int) -> Stream | None:
+        """The stream of this handle, which engine ``rank`` says to run; None, and a fault, if it does not."""
         stream = self.streams[handle] if handle < len(self.streams) else None
-        if stream is None or stream.rank != rank:
-            raise WireError(f"failure of stream {handle}, which engine {rank} does not run")
-        return stream
+        if stream is not None and stream.rank == rank:
+            return stream
+        self.faults.record(rank, UNKNOWN_STREAM, "a message about stream %d, which it does not run", handle)
+        return None
 
     def end(self, stream: Stream, error: StreamError) -> None:
         """End a stream that no engine runs any longer."""
-        self._fail(stream, error)
-        self.close(stream)
+        self._fail(stream, stream.reply, error, ended=True)
 
-    def _fail(self, stream: Stream, error: StreamError) -> None:
-        reply = stream.reply
+    def _fail(self, stream: Stream, reply: StreamReply, error: StreamError, *, ended: bool) -> None:
+        """Ends a stream of ``reply``, and aborts it at its engine unless that has ``ended`` it."""
+        wanted = self.is_wanted(stream)
         self.discard(stream)
         try:
             reply.on_failure(stream, error)
-        except Exception:
-            log.exception("stream %d could not be ended", stream.handle)
+        except Exception:  # noqa: BLE001 - this stream ends, the others go on
+            _log_fault("end", "stream %d could not be ended", stream.handle, exc_info=True)
+        if ended:
+            self.close(stream)
+        elif wanted:
+            self._abort(stream)
 
-    def _refuse(self, handles: I32, rank: int) -> None:
-        error = StreamError(500, "engine_error", "The engine's tokens arrived out of order.")
-        for handle in handles.tolist():
+    def break_off(self, stream: Stream, reply: StreamReply | None = None, *, ended: bool = False) -> None:
+        """The exception at hand is a fault in the handling of one stream, which ends. ``reply``: the
+        stream's, if it may have dropped the stream since; ``ended``: the engine has ended the stream."""
+        _log_fault("stream", "stream %d failed", stream.handle, exc_info=True)
+        self._fail(stream, reply or stream.reply, FAULT, ended=ended)
+
+    def _break_all(self, frame: TokenFrame) -> None:
+        """The exception at hand broke off the delivery of a frame: its streams may lack tokens, so they
+        end."""
+        finish = np.zeros(frame.rows, np.int8) if frame.finish is None else frame.finish
+        for handle, ended in zip(frame.stream.tolist(), finish.tolist(), strict=True):
             stream = self.streams[handle]
-            if stream is not None and stream.rank == rank:
-                self._fail(stream, error)
+            if stream is not None:
+                self.break_off(stream, ended=bool(ended))
 
     # -- from one engine to another
 
@@ -332,7 +422,7 @@ class OutputProcessor:
     def _record_latency(self, frame: TokenFrame, now: float) -> None:
         handles = frame.stream
         first = frame.position == 0
-        if first.any():
+        if np.count_nonzero(first):
             opened = handles[first]
             self._ttft.observe(now - self._arrival[opened])
             later = handles[~first]
@@ -348,3 +438,7 @@ class OutputProcessor:
             self._event_tokens.add(1.0, int(np.count_nonzero(written)))
         else:
             self._event_tokens.observe(frame.count[written])
+
+
+def _no_abort(stream: Stream) -> None:
+    """The ``abort`` of a processor without engines."""

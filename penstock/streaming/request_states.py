@@ -10,7 +10,8 @@ A stream (:class:`penstock.streaming.output_processor.OutputProcessor` makes its
                     └─────────end────────► ENDED ◄───end───┘
 
 A dropped stream keeps its handle until its engine confirms the end, so that late rows cannot reach another
-stream. A stream that an engine refuses for lack of room is assigned to the next engine and stays RUNNING.
+stream; one that is dropped before it is open has ended. A stream that an engine refuses for lack of room is
+assigned to the next engine and stays RUNNING.
 
 A reply (:class:`penstock.generation.replies.RequestReply` and its two kinds)::
 
@@ -75,7 +76,7 @@ class ReplyEvent(enum.IntEnum):
 
 
 STREAM_TRANSITIONS: dict[StreamState, dict[StreamEvent, StreamState]] = {
-    StreamState.NEW: {StreamEvent.OPEN: StreamState.RUNNING},
+    StreamState.NEW: {StreamEvent.OPEN: StreamState.RUNNING, StreamEvent.DROP: StreamState.ENDED},
     StreamState.RUNNING: {
         StreamEvent.ASSIGN: StreamState.RUNNING,
         StreamEvent.LOSE_ENGINE: StreamState.INTERRUPTED,

@@ -66,6 +66,7 @@ class Stream:
         "handle",
         "head",
         "index",
+        "pinned_rank",
         "rank",
         "refusals",
         "reply",
@@ -91,6 +92,8 @@ class Stream:
         """Index of the choice in its request."""
         self.rank = rank
         """Rank of the engine that runs it."""
+        self.pinned_rank: int | None = None
+        """Rank of the only engine that may run the stream, if the request names one."""
         self.handle = -1
         self.state = StreamState.NEW
         """See :mod:`penstock.streaming.request_states`; set by the output processor alone."""
@@ -109,7 +112,27 @@ class Stream:
         self.framing_bytes = len(head) + len(tail) - 2
         # -- per row
         self.fast_path = False
-        """Whether rows may be written without calling the reply; set by the reply."""
+        """Whether rows may be written without calling the reply; set by :meth:`allow_fast_path`."""
         self.descriptor = -1
         """Socket to write chunks to directly instead of ``write``; only while no data waits for it and no
-        other stream writes to it; -1: none. Set by the reply; reset when the socket is full."""
+        other stream writes to it; -1: none. Set by :meth:`bypass`; reset when the socket is full."""
+
+    def allow_fast_path(self, allowed: bool) -> None:
+        """Lets rows be written without calling the reply, or no longer. Detached streams stay without."""
+        self.fast_path = allowed and self.write is not _write_nothing
+
+    def bypass(self, descriptor: int) -> None:
+        """Sets the descriptor. Detached streams stay without one."""
+        self.descriptor = -1 if self.write is _write_nothing else descriptor
+
+    def detach(self, reply: StreamReply) -> None:
+        """Cuts the stream off its connection, which may serve another request by the time of its next row:
+        ``reply`` gets all its rows from here on, and nothing that the stream writes is sent."""
+        self.reply = reply
+        self.write = _write_nothing
+        self.allow_fast_path(False)
+        self.bypass(-1)
+
+
+def _write_nothing(data: bytes) -> None:
+    """The ``write`` of detached streams."""

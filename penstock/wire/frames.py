@@ -74,6 +74,8 @@ _LOGPROBS = (Column.LP_TOKEN, Column.LP_IDS, Column.LP_VALUES, Column.LP_RANK)
 _PROMPT = (Column.PL_ROW, Column.PL_POSITION, Column.PL_IDS, Column.PL_VALUES, Column.PL_RANK)
 _OF_CANDIDATES = (Column.LP_IDS, Column.LP_VALUES, Column.PL_IDS, Column.PL_VALUES)
 _LAST = max(FinishReason)
+MAX_CANDIDATES = 1 + 1024
+"""Maximum candidates per token: the token's own and SamplingParams.logprobs."""
 
 _INT32 = np.dtype("<i4")
 _DTYPE: dict[Column, np.dtype[Any]] = dict.fromkeys(Column, _INT32) | {
@@ -233,6 +235,10 @@ def _has_group(columns: dict[Column, NDArray[Any]], group: Sequence[Column]) -> 
 def _candidates(entries: int, ids: NDArray[Any], values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     if len(ids) % entries or not len(ids) or len(values) != len(ids):
         raise WireError("frame: logprob columns disagree in length")
+    if len(ids) > MAX_CANDIDATES * entries:
+        raise WireError(
+            f"frame: {len(ids) // entries} candidates per token, at most {MAX_CANDIDATES} are taken"
+        )
     return ids.reshape(entries, -1), values.reshape(entries, -1)
 
 
@@ -254,6 +260,8 @@ def _check(frame: TokenFrame) -> None:
         raise WireError("frame: count does not add up to the tokens")
     if rows and (frame.stream.min() < 0 or frame.position.min() < 0):
         raise WireError("frame: a negative stream or position")
+    if frame.cached is not None and rows and frame.cached.min() < 0:
+        raise WireError("frame: a negative number of cached tokens")
     if tokens and frame.tokens.min() < 0:
         raise WireError("frame: a negative token id")
     if frame.finish is not None and rows and not 0 <= frame.finish.min() <= frame.finish.max() <= _LAST:
@@ -270,5 +278,3 @@ def _check(frame: TokenFrame) -> None:
             raise WireError("frame: prompt logprobs of a row that is not there")
         if (row[1:] < row[:-1]).any():
             raise WireError("frame: prompt logprobs are not in ascending order of their rows")
-    if frame.kv_transfer_params and not frame.kv_transfer_params.keys() <= set(frame.stream.tolist()):
-        raise WireError("frame: kv_transfer_params of a stream without a row")

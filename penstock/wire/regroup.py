@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.wire.arrays import I32
+from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import TokenFrame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs, concat_logprobs, concat_prompt_logprobs
 from penstock.wire.messages import KVTransferParams
+
+NOT_CONSECUTIVE = (1 << 31) - 1
+"""Position of a merged row whose parts do not follow each other: a gap, a repetition, or rows after the end.
+No stream has such a position, so whoever checks positions refuses the row."""
 
 
 def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
@@ -70,15 +74,21 @@ def _taken_logprobs(entries: Logprobs, gather: NDArray[np.intp]) -> Logprobs | N
 
 
 def merge_frames(frames: Sequence[TokenFrame]) -> TokenFrame:
-    """Merges consecutive frames of one engine into one frame with one row per stream, ordered by handle.
+    """Merges consecutive frames of one engine into one frame with one row per stream, ordered by handle; a
+    single frame stays as it is.
 
     A stream's rows are joined; its finish reason and cached count are kept. Step and load are those of the
-    last frame.
+    last frame. A row whose parts do not follow each other has the position :data:`NOT_CONSECUTIVE`.
     """
-    if len(frames) == 1:
-        return frames[0]
+    return frames[0] if len(frames) == 1 else join_rows(frames)
+
+
+def join_rows(frames: Sequence[TokenFrame]) -> TokenFrame:
+    """:func:`merge_frames`, also of a single frame in which a stream may have several rows."""
     stream = np.concatenate([frame.stream for frame in frames])
     count = np.concatenate([frame.counts() for frame in frames])
+    position = np.concatenate([frame.position for frame in frames])
+    finish = _concat_optional([frame.finish for frame in frames], frames, dtype=np.int8)
     order = np.argsort(stream, kind="stable")
     ordered = stream[order]
     first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))) if len(ordered) else order
@@ -88,11 +98,13 @@ def merge_frames(frames: Sequence[TokenFrame]) -> TokenFrame:
     return TokenFrame(
         step=last.step,
         stream=ordered[first],
-        position=np.concatenate([frame.position for frame in frames])[order][first],
+        position=_first_positions(position[order], count[order], finish, order, first),
         tokens=tokens[gather],
         count=np.add.reduceat(count[order], first) if len(first) else count,
-        finish=_reduce_optional([frame.finish for frame in frames], frames, order, first, dtype=np.int8),
-        cached=_reduce_optional([frame.cached for frame in frames], frames, order, first, dtype=np.int32),
+        finish=_reduce_optional(finish, order, first),
+        cached=_reduce_optional(
+            _concat_optional([frame.cached for frame in frames], frames, dtype=np.int32), order, first
+        ),
         logprobs=_merge_logprobs(frames, gather),
         waiting=last.waiting,
         running=last.running,
@@ -139,22 +151,40 @@ def _token_order(count: I32, order: NDArray[np.intp]) -> NDArray[np.intp]:
     return np.repeat(starts[order], counts) + within
 
 
-def _reduce_optional(
-    columns: list[Any],
-    frames: Sequence[TokenFrame],
-    order: NDArray[np.intp],
-    first: NDArray[np.intp],
-    *,
-    dtype: Any,
-) -> Any:
-    """Per stream, the maximum of an optional column; at most one of a stream's rows is non-zero."""
+def _first_positions(
+    position: I32, count: I32, finish: I8 | None, order: NDArray[np.intp], first: NDArray[np.intp]
+) -> I32:
+    """The position of each stream's first row, or NOT_CONSECUTIVE. ``position`` and ``count`` are ordered by
+    stream, ``finish`` is not."""
+    found: I32 = position[first]
+    if len(first) == len(position):
+        return found
+    wrong = np.zeros(len(position), np.bool_)
+    wrong[1:] = position[1:] != position[:-1] + count[:-1]
+    if finish is not None:
+        wrong[1:] |= finish[order][:-1] != 0
+    wrong[first] = False
+    if wrong.any():
+        found[np.logical_or.reduceat(wrong, first)] = NOT_CONSECUTIVE
+    return found
+
+
+def _concat_optional(columns: list[Any], frames: Sequence[TokenFrame], *, dtype: Any) -> Any:
+    """An optional column of all frames, 0 in the rows of those that lack it; None if all do."""
     if all(column is None for column in columns):
         return None
     filled = [
         np.zeros(frame.rows, dtype) if column is None else column
         for column, frame in zip(columns, frames, strict=True)
     ]
-    return np.maximum.reduceat(np.concatenate(filled)[order], first)
+    return np.concatenate(filled)
+
+
+def _reduce_optional(column: Any, order: NDArray[np.intp], first: NDArray[np.intp]) -> Any:
+    """Per stream, the maximum of an optional column; at most one of a stream's rows is non-zero."""
+    if column is None or not len(first):
+        return column
+    return np.maximum.reduceat(column[order], first)
 
 
 def _merge_logprobs(frames: Sequence[TokenFrame], gather: NDArray[np.intp]) -> Logprobs | None:

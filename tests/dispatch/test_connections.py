@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, closing
+from typing import Any
 
 import pytest
+import zmq
 
 from penstock.dispatch.connections import Connections, EngineState
 from penstock.wire.curve import ClusterKey
@@ -21,7 +23,7 @@ from penstock.wire.messages import (
     decode_from_server,
     encode,
 )
-from penstock.wire.sockets import RouterSocket, engine_address
+from penstock.wire.sockets import EngineLink, RouterSocket, engine_address
 
 PATIENCE_S = 60.0
 INFO = EngineInfo("fake", 100, 100, 8)
@@ -69,6 +71,9 @@ class Records:
 
     def on_tick(self, now: float) -> None:
         pass
+
+    def on_fault(self, *arguments: object, **how: object) -> None:
+        raise AssertionError(arguments)
 
 
 class Bench:
@@ -185,3 +190,24 @@ def test_an_engine_that_leaves_may_finish_and_is_not_looked_for_again(run: Run) 
         assert (len(there.peers), len(again.peers)) == (1, 1)
 
     run(scenario, {})
+
+
+def test_a_connection_that_cannot_be_made_is_tried_again(
+    run: Run, run_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, refusals = engine_address(run_dir, 0), []
+
+    def refuse_twice(*arguments: Any) -> EngineLink:
+        if len(refusals) < 2:
+            refusals.append(arguments)
+            raise zmq.ZMQError(24, "Too many open files")
+        return EngineLink(*arguments)
+
+    monkeypatch.setattr("penstock.dispatch.connections.EngineLink", refuse_twice)
+    monkeypatch.setattr("penstock.dispatch.connections.RECONNECT_S", 0.001)
+
+    async def scenario(bench: Bench) -> None:
+        bench.start(address)
+        await bench.welcomes(1)
+
+    run(scenario, {0: address})

@@ -242,6 +242,23 @@ def test_bytes_that_an_engine_has_not_accepted_are_bounded(run: Run) -> None:
     run(scenario)
 
 
+def test_a_request_that_cannot_be_encoded_fails_alone(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        client, engine = bench.engine_client, bench.engine_client.engines[1]
+        replies = [FakeReply() for _ in range(3)]
+        for reply, salt in zip(replies, ("a", "\ud800", "c"), strict=True):
+            stream = Stream(reply, 0, 1, lambda data: None)
+            bench.streams.open(stream, 0.0)
+            client.submit(stream, Submit(stream.handle, PROMPT, SamplingParams(5, 0), cache_salt=salt))
+        await bench.until(lambda: len(bench.engines[1].asked) == 2)
+        assert [len(reply.errors) for reply in replies] == [0, 1, 0]
+        assert replies[1].errors[0].code == "internal_error"
+        assert engine.submitted == 2
+        assert len(bench.streams) == 3, "with the one of the bench"
+
+    run(scenario)
+
+
 def test_other_failures_are_final(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         bench.engines[0].send(StreamFailed(bench.stream.handle, 0, "invalid_request", "too long"))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
-from penstock.dispatch.resumption import MAX_FAILED_RESUMES, Resumption
+from penstock.dispatch.resumption import MAX_FAILED_RESUMES, MIN_PROGRESS, RESUMED_INTERVAL, Resumption
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import NO_ENGINE, OutputProcessor
@@ -189,15 +190,73 @@ def test_a_stream_that_seems_to_end_engines_is_given_up() -> None:
     assert len(host.table) == 1
 
 
-def test_a_token_in_between_clears_a_stream() -> None:
-    host, reply = Host(), Reply()
-    stream = host.open(reply)
+def lose_repeatedly(host: Host, stream: Stream, tokens: int) -> None:
+    """Loses engines in turn; every other one gives the stream some tokens first."""
     for loss in range(3 * MAX_FAILED_RESUMES):
         host.lose(loss % 2)
         host.up = [loss % 2]
-        if loss % MAX_FAILED_RESUMES == 0:
-            host.deliver(stream, 1)
+        if loss % MAX_FAILED_RESUMES == 0 and host.table.is_running(stream):
+            host.deliver(stream, *[1] * tokens)
+
+
+def test_progress_in_between_clears_a_stream() -> None:
+    host, reply = Host(), Reply()
+    lose_repeatedly(host, host.open(reply), MIN_PROGRESS)
     assert reply.errors == []
+
+
+def test_the_first_token_alone_is_no_progress() -> None:
+    """An engine sends it at once, and holds the next ones of a stream whose rows are far apart."""
+    host, reply = Host(), Reply()
+    lose_repeatedly(host, host.open(reply), 1)
+    assert [error.code for error in reply.errors] == ["engine_died"]
+
+
+def test_a_resumed_stream_has_its_rows_close_to_each_other() -> None:
+    host = Host()
+    stream = host.open()
+    assert stream.request is not None
+    stream.request = msgspec.structs.replace(stream.request, interval=256, interval_ms=60_000)
+    host.deliver(stream, 1)
+    host.lose(0)
+    host.up = [0]
+    host.lose(1)
+    assert [(request.interval, request.interval_ms) for request in host.submitted] == [
+        (RESUMED_INTERVAL, 60_000),
+        (1, 0),  # a suspect
+    ]
+
+
+def test_a_stream_that_cannot_be_submitted_ends_and_the_others_go_on() -> None:
+    host, replies = Host(), [Reply() for _ in range(3)]
+    streams = [host.open(reply) for reply in replies]
+    submit = host.resumption._submit
+
+    def break_at_second(stream: Stream, request: Submit) -> bool:
+        if stream is streams[1]:
+            raise OverflowError("cannot be encoded")
+        return submit(stream, request)
+
+    host.resumption._submit = break_at_second
+    host.lose(0)
+    assert [[error.code for error in reply.errors] for reply in replies] == [[], ["internal_error"], []]
+    assert [request.stream for request in host.submitted] == [streams[0].handle, streams[2].handle]
+
+
+def test_a_suspect_that_waits_for_its_engine_does_not_hold_up_the_others() -> None:
+    host = Host()
+    pinned, free = host.open(), host.open()
+    pinned.pinned_rank = 0
+    for stream in (pinned, free):
+        stream.failed_resumes, stream.resumed_at = MAX_FAILED_RESUMES - 2, 0
+
+    def submit(stream: Stream, request: Submit) -> bool:
+        return stream is free and host.submit(stream, request)
+
+    host.resumption._submit = submit
+    host.lose(0)
+    assert [request.stream for request in host.submitted] == [free.handle]
+    assert host.table.is_unassigned(pinned)
 
 
 def test_suspects_go_on_one_by_one() -> None:
@@ -209,7 +268,7 @@ def test_suspects_go_on_one_by_one() -> None:
     assert len(host.submitted) == 3 + 1
     host.resumption.tick(2 * TIMEOUT_S)  # the time to wait for an engine does not count with one there
     assert len(host.submitted) == 3 + 1
-    host.deliver(streams[0], 1)
+    host.deliver(streams[0], *[1] * MIN_PROGRESS)
     host.resumption.tick(0.0)
     host.table.close(streams[1])
     host.resumption.tick(0.0)

@@ -61,7 +61,7 @@ def test_an_engine_may_be_named(fleet: Server) -> None:
     assert ask(fleet, 10, **{"x-data-parallel-rank": "2"}) == [0, 0, 10, 0]
 
 
-@pytest.mark.parametrize("rank", ["4", "-1", "x", "²"])
+@pytest.mark.parametrize("rank", ["4", "-1", "x", "²", "9" * 5000])
 def test_an_engine_that_there_is_not(fleet: Server, rank: str) -> None:
     reply = httpx.post(
         f"{fleet.url}/v1/completions",

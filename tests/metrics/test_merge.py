@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from penstock.metrics import families as f
 from penstock.metrics.merge import merge_views, totals, view_of
 from penstock.metrics.snapshot import (
+    MAX_LABEL_LENGTH,
+    MAX_SNAPSHOT_BYTES,
     Distribution,
     ProcessKey,
     Series,
@@ -126,3 +128,24 @@ def test_families_of_another_version_are_left_out() -> None:
     ]
     data = encode_snapshot(Snapshot("engine 0", 0, 1, [*others, kept]))
     assert decode_snapshot(data).series == [kept]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Series(f.GENERATION_TOKENS.name, ("m", "1"), math.nan),
+        Series(f.GENERATION_TOKENS.name, ("m", "1"), math.inf),
+        Series(f.GENERATION_TOKENS.name, ("m" * (MAX_LABEL_LENGTH + 1), "1"), 1.0),
+        Series(f.ITL.name, ("m", "1"), Distribution((-1,) * BUCKETS, 1.0)),
+        Series(f.ITL.name, ("m", "1"), Distribution((1,) * BUCKETS, math.nan)),
+    ],
+)
+def test_series_that_would_spoil_the_sums_are_left_out(wrong: Series) -> None:
+    sound = snapshot(1, 0, 3)
+    spoiled = msgspec.structs.replace(sound, series=[*sound.series, wrong])
+    assert decode_snapshot(encode_snapshot(spoiled)) == sound
+
+
+def test_a_snapshot_is_bounded() -> None:
+    with pytest.raises(ValueError, match=f"at most {MAX_SNAPSHOT_BYTES} are taken"):
+        decode_snapshot(b" " * (MAX_SNAPSHOT_BYTES + 1))

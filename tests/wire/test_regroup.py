@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire.frames import TokenFrame, encode_frame
-from penstock.wire.regroup import merge_frames, take_rows
+from penstock.wire.regroup import NOT_CONSECUTIVE, join_rows, merge_frames, take_rows
 from tests.wire.frames_support import by_stream, consecutive_frames, decode, load_of, rows_of
 
 
@@ -35,6 +35,45 @@ def test_merging_in_two_parts_is_merging_once(frames: list[TokenFrame]) -> None:
 def test_a_merged_frame_can_be_sent(frames: list[TokenFrame]) -> None:
     merged = merge_frames(frames)
     assert rows_of(decode(encode_frame(merged))) == rows_of(merged)
+
+
+@given(consecutive_frames(min_size=2), st.data())
+def test_rows_that_do_not_follow_each_other_are_marked(frames: list[TokenFrame], data: st.DataObject) -> None:
+    """A gap, a repetition, or a row after the end; whatever is merged first."""
+    twice = [stream for stream in by_stream(frames) if sum(stream in frame.stream for frame in frames) > 1]
+    if not twice:
+        return
+    wrong = data.draw(st.sampled_from(twice))
+    later = [frame for frame in frames if wrong in frame.stream][1:]
+    frame = data.draw(st.sampled_from(later))
+    row = int(np.flatnonzero(frame.stream == wrong)[0])
+    if data.draw(st.booleans()):
+        frame.position = frame.position.copy()
+        frame.position[row] += data.draw(st.sampled_from([-1, 1, 7]))
+    else:
+        first = next(frame for frame in frames if wrong in frame.stream)
+        first.finish = np.zeros(first.rows, np.int8) if first.finish is None else first.finish.copy()
+        first.finish[first.stream == wrong] = 1
+    half = data.draw(st.integers(0, len(frames)))
+    parts = [merge_frames(part) for part in (frames[:half], frames[half:]) if part]
+    for merged in (merge_frames(frames), merge_frames(parts)):
+        marked = merged.stream[merged.position == NOT_CONSECUTIVE].tolist()
+        assert marked == [wrong]
+        assert rows_of(decode(encode_frame(merged)))
+
+
+def test_rows_of_one_frame_are_joined() -> None:
+    frame = TokenFrame(
+        step=1,
+        stream=np.array([7, 3, 7, 3], np.int32),
+        position=np.array([0, 5, 2, 5], np.int32),
+        tokens=np.array([1, 2, 9, 3, 9], np.int32),
+        count=np.array([2, 1, 1, 1], np.int32),
+    )
+    joined = join_rows([frame])
+    assert joined.stream.tolist() == [3, 7]
+    assert joined.position.tolist() == [NOT_CONSECUTIVE, 0]
+    assert joined.tokens.tolist() == [9, 9, 1, 2, 3]
 
 
 @given(st.data())

@@ -56,6 +56,14 @@ class LogprobsBuffer:
         first = np.cumsum(given) - given
         return self._release(slots[released], held[released], first[released])
 
+    def take_held(self, slots: NDArray[np.intp], wanting: NDArray[np.bool_]) -> Logprobs | None:
+        """:meth:`take_due` for all held tokens of some slots; ``wanting``: per slot of the table."""
+        if not len(slots):
+            return None
+        held = self._table.length[slots] - self._table.sent[slots]
+        self._make_room(int(held.max()), 1)  # a step that raised may have appended a token without logprobs
+        return self.take_due(slots, np.ones(len(slots), np.bool_), wanting[slots])
+
     def _hold(
         self, slots: NDArray[np.intp], index: I32, sampled: Logprobs, entries: NDArray[np.intp]
     ) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from penstock.engine.base import StepRows, StreamFailure
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
+from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import Submit
 
 STOP_IDS_PER_SLOT = 8
@@ -163,15 +164,24 @@ class SlotTable:
             message=message,
         )
 
-    def fail_all(self, code: str, message: str) -> StepRows:
+    def fail_all(
+        self,
+        code: str,
+        message: str,
+        take_logprobs: Callable[[NDArray[np.intp]], Logprobs | None] = lambda slots: None,
+    ) -> StepRows:
         """End every stream with an error: rows of the tokens that were held back, then a failure each.
 
-        Needs only ``length`` and ``sent`` to be consistent, so it can be called after a step that raised.
+        ``take_logprobs`` returns the logprobs of all held tokens of some slots, whose ``token`` indexes those
+        tokens. Needs only ``length`` and ``sent`` to be consistent, so it can be called after a step that
+        raised.
         """
         failures = [self.failure(slot, code, message) for slot in self._by_stream.values()]
         slots = np.fromiter(self._by_stream.values(), np.intp, len(self._by_stream))
         held = slots[self.length[slots] > self.sent[slots]]
+        logprobs = take_logprobs(held)
         rows = self._rows_of(held, np.zeros(len(held), np.int8))
+        rows.logprobs = logprobs
         rows.failed = failures
         for slot in slots.tolist():
             self.release(slot)

@@ -152,9 +152,12 @@ class Scheduler:
 
     def fail_all(self, code: str, message: str) -> StepRows:
         """End every stream with an error, with rows of the tokens that were held back."""
+        wanting = self.sampling.logprobs >= 0
         for slot in self._admitted.tolist():
             self._clear(slot)
-        rows = self.table.fail_all(code, message)
+        rows = self.table.fail_all(
+            code, message, lambda slots: self.logprobs_buffer.take_held(slots, wanting)
+        )
         rows.failed = [*rows.failed, *self._queue.fail_all(code, message)]
         self._aborted = {}
         self._admitted = self._admitted[:0]

@@ -155,7 +155,10 @@ class SyntheticEngine:
         return self._table.take_admitted()
 
     def fail_all(self, code: str, message: str) -> StepRows:
-        rows = self._table.fail_all(code, message)
+        held: list[NDArray[np.intp]] = []
+        rows = self._table.fail_all(code, message, held.append)
+        if self._with_logprobs:
+            rows.logprobs = self._logprobs(rows, held[0])
         rows.failed = [*rows.failed, *self._waiting.fail_all(code, message)]
         self._aborted.clear()
         self._prefilling.clear()
@@ -255,7 +258,9 @@ class SyntheticEngine:
             table.flush_next(failing)
         rows = table.rows(slots, finish)
         if self._with_logprobs:
-            rows.logprobs = self._logprobs(rows)
+            keys = zip(rows.server.tolist(), rows.stream.tolist(), strict=True)
+            found = [table.find(server, stream) for server, stream in keys]
+            rows.logprobs = self._logprobs(rows, np.array(found, np.intp))
         if rows.finish is not None:
             for slot in slots[finish != 0].tolist():
                 self._release(slot)
@@ -278,12 +283,11 @@ class SyntheticEngine:
         if rest > 0:
             self._sleep(rest)
 
-    def _logprobs(self, rows: StepRows) -> Logprobs | None:
-        """Made-up logprobs of the rows' tokens, for the streams that asked for them."""
+    def _logprobs(self, rows: StepRows, slots: NDArray[np.intp]) -> Logprobs | None:
+        """Made-up logprobs of the rows' tokens, for the streams that asked for them. ``slots``: of the
+        rows."""
         counts = np.ones(len(rows.server), np.int32) if rows.count is None else rows.count
-        keys = zip(rows.server.tolist(), rows.stream.tolist(), strict=True)
-        slots = [self._table.find(server, stream) for server, stream in keys]
-        asked = np.repeat(self._alternatives[np.array(slots, np.intp)], counts)
+        asked = np.repeat(self._alternatives[slots], counts)
         token = np.flatnonzero(asked >= 0)
         if not len(token):
             return None

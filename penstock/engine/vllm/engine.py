@@ -115,9 +115,12 @@ class VllmEngine:
     def fail_all(self, code: str, message: str) -> StepRows:
         if not self._broken:
             self._core.abort(list(self._slots))
+        wanting = self._alternatives >= 0
         for slot in list(self._request_ids):
             self._clear(slot)
-        rows = self._table.fail_all(code, message)
+        rows = self._table.fail_all(
+            code, message, lambda slots: self._logprobs_buffer.take_held(slots, wanting)
+        )
         rows.failed = [*rows.failed, *self._queue.fail_all(code, message)]
         return rows
 

@@ -91,6 +91,27 @@ def test_every_token_has_its_own_entry_once(streams: list[tuple[int, int, int]])
         assert batch.given[stream] == [entry(stream, place, alternatives) for place in wanted]
 
 
+@given(STREAMS, st.integers(0, 30))
+def test_tokens_that_are_sent_because_the_engine_breaks_have_theirs(
+    streams: list[tuple[int, int, int]], steps: int
+) -> None:
+    batch = Batch(streams)
+    for _ in range(steps):
+        if batch.waiting or batch.slots:
+            batch.step()
+    running = {
+        int(batch.table.stream[slot]): int(batch.table.length[slot] - batch.table.base[slot])
+        for slot in batch.slots
+    }
+    wanting = np.array([streams[stream][1] >= 0 for stream in batch.table.stream.tolist()])
+    rows = batch.table.fail_all("engine_error", "over", lambda slots: batch.held.take_held(slots, wanting))
+    batch.take(rows, rows.logprobs)
+    for stream, length in running.items():
+        alternatives = streams[stream][1]
+        wanted = range(length) if alternatives >= 0 else ()
+        assert batch.given[stream] == [entry(stream, place, alternatives) for place in wanted]
+
+
 def test_a_long_interval_takes_memory_for_what_is_held_alone() -> None:
     batch = Batch([(40, 0, 40), (1, 3, 40)])
     for _ in range(40):

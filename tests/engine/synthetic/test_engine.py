@@ -224,6 +224,22 @@ def test_fail_all(model_dir: Path) -> None:
     assert len(bench.finish().tokens[7]) == 10
 
 
+def test_fail_all_with_logprobs(model_dir: Path) -> None:
+    bench = Bench(model_dir, max_num_seqs=3)
+    for stream, logprobs in enumerate((2, -1, 0)):
+        bench.engine.submit(0, submit(stream, 20, interval=10, logprobs=logprobs))
+    for _ in range(4):
+        bench.step()
+    rows = bench.engine.fail_all("engine_error", "over")
+    assert rows.logprobs is not None
+    owner = np.repeat(rows.stream, 3 if rows.count is None else rows.count)
+    assert owner[rows.logprobs.token].tolist() == [0, 0, 0, 2, 2, 2]
+    assert rows.logprobs.ids[:, 0].tolist() == rows.tokens[rows.logprobs.token].tolist()
+    assert (rows.logprobs.ids[3:, 1:] == -1).all()
+    bench.engine.submit(0, submit(7, 3))
+    assert bench.engine.step().logprobs is None
+
+
 # -- time
 
 

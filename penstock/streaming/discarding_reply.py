@@ -1,0 +1,36 @@
+"""The reply of streams whose request no longer wants them, until their engine has ended them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.streaming.stream import Stream, StreamError
+from penstock.wire.frames import FinishReason
+from penstock.wire.logprobs import Logprobs, PromptLogprobs
+from penstock.wire.messages import KVTransferParams
+
+
+class DiscardingReply:
+    """Counts the tokens of streams that no request wants."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def on_row(
+        self,
+        stream: Stream,
+        tokens: Sequence[int],
+        finish: FinishReason,
+        cached: int,
+        logprobs: Logprobs | None,
+    ) -> None:
+        self.tokens += len(tokens)
+
+    def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
+        pass
+
+    def on_transfer(self, stream: Stream, params: KVTransferParams) -> None:
+        pass
+
+    def on_failure(self, stream: Stream, error: StreamError) -> None:
+        pass

@@ -1,0 +1,45 @@
+"""Counts and logs what engines send that cannot be right, such as rows of streams that they do not run."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from penstock.logging_setup import RateLimitedLog
+
+_warn = RateLimitedLog(logging.getLogger(__name__))
+
+UNKNOWN_STREAM = "unknown_stream"
+"""A row, a failure or a parameter of a stream that the engine does not run: dropped."""
+OUT_OF_ORDER = "out_of_order"
+"""A row that does not begin where its stream is: the stream ends."""
+INVALID_TOKEN = "invalid_token"
+"""A row with a token id that the model does not have: the stream ends."""
+TOO_MANY_TOKENS = "too_many_tokens"
+"""A row beyond the request's limit: the stream ends."""
+INVALID_METRICS = "invalid_metrics"
+"""Metrics that are too large or another process's: dropped."""
+UNREADABLE = "unreadable"
+"""A message that cannot be decoded, or is out of place: the connection is closed."""
+
+
+class EngineFaults:
+    """The faults of all engines of one API server; the log has a line per engine and minute."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[int, str]] = Counter()
+        """By rank and reason."""
+
+    def record(
+        self,
+        rank: int,
+        reason: str,
+        message: str,
+        *arguments: object,
+        count: int = 1,
+        exc_info: bool = False,
+    ) -> None:
+        """Counts ``count`` faults of one engine, and logs ``message % arguments``; with ``exc_info`` and the
+        traceback of the exception at hand."""
+        self.counts[rank, reason] += count
+        _warn(f"engine {rank}", f"engine %d: {message}", rank, *arguments, exc_info=exc_info)

@@ -1,0 +1,133 @@
+"""From the headers and a plan to streams that engines run, and back if one of them cannot be started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from penstock.api.generate import GenerationRoutes, Work
+from penstock.config.serve import ServeConfig
+from penstock.dispatch.engine_client import NO_HINTS, EngineClient, RoutingHints
+from penstock.generation.collected import CollectedReply
+from penstock.http.errors import ApiError
+from penstock.streaming.request_states import StreamState
+from penstock.streaming.stream import Stream
+from penstock.wire.messages import Submit
+from tests.generation.planning import body, planners, tiny_tokenizer
+from tests.generation.replying import PROMPT, Desk, FakeFleet, tables_of
+
+PLANNER = planners()
+N = 4
+
+
+class Fleet(FakeFleet):
+    """An engine that takes streams up to the one at ``limit``, where ``fail`` is called."""
+
+    def __init__(self, limit: int, fail: Callable[[], Any]) -> None:
+        super().__init__()
+        self.submitted: list[Stream] = []
+        self.engines = [SimpleNamespace(rank=rank) for rank in range(3)]
+        self._limit = limit
+        self._fail = fail
+        self.pumps = 0
+
+    def full(self, *hints: object) -> bool:
+        return False
+
+    def pick(self, *hints: object) -> object:
+        return self.engines[0] if len(self.submitted) < self._limit else self._fail()
+
+    def submit(self, stream: Stream, request: Submit) -> None:
+        stream.request = request
+        self.submitted.append(stream)
+
+    def abort(self, stream: Stream, *, stopped: bool = False) -> None:
+        if stream.state is StreamState.DROPPED:
+            super().abort(stream, stopped=stopped)
+
+    def sleeps(self) -> bool:
+        return False
+
+    def accepts_streams(self) -> bool:
+        return self._limit > 0
+
+    def yield_to_pump(self) -> None:
+        self.pumps += 1
+
+
+def overflow() -> None:
+    raise OverflowError("cannot be encoded")
+
+
+def none() -> None:
+    return None
+
+
+def in_routes(fleet: Fleet, test: Callable[[GenerationRoutes, Desk], None]) -> None:
+    async def run() -> None:
+        desk = Desk(tables_of(tiny_tokenizer().raw), engine_client=fleet)
+        desk.context.engine_client = cast(EngineClient, fleet)
+        test(GenerationRoutes(ServeConfig(), tiny_tokenizer(), desk.context), desk)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("place", ["pick", "add", "open", "submit"])
+@pytest.mark.parametrize("at", [0, 2])
+def test_an_exception_on_the_way_leaves_no_stream_behind(place: str, at: int) -> None:
+    fleet = Fleet(at if place == "pick" else 99, overflow)
+
+    def test(routes: GenerationRoutes, desk: Desk) -> None:
+        plan = PLANNER.completion(body(n=N))
+        reply = CollectedReply(desk.context, plan, desk._format(False), 0.0)
+        owner: Any = {"add": reply, "open": desk.streams, "submit": fleet}.get(place)
+        if owner is not None:
+            original = getattr(owner, place)
+            calls: list[object] = []
+
+            def call(*arguments: Any) -> Any:
+                calls.append(arguments)
+                return overflow() if len(calls) > at else original(*arguments)
+
+            setattr(owner, place, call)
+        samplings = [plan.sampling(2, index) for index in range(N)]
+        work = Work(plan, reply.format, NO_HINTS, [PROMPT], samplings)
+        with pytest.raises(OverflowError):
+            routes._submit(reply, work)
+        assert reply.ended
+        assert all(choice.stream is None for choice in reply.choices)
+        assert fleet.aborted[:at] == fleet.submitted
+        assert fleet.pumps == 0
+        reply.on_disconnect()  # what ended once ends no second time
+
+    in_routes(fleet, test)
+
+
+def test_a_named_engine_that_takes_nothing_is_named_in_the_error() -> None:
+    def test(routes: GenerationRoutes, desk: Desk) -> None:
+        assert "Engine 2 (X-data-parallel-rank) takes no" in routes._no_engine(2).message
+        assert routes._no_engine().message == "No engine takes requests."
+
+    in_routes(Fleet(1, none), test)
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "3", "-1", "1.0", " 1", "", "\u00b2", "x" * 100_000])
+def test_a_rank_that_there_is_not_is_refused_by_the_name_of_its_header(value: str) -> None:
+    def test(routes: GenerationRoutes, desk: Desk) -> None:
+        with pytest.raises(ApiError, match=r"X-data-parallel-rank is '.{0,25}', there are ") as error:
+            routes._routing_hints({"headers": [(b"x-data-parallel-rank", value.encode("latin-1"))]})
+        assert error.value.status == 400
+
+    in_routes(Fleet(1, none), test)
+
+
+def test_a_rank_may_have_leading_zeros() -> None:
+    def test(routes: GenerationRoutes, desk: Desk) -> None:
+        headers = [(b"x-data-parallel-rank", b"002"), (b"x-session-id", b"s")]
+        assert routes._routing_hints({"headers": headers}) == RoutingHints("s", 2)
+
+    in_routes(Fleet(1, none), test)
