@@ -11,10 +11,10 @@ from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import RoutingHints
 from penstock.generation.collected import CollectedReply
 from penstock.generation.dialect import Dialect, ReplyFormat
-from penstock.generation.plan import RequestPlan
+from penstock.generation.grammars.checker import GrammarChecker
+from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.replies import Prompt, RequestContext
 from penstock.generation.streamed import StreamedReply
-from penstock.generation.structured_output import GrammarChecker
 from penstock.generation.tokenizer import Tokenizer
 from penstock.http.admission import no_engine, stream_failed, unavailable
 from penstock.http.asgi import ClientGone, read_body, request_header, send_json
@@ -53,6 +53,10 @@ class GenerationRoutes:
         self._idle = asyncio.Event()
         """Set while no request runs."""
         self._idle.set()
+
+    def close(self) -> None:
+        """Ends the child processes."""
+        self._grammars.close()
 
     def handler(self, dialect: Dialect) -> Handler:
         """The handler of the dialect's route."""
@@ -93,8 +97,10 @@ class GenerationRoutes:
             plan = await asyncio.to_thread(dialect.plan, body, request_id)
             self._check_open()
         if plan.constraint is not None:
-            await self._grammars.check(plan.constraint)
+            constrain(plan, await self._grammars.check(plan.constraint, exchange.client))
             self._check_open()
+        if exchange.tenant is not None and not self._config.shared_prefix_cache:
+            plan.cache_salt = exchange.tenant + (plan.cache_salt or "")
         hints = self._routing_hints(scope)
         prompts = self._tokenize(plan)
         if prompts is None:

@@ -245,6 +245,7 @@ class _Server:
                 ends.callback(helper.cancel)
             if config.sse_keep_alive:
                 ends.callback(KeepAlive(self._engine_client.streams, config.sse_keep_alive).cancel)
+            ends.callback(self._generation.close)
             await self._http.run_to_the_end()
 
     def _connection_source(self) -> ConnectionSource:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from penstock.http.errors import ApiError
 from penstock.streaming.stream import StreamError
-from penstock.wire.messages import SLEEPING
+from penstock.wire.messages import OVERLOADED, SLEEPING
 
 UNAVAILABLE_RETRY_MS = 1_000
 """Retry-After of 503 in milliseconds; how long the server stays unavailable is unknown."""
@@ -25,6 +25,10 @@ def no_engine(*, sleeping: bool) -> ApiError:
     if sleeping:
         return unavailable("The server sleeps until POST /wake_up.", SLEEPING)
     return unavailable("No engine takes requests.", "no_engine")
+
+
+def overloaded(message: str, retry_after_ms: int) -> ApiError:
+    return ApiError(429, message, code=OVERLOADED, headers=_retry_headers(retry_after_ms))
 
 
 def stream_failed(error: StreamError) -> ApiError:
