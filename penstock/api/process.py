@@ -86,6 +86,7 @@ class _Server:
         self._engine_client: EngineClient
         self._two_phase_commit: TwoPhaseCommit
         self._generation: GenerationRoutes
+        self._input_processor: InputProcessor | None = None
         self._http: HttpServer
         self._metrics_endpoint: MetricsEndpoint
         self._coordinator_client: CoordinatorClient | None = None
@@ -143,6 +144,8 @@ class _Server:
             self._control.progress("waiting for an engine")
 
     def _on_engine_up(self, info: EngineInfo) -> None:
+        if self._input_processor is not None:
+            self._input_processor.limit_total(info.kv_cache_tokens)
         if not self._first_engine.done():
             self._first_engine.set_result(info)
 
@@ -163,6 +166,10 @@ class _Server:
             transfers_kv=info.transfers_kv,
         )
         input_processor = InputProcessor(self._config, model_info, tokenizer, template)
+        for engine in self._engine_client.engines:
+            if engine.info is not None:
+                input_processor.limit_total(engine.info.kv_cache_tokens)
+        self._input_processor = input_processor
         metrics = self._metrics
         log = TokenLog() if self._config.resume_timeout > 0 else None
         tables = TextTables.make(tokenizer.raw, info.vocab_size)

@@ -45,9 +45,10 @@ def check_vocabulary(token: int, vocab_size: int) -> None:
 
 
 def truncation(
-    request: GenerateRequest, max_model_len: int, max_tokens: int | None
+    request: GenerateRequest, max_model_len: int, max_tokens: int | None, max_total: int
 ) -> tuple[int | None, bool]:
-    """Maximum prompt tokens to keep (None: all), and whether to drop tokens at the start. Raises ApiError."""
+    """Maximum prompt tokens to keep (None: all), and whether to drop tokens at the start. ``max_total``: how
+    many tokens prompt and output may have with -1. Raises ApiError."""
     side = request.truncation_side
     if side not in (None, "left", "right"):
         raise ApiError(
@@ -55,7 +56,7 @@ def truncation(
         )
     most = request.truncate_prompt_tokens
     if most == -1:  # as many as leave room for max_tokens
-        most = max(1, max_model_len - (max_tokens or 1))
+        most = max(1, max_total - (max_tokens or 1))
     if most is not None and not 1 <= most <= max_model_len:
         raise refused(
             f"truncate_prompt_tokens must be -1 or in [1, {max_model_len}], got {most}.",
