@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from typing import NamedTuple
 
 from penstock.api.exchange import Exchange, Handler
+from penstock.api.piecewise import PiecewiseSender
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import RoutingHints
 from penstock.generation.collected import CollectedReply
@@ -14,10 +15,11 @@ from penstock.generation.dialect import Dialect, ReplyFormat
 from penstock.generation.grammars.checker import GrammarChecker
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.replies import Prompt, RequestContext
+from penstock.generation.request_validation import check_streamed_echo
 from penstock.generation.streamed import StreamedReply
 from penstock.generation.tokenizer import Tokenizer
 from penstock.http.admission import no_engine, stream_failed, unavailable
-from penstock.http.asgi import ClientGone, read_body, request_header, send_json
+from penstock.http.asgi import ClientGone, read_body, request_header
 from penstock.http.errors import ApiError
 from penstock.http.sink import Scope
 from penstock.wire.messages import SamplingParams, Submit
@@ -48,6 +50,7 @@ class GenerationRoutes:
         self._engine_client = context.engine_client
         self._streams = context.streams
         self._grammars = GrammarChecker()
+        self._sender = PiecewiseSender()
         self.draining = False
         self._running = 0
         self._idle = asyncio.Event()
@@ -143,7 +146,7 @@ class GenerationRoutes:
             raise stream_failed(error)
         if collected.left:
             raise ClientGone
-        await send_json(exchange.send, work.format.whole(collected))
+        await self._sender.send_json(exchange, work.format.whole(collected))
 
     def _submit(self, reply: StreamedReply | CollectedReply, work: Work) -> None:
         """Start all streams of a reply before any of their rows arrives.
@@ -214,4 +217,6 @@ class GenerationRoutes:
         if plan.truncate_prompt_tokens is not None:
             ids = plan.truncate(ids)
             length = len(ids) // 4
+        if plan.stream and plan.echo and plan.logprobs >= 0:
+            check_streamed_echo(length, plan.logprobs)
         return Prompt(ids, length, echo)

@@ -101,7 +101,7 @@ class InputProcessor:
         max_tokens: int | None,
         logprobs: int,
     ) -> RequestPlan:
-        """A plan from the fields that dialects share. ``max_tokens``: None for as many as context and KV cache
+        """A plan from the fields that dialects share. ``max_tokens``: None for what context and KV cache
         allow; ``logprobs``: alternatives per token, -1 for none. Raises ApiError."""
         most = self._max_tokens if max_tokens is None else min(max_tokens or 1, self._max_tokens)
         base = request_validation.parse_sampling_params(

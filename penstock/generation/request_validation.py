@@ -24,6 +24,8 @@ MAX_STREAMS = 4096
 SEED_MASK = (1 << 63) - 1
 MAX_BAD_WORDS = 1024
 """Maximum texts in ``bad_words``: each is tokenized, and compared with the output at every step."""
+MAX_STREAMED_ECHO = 1 << 16
+"""Maximum logprobs of an echoed prompt in a stream: they are one event, which takes about 40 ms to format."""
 MAX_BIAS = 100.0
 """Logit biases are clamped to ± this value, as OpenAI documents."""
 
@@ -220,6 +222,18 @@ def check_prompt_logprobs(value: int, most: int, *, stream: bool) -> None:
             f"Requested prompt logprobs of {wanted}, which is greater than max allowed: {most}",
             "prompt_logprobs",
             value,
+        )
+
+
+def check_streamed_echo(prompt_len: int, alternatives: int) -> None:
+    """Raises ApiError unless a stream can echo a prompt of ``prompt_len`` tokens with logprobs."""
+    most = MAX_STREAMED_ECHO // (1 + alternatives)
+    if prompt_len > most:
+        raise ApiError(
+            400,
+            f"echo with logprobs={alternatives} and stream: the prompt has {prompt_len} tokens, at most "
+            f"{most} are allowed; there is no such limit without stream.",
+            param="echo",
         )
 
 
