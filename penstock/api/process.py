@@ -19,7 +19,8 @@ import uvloop
 
 from penstock.api.admin import EngineRoutes
 from penstock.api.app import App
-from penstock.api.generate import GenerationRoutes
+from penstock.api.byte_budget import ByteBudget
+from penstock.api.generate import THREADS_BYTES, GenerationRoutes
 from penstock.api.metrics_endpoint import MetricsEndpoint
 from penstock.api.operations import OperationRoutes
 from penstock.api.throughput_log import ThroughputLog
@@ -189,7 +190,8 @@ class _Server:
             on_end=self._on_reply_end,
             max_backlog=self._config.max_stream_backlog,
         )
-        self._generation = GenerationRoutes(self._config, tokenizer, context)
+        large = ByteBudget(THREADS_BYTES)
+        self._generation = GenerationRoutes(self._config, tokenizer, context, large)
         self._metrics_endpoint = MetricsEndpoint(
             launch=launch,
             model=model_info.names[0],
@@ -207,7 +209,7 @@ class _Server:
             model_info=model_info,
             model_root=launch.model_dir,
             dialects=make_dialects(self._config, input_processor),
-            tokenize=TokenizeRoutes(input_processor, tokenizer, self._config.max_request_bytes),
+            tokenize=TokenizeRoutes(input_processor, tokenizer, self._config.max_request_bytes, large),
             generation=self._generation,
             engine_client=self._engine_client,
             streams=streams,

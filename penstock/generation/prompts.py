@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from penstock.generation.request_schemas import GenerateRequest
-from penstock.http.errors import MALFORMED, ApiError, refused
+from penstock.http.errors import MALFORMED, ApiError, refused, shown
 
 
 def parse_prompts(
@@ -41,7 +41,7 @@ def parse_prompts(
 def check_vocabulary(token: int, vocab_size: int) -> None:
     """Raises ApiError for a token id outside the vocabulary."""
     if token >= vocab_size:
-        raise ApiError(400, f"Token id {token} is out of vocabulary")
+        raise ApiError(400, f"Token id {shown(token)} is out of vocabulary")
 
 
 def truncation(
@@ -59,7 +59,7 @@ def truncation(
         most = max(1, max_total - (max_tokens or 1))
     if most is not None and not 1 <= most <= max_model_len:
         raise refused(
-            f"truncate_prompt_tokens must be -1 or in [1, {max_model_len}], got {most}.",
+            f"truncate_prompt_tokens must be -1 or in [1, {max_model_len}], got {shown(most)}.",
             "truncate_prompt_tokens",
             most,
         )

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 from penstock.generation.request_schemas import GenerateRequest, ResponseFormat, StructuredOutputs
 from penstock.http.errors import ApiError
 
+MAX_GRAMMAR_BYTES = 1 << 20
+"""Maximum size of a grammar's text; llguidance's own limits refuse most grammars above half of it."""
 MAX_SHOWN = 300
 """Maximum characters of the reason in an error."""
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
@@ -94,9 +96,15 @@ def _of_outputs(wanted: StructuredOutputs) -> list[Constraint]:
     return found
 
 
+def too_large(size: int) -> str:
+    return f"it has {size} characters, at most {MAX_GRAMMAR_BYTES} are allowed"
+
+
 def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
     if isinstance(given, dict):
         return given
+    if len(given) > MAX_GRAMMAR_BYTES:
+        raise invalid_constraint("structured_outputs.json", too_large(len(given)))
     try:
         schema = json.loads(given)
     except (ValueError, RecursionError) as error:

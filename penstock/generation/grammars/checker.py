@@ -10,13 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 
 from penstock.generation.grammars.process import GrammarProcess, Question, Verdict
-from penstock.generation.structured_output import Constraint, invalid_constraint
+from penstock.generation.structured_output import (
+    MAX_GRAMMAR_BYTES,
+    Constraint,
+    invalid_constraint,
+    too_large,
+)
 from penstock.http.admission import overloaded
 
 KNOWN_GRAMMARS = 4096
 """Maximum number of valid grammars that are remembered, by a digest of 16 bytes each."""
-MAX_GRAMMAR_BYTES = 1 << 20
-"""Maximum size of a grammar's text; llguidance's own limits refuse most grammars above half of it."""
 PROCESSES = 2
 """Child processes: more than one, so that one client's slow grammars do not delay those of others."""
 MAX_WAITING_BYTES = 16 << 20
@@ -48,9 +51,7 @@ class GrammarChecker:
         text = constraint.grammar
         size = len(text)
         if size > MAX_GRAMMAR_BYTES:
-            raise invalid_constraint(
-                constraint.field, f"it has {size} characters, at most {MAX_GRAMMAR_BYTES} are allowed"
-            )
+            raise invalid_constraint(constraint.field, too_large(size))
         digest = blake2b(text.encode(), digest_size=16).digest()
         if not constraint.gbnf and digest in self._valid:
             self._valid.move_to_end(digest)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, grammar_from
@@ -104,12 +104,12 @@ def _cause(code: int) -> str:
     return "it is too complex: its rules are nested too deeply, or it needs too much memory"
 
 
-def _write(pipe: BinaryIO, data: bytes) -> None:
+def _write(pipe: IO[bytes], data: bytes) -> None:
     pipe.write(len(data).to_bytes(_SIZE_BYTES, "little") + data)
     pipe.flush()
 
 
-def _read(pipe: BinaryIO) -> bytes:
+def _read(pipe: IO[bytes]) -> bytes:
     """Raises EOFError at the end."""
     size = pipe.read(_SIZE_BYTES)
     if len(size) < _SIZE_BYTES:
