@@ -23,8 +23,9 @@ MAX_SHOWN = MAX_VALUE
 MAX_PARTS = 100_000
 """Maximum strings, lists and objects of a body. Decoded, one takes up to 300 bytes, and 0.5 us in which
 nothing else runs; a body of 64 MB could have 20 million."""
-MAX_COMMAS = 1 << 21
-"""Maximum commas of a body outside strings, which separate token ids for instance."""
+MAX_COMMAS = 1 << 20
+"""Maximum commas of a body outside strings, which separate token ids for instance, unless two prompts of the
+model's context have more."""
 MAX_DIAGNOSED = 1 << 16
 """Largest malformed body in bytes that is parsed again to locate the error."""
 MAX_UNKNOWN_NAMES = 256
@@ -44,19 +45,21 @@ class BodyDecoder(Generic[Request]):
     what vLLM also accepts: numbers and booleans in strings, whole floats for integers, unknown fields.
     """
 
-    def __init__(self, type: type[Request], *, strict: bool) -> None:
-        """``strict``: refuse unknown fields; otherwise they are counted and each name is logged once."""
+    def __init__(self, type: type[Request], *, strict: bool, max_commas: int = MAX_COMMAS) -> None:
+        """``strict``: refuse unknown fields; otherwise they are counted and each name is logged once.
+        ``max_commas``: see :func:`check_parts`."""
         exact = msgspec.defstruct(type.__name__, (), bases=(type,), forbid_unknown_fields=True, kw_only=True)
         self._decode_exact = cast("msgspec.json.Decoder[Request]", msgspec.json.Decoder(exact)).decode
         self._decode_lax = msgspec.json.Decoder(type, strict=False).decode
         self._known = frozenset(type.__struct_encode_fields__)
         self._strict = strict
+        self._max_commas = max_commas
         self.unknown: dict[str, int] = {}
         """Number of requests by unknown field."""
 
     def decode(self, body: bytes) -> Request:
         """The request in ``body``. Raises ApiError."""
-        check_parts(body, "The request body")
+        check_parts(body, "The request body", max_commas=self._max_commas)
         try:
             return self._decode_exact(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -90,8 +93,9 @@ class BodyDecoder(Generic[Request]):
             log.warning("requests have unknown fields, which are ignored: %s", shown)
 
 
-def check_parts(text: bytes, what: str, param: str = "body") -> None:
-    """Raises ApiError if the JSON ``text`` has too many parts. ``what`` names it in the message."""
+def check_parts(text: bytes, what: str, param: str = "body", *, max_commas: int = MAX_COMMAS) -> None:
+    """Raises ApiError if the JSON ``text`` has more than MAX_PARTS strings, lists and objects, or more than
+    ``max_commas`` commas between them. ``what`` names it in the message."""
     if len(text) < 2 * MAX_PARTS:
         return
     quotes = openings = commas = start = 0
@@ -112,8 +116,8 @@ def check_parts(text: bytes, what: str, param: str = "body") -> None:
         if quotes // 2 + openings > MAX_PARTS:
             message = f"{what} has more than {MAX_PARTS} strings, lists and objects."
             raise ApiError(400, message, type=MALFORMED, param=param)
-        if commas > MAX_COMMAS:
-            raise ApiError(400, f"{what} has more than {MAX_COMMAS} values.", type=MALFORMED, param=param)
+        if commas > max_commas:
+            raise ApiError(400, f"{what} has more than {max_commas} values.", type=MALFORMED, param=param)
 
 
 def unknown_fields(body: bytes, known: frozenset[str]) -> list[str]:

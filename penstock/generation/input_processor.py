@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.config.serve import ServeConfig
 from penstock.generation import request_validation
-from penstock.generation.body_decoder import BodyDecoder
+from penstock.generation.body_decoder import MAX_COMMAS, BodyDecoder
 from penstock.generation.chat_template import RESERVED, ChatTemplate
 from penstock.generation.conversation import conversation
 from penstock.generation.model_info import ModelInfo
@@ -69,7 +69,8 @@ class InputProcessor:
 
     def decoder(self, type: type[Request]) -> BodyDecoder[Request]:
         """A decoder for bodies of one type; its unknown fields are counted by :meth:`unknown_fields`."""
-        decoder = BodyDecoder(type, strict=self._strict)
+        most = max(MAX_COMMAS, 2 * self.model_info.max_model_len)
+        decoder = BodyDecoder(type, strict=self._strict, max_commas=most)
         self._decoders.append(decoder)
         return decoder
 

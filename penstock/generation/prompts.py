@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from penstock.generation.request_schemas import GenerateRequest
+from penstock.generation.request_validation import check_streams
 from penstock.http.errors import MALFORMED, ApiError, refused, shown
 
 
@@ -19,6 +20,8 @@ def parse_prompts(
         raise refused("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     if isinstance(prompt, str):
         return (prompt,)
+    if not isinstance(prompt[0], int):
+        check_streams(len(prompt), 1)
     kinds = set(map(type, prompt))
     if len(kinds) > 1:
         raise ApiError(

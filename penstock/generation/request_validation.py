@@ -269,14 +269,15 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _token_ids(field: str, ids: Collection[int], vocab_size: int) -> tuple[int, ...]:
-    for id in ids:
+    unique = tuple(dict.fromkeys(ids))
+    for id in unique:
         if not 0 <= id < vocab_size:
             raise ApiError(
                 400,
                 f"{field} has the token id {shown(id)}, which is not in [0, {vocab_size - 1}].",
                 param=field,
             )
-    return tuple(dict.fromkeys(ids))
+    return unique
 
 
 def _allowed(ids: list[int] | None, vocab_size: int) -> tuple[int, ...] | None:

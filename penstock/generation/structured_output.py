@@ -77,15 +77,15 @@ def _of_outputs(wanted: StructuredOutputs) -> list[Constraint]:
     if wanted.json_object:
         found.append(json_constraint("structured_outputs.json_object", ANY_OBJECT, wanted))
     if wanted.regex is not None:
-        found.append(Constraint("structured_outputs.regex", LLMatcher.grammar_from_regex(wanted.regex)))
+        regex = _checked("structured_outputs.regex", wanted.regex)
+        found.append(Constraint("structured_outputs.regex", LLMatcher.grammar_from_regex(regex)))
     if wanted.choice is not None:
         if not wanted.choice:
             raise invalid_constraint("structured_outputs.choice", "it must not be empty")
-        found.append(
-            Constraint("structured_outputs.choice", grammar_from("choice", json.dumps(wanted.choice)))
-        )
+        choices = _checked("structured_outputs.choice", json.dumps(wanted.choice))
+        found.append(Constraint("structured_outputs.choice", grammar_from("choice", choices)))
     if wanted.grammar is not None:
-        gbnf = not is_lark_syntax(wanted.grammar)
+        gbnf = not is_lark_syntax(_checked("structured_outputs.grammar", wanted.grammar))
         found.append(Constraint("structured_outputs.grammar", wanted.grammar, gbnf))
     if wanted.structural_tag is not None:
         raise ApiError(
@@ -96,6 +96,13 @@ def _of_outputs(wanted: StructuredOutputs) -> list[Constraint]:
     return found
 
 
+def _checked(field: str, text: str) -> str:
+    """``text``, which is to become a grammar. Raises ApiError if it is too large."""
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise invalid_constraint(field, too_large(len(text)))
+    return text
+
+
 def too_large(size: int) -> str:
     return f"it has {size} characters, at most {MAX_GRAMMAR_BYTES} are allowed"
 
@@ -103,10 +110,8 @@ def too_large(size: int) -> str:
 def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
     if isinstance(given, dict):
         return given
-    if len(given) > MAX_GRAMMAR_BYTES:
-        raise invalid_constraint("structured_outputs.json", too_large(len(given)))
     try:
-        schema = json.loads(given)
+        schema = json.loads(_checked("structured_outputs.json", given))
     except (ValueError, RecursionError) as error:
         raise invalid_constraint("structured_outputs.json", f"it is not JSON: {error}") from None
     if not isinstance(schema, dict):
@@ -125,10 +130,11 @@ def json_constraint(
             if wanted.disable_any_whitespace:
                 options = {"whitespace_flexible": False}
             elif wanted.whitespace_pattern is not None:
-                options = {"whitespace_pattern": wanted.whitespace_pattern}
+                options = {"whitespace_pattern": _checked(field, wanted.whitespace_pattern)}
             if wanted.disable_additional_properties:
                 schema = _closed(schema)
-        return Constraint(field, LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options))
+        text = _checked(field, json.dumps(schema))
+        return Constraint(field, LLMatcher.grammar_from_json_schema(text, defaults=options))
     except (RecursionError, ValueError) as error:
         raise invalid_constraint(field, str(error)) from None
 
