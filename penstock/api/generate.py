@@ -10,6 +10,7 @@ from penstock.api.byte_budget import ByteBudget
 from penstock.api.exchange import Exchange, Handler
 from penstock.api.piecewise import PiecewiseSender
 from penstock.config.serve import ServeConfig
+from penstock.dispatch.connections import MAX_QUEUED_BYTES
 from penstock.dispatch.engine_client import RoutingHints
 from penstock.generation.collected import CollectedReply
 from penstock.generation.dialect import Dialect, ReplyFormat
@@ -19,7 +20,7 @@ from penstock.generation.replies import Prompt, RequestContext
 from penstock.generation.request_validation import check_prompt_len, check_streamed_echo
 from penstock.generation.streamed import StreamedReply
 from penstock.generation.tokenizer import Tokenizer
-from penstock.http.admission import no_engine, stream_failed, unavailable
+from penstock.http.admission import no_engine, overloaded, stream_failed, unavailable
 from penstock.http.asgi import ClientGone, read_body, request_header
 from penstock.http.errors import ApiError
 from penstock.http.sink import Scope
@@ -167,6 +168,11 @@ class GenerationRoutes:
         if reply.ended:  # the client disconnected while its prompt was tokenized
             return
         plan = work.plan
+        if self._engine_client.full(work.hints):
+            reply.refuse()
+            raise overloaded(
+                f"The engines are overloaded: requests of {MAX_QUEUED_BYTES >> 20} MiB wait for each of them."
+            )
         interval = plan.interval
         for number, sampling in enumerate(work.samplings):
             prompt = work.prompts[number // plan.n]

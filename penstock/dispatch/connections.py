@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,13 @@ from penstock.wire.messages import (
     EngineInfo,
     FrameHeader,
     Hello,
+    Submit,
     WireError,
     decode_from_engine,
     encode,
 )
 from penstock.wire.sockets import EngineLink, host_and_port, server_identity
+from penstock.wire.submits import CHOICE_SIZE, join_submits, shared_size
 
 if TYPE_CHECKING:
     from penstock.dispatch.engine_client import EngineClient
@@ -40,6 +43,38 @@ UNRESPONSIVE_S = 2.0
 """Time after which an engine that has accepted none of its submitted streams counts as unresponsive. It gets
 new streams only if all engines are: it runs a long step, or hangs and will be killed
 (``--engine-hang-timeout``)."""
+MAX_QUEUED_BYTES = 64 << 20
+"""An engine that has not accepted submitted requests of this size gets no new ones from this API server; a
+larger request goes to an engine that has accepted all others. Bounds what waits in ZMQ's queues."""
+MESSAGE_PARTS = 16
+"""Maximum messages per ZMQ message."""
+MESSAGE_BYTES = 1 << 20
+"""A ZMQ message gets no more parts beyond this size: encoding one takes about a millisecond."""
+
+
+class SubmitBatch:
+    """Streams of one request that are submitted to one engine together."""
+
+    def __init__(self, owner: object, first: Submit) -> None:
+        """``owner``: the request's reply, which its streams have in common."""
+        self.owner = owner
+        self.submits = [first]
+        self.size = shared_size(first) + len(first.prompt)
+        """Estimated bytes of the encoded streams."""
+        self._max_size = self.size + max(self.size, MESSAGE_BYTES)
+
+    def add(self, owner: object, submit: Submit) -> int | None:
+        """Adds another stream of the same request. Returns the bytes it adds, None if it needs another
+        batch."""
+        first = self.submits[0]
+        if owner is not self.owner or submit.kv_transfer_params is not first.kv_transfer_params:
+            return None
+        size = CHOICE_SIZE + (0 if submit.prompt is first.prompt else len(submit.prompt))
+        if self.size + size > self._max_size:
+            return None
+        self.submits.append(submit)
+        self.size += size
+        return size
 
 
 class EngineState:
@@ -53,7 +88,8 @@ class EngineState:
         """The engine's address; None: unknown, or the engine has left."""
         self.link: EngineLink | None = None
         self.info: EngineInfo | None = None
-        self.outbox: list[bytes] = []
+        self.outbox: deque[bytes | SubmitBatch] = deque()
+        """What the next ZMQ messages contain, in order."""
         self.epoch = self.incarnation = 0
         """The engine's restarts, and the run of its supervisor. Valid while ``info`` is set."""
         self.draining = False
@@ -74,6 +110,10 @@ class EngineState:
         """Revision of the agreed states that the engine has confirmed; 0: those it was started with."""
         self.submitted = 0
         """Streams submitted on this connection."""
+        self.queued_bytes = 0
+        """Estimated bytes of the submitted streams that the engine has not accepted."""
+        self._queued: deque[tuple[int, int]] = deque()
+        """For each of these streams, its number on this connection and its bytes."""
         # -- from the latest frame or report
         self.accepted = 0
         """Submitted streams that the load figures below include."""
@@ -84,9 +124,11 @@ class EngineState:
         self.kv_used_permille = 0
         self._step = 0
 
-    def on_submit(self, now: float) -> None:
-        """Counts a submitted stream."""
+    def on_submit(self, now: float, size: int = 0) -> None:
+        """Counts a submitted stream of ``size`` bytes."""
         self.submitted += 1
+        self.queued_bytes += size
+        self._queued.append((self.submitted, size))
         if self._waiting_since == math.inf:
             self._waiting_since = now
 
@@ -101,6 +143,8 @@ class EngineState:
         if accepted != self.accepted:
             self.accepted = accepted
             self._waiting_since = now if accepted < self.submitted else math.inf
+            while self._queued and self._queued[0][0] <= accepted:
+                self.queued_bytes -= self._queued.popleft()[1]
 
     def is_unresponsive(self, now: float) -> bool:
         """Whether it has accepted none of its submitted streams for UNRESPONSIVE_S."""
@@ -124,6 +168,11 @@ class EngineState:
     @property
     def accepts_streams(self) -> bool:
         return self.up_to_date and not (self.asleep or self.draining or self.leaving)
+
+    @property
+    def full(self) -> bool:
+        """Whether it has MAX_QUEUED_BYTES of requests that it has not accepted."""
+        return self.queued_bytes >= MAX_QUEUED_BYTES
 
     @property
     def host(self) -> str:
@@ -244,11 +293,26 @@ class Connections:
 
     # -- sending
 
-    def send(self, engine: EngineState, part: bytes, most: int | None = None) -> None:
+    def send(self, engine: EngineState, part: bytes) -> None:
         """Adds an encoded message to the next ZMQ message, which is sent in the loop's next iteration, or now
-        if it has ``most`` parts."""
+        if it has MESSAGE_PARTS."""
         engine.outbox.append(part)
-        if most is not None and len(engine.outbox) >= most:
+        self._schedule_flush(engine)
+
+    def submit(self, engine: EngineState, request: Submit, owner: object) -> None:
+        """:meth:`send` for a Submit; consecutive streams of the same ``owner`` become one message, which is
+        encoded when it is sent."""
+        last = engine.outbox[-1] if engine.outbox else None
+        size = last.add(owner, request) if isinstance(last, SubmitBatch) else None
+        if size is None:
+            batch = SubmitBatch(owner, request)
+            size = batch.size
+            engine.outbox.append(batch)
+        engine.on_submit(time.monotonic(), size)
+        self._schedule_flush(engine)
+
+    def _schedule_flush(self, engine: EngineState) -> None:
+        if len(engine.outbox) > MESSAGE_PARTS:
             self._flush(engine)
         elif not self._flush_scheduled:
             self._flush_scheduled = True
@@ -262,9 +326,20 @@ class Connections:
                 self._receive(engine)  # sending may consume the descriptor's edge
 
     def _flush(self, engine: EngineState) -> None:
-        parts, engine.outbox = engine.outbox, []
+        """Sends one ZMQ message. What is left is sent in the loop's next iteration, so that rows are not
+        delayed by the encoding of large requests."""
+        outbox, size = engine.outbox, 0
+        parts: list[bytes] = []
+        while outbox and len(parts) < MESSAGE_PARTS and size < MESSAGE_BYTES:
+            item = outbox.popleft()
+            part = encode(join_submits(item.submits)) if isinstance(item, SubmitBatch) else item
+            parts.append(part)
+            size += len(part)
         if engine.link is not None:
             engine.link.send(parts)
+        if outbox and not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush_all)
 
     # -- receiving
 

@@ -42,8 +42,6 @@ from penstock.wire.regroup import merge_frames
 
 log = logging.getLogger(__name__)
 
-SUBMITS_PER_MESSAGE = 16
-
 _STATUS = {"invalid_request": 400, OVERLOADED: 429, SLEEPING: 503, "engine_error": 500}
 
 
@@ -161,6 +159,12 @@ class EngineClient:
         if self._resumption is not None and whole and self.accepts_streams():
             self._resumption.on_engine()
 
+    def full(self, hints: RoutingHints = NO_HINTS) -> bool:
+        """Whether a request may use engines, but all of these have too many bytes of requests queued."""
+        engines = self.engines if hints.rank is None else [self.engines[hints.rank]]
+        full = [engine.full for engine in engines if engine.accepts_streams]
+        return bool(full) and all(full)
+
     def pick(
         self, hints: RoutingHints = NO_HINTS, prompt: bytes = b"", cache_salt: str | None = None
     ) -> EngineState | None:
@@ -172,6 +176,7 @@ class EngineClient:
             return engine if engine.accepts_streams else None
         candidates = [engine for engine in self.engines if engine.accepts_streams]
         if len(candidates) > 1:
+            candidates = [engine for engine in candidates if not engine.full] or candidates
             now = time.monotonic()
             candidates = [engine for engine in candidates if not engine.is_unresponsive(now)] or candidates
         loads: list[int | None] = [None] * len(self.engines)
@@ -183,7 +188,7 @@ class EngineClient:
     def submit(self, stream: Stream, request: Submit) -> None:
         """Submits the stream to the engine of its rank, and keeps the request for resumption."""
         stream.request = request
-        self._submit(self.engines[stream.rank], request)
+        self._submit(self.engines[stream.rank], stream, request)
 
     def _resubmit(self, stream: Stream, request: Submit) -> bool:
         """Submits a stream that lost its engine to another one; False if no engine accepts streams."""
@@ -192,12 +197,11 @@ class EngineClient:
             return False
         stream.refusals = 0
         self.streams.assign(stream, engine.rank)
-        self._submit(engine, request)
+        self._submit(engine, stream, request)
         return True
 
-    def _submit(self, engine: EngineState, request: Submit) -> None:
-        engine.on_submit(time.monotonic())
-        self._connections.send(engine, encode(request), SUBMITS_PER_MESSAGE)
+    def _submit(self, engine: EngineState, stream: Stream, request: Submit) -> None:
+        self._connections.submit(engine, request, owner=stream.reply)
 
     def abort(self, stream: Stream, *, stopped: bool = False) -> None:
         """Aborts the stream on its engine; its handle is free once the engine has confirmed.
@@ -288,7 +292,7 @@ class EngineClient:
             return False
         following = next((engine for engine in candidates if engine.rank > stream.rank), candidates[0])
         self.streams.assign(stream, following.rank)
-        self._submit(following, stream.request)
+        self._submit(following, stream, stream.request)
         return True
 
     def _on_metrics(self, engine: EngineState, message: EngineMetrics) -> None:

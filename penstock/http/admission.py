@@ -1,9 +1,10 @@
 """Errors for requests that the server refuses because it is full or unavailable, with Retry-After headers.
 
-429 ``overloaded``: the queue is at --max-num-queued-reqs or --max-num-queued-tokens; the client should retry
-on this server after the time that the engine gives. 503: the server shuts down (``draining``), sleeps
-(``sleeping``), has no engine (``no_engine``) or too many connections (``too_many_connections``); a load
-balancer should retry on another server immediately. Nothing is generated for a refused request.
+429 ``overloaded``: the queue is at --max-num-queued-reqs or --max-num-queued-tokens, or has its maximum
+bytes; the client should retry on this server after the time that the reply gives. 503: the server shuts down
+(``draining``), sleeps (``sleeping``), has no engine (``no_engine``) or too many connections
+(``too_many_connections``); a load balancer should retry on another server immediately. Nothing is generated
+for a refused request.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from penstock.wire.messages import OVERLOADED, SLEEPING
 
 UNAVAILABLE_RETRY_MS = 1_000
 """Retry-After of 503 in milliseconds; how long the server stays unavailable is unknown."""
+
+OVERLOADED_RETRY_MS = 1_000
+"""Retry-After of a 429 that no engine has estimated."""
 
 
 def unavailable(message: str, code: str) -> ApiError:
@@ -27,8 +31,9 @@ def no_engine(*, sleeping: bool) -> ApiError:
     return unavailable("No engine takes requests.", "no_engine")
 
 
-def overloaded(message: str, retry_after_ms: int) -> ApiError:
-    return ApiError(429, message, code=OVERLOADED, headers=_retry_headers(retry_after_ms))
+def overloaded(message: str) -> ApiError:
+    """The server is full; the client should retry here."""
+    return ApiError(429, message, code=OVERLOADED, headers=_retry_headers(OVERLOADED_RETRY_MS))
 
 
 def stream_failed(error: StreamError) -> ApiError:

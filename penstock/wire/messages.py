@@ -31,12 +31,13 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-ENGINE_PROTOCOL_VERSION = 1
+ENGINE_PROTOCOL_VERSION = 2
 
 Handle: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 """An API server's number for one stream, repeated in every row; int32 on the wire."""
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Seed: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 KVTransferParams: TypeAlias = bytes
 """A JSON object by which KV cache connectors describe one request to each other, also through clients."""
@@ -65,7 +66,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """
 
     max_tokens: Count
-    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    seed: Seed
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -103,8 +104,22 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
     """Number of this connection among those from this API server to this engine."""
 
 
+class SubmitChoice(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A further stream of a Submit, and the fields in which it differs from the first one."""
+
+    stream: Handle
+    seed: Seed
+    max_tokens: Count
+    prompt_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1
+    prompt: bytes | None = None
+    """Token ids, int32 little-endian; None: the first stream's prompt without its ``resumed`` tokens."""
+    output: bytes = b""
+    """Token ids to append to the prompt: what another engine has generated of this stream."""
+
+
 class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
-    """Start a stream. It ends exactly once: by a row with a finish reason, StreamFailed, or GoAway."""
+    """Start a stream, and ``choices`` others of the same request. Each ends exactly once: by a row with a
+    finish reason, StreamFailed, or GoAway."""
 
     stream: Handle
     prompt: bytes
@@ -121,6 +136,8 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     adapter: str | None = None
     """Name of one of EngineInfo.adapters; None: the base model."""
     kv_transfer_params: KVTransferParams | None = None
+    choices: tuple[SubmitChoice, ...] = ()
+    """Further streams, which share all other fields: see :mod:`penstock.wire.submits`."""
 
 
 class Abort(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
@@ -290,9 +307,19 @@ def decoded(decoder: msgspec.msgpack.Decoder[Message], part: bytes | memoryview,
 def decode_from_server(part: bytes | memoryview) -> FromServer:
     """Decodes one message of an API server. Raises WireError."""
     message = decoded(_from_server, part, "of an API server")
-    if isinstance(message, Submit) and (not message.prompt or len(message.prompt) % 4):
-        raise WireError(f"Submit.prompt has {len(message.prompt)} bytes, not a positive multiple of 4")
+    if isinstance(message, Submit):
+        _check_token_bytes("Submit.prompt", message.prompt)
+        for choice in message.choices:
+            if choice.prompt is not None:
+                _check_token_bytes("SubmitChoice.prompt", choice.prompt)
+            if choice.output:
+                _check_token_bytes("SubmitChoice.output", choice.output)
     return message
+
+
+def _check_token_bytes(field: str, value: bytes) -> None:
+    if not value or len(value) % 4:
+        raise WireError(f"{field} has {len(value)} bytes, not a positive multiple of 4")
 
 
 def decode_from_engine(part: bytes | memoryview) -> FromEngine:

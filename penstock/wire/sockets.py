@@ -127,7 +127,7 @@ class RouterSocket:
         # An API server can reconnect before its last connection is cleaned up.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.SNDHWM, FRAMES_IN_FLIGHT)
-        self._socket.setsockopt(zmq.RCVHWM, 0)  # requests are bounded by the API servers' admission
+        self._socket.setsockopt(zmq.RCVHWM, 0)  # senders bound the bytes that they have in flight
         self._socket.setsockopt(zmq.LINGER, 1000)
         try:
             if key is not None:
@@ -206,7 +206,7 @@ class EngineLink:
         """``key``: required for a tcp:// address."""
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, identity)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by admission; a Submit must not be lost
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # the owner bounds the bytes; a Submit must not be lost
         self._socket.setsockopt(zmq.RCVHWM, FRAMES_IN_FLIGHT)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_NEVER_MS)

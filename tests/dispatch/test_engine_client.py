@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dispatch.connections import UNRESPONSIVE_S, EngineState
-from penstock.dispatch.engine_client import EngineClient
+from penstock.dispatch.connections import MAX_QUEUED_BYTES, UNRESPONSIVE_S, EngineState
+from penstock.dispatch.engine_client import EngineClient, RoutingHints
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import OutputProcessor
@@ -33,9 +33,11 @@ from penstock.wire.messages import (
     encode,
 )
 from penstock.wire.sockets import RouterSocket, engine_address
+from penstock.wire.submits import split_submit
 
 PATIENCE_S = 60.0
 INFO = EngineInfo("fake", 100, 100, 8)
+PROMPT = b"\1\0\0\0"
 
 
 class FakeEngine:
@@ -168,6 +170,74 @@ def test_a_stream_nobody_waits_for_is_given_to_no_other_engine(run: Run) -> None
         bench.engines[0].refuse()
         await bench.until(lambda: len(bench.streams) == 0)
         assert [engine.asked for engine in bench.engines] == [[], [], []]
+
+    run(scenario)
+
+
+def test_the_streams_of_a_request_are_one_message_per_engine(run: Run) -> None:
+    """They differ in handle and seed alone, whichever reason submits them to the same engine."""
+
+    async def scenario(bench: Bench) -> None:
+        schema = "x" * 2_000_000
+        handles = []
+        for index in range(100):
+            stream = Stream(bench.reply, index, 1, lambda data: None)
+            handles.append(bench.streams.open(stream, 0.0))
+            request = Submit(stream.handle, PROMPT, SamplingParams(5, index, grammar=schema))
+            bench.engine_client.submit(stream, request)
+        assert bench.engine_client.engines[1].queued_bytes < 3_000_000
+        await bench.until(lambda: bool(bench.engines[1].asked))
+        (joined,) = bench.engines[1].asked
+        assert isinstance(joined, Submit)
+        streams = list(split_submit(joined))
+        assert [request.stream for request in streams] == handles
+        assert [request.sampling.seed for request in streams] == list(range(100))
+
+        bench.engines[1].send(GoAway("restart"))
+        await bench.until(lambda: sum(len(engine.asked) for engine in bench.engines) == 4)
+        resumed = [engine.asked[-1] for engine in (bench.engines[0], bench.engines[2])]
+        assert all(isinstance(request, Submit) for request in resumed)
+        again = [one.stream for request in resumed for one in split_submit(request)]
+        assert sorted(again) == sorted(handles)
+
+    run(scenario, resume_timeout_s=60)
+
+
+def test_requests_of_different_clients_are_messages_of_their_own(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        for index in range(40):
+            stream = Stream(FakeReply(), 0, 2, lambda data: None)
+            bench.streams.open(stream, 0.0)
+            request = Submit(stream.handle, PROMPT, SamplingParams(5, index))
+            bench.engine_client.submit(stream, request)
+        await bench.until(lambda: len(bench.engines[2].asked) == 40)
+        assert all(isinstance(asked, Submit) and not asked.choices for asked in bench.engines[2].asked)
+
+    run(scenario)
+
+
+def test_bytes_that_an_engine_has_not_accepted_are_bounded(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        client, schema = bench.engine_client, "x" * (MAX_QUEUED_BYTES // 4)
+        for _ in range(12):
+            assert not client.full()
+            engine = client.pick()
+            assert engine is not None
+            stream = Stream(FakeReply(), 0, engine.rank, lambda data: None)
+            bench.streams.open(stream, 0.0)
+            client.submit(stream, Submit(stream.handle, PROMPT, SamplingParams(5, 0, grammar=schema)))
+        assert client.full()
+        assert client.full(RoutingHints(rank=1))
+        slow = client.engines[1]
+        submitted = slow.submitted
+        slow.update_load(
+            step=1, waiting=1, running=0, kv_used_permille=0, accepted=submitted - 1, now=time.monotonic()
+        )
+        assert slow.queued_bytes < MAX_QUEUED_BYTES // 2
+        assert not client.full()
+        assert client.pick() is slow
+        slow.clear()
+        assert slow.queued_bytes == 0
 
     run(scenario)
 

@@ -27,6 +27,7 @@ from penstock.wire.messages import (
     SamplingParams,
     StreamFailed,
     Submit,
+    SubmitChoice,
     Welcome,
     WireError,
     decode_from_engine,
@@ -68,10 +69,20 @@ EVERYTHING_HEX = (
 
 FROM_SERVER: list[tuple[FromServer, str]] = [
     (Hello(1, 2, 3, 4, 5), "96010102030405"),
-    (Submit(5, PROMPT, GREEDY), "9b0205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c0"),
+    (Submit(5, PROMPT, GREEDY), "9c0205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090"),
     (
         Submit(5, PROMPT, EVERYTHING, 10, -1, "s", 2, 250, "a", b"{}"),
-        "9b0205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfaa161c4027b7d",
+        "9c0205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfaa161c4027b7d90",
+    ),
+    (
+        Submit(
+            5, PROMPT, GREEDY, choices=(SubmitChoice(6, 8, 15), SubmitChoice(7, 9, 14, 2, PROMPT, PROMPT))
+        ),
+        "9c0205c40801000000ff7f0000"
+        + GREEDY_HEX
+        + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000".replace(
+            " ", ""
+        ),
     ),
     (Abort([1, 70000]), "93039201ce00011170c2"),
     (Abort([1], stopped=True), "93039101c3"),
@@ -134,7 +145,10 @@ def _required(message: Any) -> int:
 @pytest.mark.parametrize(
     ("message", "defaults"),
     [
-        (Submit(5, PROMPT, GREEDY, 10, -1, "s", 2, 250, "a", b"{}"), Submit(5, PROMPT, GREEDY)),
+        (
+            Submit(5, PROMPT, GREEDY, 10, -1, "s", 2, 250, "a", b"{}", (SubmitChoice(6, 8, 15),)),
+            Submit(5, PROMPT, GREEDY),
+        ),
         (RpcCall(9, "profile", {"on": True}, "k", RpcPhase.PREPARE, 1), RpcCall(9, "profile")),
         (FrameHeader(12, [], 4, 5, 600, 7, {3: b"{}"}), FrameHeader(12, [])),
         (RpcReply(9, "error", 1, 2, True, "code"), RpcReply(9)),
@@ -183,6 +197,9 @@ def test_a_required_field_left_out_is_refused(message: Any, golden: str) -> None
         Submit(1 << 31, PROMPT, GREEDY),
         Submit(0, b"", GREEDY),
         Submit(0, PROMPT[:7], GREEDY),
+        Submit(0, PROMPT, GREEDY, choices=(SubmitChoice(-1, 0, 1),)),
+        Submit(0, PROMPT, GREEDY, choices=(SubmitChoice(1, 0, 1, -1, b""),)),
+        Submit(0, PROMPT, GREEDY, choices=(SubmitChoice(1, 0, 1, -1, None, PROMPT[:7]),)),
         Submit(0, PROMPT, GREEDY, 0),
         Submit(0, PROMPT, GREEDY, 1 << 15),
         Submit(0, PROMPT, SamplingParams(1, -1)),

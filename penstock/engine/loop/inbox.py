@@ -27,6 +27,7 @@ from penstock.wire.messages import (
     decode_from_server,
 )
 from penstock.wire.sockets import server_identity
+from penstock.wire.submits import split_submit
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +111,8 @@ class Inbox:
         server = self._servers[identity].server
         match message:
             case Submit():
-                self._on_submit(server, message)
+                for request in split_submit(message):
+                    self._on_submit(server, request)
             case Abort():
                 if message.stopped:
                     self._stats.stop(server, message.streams)

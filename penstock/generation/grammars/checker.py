@@ -24,8 +24,6 @@ PROCESSES = 2
 """Child processes: more than one, so that one client's slow grammars do not delay those of others."""
 MAX_WAITING_BYTES = 16 << 20
 """Maximum size of all grammars that wait for a child or are validated."""
-RETRY_MS = 1000
-"""Retry-After of a request beyond that."""
 
 
 class GrammarChecker:
@@ -57,7 +55,7 @@ class GrammarChecker:
             self._valid.move_to_end(digest)
             return constraint
         if self._waiting_bytes + size > MAX_WAITING_BYTES:
-            raise overloaded("Too many grammars of other requests wait to be checked.", RETRY_MS)
+            raise overloaded("Too many grammars of other requests wait to be checked.")
         self._waiting_bytes += size
         try:
             async with self._turn(client):

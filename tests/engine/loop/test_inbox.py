@@ -260,7 +260,7 @@ def test_api_servers_are_apart(desk: Desk, zero: bytes) -> None:
     [
         (b"\xc1", "not a message of an API server"),
         (encode(GoAway("x")), "not a message of an API server"),
-        (encode(Hello(ENGINE_PROTOCOL_VERSION + 1, 0, 0)), "this engine speaks 1"),
+        (encode(Hello(ENGINE_PROTOCOL_VERSION + 1, 0, 0)), f"this engine speaks {ENGINE_PROTOCOL_VERSION}"),
         (encode(Hello(ENGINE_PROTOCOL_VERSION, 1, 0)), "not this peer's"),
         (encode(submit(66)), "running already"),
     ],

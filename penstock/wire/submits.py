@@ -1,0 +1,82 @@
+"""The streams of one request as one Submit.
+
+A request with ``n`` or with several prompts has many streams, which share a schema, token lists and mostly
+the prompt. These cross the wire once per engine, and the engine's streams refer to the same objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from penstock.wire.messages import Submit, SubmitChoice
+
+CHOICE_SIZE = 32
+"""Maximum encoded bytes of a SubmitChoice, without prompt and output."""
+FIXED_SIZE = 256
+"""Maximum encoded bytes of a Submit's fields of fixed size."""
+TOKEN_SIZE = 5
+"""Maximum encoded bytes of a token id."""
+
+
+def join_submits(submits: Sequence[Submit]) -> Submit:
+    """One Submit for streams of the same request: they differ at most in ``stream``, ``prompt``, ``resumed``
+    and in the sampling parameters ``seed``, ``max_tokens`` and ``prompt_logprobs``."""
+    first = submits[0]
+    if len(submits) == 1:
+        return first
+    shared = _without_output(first)
+    choices = []
+    for submit in submits[1:]:
+        prompt = _without_output(submit)
+        choices.append(
+            SubmitChoice(
+                stream=submit.stream,
+                seed=submit.sampling.seed,
+                max_tokens=submit.sampling.max_tokens,
+                prompt_logprobs=submit.sampling.prompt_logprobs,
+                prompt=None if prompt is shared or prompt == shared else prompt,
+                output=submit.prompt[len(prompt) :],
+            )
+        )
+    return replace(first, choices=tuple(choices))
+
+
+def split_submit(joined: Submit) -> Iterator[Submit]:
+    """The streams of :func:`join_submits`, without ``choices``. What they share are the same objects."""
+    if not joined.choices:
+        yield joined
+        return
+    yield replace(joined, choices=())
+    shared = _without_output(joined)
+    for choice in joined.choices:
+        prompt = shared if choice.prompt is None else choice.prompt
+        sampling = replace(
+            joined.sampling,
+            seed=choice.seed,
+            max_tokens=choice.max_tokens,
+            prompt_logprobs=choice.prompt_logprobs,
+        )
+        yield replace(
+            joined,
+            stream=choice.stream,
+            prompt=prompt + choice.output if choice.output else prompt,
+            sampling=sampling,
+            resumed=len(choice.output) // 4,
+            choices=(),
+        )
+
+
+def shared_size(submit: Submit) -> int:
+    """Estimated bytes of what the streams of a request share, without the prompt."""
+    sampling = submit.sampling
+    tokens = len(sampling.stop_token_ids) + 2 * len(sampling.logit_bias or ())
+    tokens += len(sampling.allowed_token_ids or ()) + sum(len(word) for word in sampling.bad_words)
+    texts = len(sampling.grammar or "") + len(submit.cache_salt or "") + len(submit.kv_transfer_params or b"")
+    return FIXED_SIZE + texts + TOKEN_SIZE * tokens
+
+
+def _without_output(submit: Submit) -> bytes:
+    """The prompt without the tokens that another engine has generated."""
+    return submit.prompt[: len(submit.prompt) - 4 * submit.resumed] if submit.resumed else submit.prompt
