@@ -177,7 +177,7 @@ class App:
             exchange.headers = preflight
             await send_empty(exchange.send)
             return
-        self._keys.check(path, scope)
+        exchange.tenant = self._keys.check(path, scope)
         if not self.config.api_key:
             check_local(path, scope, unix_socket=self.config.uds is not None)
         await self._handler(path, method)(exchange)

@@ -34,6 +34,7 @@ class Exchange:
         "request_id",
         "scope",
         "sink",
+        "tenant",
     )
 
     def __init__(
@@ -66,8 +67,18 @@ class Exchange:
         """Percent-encoded, without the query."""
         self.request_id = request_id
         self.headers = headers
+        self.tenant: str | None = None
+        """Whose API key the request has, if the server has several; see :meth:`Keys.check`."""
         self.reply: RequestReply | None = None
         """Set by generating routes once the reply exists."""
+
+    @property
+    def client(self) -> str:
+        """Who sends the request, as far as can be told: the tenant, or else the address."""
+        if self.tenant is not None:
+            return self.tenant
+        address = self.scope["client"]
+        return address[0] if address else ""
 
     def on_end(self, error: StreamError | None) -> None:
         """A detached reply has ended; ``error`` is still to be sent."""

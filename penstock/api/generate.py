@@ -6,26 +6,33 @@ import asyncio
 from collections.abc import Awaitable
 from typing import NamedTuple
 
+from penstock.api.byte_budget import ByteBudget
 from penstock.api.exchange import Exchange, Handler
+from penstock.api.piecewise import PiecewiseSender
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.connections import MAX_QUEUED_BYTES
 from penstock.dispatch.engine_client import RoutingHints
 from penstock.generation.collected import CollectedReply
 from penstock.generation.dialect import Dialect, ReplyFormat
-from penstock.generation.plan import RequestPlan
+from penstock.generation.grammars.checker import GrammarChecker
+from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.replies import Prompt, RequestContext
+from penstock.generation.request_validation import check_prompt_len, check_streamed_echo
 from penstock.generation.streamed import StreamedReply
-from penstock.generation.structured_output import GrammarChecker
 from penstock.generation.tokenizer import Tokenizer
 from penstock.http.admission import no_engine, overloaded, stream_failed, unavailable
-from penstock.http.asgi import ClientGone, read_body, request_header, send_json
+from penstock.http.asgi import ClientGone, read_body, request_header
 from penstock.http.errors import ApiError
 from penstock.http.sink import Scope
 from penstock.wire.messages import SamplingParams, Submit
 
-INLINE_BODY = 256 * 1024
-"""Largest body in bytes that is planned on the event loop, which takes at most 5 ms (measured: 20 ns a byte
-for short messages); larger ones are planned in a thread."""
+INLINE_BODY = 32 * 1024
+"""Largest body in bytes that is planned on the event loop, which takes at most 10 ms (measured: up to 0.3 us
+a byte); larger ones are planned in a thread."""
+THREADS_BYTES = 32 << 20
+"""Bytes of bodies and texts that threads work on at the same time; a larger one is worked on alone."""
+TRUNCATED = 4
+"""A prompt that is to be truncated may have this many times the context."""
 
 
 MAX_RANK_DIGITS = 20
@@ -46,18 +53,27 @@ class Work(NamedTuple):
 class GenerationRoutes:
     """Runs the requests of all dialects."""
 
-    def __init__(self, config: ServeConfig, tokenizer: Tokenizer, context: RequestContext) -> None:
+    def __init__(
+        self, config: ServeConfig, tokenizer: Tokenizer, context: RequestContext, large: ByteBudget
+    ) -> None:
+        """``large``: for requests that threads work on."""
         self._config = config
         self._tokenizer = tokenizer
         self._context = context
         self._engine_client = context.engine_client
         self._streams = context.streams
         self._grammars = GrammarChecker()
+        self._sender = PiecewiseSender()
+        self._large = large
         self.draining = False
         self._running = 0
         self._idle = asyncio.Event()
         """Set while no request runs."""
         self._idle.set()
+
+    def close(self) -> None:
+        """Ends the child processes."""
+        self._grammars.close()
 
     def handler(self, dialect: Dialect) -> Handler:
         """The handler of the dialect's route."""
@@ -95,15 +111,19 @@ class GenerationRoutes:
         if len(body) <= INLINE_BODY:
             plan = dialect.plan(body, request_id)
         else:
-            plan = await asyncio.to_thread(dialect.plan, body, request_id)
+            async with self._large.reserve(len(body)):
+                plan = await asyncio.to_thread(dialect.plan, body, request_id)
             self._check_open()
         if plan.constraint is not None:
-            await self._grammars.check(plan.constraint)
+            constrain(plan, await self._grammars.check(plan.constraint, exchange.client))
             self._check_open()
+        if exchange.tenant is not None and not self._config.shared_prefix_cache:
+            plan.cache_salt = exchange.tenant + (plan.cache_salt or "")
         hints = self._routing_hints(scope)
         prompts = self._tokenize(plan)
         if prompts is None:
-            prompts = await asyncio.to_thread(self._tokenize_all, plan)
+            async with self._large.reserve(sum(map(len, plan.prompts))):
+                prompts = await asyncio.to_thread(self._tokenize_all, plan)
             self._check_open()
         samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
         format = dialect.reply_format(plan, exchange.request_id)
@@ -142,7 +162,7 @@ class GenerationRoutes:
             raise stream_failed(error)
         if collected.left:
             raise ClientGone
-        await send_json(exchange.send, work.format.whole(collected))
+        await self._sender.send_json(exchange, work.format.whole(collected))
 
     def _submit(self, reply: StreamedReply | CollectedReply, work: Work) -> None:
         """Start all streams of a reply before any of their rows arrives.
@@ -218,9 +238,9 @@ class GenerationRoutes:
     # -- prompts
 
     def _tokenize(self, plan: RequestPlan) -> list[Prompt] | None:
-        """Token ids of all prompts; None if they are so long that a thread should tokenize them."""
+        """Token ids of all prompts; None if they are so long that a thread should make them."""
         most = self._tokenizer.inline_characters(plan.add_special_tokens)
-        if sum(len(prompt) for prompt in plan.prompts if isinstance(prompt, str)) > most:
+        if sum(map(len, plan.prompts)) > most:
             return None
         return self._tokenize_all(plan)
 
@@ -229,6 +249,7 @@ class GenerationRoutes:
 
     def _prompt(self, plan: RequestPlan, prompt: str | list[int]) -> Prompt:
         if isinstance(prompt, str):
+            self._check_text(plan, prompt)
             ids, length = self._tokenizer.encode_bytes(prompt, plan.add_special_tokens)
             echo = prompt if plan.echo else plan.echo_text
         else:
@@ -237,4 +258,20 @@ class GenerationRoutes:
         if plan.truncate_prompt_tokens is not None:
             ids = plan.truncate(ids)
             length = len(ids) // 4
+        if plan.stream and plan.echo and plan.logprobs >= 0:
+            check_streamed_echo(length, plan.logprobs)
         return Prompt(ids, length, echo)
+
+    def _check_text(self, plan: RequestPlan, text: str) -> None:
+        """Raises ApiError for a text of which a part shows that it is too long."""
+        most = plan.max_model_len
+        if plan.truncate_prompt_tokens is None:
+            if self._tokenizer.is_longer(text, most):
+                check_prompt_len(most + 1, most)
+        elif self._tokenizer.is_longer(text, most * TRUNCATED):
+            raise ApiError(
+                400,
+                f"The prompt has more than {most * TRUNCATED} tokens, {TRUNCATED} times the context: "
+                "too many for truncate_prompt_tokens.",
+                param="truncate_prompt_tokens",
+            )

@@ -19,7 +19,8 @@ import uvloop
 
 from penstock.api.admin import EngineRoutes
 from penstock.api.app import App
-from penstock.api.generate import GenerationRoutes
+from penstock.api.byte_budget import ByteBudget
+from penstock.api.generate import THREADS_BYTES, GenerationRoutes
 from penstock.api.metrics_endpoint import MetricsEndpoint
 from penstock.api.operations import OperationRoutes
 from penstock.api.throughput_log import ThroughputLog
@@ -86,6 +87,7 @@ class _Server:
         self._engine_client: EngineClient
         self._two_phase_commit: TwoPhaseCommit
         self._generation: GenerationRoutes
+        self._input_processor: InputProcessor | None = None
         self._http: HttpServer
         self._metrics_endpoint: MetricsEndpoint
         self._coordinator_client: CoordinatorClient | None = None
@@ -143,6 +145,8 @@ class _Server:
             self._control.progress("waiting for an engine")
 
     def _on_engine_up(self, info: EngineInfo) -> None:
+        if self._input_processor is not None:
+            self._input_processor.limit_total(info.kv_cache_tokens)
         if not self._first_engine.done():
             self._first_engine.set_result(info)
 
@@ -163,6 +167,10 @@ class _Server:
             transfers_kv=info.transfers_kv,
         )
         input_processor = InputProcessor(self._config, model_info, tokenizer, template)
+        for engine in self._engine_client.engines:
+            if engine.info is not None:
+                input_processor.limit_total(engine.info.kv_cache_tokens)
+        self._input_processor = input_processor
         metrics = self._metrics
         log = TokenLog() if self._config.resume_timeout > 0 else None
         tables = TextTables.make(tokenizer.raw, info.vocab_size)
@@ -182,7 +190,8 @@ class _Server:
             on_end=self._on_reply_end,
             max_backlog=self._config.max_stream_backlog,
         )
-        self._generation = GenerationRoutes(self._config, tokenizer, context)
+        large = ByteBudget(THREADS_BYTES)
+        self._generation = GenerationRoutes(self._config, tokenizer, context, large)
         self._metrics_endpoint = MetricsEndpoint(
             launch=launch,
             model=model_info.names[0],
@@ -200,7 +209,7 @@ class _Server:
             model_info=model_info,
             model_root=launch.model_dir,
             dialects=make_dialects(self._config, input_processor),
-            tokenize=TokenizeRoutes(input_processor, tokenizer, self._config.max_request_bytes),
+            tokenize=TokenizeRoutes(input_processor, tokenizer, self._config.max_request_bytes, large),
             generation=self._generation,
             engine_client=self._engine_client,
             streams=streams,
@@ -245,6 +254,7 @@ class _Server:
                 ends.callback(helper.cancel)
             if config.sse_keep_alive:
                 ends.callback(KeepAlive(self._engine_client.streams, config.sse_keep_alive).cancel)
+            ends.callback(self._generation.close)
             await self._http.run_to_the_end()
 
     def _connection_source(self) -> ConnectionSource:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import msgspec
 
+from penstock.api.byte_budget import ByteBudget
 from penstock.api.exchange import Exchange
 from penstock.dialects.chat import request_schema as chat
 from penstock.generation.input_processor import InputProcessor, opens_turn
 from penstock.generation.prompts import check_vocabulary
 from penstock.generation.request_schemas import JsonObject, Message, PromptToken, Tool, about
-from penstock.generation.tokenizer import Tokenizer
+from penstock.generation.tokenizer import INLINE_SLOW, Tokenizer
 from penstock.http.asgi import encode_json, read_body, send_json
 from penstock.http.errors import ApiError
+
+MAX_TOKENS = 1 << 19
+"""Maximum tokens of a text for /tokenize or of a list for /detokenize, unless the context is longer."""
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -54,40 +59,63 @@ class TokenizePlan(NamedTuple):
     text: str
     add_special_tokens: bool
     return_token_strs: bool
+    field: str = "prompt"
+    """The field that the text is from."""
 
 
 class TokenizeRoutes:
     """The handlers."""
 
-    def __init__(self, processor: InputProcessor, tokenizer: Tokenizer, max_request_bytes: int) -> None:
+    def __init__(
+        self, processor: InputProcessor, tokenizer: Tokenizer, max_request_bytes: int, large: ByteBudget
+    ) -> None:
+        """``large``: for requests that threads work on."""
         self._processor = processor
         self._tokenizer = tokenizer
         self._max_request_bytes = max_request_bytes
+        self._large = large
         self._tokenize_decoder = processor.decoder(TokenizeRequest)
         self._detokenize_decoder = processor.decoder(DetokenizeRequest)
         self._unsupported = processor.unsupported(UNSUPPORTED)
 
     async def tokenize(self, exchange: Exchange) -> None:
-        plan = self.tokenize_plan(await self._read(exchange))
-        if len(plan.text) > self._tokenizer.inline_characters(plan.add_special_tokens):
-            ids = await asyncio.to_thread(self._tokenizer.encode, plan.text, plan.add_special_tokens)
+        await self._answer(exchange, self.tokenized)
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        await self._answer(exchange, self.detokenized)
+
+    async def _answer(self, exchange: Exchange, handle: Callable[[bytes], bytes]) -> None:
+        body = await read_body(exchange.scope, exchange.receive, self._max_request_bytes)
+        if len(body) <= INLINE_SLOW:
+            reply = handle(body)
         else:
-            ids = self._tokenizer.encode(plan.text, plan.add_special_tokens)
+            async with self._large.reserve(len(body)):
+                reply = await asyncio.to_thread(handle, body)
+        await send_json(exchange.send, reply)
+
+    def tokenized(self, body: bytes) -> bytes:
+        """The reply of /tokenize. Raises ApiError."""
+        plan = self.tokenize_plan(body)
+        most = max(MAX_TOKENS, self._processor.model_info.max_model_len)
+        if self._tokenizer.is_longer(plan.text, most):
+            raise ApiError(
+                400,
+                f"{plan.field} has at least {most + 1} tokens, at most {most} are allowed.",
+                param=plan.field,
+            )
+        ids = self._tokenizer.encode(plan.text, plan.add_special_tokens)
         strings = self._tokenizer.token_strings(ids) if plan.return_token_strs else None
-        body = {
+        reply = {
             "count": len(ids),
             "max_model_len": self._processor.model_info.max_model_len,
             "tokens": ids,
             "token_strs": strings,
         }
-        await send_json(exchange.send, encode_json(body))
+        return encode_json(reply)
 
-    async def detokenize(self, exchange: Exchange) -> None:
-        ids = self.detokenize_plan(await self._read(exchange))
-        await send_json(exchange.send, encode_json({"prompt": self._tokenizer.decode(ids)}))
-
-    async def _read(self, exchange: Exchange) -> bytes:
-        return await read_body(exchange.scope, exchange.receive, self._max_request_bytes)
+    def detokenized(self, body: bytes) -> bytes:
+        """The reply of /detokenize. Raises ApiError."""
+        return encode_json({"prompt": self._tokenizer.decode(self.detokenize_plan(body))})
 
     def tokenize_plan(self, body: bytes) -> TokenizePlan:
         """Check a body of /tokenize. Raises ApiError."""
@@ -106,12 +134,17 @@ class TokenizeRoutes:
             tools=request.tools,
             variables=request.chat_template_kwargs,
         )
-        return TokenizePlan(text, bool(special), bool(request.return_token_strs))
+        return TokenizePlan(text, bool(special), bool(request.return_token_strs), "messages")
 
     def detokenize_plan(self, body: bytes) -> list[int]:
         """Check a body of /detokenize; returns its token ids. Raises ApiError."""
         request = self._detokenize_decoder.decode(body)
         self._processor.check_model(request.model)
+        most = max(MAX_TOKENS, self._processor.model_info.max_model_len)
+        if len(request.tokens) > most:
+            raise ApiError(
+                400, f"tokens has {len(request.tokens)} ids, at most {most} are allowed.", param="tokens"
+            )
         if request.tokens:
             check_vocabulary(max(request.tokens), self._processor.model_info.vocab_size)
         return request.tokens

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
-
-import msgspec
 
 from penstock import __version__
 from penstock.generation.collected import CollectedReply
 from penstock.generation.dialect import ReplyFormat
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.parsers.delta import Delta
-from penstock.generation.replies import Choice
+from penstock.generation.replies import Choice, Prompt, prompt_token_ids
 from penstock.generation.token_usage import TokenUsage
 from penstock.http.admission import stream_failed
 from penstock.http.asgi import encode_json
@@ -70,8 +68,8 @@ class OpenAIReply(ReplyFormat):
         """The start of an event, up to the text or delta of choice ``index``."""
 
     @abstractmethod
-    def logprobs(self, logprobs: TokenLogprobs | None) -> dict[str, Any] | None:
-        """The field ``logprobs`` of a choice."""
+    def logprobs(self, logprobs: TokenLogprobs) -> Iterator[bytes]:
+        """The field ``logprobs`` of a choice, in pieces."""
 
     def event(
         self,
@@ -88,7 +86,7 @@ class OpenAIReply(ReplyFormat):
         kv_transfer_params: KVTransferParams | None = None,
     ) -> bytes:
         parts = [self.content(index, text, delta), b',"logprobs":']
-        parts.append(b"null" if logprobs is None else encode_json(self.logprobs(logprobs)))
+        parts += (b"null",) if logprobs is None else self.logprobs(logprobs)
         if finish_reason is None:
             parts.append(b',"finish_reason":null')
         else:
@@ -120,43 +118,54 @@ class OpenAIReply(ReplyFormat):
     # -- replies that are not streamed
 
     @abstractmethod
-    def whole_choice(self, index: int, choice: Choice, *, return_ids: bool) -> dict[str, Any]:
-        """One choice of a finished reply. ``return_ids``: with token ids."""
+    def choice_content(self, choice: Choice) -> dict[str, Any]:
+        """The text or message of a choice of a finished reply."""
 
-    def body_fields(self, reply: CollectedReply) -> dict[str, Any]:
-        """Additional fields of the body."""
-        return {}
+    def prompt_fields(self, prompt: Prompt, *, return_ids: bool) -> Iterator[bytes]:
+        """Fields of a prompt in pieces, each field after a comma. ``return_ids``: with token ids."""
+        if prompt.logprobs is not None:
+            yield b',"prompt_logprobs":'
+            yield from prompt.logprobs.field()
+        if return_ids:
+            yield b',"prompt_token_ids":' + encode_json(prompt_token_ids(prompt))
 
-    def whole(self, reply: CollectedReply) -> bytes:
+    prompt_in_choice: ClassVar[bool]
+    """Whether each choice has the fields of its prompt, otherwise the body has them."""
+
+    def whole(self, reply: CollectedReply) -> Iterator[bytes]:
         return_ids = reply.plan.return_token_ids
-        body: dict[str, Any] = {
-            "id": self.id,
-            "object": self.body_object,
-            "created": self.created,
-            "model": self.model,
-            "choices": [
-                self.whole_choice(index, choice, return_ids=return_ids)
-                for index, choice in enumerate(reply.best_choices())
-            ],
-            "service_tier": None,
-            "system_fingerprint": SYSTEM_FINGERPRINT,
-            "usage": usage_field(reply.usage()),
-        }
-        body |= self.body_fields(reply)
-        if reply.choices[0].kv_transfer_params is not None:
-            body["kv_transfer_params"] = msgspec.Raw(reply.choices[0].kv_transfer_params)
-        return encode_json(body)
+        start = {"id": self.id, "object": self.body_object, "created": self.created, "model": self.model}
+        yield encode_json(start)[:-1] + b',"choices":['
+        for index, choice in enumerate(reply.best_choices()):
+            yield from self._whole_choice(index, choice, return_ids=return_ids)
+        usage = encode_json(usage_field(reply.usage()))
+        yield b'],"service_tier":null%b,"usage":%b' % (_FINGERPRINT, usage)
+        first = reply.choices[0]
+        if not self.prompt_in_choice:
+            yield from self.prompt_fields(first.prompt, return_ids=return_ids)
+        if first.kv_transfer_params is not None:
+            yield b',"kv_transfer_params":' + first.kv_transfer_params
+        yield b"}"
 
-    def ending(self, choice: Choice, *, return_ids: bool) -> dict[str, Any]:
-        """The last fields of a choice of a finished reply."""
+    def _whole_choice(self, index: int, choice: Choice, *, return_ids: bool) -> Iterator[bytes]:
+        content = self.choice_content(choice)  # first: it may change the finish reason
+        comma = b"," if index else b""
+        yield b'%b{"index":%d,%b,"logprobs":' % (comma, index, encode_json(content)[1:-1])
+        logprobs = None if choice.logprobs is None else choice.logprobs.take()
+        if logprobs is None:
+            yield b"null"
+        else:
+            yield from self.logprobs(logprobs)
         ending: dict[str, Any] = {
-            "logprobs": None if choice.logprobs is None else self.logprobs(choice.logprobs.take()),
             "finish_reason": choice.finish_reason.decode(),
             "stop_reason": choice.stop_reason,
         }
         if return_ids:
             ending["token_ids"] = choice.tokens
-        return ending
+        yield b"," + encode_json(ending)[1:-1]
+        if self.prompt_in_choice:
+            yield from self.prompt_fields(choice.prompt, return_ids=return_ids)
+        yield b"}"
 
 
 def usage_field(usage: TokenUsage) -> dict[str, Any]:

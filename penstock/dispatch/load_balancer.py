@@ -19,14 +19,14 @@ SLACK."""
 
 def affinity_keys(prompt: bytes, cache_salt: str | None, session: str | None) -> list[bytes]:
     """Keys of what a stream may share with earlier ones, best first: its session, then the prefixes of its
-    prompt (int32 token ids), longest first."""
+    prompt (int32 token ids), longest first. Keys are digests of 16 bytes, however long the session is."""
     keys = []
-    digest = blake2b((cache_salt or "").encode(), digest_size=16).digest()
+    digest = salt = blake2b((cache_salt or "").encode(), digest_size=16).digest()
     for end in range(BLOCK_BYTES, min(len(prompt), MOST_BLOCKS * BLOCK_BYTES) + 1, BLOCK_BYTES):
         digest = blake2b(digest + prompt[end - BLOCK_BYTES : end], digest_size=16).digest()
         keys.append(digest)
     if session is not None:
-        keys.append(b"session " + session.encode())
+        keys.append(blake2b(salt + session.encode(), digest_size=16, person=b"session").digest())
     keys.reverse()
     return keys
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.generation.body_decoder import check_parts
 from penstock.generation.request_schemas import Message, Part, ToolCall
 from penstock.http.errors import ApiError
 
@@ -68,7 +69,9 @@ def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         # OpenAI's clients send arguments as text; templates expect an object.
         try:
-            arguments = _decode(arguments) if arguments.strip() else {}
+            text = arguments.encode()
+            check_parts(text, f"{where}.function.arguments", f"{where}.function.arguments")
+            arguments = _decode(text) if arguments.strip() else {}
         except (msgspec.MsgspecError, RecursionError) as error:
             raise _bad_arguments(where, str(error)) from None
     if arguments is None:

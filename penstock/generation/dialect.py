@@ -8,7 +8,7 @@ To add an API, copy a folder under ``penstock/dialects/`` and add it to ``pensto
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.generation.parsers.delta import Delta
@@ -79,8 +79,8 @@ class ReplyFormat(ABC):
     # -- replies that are not streamed
 
     @abstractmethod
-    def whole(self, reply: CollectedReply) -> bytes:
-        """The JSON body of a finished reply."""
+    def whole(self, reply: CollectedReply) -> Iterator[bytes]:
+        """The JSON body of a finished reply, in pieces that take a few milliseconds each."""
 
 
 class Dialect(ABC):

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.config.serve import ServeConfig
 from penstock.generation import request_validation
-from penstock.generation.body_decoder import BodyDecoder
+from penstock.generation.body_decoder import MAX_COMMAS, BodyDecoder
 from penstock.generation.chat_template import RESERVED, ChatTemplate
 from penstock.generation.conversation import conversation
 from penstock.generation.model_info import ModelInfo
@@ -53,16 +53,24 @@ class InputProcessor:
         self._max_logprobs = config.max_logprobs
         self._force_usage = config.enable_force_include_usage
         self._interval_policy = IntervalPolicy(config)
+        self._max_total = info.max_model_len
         self._max_tokens = min(info.max_model_len, info.defaults.max_new_tokens or info.max_model_len)
         self._tokenizer = tokenizer
         self._template = template
         self._draw = random.Random().getrandbits
 
+    def limit_total(self, kv_cache_tokens: int) -> None:
+        """An engine's KV cache holds only this many tokens; 0: it has none. Requests without max_tokens end
+        where they do not fit any engine's."""
+        if kv_cache_tokens:  # the last token of an output is not in the cache
+            self._max_total = min(self._max_total, kv_cache_tokens + 1)
+
     # -- parts of a dialect
 
     def decoder(self, type: type[Request]) -> BodyDecoder[Request]:
         """A decoder for bodies of one type; its unknown fields are counted by :meth:`unknown_fields`."""
-        decoder = BodyDecoder(type, strict=self._strict)
+        most = max(MAX_COMMAS, 2 * self.model_info.max_model_len)
+        decoder = BodyDecoder(type, strict=self._strict, max_commas=most)
         self._decoders.append(decoder)
         return decoder
 
@@ -94,8 +102,8 @@ class InputProcessor:
         max_tokens: int | None,
         logprobs: int,
     ) -> RequestPlan:
-        """A plan from the fields that dialects share. ``max_tokens``: None for as many as the context allows;
-        ``logprobs``: alternatives per token, -1 for none. Raises ApiError."""
+        """A plan from the fields that dialects share. ``max_tokens``: None for what context and KV cache
+        allow; ``logprobs``: alternatives per token, -1 for none. Raises ApiError."""
         most = self._max_tokens if max_tokens is None else min(max_tokens or 1, self._max_tokens)
         base = request_validation.parse_sampling_params(
             request,
@@ -110,7 +118,7 @@ class InputProcessor:
             prompts=prompts,
             add_special_tokens=True,
             base=base,
-            max_model_len=self.model_info.max_model_len,
+            max_model_len=self._max_total if max_tokens is None else self.model_info.max_model_len,
         )
         if request.response_format is not None or request.structured_outputs is not None:
             constraint = parse_constraint(request)
@@ -139,7 +147,7 @@ class InputProcessor:
             plan.kv_transfer_params = msgspec.json.encode(request.kv_transfer_params)
         if request.truncate_prompt_tokens is not None or request.truncation_side is not None:
             plan.truncate_prompt_tokens, plan.truncate_left = truncation(
-                request, self.model_info.max_model_len, max_tokens
+                request, self.model_info.max_model_len, max_tokens, self._max_total
             )
         return plan
 

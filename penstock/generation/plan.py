@@ -27,6 +27,7 @@ class RequestPlan(msgspec.Struct, gc=False):
     base: SamplingParams
     """Parameters of choice 0 with the requested max_tokens; see :meth:`sampling`."""
     max_model_len: int
+    """Maximum length of prompt plus output in tokens. Without max_tokens the KV cache may limit it, too."""
     n: int = 1
     """Number of choices to generate per prompt."""
     kept: int | None = None

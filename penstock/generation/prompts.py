@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from penstock.generation.request_schemas import GenerateRequest
-from penstock.http.errors import MALFORMED, ApiError, refused
+from penstock.generation.request_validation import check_streams
+from penstock.http.errors import MALFORMED, ApiError, refused, shown
 
 
 def parse_prompts(
@@ -19,6 +20,8 @@ def parse_prompts(
         raise refused("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     if isinstance(prompt, str):
         return (prompt,)
+    if not isinstance(prompt[0], int):
+        check_streams(len(prompt), 1)
     kinds = set(map(type, prompt))
     if len(kinds) > 1:
         raise ApiError(
@@ -41,13 +44,14 @@ def parse_prompts(
 def check_vocabulary(token: int, vocab_size: int) -> None:
     """Raises ApiError for a token id outside the vocabulary."""
     if token >= vocab_size:
-        raise ApiError(400, f"Token id {token} is out of vocabulary")
+        raise ApiError(400, f"Token id {shown(token)} is out of vocabulary")
 
 
 def truncation(
-    request: GenerateRequest, max_model_len: int, max_tokens: int | None
+    request: GenerateRequest, max_model_len: int, max_tokens: int | None, max_total: int
 ) -> tuple[int | None, bool]:
-    """Maximum prompt tokens to keep (None: all), and whether to drop tokens at the start. Raises ApiError."""
+    """Maximum prompt tokens to keep (None: all), and whether to drop tokens at the start. ``max_total``: how
+    many tokens prompt and output may have with -1. Raises ApiError."""
     side = request.truncation_side
     if side not in (None, "left", "right"):
         raise ApiError(
@@ -55,10 +59,10 @@ def truncation(
         )
     most = request.truncate_prompt_tokens
     if most == -1:  # as many as leave room for max_tokens
-        most = max(1, max_model_len - (max_tokens or 1))
+        most = max(1, max_total - (max_tokens or 1))
     if most is not None and not 1 <= most <= max_model_len:
         raise refused(
-            f"truncate_prompt_tokens must be -1 or in [1, {max_model_len}], got {most}.",
+            f"truncate_prompt_tokens must be -1 or in [1, {max_model_len}], got {shown(most)}.",
             "truncate_prompt_tokens",
             most,
         )

@@ -15,7 +15,7 @@ import tokenizers
 
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.dialect import ReplyFormat
-from penstock.generation.logprobs import LogprobCollector, PromptLogprobFormatter
+from penstock.generation.logprobs import LogprobCollector, PromptLogprobFormatter, TokenNames
 from penstock.generation.parsers.delta import Delta
 from penstock.generation.parsers.message import MessageParser
 from penstock.generation.plan import RequestPlan
@@ -53,6 +53,8 @@ class TextTables:
     plain: list[bytes | None]
     """JSON-escaped text per token id, one entry per row of the model's output; None for tokens whose text
     depends on others, and for special tokens."""
+    names: TokenNames
+    """Spellings of tokens in logprobs."""
 
     @classmethod
     def make(cls, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> TextTables:
@@ -62,7 +64,7 @@ class TextTables:
         # Special tokens take the slow path, which sends no event without text.
         plain = [text or None for text in table.text[:vocab_size]]
         plain += [None] * (vocab_size - len(plain))
-        return cls(table, full, plain)
+        return cls(table, full, plain, TokenNames(full))
 
     def table_for(self, plan: RequestPlan) -> TokenTable:
         """The table for one request, by its ``skip_special_tokens``."""
@@ -164,12 +166,12 @@ class RequestReply(ABC):
         index = len(self.choices)
         if plan.prompt_logprobs >= 0 and prompt.logprobs is None:
             prompt.logprobs = PromptLogprobFormatter(
-                tables.full, prompt_token_ids(prompt), plan.prompt_logprobs
+                tables.names, prompt_token_ids(prompt), plan.prompt_logprobs
             )
         choice = Choice(prompt)
         if plan.logprobs >= 0:
             echo = prompt.logprobs if plan.echo else None
-            choice.logprobs = LogprobCollector(tables.full, echo, alternatives=plan.logprobs)
+            choice.logprobs = LogprobCollector(tables.names, echo, alternatives=plan.logprobs)
         if plan.format is not None:
             choice.parser = MessageParser(plan.format)
         stream = self._make_stream(index, rank)

@@ -130,7 +130,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     seed: Annotated[Int64 | None, about("Random seed; absent or -1: chosen at random.")] = None
     n: Annotated[int | None, about("Number of choices per prompt; choice i is sampled with seed + i.")] = None
     stop: Annotated[
-        str | Annotated[list[str], Meta(max_length=4)] | None, about("Stop strings, at most 4.")
+        str | Annotated[list[str], Meta(max_length=4)] | None,
+        about("Stop strings, at most 4 of 1024 characters."),
     ] = None
     stop_token_ids: Annotated[list[int] | None, about("Token ids that end the output.")] = None
     include_stop_str_in_output: Annotated[bool | None, about("Include the stop string in the output.")] = None

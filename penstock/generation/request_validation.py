@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from penstock.generation.model_info import ModelInfo
 from penstock.generation.request_schemas import GenerateRequest
 from penstock.generation.tokenizer import Tokenizer
-from penstock.http.errors import ApiError, refused
+from penstock.http.errors import ApiError, refused, shown
 from penstock.wire.messages import SamplingParams
 
 GREEDY_BELOW = 1e-5
@@ -24,6 +24,12 @@ MAX_STREAMS = 4096
 SEED_MASK = (1 << 63) - 1
 MAX_BAD_WORDS = 1024
 """Maximum texts in ``bad_words``: each is tokenized, and compared with the output at every step."""
+MAX_BAD_WORDS_CHARACTERS = 1 << 14
+"""Maximum characters of all ``bad_words`` together: tokenizing them takes up to 0.5 us each (measured)."""
+MAX_STOP_CHARACTERS = 1024
+"""Maximum characters of a ``stop`` string: so many may be held back while they could be part of one."""
+MAX_STREAMED_ECHO = 1 << 16
+"""Maximum logprobs of an echoed prompt in a stream: they are one event, which takes about 40 ms to format."""
 MAX_BIAS = 100.0
 """Logit biases are clamped to ± this value, as OpenAI documents."""
 
@@ -54,10 +60,10 @@ def parse_sampling_params(
         temperature = LEAST_TEMPERATURE
     top_p = defaults.top_p if r.top_p is None else r.top_p
     if not 0.0 < top_p <= 1.0:
-        raise refused(f"top_p must be in (0, 1], got {top_p}.", "top_p", top_p)
+        raise refused(f"top_p must be in (0, 1], got {shown(top_p)}.", "top_p", top_p)
     top_k = defaults.top_k if r.top_k is None else r.top_k
     if top_k < -1:
-        raise refused(f"top_k must be 0 (disable), or at least 1, got {top_k}.", "top_k", top_k)
+        raise refused(f"top_k must be 0 (disable), or at least 1, got {shown(top_k)}.", "top_k", top_k)
     min_p = defaults.min_p if r.min_p is None else r.min_p
     if not 0.0 <= min_p <= 1.0:
         raise ApiError(400, f"min_p must be in [0, 1], got {min_p}.", param="min_p")
@@ -117,25 +123,25 @@ def _with_rare_fields(
 
 def _bad_temperature(value: float) -> ApiError:
     if isfinite(value) and value < 0:
-        return refused(f"temperature must be non-negative, got {value}.", "temperature", value)
-    return refused(f"temperature must be a finite number, got {value}.", "temperature", value)
+        return refused(f"temperature must be non-negative, got {shown(value)}.", "temperature", value)
+    return refused(f"temperature must be a finite number, got {shown(value)}.", "temperature", value)
 
 
 def _penalty(name: str, value: float | None) -> float:
     if value is None:
         return 0.0
     if not -2.0 <= value <= 2.0:
-        raise ApiError(400, f"{name} must be in [-2, 2], got {value}.")
+        raise ApiError(400, f"{name} must be in [-2, 2], got {shown(value)}.")
     return value
 
 
 def _check_n(n: int, temperature: float) -> None:
     if n < 1:
-        raise refused(f"n must be at least 1, got {n}.", "n", n)
+        raise refused(f"n must be at least 1, got {shown(n)}.", "n", n)
     if n > MAX_CHOICES:
-        raise refused(f"n must be at most {MAX_CHOICES}, got {n}.", "n", n)
+        raise refused(f"n must be at most {MAX_CHOICES}, got {shown(n)}.", "n", n)
     if temperature == 0.0:
-        raise ApiError(400, f"n must be 1 when using greedy sampling, got {n}.")
+        raise ApiError(400, f"n must be 1 when using greedy sampling, got {shown(n)}.")
 
 
 def check_streams(prompts: int, n: int) -> None:
@@ -152,20 +158,20 @@ def check_streams(prompts: int, n: int) -> None:
 def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
     """Raises ApiError unless ``min_tokens`` is at least 0 and at most ``max_tokens``."""
     if min_tokens < 0:
-        raise ApiError(400, f"min_tokens must be greater than or equal to 0, got {min_tokens}.")
+        raise ApiError(400, f"min_tokens must be greater than or equal to 0, got {shown(min_tokens)}.")
     if min_tokens > max_tokens:
         raise ApiError(
-            400, f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}."
+            400, f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {shown(min_tokens)}."
         )
 
 
 def check_max_tokens(value: int, max_model_len: int, field: str = "max_tokens") -> None:
     """Raises ApiError unless ``value`` is at least 1 and at most ``max_model_len``."""
     if value < 1:
-        raise refused(f"{field} must be at least 1, got {value}.", field, value)
+        raise refused(f"{field} must be at least 1, got {shown(value)}.", field, value)
     if value > max_model_len:
         raise refused(
-            f"{field}={value} cannot be greater than max_model_len={max_model_len}. "
+            f"{field}={shown(value)} cannot be greater than max_model_len={max_model_len}. "
             "Please request fewer output tokens.",
             field,
             value,
@@ -196,7 +202,7 @@ def check_logprobs(value: int, most: int, field: str = "logprobs") -> None:
         raise refused(f"`{field}` must be a positive value or -1.", field, value)
     if value > most:
         raise refused(
-            f"Requested sample logprobs of {value}, which is greater than max allowed: {most}",
+            f"Requested sample logprobs of {shown(value)}, which is greater than max allowed: {most}",
             "logprobs",
             value,
         )
@@ -215,11 +221,23 @@ def check_prompt_logprobs(value: int, most: int, *, stream: bool) -> None:
     if value < -1:
         raise refused("`prompt_logprobs` must be a positive value or -1.", "prompt_logprobs", value)
     if value > most or value == -1:
-        wanted = "the whole vocabulary" if value == -1 else value
+        wanted = "the whole vocabulary" if value == -1 else shown(value)
         raise refused(
             f"Requested prompt logprobs of {wanted}, which is greater than max allowed: {most}",
             "prompt_logprobs",
             value,
+        )
+
+
+def check_streamed_echo(prompt_len: int, alternatives: int) -> None:
+    """Raises ApiError unless a stream can echo a prompt of ``prompt_len`` tokens with logprobs."""
+    most = MAX_STREAMED_ECHO // (1 + alternatives)
+    if prompt_len > most:
+        raise ApiError(
+            400,
+            f"echo with logprobs={alternatives} and stream: the prompt has {prompt_len} tokens, at most "
+            f"{most} are allowed; there is no such limit without stream.",
+            param="echo",
         )
 
 
@@ -232,25 +250,34 @@ def check_best_of(best_of: int, n: int, *, stream: bool) -> None:
 
 
 def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    """The stop strings of a request. Raises ApiError for an empty one."""
+    """The stop strings of a request. Raises ApiError for one that is empty or too long."""
     if not stop:
         if stop == "":
             raise ApiError(400, "stop cannot contain an empty string.", param="stop")
         return ()
-    if isinstance(stop, str):
-        return (stop,)
-    if "" in stop:
+    strings = (stop,) if isinstance(stop, str) else tuple(dict.fromkeys(stop))
+    if "" in strings:
         raise ApiError(400, "stop cannot contain an empty string.", param="stop")
-    return tuple(dict.fromkeys(stop))
+    longest = max(map(len, strings))
+    if longest > MAX_STOP_CHARACTERS:
+        raise ApiError(
+            400,
+            f"stop has a string of {longest} characters, at most {MAX_STOP_CHARACTERS} are allowed.",
+            param="stop",
+        )
+    return strings
 
 
 def _token_ids(field: str, ids: Collection[int], vocab_size: int) -> tuple[int, ...]:
-    for id in ids:
+    unique = tuple(dict.fromkeys(ids))
+    for id in unique:
         if not 0 <= id < vocab_size:
             raise ApiError(
-                400, f"{field} has the token id {id}, which is not in [0, {vocab_size - 1}].", param=field
+                400,
+                f"{field} has the token id {shown(id)}, which is not in [0, {vocab_size - 1}].",
+                param=field,
             )
-    return tuple(ids)
+    return unique
 
 
 def _allowed(ids: list[int] | None, vocab_size: int) -> tuple[int, ...] | None:
@@ -276,6 +303,13 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
     if len(words) > MAX_BAD_WORDS:
         raise ApiError(
             400, f"bad_words has {len(words)} texts, at most {MAX_BAD_WORDS} are allowed.", param="bad_words"
+        )
+    characters = sum(map(len, words))
+    if characters > MAX_BAD_WORDS_CHARACTERS:
+        raise ApiError(
+            400,
+            f"bad_words has {characters} characters, at most {MAX_BAD_WORDS_CHARACTERS} are allowed.",
+            param="bad_words",
         )
     sequences: dict[tuple[int, ...], None] = {}
     for word in words:

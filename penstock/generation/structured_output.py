@@ -1,16 +1,15 @@
-"""Structured output: response_format and structured_outputs of a request as one grammar, and its validation.
+"""Structured output: response_format and structured_outputs of a request as one grammar for llguidance.
 
-Grammars are texts for llguidance. An invalid one is refused with 400 here and never reaches an engine;
-validation needs no tokenizer or model library.
+:mod:`penstock.generation.grammars.checker` validates it; an invalid one never reaches an engine.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llguidance import LLMatcher, LLParserLimits, grammar_from
+from llguidance import LLMatcher, grammar_from
+from llguidance.gbnf_to_lark import is_lark_syntax
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -18,13 +17,13 @@ if TYPE_CHECKING:
 from penstock.generation.request_schemas import GenerateRequest, ResponseFormat, StructuredOutputs
 from penstock.http.errors import ApiError
 
-KNOWN_GRAMMARS = 1024
-"""Maximum number of validated grammars that are remembered."""
+MAX_GRAMMAR_BYTES = 1 << 20
+"""Maximum size of a grammar's text; llguidance's own limits refuse most grammars above half of it."""
+MAX_SHOWN = 300
+"""Maximum characters of the reason in an error."""
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 """Whitespace between JSON tokens, bounded so that a model cannot fill its whole output with it."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-
-_LIMITS = LLParserLimits(verbose_errors=False)
 
 
 class Constraint(NamedTuple):
@@ -32,11 +31,13 @@ class Constraint(NamedTuple):
 
     field: str
     grammar: str
+    gbnf: bool = False
+    """Whether the grammar is in GBNF, which the checker translates, as that takes long."""
 
 
 def parse_constraint(request: GenerateRequest) -> Constraint | None:
     """The constraint of a request; None if its output is free. Raises ApiError for several constraints and
-    for values that have no grammar; :class:`GrammarChecker` validates the grammar."""
+    for values that have no grammar."""
     constraints = []
     if request.response_format is not None:
         constraints += _of_format(request.response_format)
@@ -76,19 +77,16 @@ def _of_outputs(wanted: StructuredOutputs) -> list[Constraint]:
     if wanted.json_object:
         found.append(json_constraint("structured_outputs.json_object", ANY_OBJECT, wanted))
     if wanted.regex is not None:
-        found.append(Constraint("structured_outputs.regex", LLMatcher.grammar_from_regex(wanted.regex)))
+        regex = _checked("structured_outputs.regex", wanted.regex)
+        found.append(Constraint("structured_outputs.regex", LLMatcher.grammar_from_regex(regex)))
     if wanted.choice is not None:
         if not wanted.choice:
-            raise _invalid("structured_outputs.choice", "it must not be empty")
-        found.append(
-            Constraint("structured_outputs.choice", grammar_from("choice", json.dumps(wanted.choice)))
-        )
+            raise invalid_constraint("structured_outputs.choice", "it must not be empty")
+        choices = _checked("structured_outputs.choice", json.dumps(wanted.choice))
+        found.append(Constraint("structured_outputs.choice", grammar_from("choice", choices)))
     if wanted.grammar is not None:
-        try:
-            text = grammar_from("grammar", wanted.grammar)  # Lark, or GBNF
-        except ValueError as error:
-            raise _invalid("structured_outputs.grammar", str(error)) from None
-        found.append(Constraint("structured_outputs.grammar", text))
+        gbnf = not is_lark_syntax(_checked("structured_outputs.grammar", wanted.grammar))
+        found.append(Constraint("structured_outputs.grammar", wanted.grammar, gbnf))
     if wanted.structural_tag is not None:
         raise ApiError(
             400,
@@ -98,15 +96,26 @@ def _of_outputs(wanted: StructuredOutputs) -> list[Constraint]:
     return found
 
 
+def _checked(field: str, text: str) -> str:
+    """``text``, which is to become a grammar. Raises ApiError if it is too large."""
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise invalid_constraint(field, too_large(len(text)))
+    return text
+
+
+def too_large(size: int) -> str:
+    return f"it has {size} characters, at most {MAX_GRAMMAR_BYTES} are allowed"
+
+
 def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
     if isinstance(given, dict):
         return given
     try:
-        schema = json.loads(given)
+        schema = json.loads(_checked("structured_outputs.json", given))
     except (ValueError, RecursionError) as error:
-        raise _invalid("structured_outputs.json", f"it is not JSON: {error}") from None
+        raise invalid_constraint("structured_outputs.json", f"it is not JSON: {error}") from None
     if not isinstance(schema, dict):
-        raise _invalid("structured_outputs.json", "it must be an object, or the text of one")
+        raise invalid_constraint("structured_outputs.json", "it must be an object, or the text of one")
     return schema
 
 
@@ -121,12 +130,13 @@ def json_constraint(
             if wanted.disable_any_whitespace:
                 options = {"whitespace_flexible": False}
             elif wanted.whitespace_pattern is not None:
-                options = {"whitespace_pattern": wanted.whitespace_pattern}
+                options = {"whitespace_pattern": _checked(field, wanted.whitespace_pattern)}
             if wanted.disable_additional_properties:
                 schema = _closed(schema)
-        return Constraint(field, LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options))
+        text = _checked(field, json.dumps(schema))
+        return Constraint(field, LLMatcher.grammar_from_json_schema(text, defaults=options))
     except (RecursionError, ValueError) as error:
-        raise _invalid(field, str(error)) from None
+        raise invalid_constraint(field, str(error)) from None
 
 
 def _closed(value: Any) -> Any:
@@ -141,24 +151,8 @@ def _closed(value: Any) -> Any:
     return closed
 
 
-def _invalid(field: str, reason: str) -> ApiError:
+def invalid_constraint(field: str, reason: str) -> ApiError:
+    """The error for a constraint; its ``reason`` may repeat the whole grammar, so it is shortened."""
+    if len(reason) > MAX_SHOWN:
+        reason = f"{reason[:MAX_SHOWN]}…"
     return ApiError(400, f"{field} is not valid: {reason}", param=field)
-
-
-class GrammarChecker:
-    """Validates grammars in a thread: a large schema takes tens of milliseconds."""
-
-    def __init__(self) -> None:
-        self._valid: dict[str, None] = {}
-
-    async def check(self, constraint: Constraint) -> None:
-        """Raises ApiError with the field and the reason if the grammar is invalid."""
-        grammar = constraint.grammar
-        if grammar in self._valid:
-            return
-        reason = await asyncio.to_thread(LLMatcher.validate_grammar, grammar, limits=_LIMITS)
-        if reason:
-            raise _invalid(constraint.field, reason.strip())
-        if len(self._valid) >= KNOWN_GRAMMARS:
-            del self._valid[next(iter(self._valid))]
-        self._valid[grammar] = None

@@ -18,6 +18,13 @@ INLINE_FAST = 64 * 1024
 INLINE_SLOW = 4 * 1024
 """Characters that ``tokenizers`` encodes in about 1 ms or less (measured: 0.7 us per token)."""
 
+ESTIMATED_ABOVE = 4
+"""Characters per allowed token above which a text is estimated before it is encoded."""
+PIECE = 64 * 1024
+"""Characters of such a text that are encoded at a time."""
+CUT_TOKENS = 16
+"""Tokens by which the ends of a piece may differ from those of the whole text."""
+
 FlatEncoder = Callable[[list[str], bool], tuple[bytes, bytes]]
 """Texts and add_special_tokens to uint32 ids and uint64 offsets, as little-endian bytes."""
 
@@ -77,6 +84,22 @@ class Tokenizer:
             return self.pack(self.encode(text, add_special_tokens))
         ids, _ = fast([text], add_special_tokens)
         return ids, len(ids) >> 2
+
+    def is_longer(self, text: str, most: int) -> bool:
+        """Whether ``text`` surely has more than ``most`` tokens: its pieces have a quarter more.
+
+        To encode a whole text takes up to 100 bytes and 0.5 us per character (measured); this ends after
+        about ``most`` tokens.
+        """
+        if len(text) <= max(PIECE, ESTIMATED_ABOVE * most):
+            return False
+        total, allowed = 0, most * 1.25
+        for start in range(0, len(text), PIECE):
+            total += self.encode_bytes(text[start : start + PIECE], False)[1]
+            allowed += CUT_TOKENS
+            if total > allowed:
+                return True
+        return False
 
     def pack(self, ids: Sequence[int]) -> tuple[bytes, int]:
         """Ids below 2**31 as little-endian int32 bytes, and their count."""

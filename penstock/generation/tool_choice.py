@@ -13,6 +13,9 @@ from penstock.generation.request_schemas import Function, Tool
 from penstock.generation.structured_output import ANY_OBJECT, Constraint, json_constraint
 from penstock.http.errors import ApiError, not_served
 
+MAX_TOOLS = 1024
+"""Maximum ``tools``; OpenAI allows 128."""
+
 
 class ToolChoice(NamedTuple):
     """Whether and how the model may call tools."""
@@ -43,6 +46,9 @@ def parse_tool_choice(
     """
     if choice is None:
         choice = "auto" if tools else "none"
+    if tools and len(tools) > MAX_TOOLS:
+        message = f"tools has {len(tools)} functions, at most {MAX_TOOLS} are allowed."
+        raise ApiError(400, message, param="tools")
     if choice == "none":
         return ToolChoice()
     if not tools:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections.abc import Iterable
-from hashlib import sha256
+from hashlib import blake2b, sha256
 
 from penstock.http.asgi import request_header
 from penstock.http.errors import ApiError
@@ -19,6 +19,9 @@ ADMINISTRATIVE = frozenset(
 )
 ADMINISTRATIVE_PREFIXES = ("/admin/", "/debug/")
 
+_TENANT = b"penstock tenant"
+"""BLAKE2b's personalization for tenants: no other digest of a key equals one."""
+
 _FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
 """Headers that proxies add: the client is on another machine."""
 
@@ -31,19 +34,24 @@ class Keys:
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [sha256(key.encode()).digest() for key in keys]
+        self._digests = [sha256(key.encode()).digest() for key in dict.fromkeys(keys)]
+        self._tenants = [_tenant(digest) for digest in self._digests] if len(self._digests) > 1 else [None]
 
-    def check(self, path: str, scope: Scope) -> None:
-        """Check the key of a request for ``path``. Raises ApiError."""
+    def check(self, path: str, scope: Scope) -> str | None:
+        """Check the key of a request for ``path``. Raises ApiError.
+
+        The result is the key's tenant if there are several keys: 32 characters that are the same for the same
+        key in every process and after a restart, and do not reveal it.
+        """
         if not self._digests or path in OPEN_PATHS:
-            return
+            return None
         scheme, _, key = (request_header(scope, b"authorization") or "").partition(" ")
         if not scheme:  # as Anthropic's clients send it
             scheme, key = "bearer", request_header(scope, b"x-api-key") or ""
         presented = sha256(key.strip().encode("latin-1", "replace")).digest()
         matches = [hmac.compare_digest(presented, digest) for digest in self._digests]
         if scheme.lower() == "bearer" and any(matches):
-            return
+            return self._tenants[matches.index(True)]
         problem = "The API key is not valid" if key else "An API key is needed"
         raise ApiError(
             401,
@@ -51,6 +59,10 @@ class Keys:
             code="invalid_api_key",
             headers=[(b"www-authenticate", b"Bearer")],
         )
+
+
+def _tenant(digest: bytes) -> str:
+    return blake2b(digest, digest_size=16, person=_TENANT).hexdigest()
 
 
 def is_administrative(path: str) -> bool:

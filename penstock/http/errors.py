@@ -27,6 +27,13 @@ TYPES = {
 }
 """Default ``type`` by HTTP status."""
 
+MAX_MESSAGE = 1000
+"""Maximum characters of an error's message; its middle is left out beyond that."""
+MAX_PARAM = 200
+"""Maximum characters of ``param``."""
+MAX_VALUE = 60
+"""Maximum characters of a refused value in a message."""
+
 MALFORMED = "Bad Request"
 """``type``, as in vLLM, of a body that is not JSON or whose fields have wrong JSON types."""
 
@@ -37,7 +44,7 @@ class ApiError(Exception):
     """An error reply.
 
     ``param``: the request field at fault. ``type`` defaults to that of the status, ``code`` to the status.
-    ``headers`` are added to the reply.
+    ``headers`` are added to the reply. Long messages and params are shortened: they may quote the request.
     """
 
     def __init__(
@@ -50,6 +57,10 @@ class ApiError(Exception):
         code: str | int | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[: MAX_MESSAGE // 2]}…{message[-MAX_MESSAGE // 2 + 1 :]}"
+        if param is not None and len(param) > MAX_PARAM:
+            param = f"{param[: MAX_PARAM - 1]}…"
         super().__init__(message)
         self.status = status
         self.message = message
@@ -64,9 +75,15 @@ class ApiError(Exception):
         return _encode({"error": error})
 
 
+def shown(value: object) -> str:
+    """A refused value for a message, shortened to MAX_VALUE characters."""
+    text = str(value)
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
+
+
 def refused(message: str, param: str, value: object = None) -> ApiError:
     """400 for a field with an invalid value; ``message`` gets vLLM's suffix."""
-    suffix = f"(parameter={param})" if value is None else f"(parameter={param}, value={value})"
+    suffix = f"(parameter={param})" if value is None else f"(parameter={param}, value={shown(value)})"
     return ApiError(400, f"{message} {suffix}", param=param)
 
 
@@ -78,5 +95,5 @@ def not_served(field: str, allowed: str) -> ApiError:
 def unknown_model(name: str, names: Iterable[str]) -> ApiError:
     """404 for a model that is not served; ``names``: the served models."""
     known = ", ".join(names)
-    message = f"The model `{name}` does not exist. Valid aliases: {known}."
+    message = f"The model `{shown(name)}` does not exist. Valid aliases: {known}."
     return ApiError(404, message, param="model", code="model_not_found")

@@ -26,6 +26,7 @@ from tests.generation.planning import (
     error_of,
     error_or_none,
     planners,
+    tiny_input_processor,
     tiny_tokenizer,
 )
 
@@ -152,6 +153,18 @@ def test_seeds_are_drawn_where_none_is_given() -> None:
 
 def test_negative_seeds_are_repeatable() -> None:
     assert PLANNER.completion(body(seed=-5)).sampling(1).seed == (1 << 63) - 5
+
+
+def test_a_chat_without_max_tokens_is_held_to_what_the_smallest_kv_cache_holds() -> None:
+    processor = tiny_input_processor()
+    planner = Planners(ServeConfig(), processor)
+    for tokens in (0, 100_000, 512, 1024):
+        processor.limit_total(tokens)
+    assert planner.chat(chat_body()).sampling(48).max_tokens == 513 - 48
+    assert planner.chat(chat_body(max_tokens=2000)).sampling(48).max_tokens == 2000, "the engine refuses it"
+    assert error_of(planner.chat(chat_body()).sampling, 513).param == "max_tokens"
+    kept = planner.chat(chat_body(truncate_prompt_tokens=-1))
+    assert kept.sampling(len(kept.truncate(bytes(4 * 2000))) // 4).max_tokens == 1
 
 
 def test_max_tokens_is_held_to_what_the_context_leaves() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -61,8 +61,8 @@ class NumberedReply(ReplyFormat):
     def error(self, error: StreamError) -> bytes:
         return self._event("failed", code=error.code)
 
-    def whole(self, reply: CollectedReply) -> bytes:
-        return reply.choices[0].text
+    def whole(self, reply: CollectedReply) -> Iterator[bytes]:
+        yield bytes(reply.choices[0].text)
 
 
 class Numbered(Completions):

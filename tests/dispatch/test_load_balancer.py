@@ -91,3 +91,13 @@ def test_affinity_is_bounded_by_load(loads: list[int | None], keys: list[bytes],
         load = loads[rank]
         assert load is not None
         assert load <= AFFINITY_FACTOR * min(up) + AFFINITY_SLACK
+
+
+def test_keys_are_small_however_long_sessions_are() -> None:
+    keys = affinity_keys(bytes(BLOCK_BYTES), "salt", "s" * 65536)
+    assert [len(key) for key in keys] == [16, 16]
+
+
+def test_sessions_of_different_tenants_are_different_sessions() -> None:
+    """The salt begins with the tenant, if there are several."""
+    assert affinity_keys(b"", "one", "s") != affinity_keys(b"", "two", "s")

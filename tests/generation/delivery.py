@@ -57,6 +57,6 @@ def collected_reply(
         reply = desk.collected(plan, chat=chat)
         desk.deliver(desk.rows(0, [tokens], finish))
         await reply.done
-        return json.loads(reply.format.whole(reply))
+        return json.loads(b"".join(reply.format.whole(reply)))
 
     return asyncio.run(run())

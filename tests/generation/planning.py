@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from penstock.api.byte_budget import ByteBudget
 from penstock.api.tokenize import TokenizeRoutes
 from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.dialect import ChatCompletions
@@ -27,7 +28,7 @@ class Planners:
     """Every API's way from a body to a plan."""
 
     def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
-        tokenize = TokenizeRoutes(processor, tiny_tokenizer(), config.max_request_bytes)
+        tokenize = TokenizeRoutes(processor, tiny_tokenizer(), config.max_request_bytes, ByteBudget(1 << 20))
         self.completion = Completions(config, processor).plan
         self.chat = ChatCompletions(config, processor).plan
         self.tokenize = tokenize.tokenize_plan

@@ -229,7 +229,7 @@ def read_stream(sink: MemorySink) -> Reading:
 def read_body(reply: CollectedReply) -> Reading:
     """A body of one choice that is not streamed."""
     assert reply.done.result() is None
-    body = json.loads(reply.format.whole(reply))
+    body = json.loads(b"".join(reply.format.whole(reply)))
     [choice] = body["choices"]
     text = choice["message"]["content"] if "message" in choice else choice["text"]
     usage = {key: body["usage"][key] for key in body["usage"]}

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.dialects.completions.reply import CompletionReply
-from penstock.generation.logprobs import LEAST_LOGPROB, LogprobCollector, PromptLogprobFormatter
+from penstock.generation.logprobs import (
+    LEAST_LOGPROB,
+    LogprobCollector,
+    PromptLogprobFormatter,
+    TokenLogprobs,
+    TokenNames,
+)
 from penstock.streaming.token_table import TokenTable
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from tests.generation.planning import body, chat_body, error_of, planners, tiny_tokenizer
 
 PLANNER = planners()
 TABLE = TokenTable.from_tokenizer(tiny_tokenizer().raw, skip_special_tokens=False)
+NAMES = TokenNames(TABLE)
 DEF, MAIN, BET = (tiny_tokenizer().encode(text, False)[0] for text in ("def", " main", "():"))
 PROMPT = [0, DEF, MAIN]
 
@@ -31,14 +39,14 @@ def entries(place: list[int], ids: list[list[int]], values: list[list[float]]) -
 
 
 def scores(alternatives: int = 1) -> PromptLogprobFormatter:
-    made = PromptLogprobFormatter(TABLE, PROMPT, alternatives)
+    made = PromptLogprobFormatter(NAMES, PROMPT, alternatives)
     made.add(entries([1], [[DEF, BET]], [[-2.0, -1.0]]))
     made.add(entries([1, 2], [[DEF, BET], [MAIN, MAIN]], [[-2.0, -1.0], [-np.inf, -np.inf]]))  # 1 comes again
     return made
 
 
 def test_a_prompt_as_vllm_reports_it() -> None:
-    assert scores().field() == [
+    assert json.loads(b"".join(scores().field())) == [
         None,
         {
             str(DEF): {"logprob": -2.0, "rank": 7, "decoded_token": "def"},
@@ -46,17 +54,17 @@ def test_a_prompt_as_vllm_reports_it() -> None:
         },
         {str(MAIN): {"logprob": LEAST_LOGPROB, "rank": 8, "decoded_token": " main"}},
     ]
-    assert PromptLogprobFormatter(TABLE, [DEF], 3).field() == [None]
+    assert b"".join(PromptLogprobFormatter(NAMES, [DEF], 3).field()) == b"[null]"
 
 
 def test_entries_that_were_lost_are_noticed() -> None:
-    made = PromptLogprobFormatter(TABLE, PROMPT, 0)
+    made = PromptLogprobFormatter(NAMES, PROMPT, 0)
     with pytest.raises(ValueError, match="from 2, but those from 1"):
         made.add(entries([2], [[MAIN]], [[-1.0]]))
 
 
 def test_an_echoed_prompt_comes_before_the_output_once() -> None:
-    collector = LogprobCollector(TABLE, scores(), alternatives=1)
+    collector = LogprobCollector(NAMES, scores(), alternatives=1)
     output = Logprobs(
         np.array([0], np.int32),
         np.array([[BET, DEF]], np.int32),
@@ -65,7 +73,11 @@ def test_an_echoed_prompt_comes_before_the_output_once() -> None:
     )
     collector.add([BET], output)
     reply = CompletionReply("id", "m", "assistant")
-    assert reply.logprobs(collector.take()) == {
+
+    def read(taken: TokenLogprobs | None) -> Any:
+        return None if taken is None else json.loads(b"".join(reply.logprobs(taken)))
+
+    assert read(collector.take()) == {
         "text_offset": [0, 3, 6, 11],
         "token_logprobs": [None, -2.0, LEAST_LOGPROB, -0.5],
         "tokens": ["<s>", "def", " main", "():"],
@@ -77,8 +89,8 @@ def test_an_echoed_prompt_comes_before_the_output_once() -> None:
         ],
     }
     collector.add([BET], output)
-    assert (reply.logprobs(collector.take()) or {})["text_offset"] == [14]
-    assert reply.logprobs(collector.take()) is None
+    assert read(collector.take())["text_offset"] == [14]
+    assert read(collector.take()) is None
 
 
 def test_echo_asks_for_the_prompts_logprobs_as_well() -> None:

@@ -374,7 +374,7 @@ def test_a_whole_reply_has_what_a_connector_says() -> None:
     frames = desk.rows(0, [ids("a")], FinishReason.LENGTH)
     frames[-1].kv_transfer_params = {0: b'{"remote_block_ids":[7]}'}
     desk.deliver(frames)
-    assert json.loads(reply.format.whole(reply))["kv_transfer_params"] == {"remote_block_ids": [7]}
+    assert json.loads(b"".join(reply.format.whole(reply)))["kv_transfer_params"] == {"remote_block_ids": [7]}
 
 
 @within_loop

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from penstock.generation.structured_output import KNOWN_GRAMMARS, Constraint, GrammarChecker
+from penstock.generation.grammars import checker as checker_module
+from penstock.generation.grammars.checker import GrammarChecker
+from penstock.generation.structured_output import Constraint
 from penstock.http.errors import ApiError
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.generation.planning import body, chat_body, error_of, planners
@@ -29,6 +31,19 @@ def planned(**fields: Any) -> Constraint:
     assert plan.constraint == chat.constraint
     assert plan.base.grammar == chat.base.grammar == plan.constraint.grammar
     return plan.constraint
+
+
+def check(*constraints: Constraint) -> Constraint:
+    """The last of ``constraints``, checked like all others before it."""
+    checker = GrammarChecker()
+
+    async def check_all() -> Constraint:
+        return [await checker.check(constraint) for constraint in constraints][-1]
+
+    try:
+        return asyncio.run(check_all())
+    finally:
+        checker.close()
 
 
 def matches(constraint: Constraint, text: str, tokenizer: LLTokenizer) -> bool:
@@ -63,10 +78,10 @@ def test_outputs_of_each_kind(
 ) -> None:
     constraint = planned(structured_outputs=outputs)
     assert constraint.field == f"structured_outputs.{next(iter(outputs))}"
-    asyncio.run(GrammarChecker().check(constraint))
-    assert [matches(constraint, text, tokenizer) for text in good + bad] == [True] * len(good) + [
-        False
-    ] * len(bad)
+    checked = check(constraint)
+    assert [matches(checked, text, tokenizer) for text in good + bad] == [True] * len(good) + [False] * len(
+        bad
+    )
 
 
 def test_response_formats(tokenizer: LLTokenizer) -> None:
@@ -92,7 +107,6 @@ def test_response_formats(tokenizer: LLTokenizer) -> None:
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not JSON"),
         ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json", "must be an object"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "not be empty"),
-        ({"structured_outputs": {"grammar": 'root ::= "a'}}, "structured_outputs.grammar", "end of input"),
         (
             {"structured_outputs": {"structural_tag": "{}"}},
             "structured_outputs.structural_tag",
@@ -123,6 +137,7 @@ def test_what_is_no_constraint_is_refused_by_name(fields: dict[str, Any], param:
         ({"regex": "[a-z"}, "structured_outputs.regex", "unclosed character class"),
         ({"regex": "(?=a)b"}, "structured_outputs.regex", "look-around"),
         ({"grammar": "start: nowhere"}, "structured_outputs.grammar", "nowhere"),
+        ({"grammar": 'root ::= "a'}, "structured_outputs.grammar", "end of input"),
         ({"json": {"type": "foo"}}, "structured_outputs.json", "Invalid type: foo"),
         ({"json": {"not": {}}}, "structured_outputs.json", "not"),
         ({"json": {"$ref": "#/$defs/x"}}, "structured_outputs.json", "does not exist"),
@@ -131,22 +146,27 @@ def test_what_is_no_constraint_is_refused_by_name(fields: dict[str, Any], param:
 )
 def test_bad_grammars_are_refused_with_the_reason(outputs: dict[str, Any], field: str, reason: str) -> None:
     with pytest.raises(ApiError) as refused:
-        asyncio.run(GrammarChecker().check(planned(structured_outputs=outputs)))
+        check(planned(structured_outputs=outputs))
     assert refused.value.status == 400
     assert refused.value.param == field
     assert refused.value.message.startswith(f"{field} is not valid: ")
     assert reason in refused.value.message
 
 
-def test_valid_grammars_are_remembered_up_to_a_limit() -> None:
+def test_valid_grammars_are_remembered_up_to_a_limit_and_by_their_digests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checker_module, "KNOWN_GRAMMARS", 10)
     checker = GrammarChecker()
 
     async def check_all() -> None:
-        for number in range(KNOWN_GRAMMARS + 10):
+        for number in range(20):
             await checker.check(Constraint("f", LLMatcher.grammar_from_regex(f"a{number}")))
 
     asyncio.run(check_all())
-    assert len(checker._valid) == KNOWN_GRAMMARS
+    checker.close()
+    assert len(checker._valid) == 10
+    assert all(len(digest) == 16 for digest in checker._valid)
 
 
 def test_no_model_library_is_loaded() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from hashlib import blake2b, sha256
+
 import pytest
 
 from penstock.http.access_keys import Keys, check_local
@@ -116,3 +118,25 @@ def test_whoever_may_connect_to_a_unix_socket_is_here() -> None:
 @pytest.mark.parametrize("header", [b"origin", b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"])
 def test_what_a_page_or_a_proxy_sends_is_not_from_here(header: bytes) -> None:
     assert local_refusal("/sleep", HERE, header) is not None
+
+
+def tenant(keys: list[str], *headers: tuple[bytes, bytes]) -> str | None:
+    return Keys(keys).check("/v1/completions", {"headers": list(headers)})
+
+
+def test_several_keys_are_tenants_which_do_not_reveal_them() -> None:
+    one = tenant(["one", "two"], (b"authorization", b"Bearer one"))
+    two = tenant(["one", "two"], (b"authorization", b"Bearer two"))
+    assert one is not None
+    assert two is not None
+    assert one != two
+    assert len(one) == len(two) == 32
+    assert one == tenant(["three", "one"], (b"authorization", b"bearer  one ")), "in every process"
+    assert one == tenant(["one", "two"], (b"x-api-key", b"one")), "in either header"
+    digests = {sha256(b"one").hexdigest()[:32], blake2b(b"one", digest_size=16).hexdigest()}
+    assert one not in digests
+
+
+@pytest.mark.parametrize("keys", [[], ["one"], ["one", "one"]])
+def test_without_several_keys_there_are_no_tenants(keys: list[str]) -> None:
+    assert tenant(keys, (b"authorization", b"Bearer one")) is None

@@ -58,6 +58,14 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
         ),
     ] = None
     api_key_file: ApiKeyFile = None
+    shared_prefix_cache: Annotated[
+        bool,
+        option(
+            "Share cached prefixes between API keys. Default: between requests with the same key only, so "
+            "that cached_tokens tells nobody what others have sent.",
+            "HTTP server",
+        ),
+    ] = False
     api_server_count: Annotated[
         int, option("Number of API server processes.", "HTTP server", ge=1, le=1024)
     ] = 1

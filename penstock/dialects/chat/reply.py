@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.dialects.openai_reply import OpenAIReply, usage_field
-from penstock.generation.collected import CollectedReply
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.parsers.delta import CallDelta, Delta
-from penstock.generation.replies import Choice, prompt_token_ids
+from penstock.generation.replies import Choice
 from penstock.generation.token_usage import TokenUsage
 from penstock.http.asgi import encode_json
 from penstock.streaming.token_table import escape_json
@@ -22,6 +21,7 @@ class ChatReply(OpenAIReply):
 
     event_object, body_object = "chat.completion.chunk", "chat.completion"
     text_start, text_end = b',"delta":{"content":"', b'"}'
+    prompt_in_choice = False
 
     def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
         extra = b"" if usage is None else b',"usage":' + encode_json(usage_field(usage))
@@ -38,23 +38,15 @@ class ChatReply(OpenAIReply):
         fields = b"{}" if delta is None else encode_json(delta_fields(delta))
         return b'%b{"index":%d,"delta":%b' % (self._prefix, index, fields)
 
-    def logprobs(self, logprobs: TokenLogprobs | None) -> dict[str, Any] | None:
-        return None if logprobs is None else {"content": logprobs.entries}
+    def logprobs(self, logprobs: TokenLogprobs) -> Iterator[bytes]:
+        yield b'{"content":'
+        yield from logprobs.entries()
+        yield b"}"
 
-    def body_fields(self, reply: CollectedReply) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        prompt = reply.choices[0].prompt
-        if prompt.logprobs is not None:
-            fields["prompt_logprobs"] = prompt.logprobs.field()
-        if reply.plan.return_token_ids:
-            fields["prompt_token_ids"] = prompt_token_ids(prompt)
-        return fields
-
-    def whole_choice(self, index: int, choice: Choice, *, return_ids: bool) -> dict[str, Any]:
+    def choice_content(self, choice: Choice) -> dict[str, Any]:
         text = choice.prompt.echo + choice.text.decode()
         fields = {"content": text} if choice.parser is None else message_fields(choice.parse(text))
-        message = {"role": self.role, **fields, "refusal": None}
-        return {"index": index, "message": message} | self.ending(choice, return_ids=return_ids)
+        return {"message": {"role": self.role, **fields, "refusal": None}}
 
 
 def delta_fields(delta: Delta) -> dict[str, Any]:

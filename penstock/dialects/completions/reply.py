@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 from penstock.dialects.openai_reply import OpenAIReply
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.parsers.delta import Delta
-from penstock.generation.replies import Choice, prompt_token_ids
+from penstock.generation.replies import Choice
 from penstock.generation.token_usage import TokenUsage
+from penstock.http.asgi import encode_json
 
 
 class CompletionReply(OpenAIReply):
@@ -18,6 +21,7 @@ class CompletionReply(OpenAIReply):
 
     event_object = body_object = "text_completion"
     text_start, text_end = b',"text":"', b'"'
+    prompt_in_choice = True
 
     def first(self, index: int, prompt_token_ids: Any, usage: TokenUsage | None) -> bytes:
         return b""
@@ -25,36 +29,33 @@ class CompletionReply(OpenAIReply):
     def content(self, index: int, text: bytes, delta: Delta | None) -> bytes:
         return b"".join((self.head(index), text, self.text_end))
 
-    def logprobs(self, logprobs: TokenLogprobs | None) -> dict[str, Any] | None:
+    def logprobs(self, logprobs: TokenLogprobs) -> Iterator[bytes]:
         """One list per field, with an entry per token."""
-        if logprobs is None:
-            return None
-        entries, offset = logprobs
-        offsets = []
-        for entry in entries:
-            offsets.append(offset)
-            offset += len(entry["token"])
-        return {
-            "text_offset": offsets,
-            "token_logprobs": [entry["logprob"] for entry in entries],
-            "tokens": [entry["token"] for entry in entries],
-            "top_logprobs": [_by_token(entry) for entry in entries],
-        }
+        names = logprobs.names
+        offsets = accumulate(logprobs.characters()[:-1], initial=logprobs.text_offset)
+        yield b'{"text_offset":%b,"token_logprobs":[' % encode_json(list(offsets))
+        unscored = [] if logprobs.unscored is None else [logprobs.unscored]
+        nulls, spelled = [b"null"] * len(unscored), [names[token].quoted for token in unscored]
+        # By text: the token itself and its alternatives; of equal texts the last one's logprob.
+        tops: list[bytes] = []
+        own = nulls
+        for rows in logprobs.pieces():
+            by_text = []
+            for ids, values in rows:
+                own.append(values[0])
+                quoted = [names[token].quoted for token in ids if token >= 0]
+                spelled.append(quoted[0])
+                shown = dict(zip(quoted, values, strict=False))
+                by_text.append(b"{%b}" % b",".join([b"%b:%b" % each for each in shown.items()]))
+            tops.append(b",".join(by_text))
+            yield b""
+        yield b",".join(own)
+        yield b'],"tokens":['
+        yield b",".join(spelled)
+        yield b'],"top_logprobs":['
+        for number, piece in enumerate([b"null"] * len(unscored) + tops):
+            yield b"," + piece if number else piece
+        yield b"]}"
 
-    def whole_choice(self, index: int, choice: Choice, *, return_ids: bool) -> dict[str, Any]:
-        text = choice.prompt.echo + choice.text.decode()
-        made = {"index": index, "text": text} | self.ending(choice, return_ids=return_ids)
-        if choice.prompt.logprobs is not None:
-            made["prompt_logprobs"] = choice.prompt.logprobs.field()
-        if return_ids:
-            made["prompt_token_ids"] = prompt_token_ids(choice.prompt)
-        return made
-
-
-def _by_token(entry: dict[str, Any]) -> dict[str, float] | None:
-    """The sampled token and its alternatives by text; None for a token without logprobs."""
-    if entry["top_logprobs"] is None:
-        return None
-    return {entry["token"]: entry["logprob"]} | {
-        candidate["token"]: candidate["logprob"] for candidate in entry["top_logprobs"]
-    }
+    def choice_content(self, choice: Choice) -> dict[str, Any]:
+        return {"text": choice.prompt.echo + choice.text.decode()}

@@ -92,7 +92,8 @@ class Picker:
         self._choose = choose
         self._scraped = scraped
         self._rng = rng or random.Random()
-        self._sessions: OrderedDict[str, Endpoint] = OrderedDict()
+        self._sessions: OrderedDict[int, Endpoint] = OrderedDict()
+        """By Python's hash of the session's name, which a client chooses at any length."""
         scorers: dict[str, Scorer] = {
             **_LOAD_SCORERS,
             "prefix": self._prefix,
@@ -179,8 +180,9 @@ class Picker:
         if request.blocks:
             self.index.note(request.blocks, endpoint)
         if request.session is not None:
-            self._sessions[request.session] = endpoint
-            self._sessions.move_to_end(request.session)
+            session = hash(request.session)
+            self._sessions[session] = endpoint
+            self._sessions.move_to_end(session)
             if len(self._sessions) > MOST_SESSIONS:
                 self._sessions.popitem(last=False)
         return endpoint
@@ -197,7 +199,7 @@ class Picker:
 
     def _session(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
         """1 for the endpoint that served the session last."""
-        last = None if request.session is None else self._sessions.get(request.session)
+        last = None if request.session is None else self._sessions.get(hash(request.session))
         if last is None:
             return [0.0] * len(endpoints)
         return self._bounded([float(endpoint is last) for endpoint in endpoints], endpoints)

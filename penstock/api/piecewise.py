@@ -1,0 +1,74 @@
+"""Sends large replies in pieces, so that formatting them does not delay the events of streams."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+from penstock.api.exchange import Exchange
+from penstock.http.asgi import JSON, send_json
+
+TURN_S = 0.002
+"""Time to format pieces before other work runs."""
+WHOLE_BYTES = 256 * 1024
+"""Replies up to this size are sent at once, with their length; larger ones in chunks, as the client reads."""
+
+
+class PiecewiseSender:
+    """The large replies of one process. They take turns: one turn in each round of the event loop."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def send_json(self, exchange: Exchange, pieces: Iterator[bytes]) -> None:
+        """Send a reply whose body is ``pieces``; gives up if the client disconnects."""
+        body, ended = _next_turn(pieces)
+        connection: _Connection | None = None
+        while not ended:
+            async with self._turn:
+                more, ended = _next_turn(pieces)
+                await asyncio.sleep(0)
+            body += more
+            if len(body) <= WHOLE_BYTES or exchange.scope["http_version"] == "1.0":
+                continue
+            if connection is None:
+                connection = _Connection()
+                exchange.sink.listen(connection)
+                await exchange.send(
+                    {"type": "http.response.start", "status": 200, "headers": [(b"content-type", JSON)]}
+                )
+            if connection.lost:
+                return
+            await exchange.send({"type": "http.response.body", "body": bytes(body), "more_body": True})
+            body.clear()
+        if connection is None:
+            await send_json(exchange.send, bytes(body))
+        else:
+            await exchange.send({"type": "http.response.body", "body": bytes(body), "more_body": False})
+
+
+class _Connection:
+    """Notices that the client has disconnected."""
+
+    lost = False
+
+    def on_disconnect(self) -> None:
+        self.lost = True
+
+    def on_pause(self) -> None:
+        pass
+
+    def on_resume(self) -> None:
+        pass
+
+
+def _next_turn(pieces: Iterator[bytes]) -> tuple[bytearray, bool]:
+    """As many pieces as there is time for, and whether they were the last."""
+    body = bytearray()
+    due = time.monotonic() + TURN_S
+    for piece in pieces:
+        body += piece
+        if time.monotonic() >= due:
+            return body, False
+    return body, True

@@ -1,0 +1,141 @@
+"""Hostile requests against a running server: a bystander's stream goes on, and memory stays."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.integration.server import SYNTHETIC, Server
+
+MEGABYTE = 1 << 20
+HEADERS = {"content-type": "application/json"}
+WORST_GAP_S = 1.0
+"""Ten times what a loaded machine with two cores does to a stream of 2 ms steps by itself; tokenizing 4 MB or
+decoding 16 MB on the event loop takes longer."""
+MEMORY_MB = 250
+USER = {"role": "user", "content": "x"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options = ("--max-request-bytes", "32Mi")
+    with Server(*SYNTHETIC, *options, directory=tmp_path_factory.mktemp("hostile")) as running:
+        yield running
+
+
+class Bystander:
+    """A stream that runs while others attack; use it as a context."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.gap_s = 0.0
+        self.events = 0
+        self._started = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+
+    def __enter__(self) -> Bystander:
+        self._thread.start()
+        assert self._started.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    def _read(self) -> None:
+        body = {"prompt": "x", "stream": True, "max_tokens": 2000, "ignore_eos": True}
+        while not self._stop.is_set():
+            with httpx.stream("POST", f"{self._url}/v1/completions", json=body, timeout=60) as reply:
+                last = time.monotonic()
+                for _ in reply.iter_raw():
+                    now = time.monotonic()
+                    if self._started.is_set():
+                        self.gap_s = max(self.gap_s, now - last)
+                    self._started.set()
+                    last = now
+                    self.events += 1
+                    if self._stop.is_set():
+                        return
+
+
+def memory_mb(server: Server) -> float:
+    """Private memory of API servers and engines."""
+    processes = server.children("api-server") + server.children("engine")
+    return sum(float(process.memory_full_info().uss) for process in processes) / MEGABYTE
+
+
+def messages(count: int) -> bytes:
+    return b'{"messages":[' + b",".join([b'{"role":"user","content":"x"}'] * count) + b"]}"
+
+
+ATTACKS: dict[str, tuple[str, Callable[[], bytes], set[int], str]] = {
+    "a prompt without spaces": (
+        "completions",
+        lambda: json.dumps({"prompt": "a" * 15_000_000}).encode(),
+        {400},
+        "at least",
+    ),
+    "lists": ("completions", lambda: b'{"prompt":"x","a":[' + b"[]," * 5_000_000 + b"0]}", {400}, "body"),
+    "ids": ("completions", lambda: b'{"prompt":[' + b"1," * 1_000_000 + b"1]}", {400}, "at least"),
+    "many messages": ("chat/completions", lambda: messages(15_000), {400}, "at least"),
+    "a deep body": ("completions", lambda: b'{"prompt":' + b"[" * 16_000_000, {400}, "body"),
+    "a long model": (
+        "completions",
+        lambda: json.dumps({"prompt": "x", "model": "m" * 15_000_000}).encode(),
+        {404},
+        "model",
+    ),
+    "a long schema": (
+        "completions",
+        lambda: json.dumps({"prompt": "x", "structured_outputs": {"json": {"a": "b" * 15_000_000}}}).encode(),
+        {400},
+        "structured_outputs",
+    ),
+    "stop ids": (
+        "completions",
+        lambda: b'{"prompt":"x","stop_token_ids":[' + b"1," * 1_000_000 + b"1]}",
+        {200, 400},
+        "",
+    ),
+    "bias": (
+        "completions",
+        lambda: json.dumps({"prompt": "x", "logit_bias": {str(n): 1 for n in range(90_000)}}).encode(),
+        {400},
+        "logit_bias",
+    ),
+    "/tokenize": ("/tokenize", lambda: json.dumps({"prompt": "a" * 15_000_000}).encode(), {400}, "prompt"),
+    "/detokenize": ("/detokenize", lambda: b'{"tokens":[' + b"1," * 1_000_000 + b"1]}", {400}, "tokens"),
+    "tokenized text": ("/tokenize", lambda: json.dumps({"prompt": "a " * 200_000}).encode(), {200}, ""),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_bystanders_stream_goes_on(server: Server, name: str) -> None:
+    path, make, statuses, word = ATTACKS[name]
+    url = path if path.startswith("/") else f"/v1/{path}"
+    sent = make()
+    with Bystander(server.url) as bystander, httpx.Client(base_url=server.url, timeout=120) as client:
+        replies: list[Any] = []
+        base = memory_mb(server)
+        for _ in range(2):
+            reply = client.post(url, content=sent, headers=HEADERS)
+            assert reply.status_code in statuses, reply.text[:300]
+            if reply.status_code >= 400:
+                assert len(reply.content) < 2000
+                assert word in reply.text
+            replies.append(reply)
+            assert client.get("/health").status_code == 200, "the next request on the connection"
+        grown = memory_mb(server) - base
+    print(f"{name}: gap {bystander.gap_s * 1000:.0f} ms, {bystander.events} events, memory {grown:+.0f} MB")
+    assert bystander.gap_s < WORST_GAP_S
+    assert grown < MEMORY_MB
+    assert psutil.pid_exists(server.process.pid)

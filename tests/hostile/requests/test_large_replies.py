@@ -1,0 +1,150 @@
+"""Replies with millions of logprobs are held compactly and formatted in turns with other work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from penstock.api import piecewise
+from penstock.api.exchange import Exchange
+from penstock.dialects.chat.reply import ChatReply
+from penstock.dialects.completions.reply import CompletionReply
+from penstock.dialects.openai_reply import OpenAIReply
+from penstock.generation.logprobs import (
+    PIECE_CANDIDATES,
+    LogprobCollector,
+    PromptLogprobFormatter,
+    TokenNames,
+)
+from penstock.generation.request_validation import MAX_STREAMED_ECHO, check_streamed_echo
+from penstock.http.errors import ApiError
+from penstock.http.sink import Listener, Message
+from penstock.streaming.token_table import TokenTable
+from penstock.wire.logprobs import Logprobs, PromptLogprobs
+from tests.generation.planning import tiny_tokenizer
+
+NAMES = TokenNames(TokenTable.from_tokenizer(tiny_tokenizer().raw, skip_special_tokens=False))
+TOKENS, ALTERNATIVES = 2000, 20
+
+
+def scored_prompt(tokens: int = TOKENS) -> PromptLogprobFormatter:
+    made = PromptLogprobFormatter(NAMES, [7] * (tokens + 1), ALTERNATIVES)
+    shape = tokens, 1 + ALTERNATIVES
+    ids = np.resize(np.arange(20, 320, dtype=np.int32), shape)
+    positions = np.arange(1, tokens + 1, dtype=np.int32)
+    made.add(PromptLogprobs(positions * 0, positions, ids, -np.ones(shape, np.float32), positions))
+    return made
+
+
+def test_a_prompts_logprobs_are_made_in_small_pieces() -> None:
+    pieces = list(scored_prompt().field())
+    assert max(piece.count(b'"rank"') for piece in pieces) <= PIECE_CANDIDATES
+    field = json.loads(b"".join(pieces))
+    assert len(field) == TOKENS + 1
+    assert {len(entry) for entry in field[1:]} == {1 + ALTERNATIVES}
+
+
+@pytest.mark.parametrize("format", [ChatReply, CompletionReply])
+def test_so_are_those_of_an_echoed_prompt(format: type[OpenAIReply]) -> None:
+    collector = LogprobCollector(NAMES, scored_prompt(), alternatives=ALTERNATIVES)
+    taken = collector.take()
+    assert taken is not None
+    pieces = list(format("id", "m", "assistant").logprobs(taken))
+    assert max(piece.count(b"-1.0") for piece in pieces) <= max(PIECE_CANDIDATES, TOKENS)
+    assert len(pieces) > TOKENS * ALTERNATIVES / PIECE_CANDIDATES
+
+
+def test_what_waits_for_the_end_of_a_reply_takes_a_few_bytes_per_candidate() -> None:
+    collector = LogprobCollector(NAMES, alternatives=ALTERNATIVES)
+    tracemalloc.start()
+    try:
+        for _ in range(TOKENS):
+            ids = np.full((1, 1 + ALTERNATIVES), 7, np.int32)
+            row = Logprobs(np.zeros(1, np.int32), ids, ids.astype(np.float32), np.ones(1, np.int32))
+            collector.add([7], row)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 24 * TOKENS * (1 + ALTERNATIVES)
+
+
+def test_a_stream_echoes_long_prompts_without_logprobs_only() -> None:
+    check_streamed_echo(MAX_STREAMED_ECHO // 21, 20)
+    with pytest.raises(ApiError) as refused:
+        check_streamed_echo(MAX_STREAMED_ECHO // 21 + 1, 20)
+    assert refused.value.param == "echo"
+
+
+class FakeExchange:
+    """Notes what is sent; its client leaves after ``leaves_after`` parts."""
+
+    def __init__(self, leaves_after: int = -1) -> None:
+        self.scope = {"http_version": "1.1"}
+        self.sink = self
+        self.messages: list[Message] = []
+        self._leaves_after = leaves_after
+        self._listener: Listener | None = None
+
+    def listen(self, listener: Listener) -> None:
+        self._listener = listener
+
+    async def send(self, message: Message) -> None:
+        self.messages.append(message)
+        if len(self.messages) == self._leaves_after:
+            assert self._listener is not None
+            self._listener.on_disconnect()
+
+    def bodies(self) -> list[bytes]:
+        return [message["body"] for message in self.messages[1:]]
+
+
+async def rounds_while(work: Any) -> int:
+    """Rounds of the event loop until ``work`` is done."""
+    task, rounds = asyncio.ensure_future(work), 0
+    while not task.done():
+        await asyncio.sleep(0)
+        rounds += 1
+    task.result()
+    return rounds
+
+
+def pieces(count: int, made: list[int]) -> Iterator[bytes]:
+    for number in range(count):
+        made.append(number)
+        yield b"x" * 4096
+
+
+def test_large_replies_take_turns_with_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(piecewise, "TURN_S", 0)
+
+    async def attack() -> None:
+        sender, made = piecewise.PiecewiseSender(), list[int]()
+        exchanges = [FakeExchange() for _ in range(3)]
+        work = [sender.send_json(cast(Exchange, each), pieces(200, made)) for each in exchanges]
+        assert await rounds_while(asyncio.gather(*work)) >= 3 * 199
+        for each in exchanges:
+            assert b"".join(each.bodies()) == b"x" * 4096 * 200
+            assert max(map(len, each.bodies())) <= piecewise.WHOLE_BYTES + 4096
+            assert [message.get("more_body") for message in each.messages[-2:]] == [True, False]
+
+    asyncio.run(attack())
+
+
+def test_small_ones_are_sent_at_once() -> None:
+    exchange = FakeExchange()
+    asyncio.run(piecewise.PiecewiseSender().send_json(cast(Exchange, exchange), iter([b"{", b"}"])))
+    assert exchange.bodies() == [b"{}"]
+    assert (b"content-length", b"2") in exchange.messages[0]["headers"]
+
+
+def test_formatting_ends_when_the_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(piecewise, "TURN_S", 0)
+    exchange, made = FakeExchange(leaves_after=3), list[int]()
+    asyncio.run(piecewise.PiecewiseSender().send_json(cast(Exchange, exchange), pieces(1000, made)))
+    assert len(made) < 200
