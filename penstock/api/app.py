@@ -138,7 +138,7 @@ class App:
             self.metrics.rejected[error.status] += 1
         else:
             self.metrics.reject(error.status, error.code)
-        await send_error(exchange.send, error, exchange.error_body(error), close=error.status in (408, 413))
+        await send_error(exchange.send, error, exchange.error_body(error))
 
     def _end_detached(self, exchange: Exchange, error: StreamError | None) -> None:
         """A detached reply has ended; ``error`` is still to be sent."""

@@ -92,6 +92,7 @@ class GenerationRoutes:
         else:
             plan = await asyncio.to_thread(dialect.plan, body, request_id)
             self._check_open()
+        del body  # not kept while the reply is generated
         if plan.constraint is not None:
             await self._grammars.check(plan.constraint)
             self._check_open()
@@ -132,6 +133,7 @@ class GenerationRoutes:
         exchange.reply = collected
         exchange.sink.listen(collected)
         self._submit(collected, work)
+        exchange.sink.release()
         error = await collected.done
         if error is not None:
             raise stream_failed(error)

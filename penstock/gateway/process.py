@@ -64,6 +64,9 @@ HEADER_TIMEOUT_S = 30.0
 KEEP_ALIVE_S = 75.0
 MAX_HEADER_BYTES = 64 << 10
 MAX_BACKLOG = 4 << 20
+HELD_BODIES = 16
+"""Bodies of the maximum size that the gateway may hold altogether: it keeps a body until its reply has ended,
+for retries. Beyond it, requests whose bodies are large get 503."""
 
 
 def serve(config: GatewayConfig, origins: Origins) -> int:
@@ -295,6 +298,7 @@ class _Gateway:
             max_connections=config.max_connections,
             max_header_bytes=MAX_HEADER_BYTES,
             max_backlog=MAX_BACKLOG,
+            max_held_bytes=HELD_BODIES * config.max_request_bytes,
         )
         self._http = HttpServer(
             self._app, ListeningSocket(self._listener.socket), limits, on_listening=self._announce
@@ -356,6 +360,7 @@ class _Gateway:
             return
         log.info("draining: %d requests are in flight", self._metrics.running)
         self._app.draining = True
+        self._http.end_connections()
         self._end_when_idle()
         asyncio.get_running_loop().call_later(self._config.drain_timeout, self._stop)
 

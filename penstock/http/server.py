@@ -39,7 +39,7 @@ class HttpServer(uvicorn.Server):
         ``on_refusal`` for each request that is answered without the application."""
         config = uvicorn.Config(
             app,
-            http="httptools",  # for Config.load alone: startup() makes the connections
+            http=ServerProtocol,  # for Config.load alone: startup() makes the connections
             ws="none",
             lifespan="off",
             log_config=None,
@@ -50,6 +50,7 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=None,
         )
         super().__init__(config)
+        self._app = app
         self._connection_source = source
         self._settings = ConnectionSettings(limits=limits, on_refusal=on_refusal, on_lost=source.on_lost)
         self._tls = tls
@@ -105,7 +106,7 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.servers = []
         await self._connection_source.open(
-            lambda: ServerProtocol(self.config, self.server_state, self._settings),
+            lambda: ServerProtocol(self._app, self.server_state, self._settings),
             self._tls,
             self._settings.limits.header_timeout_s,
         )
