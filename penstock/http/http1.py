@@ -526,7 +526,10 @@ class ServerProtocol(Protocol):
         if request.keep_alive:
             if request.body_complete:
                 self.timer.on_last_reply(time.monotonic())
-            self._advance()
+            if self._reader.waiting or self._read_paused or self._half_closed or not request.body_complete:
+                self._advance()
+            elif self._held:
+                self._account()
         elif self._discards or self._reader.waiting or not request.body_complete:
             self._linger()
             self._account()

@@ -8,6 +8,7 @@ header but never show its value, which may be a secret.
 from __future__ import annotations
 
 import re
+import string
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -17,9 +18,10 @@ MAX_HEADERS = 128
 """Headers of one request."""
 _METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"PATCH", b"TRACE"))
 """Methods of RFC 9110 and RFC 5789, without CONNECT, which is for proxies."""
-_ONCE = frozenset(
+_CHECKED = frozenset(
     (
         b"authorization",
+        b"connection",
         b"content-length",
         b"content-type",
         b"expect",
@@ -28,7 +30,7 @@ _ONCE = frozenset(
         b"x-api-key",
     )
 )
-"""Headers of which a second one would make the request ambiguous."""
+"""Headers of which a second one would make the request ambiguous; those of Connection are joined."""
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _VALUE = rb"[^\x00-\x08\x0a-\x1f\x7f]*"
@@ -37,8 +39,17 @@ HEADER_LINES = re.compile(rb"(?:" + _TOKEN + rb":" + _VALUE + rb"\r\n)*")
 _NAME = re.compile(_TOKEN)
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _ABSOLUTE = re.compile(rb"https?://[^/?#]+", re.IGNORECASE)
-_HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]\-]*")
+_ALPHANUMERIC = string.ascii_letters.encode() + string.digits.encode()
+_TOKEN_CHARACTERS = _ALPHANUMERIC + b"!#$%&'*+-.^_`|~"
+_HOST_CHARACTERS = _ALPHANUMERIC + b"._~!$&'()*+,;=%:[]-"
+_PRINTABLE = bytes({*range(256)} - {*range(32), 127} | {*b"\t\r\n"})
 _LENGTH = re.compile(rb"[0-9]{1,18}")
+_COMMON = {
+    name: name.lower()
+    for lower in ["accept", "accept-encoding", "accept-language", "authorization", "cache-control", "connection", "content-length", "content-type", "host", "origin", "traceparent", "transfer-encoding", "user-agent", "x-api-key", "x-forwarded-for", "x-request-id", "x-stainless-arch", "x-stainless-async", "x-stainless-lang", "x-stainless-os", "x-stainless-package-version", "x-stainless-read-timeout", "x-stainless-retry-count", "x-stainless-runtime", "x-stainless-runtime-version"]
+    for name in (lower.encode(), lower.title().encode())
+}
+"""Names as clients spell them, to those in lower case."""
 _SHOWN = 40
 """Characters of a client's text that a message shows."""
 
@@ -75,21 +86,12 @@ def parse_head(head: bytes) -> RequestHead:
     if method not in _METHODS:
         raise ApiError(501, f"There is no method {_shown(method)} on this server.")
     raw_path, query = _split_target(method, target)
-    headers = _parse_headers(rest[:-2])
-    first: dict[bytes, bytes] = {}
-    connection = b""
-    for name, value in headers:
-        if name == b"connection":
-            connection += b"," + value.lower()
-        elif name in _ONCE:
-            if name in first:
-                raise ApiError(400, f"The header {_shown(name)} is given more than once.")
-            first[name] = value
+    headers, checked = _parse_headers(rest[:-2])
     new = minor != b"0"
-    host = first.get(b"host")
-    if (host is None and new) or (host is not None and not _HOST.fullmatch(host)):
+    host = checked.get(b"host")
+    if (host is None and new) or (host is not None and host.translate(None, _HOST_CHARACTERS)):
         raise ApiError(400, "The header Host is missing or no host: HTTP/1.1 needs exactly one.")
-    expect = first.get(b"expect", b"").lower() if new else b""
+    expect = checked.get(b"expect", b"").lower() if new else b""
     if expect not in (b"", b"100-continue"):
         raise ApiError(417, "The header Expect is not 100-continue, the only expectation of this server.")
     path = raw_path.decode("ascii")
@@ -100,8 +102,8 @@ def parse_head(head: bytes) -> RequestHead:
         query=query,
         version="1.1" if new else "1.0",
         headers=headers,
-        length=_body_length(first, chunks=new),
-        keep_alive=new and not _has_token(connection, b"close"),
+        length=_body_length(checked, chunks=new),
+        keep_alive=new and not _closes(checked.get(b"connection", b"")),
         expects_continue=bool(expect),
     )
 
@@ -144,13 +146,39 @@ def _split_target(method: bytes, target: bytes) -> tuple[bytes, bytes]:
     return path, query
 
 
-def _parse_headers(lines: bytes) -> list[tuple[bytes, bytes]]:
-    if not HEADER_LINES.fullmatch(lines):
+def _parse_headers(lines: bytes) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
+    """All headers, and the values of :data:`_CHECKED` by name. ``lines`` end with CR LF each.
+
+    The characters are checked by whole lines: this takes a third of the time of a request's head.
+    """
+    split = lines.split(b"\r\n")
+    count = len(split) - 1
+    if lines.count(b"\r") != count or lines.count(b"\n") != count or lines.translate(None, _PRINTABLE):
         raise bad_header(lines)
-    if lines.count(b"\n") > MAX_HEADERS:
+    if count > MAX_HEADERS:
         raise ApiError(431, f"The request has more than {MAX_HEADERS} headers.")
-    pairs = [line.partition(b":") for line in lines.split(b"\r\n")[:-1]]
-    return [(name.lower(), value.strip(b" \t")) for name, _, value in pairs]
+    split.pop()
+    headers = []
+    checked: dict[bytes, bytes] = {}
+    for line in split:
+        given, colon, value = line.partition(b":")
+        name = _COMMON.get(given)
+        if name is None:
+            if not given or given.translate(None, _TOKEN_CHARACTERS):
+                raise bad_header(lines)
+            name = given.lower()
+        if not colon:
+            raise bad_header(lines)
+        value = value.strip()
+        headers.append((name, value))
+        if name in _CHECKED:
+            if name not in checked:
+                checked[name] = value
+            elif name == b"connection":
+                checked[name] += b"," + value
+            else:
+                raise ApiError(400, f"The header {_shown(name)} is given more than once.")
+    return headers, checked
 
 
 def bad_header(lines: bytes) -> ApiError:
@@ -170,9 +198,9 @@ def bad_header(lines: bytes) -> ApiError:
     return ApiError(400, "A header line does not end with CR LF.")
 
 
-def _body_length(first: dict[bytes, bytes], *, chunks: bool) -> int | None:
+def _body_length(checked: dict[bytes, bytes], *, chunks: bool) -> int | None:
     """None: the body is chunked. ``chunks``: the client's version has chunks."""
-    length, coding = first.get(b"content-length"), first.get(b"transfer-encoding")
+    length, coding = checked.get(b"content-length"), checked.get(b"transfer-encoding")
     if coding is None:
         if length is None:
             return 0
@@ -188,8 +216,10 @@ def _body_length(first: dict[bytes, bytes], *, chunks: bool) -> int | None:
     return None
 
 
-def _has_token(values: bytes, token: bytes) -> bool:
-    return token in values and any(each.strip(b" \t") == token for each in values.split(b","))
+def _closes(connection: bytes) -> bool:
+    """Whether values of the header Connection have the token close."""
+    lower = connection.lower()
+    return b"close" in lower and b"close" in (token.strip() for token in lower.split(b","))
 
 
 def _shown(text: bytes) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,8 +27,8 @@ def url_and_process(front: Server | Gateway) -> tuple[str, psutil.Process]:
 
 
 @pytest.fixture(params=["server", "gateway"])
-def front(request: pytest.FixtureRequest) -> Iterator[tuple[str, psutil.Process]]:
-    yield url_and_process(request.getfixturevalue(request.param))
+def front(request: pytest.FixtureRequest) -> tuple[str, psutil.Process]:
+    return url_and_process(request.getfixturevalue(request.param))
 
 
 def send_until(client: RawClient, data: bytes, seconds: float, most: int) -> int:
