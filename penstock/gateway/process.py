@@ -49,6 +49,7 @@ from penstock.http.connection_source import ListeningSocket
 from penstock.http.listener import ListenSocket, listen
 from penstock.http.server import HttpServer
 from penstock.metrics.gc_policy import GarbageCollector
+from penstock.supervisor.startup.file_limit import raise_file_limit
 
 if TYPE_CHECKING:
     from penstock.gateway.extproc.routed_requests import RoutedRequests
@@ -81,6 +82,7 @@ def serve(config: GatewayConfig, origins: Origins) -> int:
 
 
 def _serve(config: GatewayConfig, origins: Origins) -> int:
+    raise_file_limit()
     config = load_api_keys(config, origins)
     if config.access_log_file is not None:
         log_to_file(config.access_log_file)
@@ -301,7 +303,11 @@ class _Gateway:
             max_held_bytes=HELD_BODIES * config.max_request_bytes,
         )
         self._http = HttpServer(
-            self._app, ListeningSocket(self._listener.socket), limits, on_listening=self._announce
+            self._app,
+            ListeningSocket(self._listener.socket),
+            limits,
+            on_listening=self._announce,
+            descriptors_per_connection=2,  # one of them to a model server
         )
         return pool
 

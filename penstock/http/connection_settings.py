@@ -22,6 +22,8 @@ class Limits:
     """Maximum size of the request line and headers."""
     max_backlog: int = 4 * 1024 * 1024
     """Maximum number of reply bytes that wait for one client."""
+    max_lingering: int = 1024
+    """Maximum number of connections that close and still read what their clients send."""
     max_held_bytes: int = 320 * 1024 * 1024
     """Maximum number of bytes of requests that all connections hold together."""
 

@@ -48,8 +48,6 @@ LINGER_S = 5.0
 bytes resets the connection, which can destroy the reply (RFC 9112 §9.6)."""
 MAX_LINGER_BYTES = 64 * 1024 * 1024
 """Bytes that it discards."""
-MAX_LINGERING = 1024
-"""Connections per server that do so at the same time; others close immediately."""
 GONE_CHECK_S = 0.05
 """Time for the answer of a closed socket to a probe."""
 
@@ -403,7 +401,7 @@ class ServerProtocol(Protocol):
         self._discards = True
         self._reader.clear()
         lingering = self._settings.lingering
-        if self._half_closed or len(lingering) >= MAX_LINGERING or self.transport.is_closing():
+        if self._half_closed or len(lingering) >= self._limits.max_lingering or self.transport.is_closing():
             self.transport.close()
             return
         lingering.add(self)

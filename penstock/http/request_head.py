@@ -46,7 +46,33 @@ _PRINTABLE = bytes({*range(256)} - {*range(32), 127} | {*b"\t\r\n"})
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _COMMON = {
     name: name.lower()
-    for lower in ["accept", "accept-encoding", "accept-language", "authorization", "cache-control", "connection", "content-length", "content-type", "host", "origin", "traceparent", "transfer-encoding", "user-agent", "x-api-key", "x-forwarded-for", "x-request-id", "x-stainless-arch", "x-stainless-async", "x-stainless-lang", "x-stainless-os", "x-stainless-package-version", "x-stainless-read-timeout", "x-stainless-retry-count", "x-stainless-runtime", "x-stainless-runtime-version"]
+    for lower in [
+        "accept",
+        "accept-encoding",
+        "accept-language",
+        "authorization",
+        "cache-control",
+        "connection",
+        "content-length",
+        "content-type",
+        "host",
+        "origin",
+        "traceparent",
+        "transfer-encoding",
+        "user-agent",
+        "x-api-key",
+        "x-forwarded-for",
+        "x-request-id",
+        "x-stainless-arch",
+        "x-stainless-async",
+        "x-stainless-lang",
+        "x-stainless-os",
+        "x-stainless-package-version",
+        "x-stainless-read-timeout",
+        "x-stainless-retry-count",
+        "x-stainless-runtime",
+        "x-stainless-runtime-version",
+    ]
     for name in (lower.encode(), lower.title().encode())
 }
 """Names as clients spell them, to those in lower case."""

@@ -13,6 +13,7 @@ import uvicorn
 
 from penstock.http.connection_settings import ConnectionSettings, Limits
 from penstock.http.connection_source import ConnectionSource
+from penstock.http.descriptors import limit_to_descriptors
 from penstock.http.errors import ApiError
 from penstock.http.http1 import ServerProtocol
 
@@ -34,9 +35,11 @@ class HttpServer(uvicorn.Server):
         tls: ssl.SSLContext | None = None,
         on_listening: Callable[[], None] = lambda: None,
         on_refusal: Callable[[ApiError], None] = lambda error: None,
+        descriptors_per_connection: int = 1,
     ) -> None:
         """``app`` is called as :class:`ServerProtocol` says, ``on_listening`` once the source is open, and
-        ``on_refusal`` for each request that is answered without the application."""
+        ``on_refusal`` for each request that is answered without the application.
+        ``descriptors_per_connection``: open files that a connection takes."""
         config = uvicorn.Config(
             app,
             http=ServerProtocol,  # for Config.load alone: startup() makes the connections
@@ -50,6 +53,7 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=None,
         )
         super().__init__(config)
+        limits = limit_to_descriptors(limits, per_connection=descriptors_per_connection)
         self._app = app
         self._connection_source = source
         self._settings = ConnectionSettings(limits=limits, on_refusal=on_refusal, on_lost=source.on_lost)

@@ -287,3 +287,22 @@ def test_connections_beyond_the_limit_get_one_503_each(tmp_path: Path) -> None:
         for client in kept:
             client.send(PROBE)
             assert client.reply().status == 200
+
+
+@pytest.mark.slow
+def test_more_clients_than_open_files_are_told_and_running_streams_go_on(tmp_path: Path) -> None:
+    limited = ("bash", "-c", 'ulimit -n 60; exec "$@"', "limited")
+    paced = (*SYNTHETIC, "--synthetic-step-ms", "10")
+    with Server(*paced, directory=tmp_path, within=limited) as server, ExitStack() as stack:
+        assert "open files (ulimit -n) leaves room for" in server.log
+        streams = [stack.enter_context(RawClient(server.url)) for _ in range(3)]
+        for client in streams:
+            client.send(post({"prompt": "x", "max_tokens": 600, "ignore_eos": True, "stream": True}))
+            client.socket.recv(1, 2)  # MSG_PEEK: it has begun
+        others = [stack.enter_context(RawClient(server.url)) for _ in range(200)]
+        for client in others:
+            client.send(PROBE)
+        statuses = [client.reply().status for client in others]
+        assert set(statuses) == {200, 503}
+        for client in streams:
+            assert client.reply().body.endswith(b"data: [DONE]\n\n")
