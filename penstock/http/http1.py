@@ -52,6 +52,8 @@ GONE_CHECK_S = 0.05
 """Time for the answer of a closed socket to a probe."""
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_COMMENT = chunk(b":\n\n")
+"""An event that clients ignore."""
 _CLOSE = b"connection: close\r\n"
 
 Application = Callable[[Scope, Receive, Send, Sink], Awaitable[None]]
@@ -161,16 +163,21 @@ class ServerProtocol(Protocol):
 
     def eof_received(self) -> bool:
         """The client has closed the connection, or its sending side alone: both look the same. If its request
-        is complete, the reply is written; an interim reply finds out whether its socket still exists.
+        is complete, the reply is written; what is written finds out whether its socket still exists.
 
-        Returns whether the connection stays open. With TLS it cannot.
+        Returns whether the connection stays open. With TLS it cannot; and a reply of :meth:`begin` that has
+        begun, into which nothing can be written to find out, is given up.
         """
         request = self._request
         if self._tls or request is None or not request.body_complete:
             return False
-        self._half_closed = True
-        if not request.started and self._chunks:
+        if request.events:
+            self.write(_COMMENT)
+        elif request.started:
+            return False
+        elif self._chunks:
             self.transport.write(_CONTINUE)  # which every client of HTTP/1.1 skips (RFC 9110 §15.2)
+        self._half_closed = True
         get_running_loop().call_later(GONE_CHECK_S, self._abort_if_gone)
         return True
 
@@ -433,6 +440,7 @@ class ServerProtocol(Protocol):
         elif last:
             chunks += LAST_CHUNK
         if not self._request.started:
+            self._request.events = True
             start = _EVENTS_HEAD + _lines(self._reply_headers)
             chunks = self._head_from(start, chunked=self._chunks) + chunks
         self.transport.write(chunks)

@@ -24,6 +24,7 @@ class ServedRequest:
         "body_size",
         "complete",
         "disconnected",
+        "events",
         "expects_continue",
         "keep_alive",
         "scope",
@@ -55,6 +56,8 @@ class ServedRequest:
         self.keep_alive = keep_alive
         """Whether the connection serves another request after the reply."""
         self.started = self.complete = False
+        self.events = False
+        """Whether the reply's body is a stream of events of the server's own."""
         self.streamed = False
         """Whether the reply's body is chunked: it may be silent, and limits its own backlog."""
 
