@@ -190,7 +190,7 @@ class App:
             methods = self.engines.methods(path)
         if methods is None:
             known = ", ".join(sorted(self._routes))
-            raise ApiError(404, f"No route {path}. There are {known}.")
+            raise ApiError(404, f"No route {path[:200]}. There are {known}.")
         handler = methods.get(method)
         if handler is None:
             allowed = " or ".join(sorted(methods))

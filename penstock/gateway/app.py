@@ -21,6 +21,7 @@ from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.http_client import Headers, without_hop_by_hop
+from penstock.generation.request_schemas import MAX_REQUEST_ID
 from penstock.http.access_keys import Keys, is_administrative
 from penstock.http.admission import unavailable
 from penstock.http.asgi import (
@@ -130,7 +131,9 @@ class GatewayApp:
     # -- relaying
 
     async def _relay_request(self, scope: Scope, receive: Receive, protocol: ServerProtocol) -> None:
-        request_id = request_header(scope, REQUEST_ID) or secrets.token_hex(8)
+        request_id = request_header(scope, REQUEST_ID) or ""
+        if not 0 < len(request_id) <= MAX_REQUEST_ID:
+            request_id = secrets.token_hex(8)
         trace = self._tracing.extract(scope["headers"])
         record = RequestRecord(scope["path"], request_id, scope["method"], trace, began_at=self._clock())
         self._metrics.request_started(record)
