@@ -138,7 +138,7 @@ class App:
             self.metrics.rejected[error.status] += 1
         else:
             self.metrics.reject(error.status, error.code)
-        await send_error(exchange.send, error, exchange.error_body(error), close=error.status in (408, 413))
+        await send_error(exchange.send, error, exchange.error_body(error))
 
     def _end_detached(self, exchange: Exchange, error: StreamError | None) -> None:
         """A detached reply has ended; ``error`` is still to be sent."""
@@ -190,7 +190,7 @@ class App:
             methods = self.engines.methods(path)
         if methods is None:
             known = ", ".join(sorted(self._routes))
-            raise ApiError(404, f"No route {path}. There are {known}.")
+            raise ApiError(404, f"No route {path[:200]}. There are {known}.")
         handler = methods.get(method)
         if handler is None:
             allowed = " or ".join(sorted(methods))

@@ -114,6 +114,7 @@ class GenerationRoutes:
             async with self._large.reserve(len(body)):
                 plan = await asyncio.to_thread(dialect.plan, body, request_id)
             self._check_open()
+        del body  # not kept while the reply is generated
         if plan.constraint is not None:
             constrain(plan, await self._grammars.check(plan.constraint, exchange.client))
             self._check_open()
@@ -157,6 +158,7 @@ class GenerationRoutes:
         exchange.reply = collected
         exchange.sink.listen(collected)
         self._submit(collected, work)
+        exchange.sink.release()
         error = await collected.done
         if error is not None:
             raise stream_failed(error)

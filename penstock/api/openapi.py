@@ -31,6 +31,7 @@ _ERRORS = {
     409: "The key was used for something else, or another change is under way.",
     408: "The request did not arrive in time.",
     413: "The body is larger than --max-request-bytes.",
+    415: "The body is compressed.",
     429: "Too many requests wait; the header Retry-After says when to try again.",
     500: "The server failed.",
     502: "Some engines failed; the receipts say which.",

@@ -64,6 +64,11 @@ from penstock.wire.sockets import engine_address
 log = logging.getLogger(__name__)
 
 COLLECT_INTERVAL_S = 0.05
+HELD_BODIES = 4
+"""Request bodies of the maximum size that an API server may hold altogether until they are tokenized, beside
+:data:`HELD_BYTES`. Beyond them, the largest incomplete request gets 503."""
+HELD_BYTES = 64 << 20
+"""Bytes for small bodies and heads of requests."""
 """Seconds between checks whether to collect garbage."""
 
 
@@ -231,6 +236,7 @@ class _Server:
             max_connections=config.max_connections,
             max_header_bytes=config.max_header_bytes,
             max_backlog=config.max_stream_backlog,
+            max_held_bytes=HELD_BODIES * config.max_request_bytes + HELD_BYTES,
         )
         tls = server_context(config)
         self._http = HttpServer(

@@ -89,7 +89,7 @@ def check_names(descriptions: Sequence[ApiDescription]) -> Sequence[ApiDescripti
     return descriptions
 
 
-BODY_ERRORS = (400, 404, 408, 413, 500, 503)
+BODY_ERRORS = (400, 404, 408, 413, 415, 500, 503)
 """Statuses of a route that reads a body."""
 GENERATION_ERRORS = (*BODY_ERRORS, 429)
 REQUEST_ID: Schema = {

@@ -21,9 +21,17 @@ from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.http_client import Headers, without_hop_by_hop
+from penstock.generation.request_schemas import MAX_REQUEST_ID
 from penstock.http.access_keys import Keys, is_administrative
 from penstock.http.admission import unavailable
-from penstock.http.asgi import ClientGone, read_any_body, request_header, send_error, send_json
+from penstock.http.asgi import (
+    ClientGone,
+    check_coding,
+    read_any_body,
+    request_header,
+    send_error,
+    send_json,
+)
 from penstock.http.errors import ApiError
 from penstock.http.http1 import ServerProtocol
 from penstock.http.sink import Receive, Scope, Send
@@ -35,6 +43,8 @@ log = logging.getLogger(__name__)
 CLIENT_KEYS = (b"authorization", b"x-api-key")
 OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/debug/gc"})
 """Routes of the gateway itself; requests for them are not counted."""
+OWN_METHODS = ("GET", "HEAD", "POST")
+"""POST is for /ping, as on API servers."""
 OTHERS_ADMINISTRATIVE = frozenset(
     {
         "/collective_rpc",
@@ -89,6 +99,9 @@ class GatewayApp:
                 await self._relay_request(scope, receive, protocol)
                 return
             self._keys.check(path, scope)
+            if scope["method"] not in OWN_METHODS:
+                allowed = [(b"allow", ", ".join(OWN_METHODS).encode())]
+                raise ApiError(405, f"{path} does not take {scope['method']}.", headers=allowed)
             if path == "/metrics":
                 await send_json(send, self._metrics.exposition(), kind=CONTENT_TYPE.encode())
             elif path == "/version":
@@ -101,7 +114,7 @@ class GatewayApp:
                     self._check_ready()
                 await send_json(send, b"{}")
         except ApiError as error:
-            await send_error(send, error, close=error.status == 413 or self.draining)
+            await send_error(send, error)
 
     def _check_ready(self) -> None:
         if self.draining:
@@ -118,7 +131,9 @@ class GatewayApp:
     # -- relaying
 
     async def _relay_request(self, scope: Scope, receive: Receive, protocol: ServerProtocol) -> None:
-        request_id = request_header(scope, REQUEST_ID) or secrets.token_hex(8)
+        request_id = request_header(scope, REQUEST_ID) or ""
+        if not 0 < len(request_id) <= MAX_REQUEST_ID:
+            request_id = secrets.token_hex(8)
         trace = self._tracing.extract(scope["headers"])
         record = RequestRecord(scope["path"], request_id, scope["method"], trace, began_at=self._clock())
         self._metrics.request_started(record)
@@ -148,10 +163,13 @@ class GatewayApp:
             raise unavailable("The gateway is shutting down.", "draining")
         self._keys.check(scope["path"], scope)
         _check_public(scope["path"])
-        raw = await read_any_body(receive, self._config.max_request_bytes, _too_large)
+        generates = scope["method"] == "POST" and scope["path"] in GENERATION_PATHS
+        if generates:
+            check_coding(scope)
+        raw = await read_any_body(scope, receive, self._config.max_request_bytes, _too_large)
         record.bytes_in = len(raw)
         body = None
-        if scope["method"] == "POST" and scope["path"] in GENERATION_PATHS:
+        if generates:
             body = self._read_body(raw)
             record.set_body(body)
             raw = body.raw

@@ -49,6 +49,7 @@ from penstock.http.connection_source import ListeningSocket
 from penstock.http.listener import ListenSocket, listen
 from penstock.http.server import HttpServer
 from penstock.metrics.gc_policy import GarbageCollector
+from penstock.supervisor.startup.file_limit import raise_file_limit
 
 if TYPE_CHECKING:
     from penstock.gateway.extproc.routed_requests import RoutedRequests
@@ -64,6 +65,9 @@ HEADER_TIMEOUT_S = 30.0
 KEEP_ALIVE_S = 75.0
 MAX_HEADER_BYTES = 64 << 10
 MAX_BACKLOG = 4 << 20
+HELD_BODIES = 16
+"""Bodies of the maximum size that the gateway may hold altogether: it keeps a body until its reply has ended,
+for retries. Beyond it, requests whose bodies are large get 503."""
 
 
 def serve(config: GatewayConfig, origins: Origins) -> int:
@@ -78,6 +82,7 @@ def serve(config: GatewayConfig, origins: Origins) -> int:
 
 
 def _serve(config: GatewayConfig, origins: Origins) -> int:
+    raise_file_limit()
     config = load_api_keys(config, origins)
     if config.access_log_file is not None:
         log_to_file(config.access_log_file)
@@ -295,9 +300,14 @@ class _Gateway:
             max_connections=config.max_connections,
             max_header_bytes=MAX_HEADER_BYTES,
             max_backlog=MAX_BACKLOG,
+            max_held_bytes=HELD_BODIES * config.max_request_bytes,
         )
         self._http = HttpServer(
-            self._app, ListeningSocket(self._listener.socket), limits, on_listening=self._announce
+            self._app,
+            ListeningSocket(self._listener.socket),
+            limits,
+            on_listening=self._announce,
+            descriptors_per_connection=2,  # one of them to a model server
         )
         return pool
 
@@ -356,6 +366,7 @@ class _Gateway:
             return
         log.info("draining: %d requests are in flight", self._metrics.running)
         self._app.draining = True
+        self._http.end_connections()
         self._end_when_idle()
         asyncio.get_running_loop().call_later(self._config.drain_timeout, self._stop)
 

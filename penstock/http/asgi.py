@@ -33,18 +33,32 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     Raises ApiError for another content type or more than ``limit`` bytes, ClientGone if the client
     disconnects.
     """
+    check_coding(scope)
     for name, value in scope["headers"]:
-        if name == b"content-length" and int(value) > limit:
-            raise _too_large(limit)
         if name == b"content-type" and not _is_json(value):
             kind = value.decode("latin-1")
             raise ApiError(400, f"Content-Type must be application/json, not {kind!r}.", type=MALFORMED)
-    return await read_any_body(receive, limit, _too_large)
+    return await read_any_body(scope, receive, limit, _too_large)
 
 
-async def read_any_body(receive: Receive, limit: int, too_large: Callable[[int], ApiError]) -> bytes:
+def check_coding(scope: Scope) -> None:
+    """Check that a request's body is not compressed. Raises ApiError."""
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
+            raise ApiError(
+                415,
+                "The header Content-Encoding is not identity: this server does not uncompress bodies.",
+                headers=[(b"accept-encoding", b"identity")],
+            )
+
+
+async def read_any_body(
+    scope: Scope, receive: Receive, limit: int, too_large: Callable[[int], ApiError]
+) -> bytes:
     """A request's whole body. Raises ``too_large(limit)`` beyond ``limit`` bytes, ClientGone when it ends
     early."""
+    if int(request_header(scope, b"content-length") or 0) > limit:
+        raise too_large(limit)
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
         whole: bytes = message.get("body", b"")
@@ -98,8 +112,6 @@ async def send_empty(send: Send) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def send_error(send: Send, error: ApiError, body: bytes | None = None, *, close: bool = False) -> None:
-    """Send an error reply. ``body`` replaces OpenAI's shape of the error. ``close``: close the connection,
-    because the request body was not read."""
-    headers = [*error.headers, (b"connection", b"close")] if close else error.headers
-    await send_json(send, error.body() if body is None else body, error.status, headers)
+async def send_error(send: Send, error: ApiError, body: bytes | None = None) -> None:
+    """Send an error reply. ``body`` replaces OpenAI's shape of the error."""
+    await send_json(send, error.body() if body is None else body, error.status, error.headers)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.http.errors import ApiError
+from penstock.http.receive_budget import Holder, ReceiveBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,10 @@ class Limits:
     """Maximum size of the request line and headers."""
     max_backlog: int = 4 * 1024 * 1024
     """Maximum number of reply bytes that wait for one client."""
+    max_lingering: int = 1024
+    """Maximum number of connections that close and still read what their clients send."""
+    max_held_bytes: int = 320 * 1024 * 1024
+    """Maximum number of bytes of requests that all connections hold together."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,3 +39,10 @@ class ConnectionSettings:
     """Called for each connection that closes."""
     close_after_reply: bool = False
     """True once the process is about to end: every reply is then the last one of its connection."""
+    budget: ReceiveBudget = field(init=False)
+    """Of the bytes of requests that the connections hold."""
+    lingering: set[Holder] = field(default_factory=set)
+    """Connections that only wait for their client to close."""
+
+    def __post_init__(self) -> None:
+        self.budget = ReceiveBudget(self.limits.max_held_bytes)

@@ -1,28 +1,30 @@
 """The HTTP/1.1 server protocol: one object per client connection; reply bytes reach the socket here.
 
-Extends uvicorn's :class:`HttpToolsProtocol` for many long streams: streamed replies write to the connection
-directly, connections and request times are limited, slow clients are cut (:mod:`penstock.http.slow_clients`;
-``generation/streamed.py`` limits the backlog of a stream), and errors have OpenAI's shape. It relies on
-private parts of uvicorn; ``tests/http/test_uvicorn_contract.py`` names all of them.
+Made for many long streams: streamed replies write to the connection directly, connections and request times
+are limited, slow clients are cut (:mod:`penstock.http.slow_clients`; ``generation/streamed.py`` limits the
+backlog of a stream), and errors have OpenAI's shape. One request is parsed at a time: what a client sends
+behind it waits unparsed, and reading pauses.
 """
 
 from __future__ import annotations
 
 import logging
+import socket
 import time
-from asyncio import current_task
-from collections.abc import Callable, Sequence
+from asyncio import Protocol, current_task, get_running_loop
+from collections.abc import Awaitable, Callable, Sequence
 from http.client import responses
 from typing import Any
 
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from penstock.http.admission import unavailable
 from penstock.http.connection_settings import ConnectionSettings
 from penstock.http.errors import ApiError
-from penstock.http.sink import Listener
+from penstock.http.request_head import RequestHead
+from penstock.http.request_reader import RequestReader
+from penstock.http.served_request import ServedRequest
+from penstock.http.sink import Listener, Receive, Scope, Send, Sink
 from penstock.http.slow_clients import SlowClientTimer, Verdict
 from penstock.streaming.chunked import LAST_CHUNK, chunk, unframed
 
@@ -35,6 +37,26 @@ EVENT_STREAM_HEADERS = [
 ]
 HIGH_WATER_BYTES = 16 * 1024
 """Unsent bytes of a connection from which on its client counts as not reading."""
+MAX_WAITING_BYTES = 16 * 1024
+"""Unparsed bytes behind the request in progress from which on the connection is not read."""
+MAX_UNRECEIVED_BYTES = 64 * 1024
+"""Bytes of a body that the application has not asked for from which on the connection is not read."""
+MAX_DISCARDED_BYTES = 64 * 1024
+"""Rest of a body that is read and discarded after an early reply, to keep the connection."""
+LINGER_S = 5.0
+"""Time for which a closing connection reads and discards what its client still sends: closing with unread
+bytes resets the connection, which can destroy the reply (RFC 9112 §9.6)."""
+MAX_LINGER_BYTES = 64 * 1024 * 1024
+"""Bytes that it discards."""
+GONE_CHECK_S = 0.05
+"""Time for the answer of a closed socket to a probe."""
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_COMMENT = chunk(b":\n\n")
+"""An event that clients ignore."""
+_CLOSE = b"connection: close\r\n"
+
+Application = Callable[[Scope, Receive, Send, Sink], Awaitable[None]]
 
 
 def _lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -42,145 +64,156 @@ def _lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 _EVENTS_HEAD = b"HTTP/1.1 200 OK\r\n" + _lines(EVENT_STREAM_HEADERS)
-_CLOSE = b"connection: close\r\n"
 
 
-class ServerProtocol(HttpToolsProtocol):
+class ServerProtocol(Protocol):
     """One connection. It is itself the :class:`penstock.http.sink.Sink` of the reply in progress.
 
-    ``config.loaded_app`` is called with the ASGI arguments and this connection as the fourth one.
+    ``app`` is called with the ASGI arguments and this connection as the fourth one.
     """
 
     write: Callable[[bytes], object]
 
-    def __init__(
-        self, config: uvicorn.Config, server_state: ServerState, settings: ConnectionSettings
-    ) -> None:
-        super().__init__(config, server_state, {})
+    def __init__(self, app: Callable[..., Any], state: ServerState, settings: ConnectionSettings) -> None:
+        self._app = app
+        self._state = state
         self._settings = settings
         self._limits = settings.limits
 
     # -- per connection
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        self.transport = transport
+        self._state.connections.add(self)  # type: ignore[arg-type]
+        self._reader = RequestReader(self._limits.max_header_bytes)
+        self._request: ServedRequest | None = None
+        """The request that is being answered."""
         self._chunks = True
-        """Whether the client of the request in progress supports chunked encoding (HTTP/1.1)."""
+        """Whether its client supports chunked encoding (HTTP/1.1)."""
         self._bodyless = False
-        """Whether the reply that :meth:`begin` started has no body."""
+        """Whether the reply whose head was made last has no body."""
         self._framed = False
         """Whether its body is chunked."""
         self.write = self._write_chunks = transport.write
-        plain = transport.get_extra_info("sslcontext") is None
-        own = transport.get_extra_info("socket") if plain else None
-        self._descriptor = -1 if own is None else own.fileno()
+        self._tls = transport.get_extra_info("sslcontext") is not None
+        self._socket = transport.get_extra_info("socket")
+        self._descriptor = -1 if self._tls or self._socket is None else self._socket.fileno()
+        self._client = _address(transport.get_extra_info("peername"))
+        self._server = _address(transport.get_extra_info("sockname"))
         # Half of the backlog is for bytes written before the client counts as slow, half for later ones.
         transport.set_write_buffer_limits(min(HIGH_WATER_BYTES, self._limits.max_backlog // 2))
         self.timer = SlowClientTimer(time.monotonic())
+        self.write_paused = False
+        self._read_paused = False
+        self._half_closed = False
+        """The client sends nothing more, but may read."""
+        self._continues = False
+        """A callback to :meth:`_advance` is scheduled."""
+        self._discards = False
+        """What comes is discarded: the connection closes after the reply in progress."""
+        self._discarded = 0
+        """Bytes of it."""
+        self._lingers_since: float | None = None
+        """Since when nothing is left to do but to discard what comes; None while there is."""
+        self._held = 0
+        """Bytes that the budget knows of."""
         self._listener: Listener | None = None
         self._reply_headers: Sequence[tuple[bytes, bytes]] = ()
         """Headers that the application adds to a streamed reply."""
-        self._active: RequestResponseCycle | None = None
-        """The request that is being answered."""
-        self._head: int | None = None
-        """While a request head is incomplete: its bytes in reads after the first."""
-        self._head_is_new = False
-        """Whether the head began in the latest read."""
-        self._read_size = 0
-        self._refusal: ApiError | None = None
-        """Why the parser was made to fail."""
-        if len(self.connections) > self._limits.max_connections:
+        if len(self._state.connections) > self._limits.max_connections:
             self._refuse(unavailable("Too many connections to this server.", "too_many_connections"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
+        self._state.connections.discard(self)
+        self._settings.lingering.discard(self)
         self._descriptor = -1  # about to be closed; another connection may get the number
         self.timer.on_close()
+        self._reader.clear()
         self._abandon()
-        self._active = None
-        # Breaks reference cycles.
-        self.scope = self.cycle = None  # type: ignore[assignment]
-        self.pipeline.clear()
+        self._account()
+        self._request = None
+        self.write = self._write_chunks = _ignore  # breaks a reference cycle
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.on_disconnect()
         self._settings.on_lost()
 
     def pause_writing(self) -> None:
-        super().pause_writing()
+        self.write_paused = True
         if self._listener is not None:
             self._listener.on_pause()
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        self.write_paused = False
         if self._listener is not None:
             self._listener.on_resume()
+        if self._request is not None:
+            self._request.wake()
+        else:
+            self._advance()
 
     def data_received(self, data: bytes) -> None:
-        self._read_size = len(data)
-        self._head_is_new = False
-        super().data_received(data)
-        if self._head is not None and not self._head_is_new:
-            self._head += len(data)
-            if self._head > self._limits.max_header_bytes and not self.transport.is_closing():
-                self._refuse(self._head_too_large())
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(self._refusal or ApiError(400, msg))
-
-    def _refuse(self, error: ApiError) -> None:
-        """Answer without the application and close. Replies in progress are completed instead, as the last
-        ones."""
-        active = self._active
-        if (
-            active is not None
-            and not active.response_complete
-            and (active.response_started or active is not self.cycle or not active.more_body)
-        ):
-            self._close_after_replies(active)
+        if not self._discards:
+            self._reader.receive(data)
+            self._advance()
             return
-        self._settings.on_refusal(error)
-        body = error.body()
-        more = _lines(error.headers)
-        self.transport.write(
-            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b%b\r\n%b"
-            % (error.status, responses[error.status].encode(), len(body), more, _CLOSE, body)
-        )
-        self.transport.close()
+        self._discarded += len(data)
+        if self._discarded > MAX_LINGER_BYTES:
+            self.transport.abort()
 
-    def _head_too_large(self) -> ApiError:
-        limit = self._limits.max_header_bytes
-        return ApiError(
-            431,
-            f"The request line and headers are larger than the {limit} bytes allowed by --max-header-bytes.",
-        )
+    def eof_received(self) -> bool:
+        """The client has closed the connection, or its sending side alone: both look the same. If its request
+        is complete, the reply is written; what is written finds out whether its socket still exists.
 
-    def _close_after_replies(self, active: RequestResponseCycle) -> None:
-        """Answer the complete requests; the last one cannot be answered."""
-        if self.pipeline and self.pipeline[0][0].more_body:
-            self.pipeline.popleft()  # the newest one stays incomplete
-        last = self.pipeline[0][0] if self.pipeline else active
-        last.keep_alive = False
-        self.flow.pause_reading()
+        Returns whether the connection stays open. With TLS it cannot; and a reply of :meth:`begin` that has
+        begun, into which nothing can be written to find out, is given up.
+        """
+        request = self._request
+        if self._tls or request is None or not request.body_complete:
+            return False
+        if request.events:
+            self.write(_COMMENT)
+        elif request.started:
+            return False
+        elif self._chunks:
+            self.transport.write(_CONTINUE)  # which every client of HTTP/1.1 skips (RFC 9110 §15.2)
+        self._half_closed = True
+        get_running_loop().call_later(GONE_CHECK_S, self._abort_if_gone)
+        return True
+
+    def _abort_if_gone(self) -> None:
+        """End a half-closed connection whose client has answered a write with a reset."""
+        if not self.transport.is_closing() and self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+
+    def shutdown(self) -> None:
+        """Close now if idle, else after the reply; the server calls it when it ends."""
+        if self._request is None:
+            self.transport.close()
+        else:
+            self._request.keep_alive = False
 
     def cut_if_slow(self, now: float, request_timeout_s: float, keep_alive_s: float) -> None:
         """Close or abort the connection if its client is too slow. The server's sweep calls it."""
-        unread, active = self.unread(), self._active
-        replying = (
-            active is not None and not active.response_complete and (active.chunked_encoding or not unread)
-        )
+        if self._lingers_since is not None:
+            if now - self._lingers_since > LINGER_S:
+                self.transport.abort()
+            return
+        if self._half_closed:
+            self._abort_if_gone()
+        unread, request = self.unread(), self._request
         verdict = self.timer.check(
             now,
             request_timeout_s,
             keep_alive_s,
-            reading=not self.flow.read_paused,
-            replying=replying,
+            reading=not self._read_paused,
+            replying=request is not None and (request.streamed or not unread),
             unread=unread,
         )
         match verdict:
             case Verdict.REQUEST_TIMEOUT:
                 text = f"The request did not arrive within {request_timeout_s:g} s."
-                self._refuse(ApiError(408, text, type="TimeoutError"))
+                self._refuse(ApiError(408, text))
             case Verdict.IDLE:
                 self.transport.close()
             case Verdict.NOT_READING:
@@ -188,68 +221,201 @@ class ServerProtocol(HttpToolsProtocol):
 
     # -- per request
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.timer.on_request_begin(time.monotonic())
-        self._head, self._head_is_new = 0, True
+    def _advance(self) -> None:
+        """Take up the next request and its body, as far as they have come."""
+        try:
+            self._take_up()
+        except ApiError as error:
+            self._refuse(error)
+        self._account()
+        self._pause_or_resume()
 
-    def on_headers_complete(self) -> None:
-        limit = self._limits.max_header_bytes
-        # One short read cannot exceed the limit, so most heads are not counted.
-        if (not self._head_is_new or self._read_size > limit) and self._head_size() > limit:
-            self._refusal = self._head_too_large()
-            raise self._refusal
-        self._head = None
-        super().on_headers_complete()
+    def _take_up(self) -> None:
+        reader = self._reader
+        if not reader.body_complete:
+            self._take_up_body()
+        if self._request is not None or not reader.body_complete or self.transport.is_closing():
+            return
+        if self.write_paused:  # the client has not read the replies to the requests before
+            return
+        head = reader.read_head()
+        if head is None:
+            if self._half_closed:
+                self.transport.close()
+            elif reader.waiting and self.timer.waiting_since is None:
+                self.timer.on_request_begin(time.monotonic())
+            return
+        if head.length != 0:
+            if self._settings.budget.full:
+                reader.clear()
+                raise self._settings.budget.refusal()
+            if self.timer.waiting_since is None:
+                self.timer.on_request_begin(time.monotonic())
+        self._begin(head)
 
-    def _head_size(self) -> int:
-        """Approximate size of the request line and headers in bytes."""
-        line = self.parser.get_method() + b" " + self.url + b" HTTP/1.1\r\n"
-        return len(line) + sum(len(name) + len(value) + 4 for name, value in self.headers) + 2
+    def _take_up_body(self) -> None:
+        data, request = self._reader.read_body(), self._request
+        if request is not None:  # else it was answered already
+            request.add_body(data)
+            request.body_complete = self._reader.body_complete
+            request.wake()
+        if self._reader.body_complete:
+            self.timer.on_request_complete()
+            if request is None:
+                self.timer.on_last_reply(time.monotonic())
+        elif self._reader.has_more and not self._continues:
+            self._continues = True
+            get_running_loop().call_soon(self._continue)
 
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self.timer.on_request_complete()
+    def _continue(self) -> None:
+        self._continues = False
+        if not (self.transport.is_closing() or self._discards):
+            self._advance()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._active = cycle
-        scope: Any = cycle.scope
-        self._chunks = scope["http_version"] != "1.0"
+    def _begin(self, head: RequestHead) -> None:
+        """Start the application for a request."""
+        self._chunks = head.version != "1.0"
         self.write = self._write_chunks if self._chunks else self._write_unframed
-        if self._settings.close_after_reply:
-            cycle.keep_alive = False
-        self.tasks.add(self.loop.create_task(self._run(cycle, app)))
+        scope: Scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": head.version,
+            "server": self._server,
+            "client": self._client,
+            "scheme": "https" if self._tls else "http",
+            "method": head.method,
+            "root_path": "",
+            "path": head.path,
+            "raw_path": head.raw_path,
+            "query_string": head.query,
+            "headers": head.headers,
+        }
+        self._request = request = ServedRequest(
+            scope, self, keep_alive=head.keep_alive, expects_continue=head.expects_continue
+        )
+        if self._reader.body_complete:
+            request.body_complete = True
+            self.timer.on_request_complete()
+        else:
+            self._take_up_body()
+        self._state.tasks.add(get_running_loop().create_task(self._run(request)))
 
-    async def _run(self, cycle: RequestResponseCycle, app: Any) -> None:
+    async def _run(self, request: ServedRequest) -> None:
         """Call the application. It may return before its reply ends if it has called :meth:`listen`."""
         try:
-            await app(cycle.scope, cycle.receive, cycle.send, self)
+            await self._app(request.scope, request.receive, request.send, self)
         except Exception:
             log.exception("the application failed")
-            if cycle.response_started:
-                self.transport.close()
-            else:
-                await cycle.send_500_response()
+            if not (request.started or request.disconnected):
+                self._reply_locally(ApiError(500, "The server failed to handle this request."))
+            self.transport.close()
             return
         finally:
-            self.tasks.discard(current_task())  # cheaper than a callback in another loop iteration
-        if not (cycle.response_complete or cycle.disconnected or self._listener is not None):
+            self._state.tasks.discard(current_task())  # cheaper than a callback
+            if self._request is request:
+                self.release()
+        if not (request.complete or request.disconnected or self._listener is not None):
             log.error("the application has not completed a reply")
             self.transport.close()
 
-    def on_response_complete(self) -> None:
-        """As in uvicorn, without its timer per connection: the server's sweep closes idle connections."""
-        self.server_state.total_requests += 1
-        self._listener = None
-        if self.transport.is_closing():
-            return
-        self.flow.resume_reading()
-        if self.pipeline:
-            cycle, app = self.pipeline.pop()
-            self._start_asgi_task(cycle, app)
+    def on_body_wanted(self) -> None:
+        """The application waits for more of the body."""
+        request = self._request
+        assert request is not None
+        if request.expects_continue:
+            request.expects_continue = False
+            if not request.started:
+                self.transport.write(_CONTINUE)
+        self._pause_or_resume()
+
+    def _pause_or_resume(self) -> None:
+        """Read on unless enough has come that nobody asks for yet."""
+        request, waiting = self._request, self._reader.waiting
+        if self._discards:
+            pause = False
+        elif request is None:
+            pause = self._continues or (self.write_paused and waiting >= MAX_WAITING_BYTES)
+        elif request.body_complete:
+            pause = waiting >= MAX_WAITING_BYTES
         else:
-            self._active = None
-            self.timer.on_last_reply(time.monotonic())
+            pause = request.unreceived >= MAX_UNRECEIVED_BYTES or self._continues
+        if pause != self._read_paused and not self.transport.is_closing():
+            self._read_paused = pause
+            if pause:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+
+    # -- the bytes that it holds
+
+    @property
+    def receiving(self) -> bool:
+        return self._request is None or not self._request.body_complete or self._reader.waiting > 0
+
+    def on_over_budget(self) -> None:
+        self._held = 0
+        self._refuse(self._settings.budget.refusal())
+        self._account()
+
+    def release(self) -> None:
+        """The application has no use for the request's body any more."""
+        if self._request is not None and self._request.body_size:
+            self._request.body_size = 0
+            self._account()
+
+    def _account(self) -> None:
+        held = self._reader.waiting
+        if self._request is not None:
+            held += self._request.body_size
+        if held != self._held:
+            self._held = held
+            self._settings.budget.hold(self, held)
+
+    # -- the end of the connection
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what cannot be given to the application, and close. A request that is being answered gets
+        its reply instead, as the last one; one that was answered gets no second reply."""
+        request, answered = self._request, self._request is None and not self._reader.body_complete
+        self._discards = True
+        self._reader.clear()
+        if request is not None and (request.started or request.body_complete):
+            request.keep_alive = False
+            return
+        if not answered:
+            self._settings.on_refusal(error)
+            self._reply_locally(error)
+        self._abandon()
+        self._request = None
+        self._linger()
+
+    def _reply_locally(self, error: ApiError) -> None:
+        body = error.body()
+        self.transport.write(
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b%b\r\n%b"
+            % (
+                error.status,
+                responses[error.status].encode(),
+                len(body),
+                _lines([*self._state.default_headers, *error.headers]),
+                _CLOSE,
+                body,
+            )
+        )
+
+    def _linger(self) -> None:
+        """Close once the client has closed, has read for a while, or is too late (:data:`LINGER_S`)."""
+        self._discards = True
+        self._reader.clear()
+        lingering = self._settings.lingering
+        if self._half_closed or len(lingering) >= self._limits.max_lingering or self.transport.is_closing():
+            self.transport.close()
+            return
+        lingering.add(self)
+        self._pause_or_resume()
+        self._lingers_since = time.monotonic()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
 
     # -- the sink of a streamed reply: see Sink
 
@@ -264,16 +430,17 @@ class ServerProtocol(HttpToolsProtocol):
             listener.on_disconnect()
             return
         self._listener = listener
-        if self.flow.write_paused:  # the client has not read the previous reply
+        if self.write_paused:  # the client has not read the previous reply
             listener.on_pause()
 
     def send(self, chunks: bytes, *, last: bool) -> None:
-        assert self._active is not None
+        assert self._request is not None
         if not self._chunks:
             chunks = unframed(chunks)
         elif last:
             chunks += LAST_CHUNK
-        if not self._active.response_started:
+        if not self._request.started:
+            self._request.events = True
             start = _EVENTS_HEAD + _lines(self._reply_headers)
             chunks = self._head_from(start, chunked=self._chunks) + chunks
         self.transport.write(chunks)
@@ -284,31 +451,55 @@ class ServerProtocol(HttpToolsProtocol):
         self.transport.write(unframed(chunks))
 
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Send the head of a reply; :meth:`write_body` and :meth:`finish` follow.
+        """Send the head of a reply; :meth:`write_body` and :meth:`finish` follow."""
+        self.transport.write(self.reply_head(status, headers))
+
+    def reply_head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+        """The head of the reply in progress.
 
         Without a content-length in ``headers`` the body is chunked; for HTTP/1.0 it ends when the connection
         closes. Replies to HEAD and replies with status 204 or 304 have no body (RFC 9110 §6.4.1).
         """
-        assert self._active is not None
-        scope: Any = self._active.scope
-        self._bodyless = scope["method"] == "HEAD" or status in (204, 304)
+        assert self._request is not None
+        self._bodyless = self._request.scope["method"] == "HEAD" or status in (204, 304)
         sized = any(name == b"content-length" for name, _ in headers)
         self._framed = chunked = self._chunks and not sized and not self._bodyless
         first = b"HTTP/1.1 %d %b\r\n" % (status, responses.get(status, "").encode())
         dated = any(name == b"date" for name, _ in headers)
-        self.transport.write(self._head_from(first + _lines(headers), chunked=chunked, dated=dated))
+        return self._head_from(first + _lines(headers), chunked=chunked, dated=dated)
 
     def _head_from(self, start: bytes, *, chunked: bool, dated: bool = False) -> bytes:
         """A reply's head that begins with ``start``; ``dated``: ``start`` has a date header."""
-        cycle = self._active
-        assert cycle is not None
-        cycle.response_started = True
-        cycle.chunked_encoding = chunked
-        cycle.waiting_for_100_continue = False
-        date = b"" if dated else _lines(self.server_state.default_headers)
+        request = self._request
+        assert request is not None
+        request.started = True
+        request.streamed = chunked
+        if self._settings.close_after_reply or self._ends_after(request):
+            request.keep_alive = False
+        date = b"" if dated else _lines(self._state.default_headers)
         framing = b"transfer-encoding: chunked\r\n" if chunked else b""
-        close = b"" if cycle.keep_alive else _CLOSE
+        close = b"" if request.keep_alive else _CLOSE
         return b"".join((start, date, framing, close, b"\r\n"))
+
+    def _ends_after(self, request: ServedRequest) -> bool:
+        """Whether the client can send no other request after this one."""
+        if request.body_complete:
+            return self._half_closed and not self._reader.waiting
+        left = self._reader.body_left
+        return left is None or left > MAX_DISCARDED_BYTES or request.expects_continue
+
+    def write_part(self, head: bytes, body: bytes) -> None:
+        """Write ``head``, of :meth:`reply_head`, and a part of the body; both may be empty."""
+        if self._bodyless:
+            body = b""
+        elif self._framed and body:
+            body = chunk(body)
+        if len(body) > HIGH_WATER_BYTES:  # a copy costs more than a write
+            if head:
+                self.transport.write(head)
+            self.transport.write(body)
+        elif head or body:
+            self.transport.write(head + body)
 
     def write_body(self, data: bytes) -> None:
         """Write a non-empty part of the body; ignored on a closing connection."""
@@ -320,24 +511,36 @@ class ServerProtocol(HttpToolsProtocol):
             self.transport.write(data)
 
     def unread(self) -> int:
-        return self.transport.get_write_buffer_size()
+        size: int = self.transport.get_write_buffer_size()
+        return size
 
     def finish(self) -> None:
         """End the body of a reply that :meth:`begin` started."""
-        assert self._active is not None
         if self._framed:
             self.transport.write(LAST_CHUNK)
         self._complete()
 
     def _complete(self) -> None:
-        cycle = self._active
-        assert cycle is not None
-        self._listener = None
-        cycle.response_complete = True
-        cycle.message_event.set()
-        if not cycle.keep_alive:
+        request = self._request
+        assert request is not None
+        self._listener = self._request = None
+        request.complete = True
+        request.wake()
+        self._state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if request.keep_alive:
+            if request.body_complete:
+                self.timer.on_last_reply(time.monotonic())
+            if self._reader.waiting or self._read_paused or self._half_closed or not request.body_complete:
+                self._advance()
+            elif self._held:
+                self._account()
+        elif self._discards or self._reader.waiting or not request.body_complete:
+            self._linger()
+            self._account()
+        else:
             self.transport.close()
-        cycle.on_response()
 
     def cut(self) -> None:
         self._listener = None
@@ -345,7 +548,16 @@ class ServerProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _abandon(self) -> None:
-        """Mark the reply in progress as disconnected; with pipelining it is not uvicorn's latest cycle."""
-        if self._active is not None and not self._active.response_complete:
-            self._active.disconnected = True
-            self._active.message_event.set()
+        """Mark the request in progress as disconnected."""
+        if self._request is not None:
+            self._request.disconnected = True
+            self._request.wake()
+
+
+def _address(info: Any) -> tuple[str, int] | None:
+    """Host and port; None for a Unix socket, and for a client that has gone already."""
+    return (str(info[0]), int(info[1])) if isinstance(info, tuple) else None
+
+
+def _ignore(chunks: bytes) -> None:
+    """What is written to a connection that has ended."""

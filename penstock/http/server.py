@@ -13,6 +13,7 @@ import uvicorn
 
 from penstock.http.connection_settings import ConnectionSettings, Limits
 from penstock.http.connection_source import ConnectionSource
+from penstock.http.descriptors import limit_to_descriptors
 from penstock.http.errors import ApiError
 from penstock.http.http1 import ServerProtocol
 
@@ -34,12 +35,14 @@ class HttpServer(uvicorn.Server):
         tls: ssl.SSLContext | None = None,
         on_listening: Callable[[], None] = lambda: None,
         on_refusal: Callable[[ApiError], None] = lambda error: None,
+        descriptors_per_connection: int = 1,
     ) -> None:
         """``app`` is called as :class:`ServerProtocol` says, ``on_listening`` once the source is open, and
-        ``on_refusal`` for each request that is answered without the application."""
+        ``on_refusal`` for each request that is answered without the application.
+        ``descriptors_per_connection``: open files that a connection takes."""
         config = uvicorn.Config(
             app,
-            http="httptools",  # for Config.load alone: startup() makes the connections
+            http=ServerProtocol,  # for Config.load alone: startup() makes the connections
             ws="none",
             lifespan="off",
             log_config=None,
@@ -50,6 +53,8 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=None,
         )
         super().__init__(config)
+        limits = limit_to_descriptors(limits, per_connection=descriptors_per_connection)
+        self._app = app
         self._connection_source = source
         self._settings = ConnectionSettings(limits=limits, on_refusal=on_refusal, on_lost=source.on_lost)
         self._tls = tls
@@ -105,7 +110,7 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.servers = []
         await self._connection_source.open(
-            lambda: ServerProtocol(self.config, self.server_state, self._settings),
+            lambda: ServerProtocol(self._app, self.server_state, self._settings),
             self._tls,
             self._settings.limits.header_timeout_s,
         )

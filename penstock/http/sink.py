@@ -50,6 +50,10 @@ class Sink(Protocol):
         ``last`` ends the body, and the connection serves its next request."""
         ...
 
+    def release(self) -> None:
+        """The application has no use for the request's body any more; its bytes are not counted from here."""
+        ...
+
     def unread(self) -> int:
         """Bytes in the write buffer, which the operating system has not taken."""
         ...

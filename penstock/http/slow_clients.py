@@ -40,7 +40,7 @@ class SlowClientTimer:
         self.waiting_since, self.idle_since = now, None
 
     def on_request_complete(self) -> None:
-        self.waiting_since = None
+        self.waiting_since = self.idle_since = None
 
     def on_last_reply(self, now: float) -> None:
         """No request is left to answer."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import uvicorn
+from uvicorn.server import ServerState
 
 from penstock.http.asgi import send_json
 from penstock.http.connection_settings import ConnectionSettings
@@ -40,11 +40,17 @@ class FakeTransport(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self.extra.get(name, default)
 
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.end = "eof"
+
     def is_closing(self) -> bool:
-        return bool(self.end)
+        return self.end in ("close", "abort")
 
     def close(self) -> None:
-        self.end = self.end or "close"
+        self.end = "close" if self.end != "abort" else self.end
 
     def abort(self) -> None:
         self.end = "abort"
@@ -67,9 +73,7 @@ def connection(
     app: App = answer, settings: ConnectionSettings | None = None, **extra: Any
 ) -> tuple[ServerProtocol, FakeTransport]:
     """A connection of a server with ``app``, within a running loop; ``extra``: of its transport."""
-    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, proxy_headers=False)
-    state = uvicorn.Server(config).server_state
-    protocol = ServerProtocol(config, state, settings or ConnectionSettings())
+    protocol = ServerProtocol(app, ServerState(), settings or ConnectionSettings())
     transport = FakeTransport()
     transport.extra |= extra
     protocol.connection_made(transport)

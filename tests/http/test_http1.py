@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.http.connection_settings import ConnectionSettings, Limits
-from penstock.http.http1 import ServerProtocol
+from penstock.http.http1 import MAX_WAITING_BYTES, ServerProtocol
 from penstock.streaming.chunked import chunk
 from tests.http.connections import REQUEST, App, answer, connection, settle
 
@@ -38,7 +38,7 @@ def test_a_request_has_its_time_to_arrive() -> None:
         protocol.cut_if_slow(protocol.timer.waiting_since + 30.0, *TIMES)
         assert (transport.end, transport.written) == ("", b"")
         protocol.cut_if_slow(protocol.timer.waiting_since + 30.1, *TIMES)
-        assert transport.end == "close"
+        assert transport.end == "eof"
         assert transport.written.startswith(b"HTTP/1.1 408 ")
 
     asyncio.run(run())
@@ -105,17 +105,38 @@ def test_a_stream_may_be_silent_and_unread_for_as_long_as_it_likes() -> None:
     asyncio.run(run())
 
 
-def test_a_request_is_not_late_while_the_server_does_not_read() -> None:
+def test_what_waits_behind_a_request_is_bounded_and_not_late() -> None:
     async def run() -> None:
         protocol, transport = connection(stream)
-        protocol.data_received(REQUEST + REQUEST + REQUEST[:10])
+        protocol.data_received(REQUEST + b"GET /")
         await settle()
+        assert transport.reading, "to hear when the client leaves"
+        protocol.data_received(b"x" * MAX_WAITING_BYTES)
         assert not transport.reading
+        assert protocol.timer.waiting_since is None
+        protocol.cut_if_slow(1e9, *TIMES)
+        assert (transport.end, transport.written.count(b"HTTP/1.1")) == ("", 1)
+        protocol.send(b"", last=True)
+        assert transport.reading
         assert protocol.timer.waiting_since is not None
-        protocol.cut_if_slow(protocol.timer.waiting_since + 1000, *TIMES)
-        assert b"408" not in transport.written
-        assert transport.end == ""
         await end_tasks()
+
+    asyncio.run(run())
+
+
+def test_a_client_that_reads_no_replies_gets_no_further_ones() -> None:
+    async def fill(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+        sink.begin(200, [(b"content-length", b"0")])
+        sink.pause_writing()
+        sink.finish()
+
+    async def run() -> None:
+        protocol, transport = connection(fill)
+        protocol.data_received(3 * REQUEST)
+        for count in (1, 2, 3):
+            await settle()
+            assert transport.written.count(b"HTTP/1.1 200") == count
+            protocol.resume_writing()
 
     asyncio.run(run())
 

@@ -115,8 +115,8 @@ def test_routes_answer_with_and_without_the_root_path(server: Server) -> None:
 
 
 def head(size: int, *, body: bytes = b"") -> bytes:
-    """A request of two headers whose request line and headers have ``size`` bytes together."""
-    start = b"GET /health HTTP/1.1\r\nContent-Length: %d\r\nX: " % len(body)
+    """A request of three headers whose request line and headers have ``size`` bytes together."""
+    start = b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nX: " % len(body)
     return start + b"x" * (size - len(start) - 4) + b"\r\n\r\n" + body
 
 

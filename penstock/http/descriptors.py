@@ -1,0 +1,53 @@
+"""How many connections the limit of open files leaves room for.
+
+Without a descriptor for a connection, the system resets it and says nothing to anybody; a server that knows
+its room answers with 503 and logs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+from dataclasses import replace
+
+from penstock.http.connection_settings import Limits
+
+log = logging.getLogger(__name__)
+
+RESERVED = 12
+"""Descriptors that are left for everything but connections: connections to be refused, files, sockets."""
+FEW = 1024
+"""Connections below which the limit is worth a warning."""
+
+
+def limit_to_descriptors(limits: Limits, *, per_connection: int = 1) -> Limits:
+    """``limits`` with as many connections as there is room for beside what is open now, and at least one.
+
+    ``per_connection``: descriptors that a connection takes; 2 in a process that opens another one for each.
+    """
+    room = (_limit() - _open_now() - RESERVED) // per_connection
+    if room >= limits.max_connections:
+        return limits
+    room = max(1, room)
+    log.log(
+        logging.WARNING if room < FEW else logging.INFO,
+        "--max-connections %d: the limit of %d open files (ulimit -n) leaves room for %d connections; "
+        "further ones get 503",
+        limits.max_connections,
+        _limit(),
+        room,
+    )
+    return replace(limits, max_connections=room, max_lingering=min(limits.max_lingering, RESERVED // 3))
+
+
+def _limit() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if soft == resource.RLIM_INFINITY else soft
+
+
+def _open_now() -> int:
+    with contextlib.suppress(OSError):
+        return len(os.listdir("/dev/fd"))
+    return 0
