@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock.engine.batch.slots import SlotTable
-from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.sampling.metadata import NO_TOKEN, SamplingMetadata
 from penstock.engine.torch.sampler import FEW_CANDIDATES, SOME_CANDIDATES, Sampler, sample_from_weights
 from penstock.wire.messages import SamplingParams
 from tests.engine.torch.harness import submit
@@ -148,17 +148,21 @@ def test_rows_of_mixed_parameters_are_those_of_a_plain_reference(vocab: int) -> 
             logits = rng.normal(0, 2, (rows, vocab)).astype(np.float32)
             places = bench.columns.uniforms(np.array(bench.slots))
             tokens, logprobs = bench.sample(logits)
+            chosen = tokens.copy()
             for row in range(rows):
                 wanted = edited(logits[row], samplings[row], prompts[row], outputs[row])
                 if np.isneginf(wanted).all():
-                    continue  # nothing is allowed: any token will do
+                    assert tokens[row] == NO_TOKEN
+                    tokens[row] = rng.integers(vocab)  # for the history to go on
+                    outputs[row].append(int(tokens[row]))
+                    continue
                 ends = np.cumsum(distribution(wanted, samplings[row]))
                 token = int(tokens[row])
                 assert ends[token] > (ends[token - 1] if token else 0), "a token that is impossible"
                 if samplings[row].temperature:
                     assert (ends[token - 1] if token else 0) - 1e-5 <= places[row] <= ends[token] + 1e-5
                 outputs[row].append(token)
-            _check_logprobs(logprobs, logits, tokens, samplings)
+            _check_logprobs(logprobs, logits, chosen, samplings)
             bench.settle(tokens)
             for row, slot in enumerate(bench.slots):
                 outputs[row] = bench.table.history[
@@ -172,6 +176,8 @@ def _check_logprobs(
     asked = [row for row, sampling in enumerate(samplings) if sampling.logprobs >= 0]
     assert (logprobs is None) == (not asked)
     for entry, row in enumerate(asked):
+        if tokens[row] == NO_TOKEN:
+            continue
         exact = logits[row] - np.log(np.exp(logits[row].astype(np.float64)).sum())
         best = np.argsort(-exact, kind="stable")[: samplings[row].logprobs]
         ids = logprobs.ids[entry][logprobs.ids[entry] >= 0]
@@ -236,13 +242,14 @@ def test_histories_of_many_distinct_tokens_are_counted() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rows_with_no_token_left_still_get_one(temperature: float) -> None:
-    bench = Bench(2)
-    bench.add(temperature=temperature, allowed_token_ids=(2,), bad_words=((2,),), top_p=0.9)
+def test_rows_with_no_token_left_get_none(temperature: float) -> None:
+    bench = Bench(3)
+    bench.add(temperature=temperature, allowed_token_ids=(2,), bad_words=((2,),), top_p=0.9, logprobs=1)
     bench.add(temperature=temperature, allowed_token_ids=(2,), top_p=0.9)
-    tokens, _ = bench.sample(np.tile(LOGITS, (2, 1)))
-    assert 0 <= tokens[0] < len(LOGITS)
-    assert tokens[1] == 2
+    bench.add(temperature=temperature, stop_token_ids=tuple(range(len(LOGITS))), min_tokens=1)
+    tokens, logprobs = bench.sample(np.tile(LOGITS, (3, 1)))
+    assert tokens.tolist() == [NO_TOKEN, 2, NO_TOKEN]
+    assert logprobs is not None
 
 
 def test_tokens_without_weight_are_never_picked() -> None:
