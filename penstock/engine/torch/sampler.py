@@ -86,13 +86,16 @@ class Sampler:
         rows = np.flatnonzero(needs & PENALTIES)
         penalized = slots[rows]
         chosen = select_rows(logits, rows)
-        penalize(
-            chosen,
-            *self._token_counts.counts_of(penalized, logits.device),
-            repetition=_column(metadata.repetition[penalized], logits),
-            presence=_column(metadata.presence[penalized], logits),
-            frequency=_column(metadata.frequency[penalized], logits),
-        )
+        counts = self._token_counts.counts_of(penalized, logits.device)
+        if every & SamplingFeature.REPETITION:
+            penalize(chosen, counts, repetition=_column(metadata.repetition[penalized], logits))
+        if every & SamplingFeature.OCCURRENCE:
+            penalize(
+                chosen,
+                counts,
+                presence=_column(metadata.presence[penalized], logits),
+                frequency=_column(metadata.frequency[penalized], logits),
+            )
         put_rows(logits, rows, chosen)
 
     def _without_tokens(self, logits: Tensor, needs: Needs, every: SamplingFeature) -> Tensor | None:
