@@ -1,4 +1,4 @@
-"""The compiler of grammars: turns, bounds of bytes and time, cancellation, the cache. Compilations are fakes."""
+"""The compiler of grammars: turns, bounds of bytes and time, cancellation, cache. Compilations are fakes."""
 
 from __future__ import annotations
 
@@ -179,9 +179,7 @@ def test_compiled_grammars_are_bounded_in_bytes(
     states = [compilation.state for compilation in made]
     assert states[0] is State.DONE, "it was requested again and again"
     assert states.count(State.DONE) <= 4
-    assert all(
-        (compilation.matcher is None) == (compilation.state is State.EVICTED) for compilation in made
-    )
+    assert all((compilation.matcher is None) == (compilation.state is State.EVICTED) for compilation in made)
     again = compiler.request(0, "g1")
     assert again is not made[1]
     compiler.until(again)

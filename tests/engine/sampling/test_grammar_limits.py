@@ -11,7 +11,9 @@ from penstock.engine.sampling.grammar_limits import check_multiples
 
 
 def schema(*multiples: float) -> str:
-    properties = {f"p{index}": {"type": "number", "multipleOf": value} for index, value in enumerate(multiples)}
+    properties = {
+        f"p{index}": {"type": "number", "multipleOf": value} for index, value in enumerate(multiples)
+    }
     return LLMatcher.grammar_from_json_schema(json.dumps({"type": "object", "properties": properties}))
 
 
