@@ -293,7 +293,7 @@ class GrammarCompiler:
     def _start_threads(self) -> None:
         for small_only in (True, False):
             if self._workers.get(small_only) is None and len(self._late) < MAX_LATE_THREADS:
-                # a daemon: the process does not wait for a compilation that it cannot end
+                # a daemon: an engine's process, which ends by os._exit, does not wait for a compilation
                 thread = Thread(target=self._work, args=(small_only,), name="penstock-grammar", daemon=True)
                 self._workers[small_only] = thread
                 thread.start()

@@ -86,16 +86,19 @@ class Sampler:
         rows = np.flatnonzero(needs & PENALTIES)
         penalized = slots[rows]
         chosen = select_rows(logits, rows)
-        counts = self._token_counts.counts_of(penalized, logits.device)
+        tokens, counts = self._token_counts.counts_of(penalized, logits.device)
+        values = chosen if tokens is None else chosen.gather(-1, tokens)
         if every & SamplingFeature.REPETITION:
-            penalize(chosen, counts, repetition=_column(metadata.repetition[penalized], logits))
+            penalize(values, counts, repetition=_column(metadata.repetition[penalized], logits))
         if every & SamplingFeature.OCCURRENCE:
             penalize(
-                chosen,
+                values,
                 counts,
                 presence=_column(metadata.presence[penalized], logits),
                 frequency=_column(metadata.frequency[penalized], logits),
             )
+        if tokens is not None:
+            chosen.scatter_(-1, tokens, values)  # a token that is listed twice has the same value
         put_rows(logits, rows, chosen)
 
     def _without_tokens(self, logits: Tensor, needs: Needs, every: SamplingFeature) -> Tensor | None:

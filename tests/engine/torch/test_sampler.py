@@ -10,6 +10,7 @@ import torch
 
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import NO_TOKEN, SamplingMetadata
+from penstock.engine.torch.penalties import LISTED_SHARE, TokenCounts
 from penstock.engine.torch.sampler import FEW_CANDIDATES, SOME_CANDIDATES, Sampler, sample_from_weights
 from penstock.wire.messages import SamplingParams
 from tests.engine.torch.harness import submit
@@ -259,3 +260,47 @@ def test_tokens_without_weight_are_never_picked() -> None:
     assert set(sample_from_weights(weights, edges).tolist()) <= {3, 127, 128, 640, 999}
     assert sample_from_weights(weights, edges)[0] == 3
     assert sample_from_weights(weights, edges)[1] == 999
+
+
+def test_penalties_of_a_growing_history_are_those_of_a_plain_reference() -> None:
+    """From a few listed tokens to more than are listed: every step's tokens, greedy."""
+    vocab = 30 * LISTED_SHARE
+    rng = np.random.default_rng(11)
+    bench = Bench(3, vocab)
+    settings: list[dict[str, Any]] = [
+        {"repetition_penalty": 1.7},
+        {"repetition_penalty": 0.6, "frequency_penalty": 1.1},
+        {"presence_penalty": 1.3, "frequency_penalty": -0.2},
+    ]
+    prompts = [[int(rng.integers(vocab))], [1, 1, 2], list(range(25))]
+    samplings = [
+        bench.add(prompt, max_tokens=50, **setting) for prompt, setting in zip(prompts, settings, strict=True)
+    ]
+    outputs: list[list[int]] = [[], [], []]
+    for _ in range(39 - 3):
+        logits = rng.normal(0, 2, (3, vocab)).astype(np.float32)
+        tokens, _ = bench.sample(logits)
+        for row in range(3):
+            wanted = edited(logits[row], samplings[row], prompts[row], outputs[row])
+            assert tokens[row] == wanted.argmax()
+            outputs[row].append(int(tokens[row]))
+        bench.settle(tokens)
+
+
+def test_what_a_step_of_penalties_computes_is_bounded_by_the_vocabulary() -> None:
+    vocab, length = 400, 1000
+    table = SlotTable(1, length, [])
+    metadata = SamplingMetadata(table, vocab)
+    request = submit(0, [1], max_tokens=length, presence_penalty=1.0)
+    slots = np.array([table.allocate(0, request)])
+    metadata.set(int(slots[0]), request.sampling)
+    counts = TokenCounts(metadata)
+    widths = []
+    for step in range(length - 2):
+        tokens, found = counts.counts_of(slots, torch.device("cpu"))
+        widths.append(found.shape[1])
+        assert widths[-1] == (vocab if tokens is None else tokens.shape[1])
+        table.append(slots, np.array([step % 60], np.int32))
+    assert widths[0] == 1
+    assert set(widths[vocab // LISTED_SHARE :]) == {vocab}
+    assert int(found.sum()) == 61 + length - 3 - 1
