@@ -30,6 +30,8 @@ MAX_STOP_CHARACTERS = 1024
 """Maximum characters of a ``stop`` string: so many may be held back while they could be part of one."""
 MAX_STREAMED_ECHO = 1 << 16
 """Maximum logprobs of an echoed prompt in a stream: they are one event, which takes about 40 ms to format."""
+MAX_BAD_WORD_TOKENS = 16_384
+"""Maximum tokens of all ``bad_words`` together, for the same reason."""
 MAX_BIAS = 100.0
 """Logit biases are clamped to ± this value, as OpenAI documents."""
 
@@ -109,7 +111,7 @@ def _with_rare_fields(
     presence = _penalty("presence_penalty", r.presence_penalty)
     frequency = _penalty("frequency_penalty", r.frequency_penalty)
     size = model_info.vocab_size
-    return replace(
+    sampling = replace(
         sampling,
         repetition_penalty=repetition,
         presence_penalty=presence,
@@ -119,6 +121,26 @@ def _with_rare_fields(
         allowed_token_ids=_allowed(r.allowed_token_ids, size),
         bad_words=_bad_words(r.bad_words or (), tokenizer),
     )
+    if r.allowed_token_ids is not None or r.bad_words or sampling.min_tokens:
+        _check_tokens_left(sampling, model_info)
+    return sampling
+
+
+def _check_tokens_left(sampling: SamplingParams, model_info: ModelInfo) -> None:
+    """Raises ApiError, which names the fields, if they exclude every token from the start."""
+    allowed = sampling.allowed_token_ids
+    excluded = {word[0] for word in sampling.bad_words if len(word) == 1}
+    fields = ["allowed_token_ids"] if allowed is not None else []
+    fields += ["bad_words"] if excluded else []
+    if sampling.min_tokens:
+        fields += ["min_tokens", "stop_token_ids"] if sampling.stop_token_ids else ["min_tokens"]
+        excluded.update(model_info.eos_token_ids, sampling.stop_token_ids)
+    universe = range(model_info.vocab_size) if allowed is None else allowed
+    if all(token in excluded for token in universe):
+        names = " and ".join(fields)
+        raise ApiError(
+            400, f"{names} contradict each other: together they allow no token at the start.", param=names
+        )
 
 
 def _bad_temperature(value: float) -> ApiError:
@@ -312,6 +334,7 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
             param="bad_words",
         )
     sequences: dict[tuple[int, ...], None] = {}
+    tokens = 0
     for word in words:
         if not word:
             raise ApiError(400, "bad_words cannot contain an empty string.", param="bad_words")
@@ -320,4 +343,11 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
             ids = tuple(tokenizer.encode(text, add_special_tokens=False))
             if ids:
                 sequences[ids] = None
+                tokens += len(ids)
+        if tokens > MAX_BAD_WORD_TOKENS:
+            raise ApiError(
+                400,
+                f"bad_words has more than {MAX_BAD_WORD_TOKENS} tokens, which are the most that are allowed.",
+                param="bad_words",
+            )
     return tuple(sequences)

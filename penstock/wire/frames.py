@@ -44,7 +44,8 @@ class FinishReason(IntEnum):
     """The row's last token is one of the request's stop_token_ids."""
     ABORT = 4
     GRAMMAR = 5
-    """The row's last token completes the output: the request's grammar allows no further token."""
+    """The output is complete: its constraints (grammar, allowed tokens, bad words) allow no further token.
+    The row may have no tokens."""
 
 
 class Column(IntEnum):

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.api.byte_budget import ByteBudget
 from penstock.api.generate import GenerationRoutes, Work
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import NO_HINTS, EngineClient, RoutingHints
@@ -71,7 +72,8 @@ def in_routes(fleet: Fleet, test: Callable[[GenerationRoutes, Desk], None]) -> N
     async def run() -> None:
         desk = Desk(tables_of(tiny_tokenizer().raw), engine_client=fleet)
         desk.context.engine_client = cast(EngineClient, fleet)
-        test(GenerationRoutes(ServeConfig(), tiny_tokenizer(), desk.context), desk)
+        routes = GenerationRoutes(ServeConfig(), tiny_tokenizer(), desk.context, ByteBudget(1 << 20))
+        test(routes, desk)
 
     asyncio.run(run())
 

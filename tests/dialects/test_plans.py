@@ -263,6 +263,22 @@ def test_top_k_of_all_is_zero(given: int, used: int) -> None:
         ({"allowed_token_ids": [99999]}, "allowed_token_ids", "99999"),
         ({"bad_words": ["x"] * 1025}, "bad_words", "has 1025 texts, at most 1024"),
         ({"bad_words": [""]}, "bad_words", "empty string"),
+        ({"bad_words": ["a b c d e f g h " * 5000]}, "bad_words", "more than 16384 tokens"),
+        (
+            {"allowed_token_ids": [1], "min_tokens": 1},
+            "allowed_token_ids and min_tokens",
+            "allowed_token_ids and min_tokens contradict each other",
+        ),
+        (
+            {"allowed_token_ids": [1, 7, 8], "min_tokens": 1, "stop_token_ids": [8, 7, 9]},
+            "allowed_token_ids and min_tokens and stop_token_ids",
+            "no token at the start",
+        ),
+        (
+            {"min_tokens": 1, "stop_token_ids": list(range(16384))},
+            "min_tokens and stop_token_ids",
+            "no token at the start",
+        ),
         ({"logprobs": 21}, "logprobs", "greater than max allowed: 20"),
         ({"logprobs": -1}, "logprobs", "whole vocabulary"),
         ({"prompt": [[1], []]}, "prompt", "prompt[1] is an empty list"),

@@ -14,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.base import StepRows, StreamFailure
+from penstock.engine.batch.token_sets import TokenSets
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import Submit
 
-STOP_IDS_PER_SLOT = 8
-"""Stop token ids kept in the slot's row; the rest of a longer list is checked separately."""
+FAILED = np.int8(-1)
+"""In a column of ends, beside the FinishReasons: the stream ends by an error. A column has one value per
+stream, so that no stream can end twice."""
 
 
 class SlotTable:
@@ -36,7 +38,10 @@ class SlotTable:
         max_model_len: int,
         eos_token_ids: Sequence[int],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        vocab_size: int = 1 << 18,
     ) -> None:
+        """``vocab_size``: sampled tokens are below it, and stop ids that are not are left out."""
         self.size = slots
         self.max_model_len = max_model_len
         self.eos = np.array(sorted(set(eos_token_ids)), np.int32)
@@ -52,7 +57,7 @@ class SlotTable:
         self.min_end = np.zeros(slots, np.int32)
         """Length of the history up to which EOS and stop ids do not end the stream (min_tokens)."""
         self.ignore_eos = np.zeros(slots, np.bool_)
-        self.stop_ids = np.full((slots, STOP_IDS_PER_SLOT), -1, np.int32)
+        self.stop_ids = TokenSets(slots, vocab_size)
         self.interval = np.ones(slots, np.int32)
         """Minimum tokens per row, except for the first and the last row."""
         self.interval_s = np.zeros(slots)
@@ -62,9 +67,6 @@ class SlotTable:
         self.seed = np.zeros(slots, np.uint64)
         self.generation = np.zeros(slots, np.int64)
         """Streams that have left the slot: distinguishes its streams from one another."""
-        self._long_stop_ids: dict[int, NDArray[np.int32]] = {}
-        self._stop_lists = 0
-        """Slots with stop ids."""
         self._timed = 0
         """Slots with an ``interval_s``."""
 
@@ -114,7 +116,8 @@ class SlotTable:
         self.cached[slot] = 0
         self.seed[slot] = sampling.seed
         self.history[slot, :length] = prompt
-        self._set_stop_ids(slot, sampling.stop_token_ids)
+        if sampling.stop_token_ids:
+            self.stop_ids.set(slot, sampling.stop_token_ids)
         self._by_stream[server, request.stream] = slot
         self._admitted.append((server, request.stream))
         return slot
@@ -126,24 +129,12 @@ class SlotTable:
         admitted, self._admitted = self._admitted, []
         return admitted
 
-    def _set_stop_ids(self, slot: int, stop_ids: Sequence[int]) -> None:
-        if not stop_ids:
-            return
-        self._stop_lists += 1
-        short = stop_ids[:STOP_IDS_PER_SLOT]
-        self.stop_ids[slot, : len(short)] = short
-        if len(stop_ids) > STOP_IDS_PER_SLOT:
-            self._long_stop_ids[slot] = np.array(stop_ids[STOP_IDS_PER_SLOT:], np.int32)
-
     def find(self, server: int, stream: int) -> int | None:
         return self._by_stream.get((server, stream))
 
     def release(self, slot: int) -> None:
         del self._by_stream[int(self.server[slot]), int(self.stream[slot])]
-        if self.stop_ids[slot, 0] >= 0:
-            self.stop_ids[slot] = -1
-            self._stop_lists -= 1
-            self._long_stop_ids.pop(slot, None)
+        self.stop_ids.clear(slot)
         if self.interval_s[slot]:
             self.interval_s[slot] = 0
             self._timed -= 1
@@ -209,23 +200,13 @@ class SlotTable:
         finish: I8 = (length >= self.end[slots]).view(np.int8)
         finish *= np.int8(FinishReason.LENGTH)
         counts = length > self.min_end[slots]
-        if self._stop_lists:
-            is_stop = (self.stop_ids[slots] == tokens[:, None]).any(axis=1) & counts
-            if self._long_stop_ids:
-                self._mark_long_stops(slots, tokens, counts, is_stop)
-            finish[is_stop] = FinishReason.STOP_TOKEN
+        if self.stop_ids:
+            finish[self.stop_ids.contain(slots, tokens) & counts] = FinishReason.STOP_TOKEN
         for eos in self.eos:
             is_eos = tokens == eos
             if is_eos.any():
                 finish[is_eos & counts & ~self.ignore_eos[slots]] = FinishReason.EOS
         return finish
-
-    def _mark_long_stops(
-        self, slots: NDArray[np.intp], tokens: I32, counts: NDArray[np.bool_], is_stop: NDArray[np.bool_]
-    ) -> None:
-        for slot, stop_ids in self._long_stop_ids.items():
-            for row in np.flatnonzero((slots == slot) & counts):
-                is_stop[row] |= tokens[row] in stop_ids
 
     def due(self, slots: NDArray[np.intp], finish: I8) -> NDArray[np.bool_]:
         """bool[R]: the slots that :meth:`rows` makes a row for."""
@@ -240,7 +221,9 @@ class SlotTable:
     def rows(self, slots: NDArray[np.intp], finish: I8) -> StepRows:
         """The rows that are due: a stream's first token, its end, or a full interval of tokens.
 
-        Tokens that are held back stay in the history, so rows of several tokens are one gather.
+        ``finish``: int8[R], the FinishReason of each slot, or FAILED: :meth:`failure` is then the stream's
+        end, after its row. Tokens that are held back stay in the history, so rows of several tokens are one
+        gather.
         """
         due = self.due(slots, finish)
         if not due.all():
@@ -268,7 +251,7 @@ class SlotTable:
             position=sent - self.base[slots],
             tokens=self.history[slots, sent] if one_each else self._tokens(slots, sent, count),
             count=None if one_each else count,
-            finish=finish if finish.any() else None,
+            finish=finish.clip(0) if finish.any() else None,
             cached=cached if cached is not None and cached.any() else None,
         )
 

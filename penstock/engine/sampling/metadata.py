@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import IntFlag
-from typing import Any
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,11 @@ from penstock.engine.base import RequestRejected
 from penstock.engine.batch.prompt_logprobs import PromptLogprobsState
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.batch.token_lists import TokenLists
+from penstock.engine.batch.token_sets import TokenSets, packed_size, token_bits
+from penstock.engine.sampling.bad_words import BadWords
+from penstock.engine.sampling.grammar_compiler import Compilation, GrammarCompiler
 from penstock.engine.sampling.rng import uniform
-from penstock.engine.sampling.structured_output import GrammarCompiler, GrammarMatchers
+from penstock.engine.sampling.structured_output import GrammarMatchers
 from penstock.wire.arrays import I8, I32
 from penstock.wire.messages import SamplingParams
 
@@ -45,10 +48,20 @@ class SamplingFeature(IntFlag):
 PENALTIES = SamplingFeature.REPETITION | SamplingFeature.OCCURRENCE
 READS_HISTORY = PENALTIES | SamplingFeature.BAD_WORDS | SamplingFeature.GRAMMAR
 """Features that need all earlier tokens on the host."""
+EXCLUDING = (
+    SamplingFeature.ALLOWED | SamplingFeature.GRAMMAR | SamplingFeature.BAD_WORDS | SamplingFeature.MIN_TOKENS
+)
+"""Features that exclude tokens; several of them may leave none."""
 TOKEN_LIST_FEATURES = (
     SamplingFeature.BIAS | SamplingFeature.ALLOWED | SamplingFeature.BAD_WORDS | SamplingFeature.MIN_TOKENS
 )
 """Features with a list of tokens per slot."""
+NO_TOKEN = -1
+"""In place of a sampled token: the stream's constraints exclude every token."""
+LONG_LIST = 256
+"""Items of a list of edits from which on it is applied by itself, as one vector for all its rows."""
+MIN_PENALTY, MAX_PENALTY = 1e-20, 1e20
+"""Repetition penalties are clamped to these: with them logits stay finite in float32."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,6 +69,16 @@ class LogitEdits:
     """Changes to single logits: ``value`` is added at (row, token); arrays of equal length."""
 
     row: NDArray[np.int64]
+    token: NDArray[np.int64]
+    value: NDArray[np.float32]
+
+
+@dataclass(slots=True, frozen=True)
+class SharedEdits:
+    """The same changes to several rows: ``value`` is added at ``token`` (arrays of equal length) in every row
+    of ``rows``."""
+
+    rows: NDArray[np.intp]
     token: NDArray[np.int64]
     value: NDArray[np.float32]
 
@@ -80,41 +103,62 @@ class SamplingMetadata:
         self.counted = np.full(slots, -1, np.int32)
         """Length of the history whose tokens the sampler has counted for penalties; -1: none yet."""
         self._bias = TokenLists(slots, np.int64, np.float32)
-        self._bad_words = TokenLists(slots, np.int32, np.int32)
-        """Tokens of the words, and each token's distance to its word's last token (0 for that one)."""
-        self._ends = TokenLists(slots, np.int64)
-        """EOS and stop ids of slots with min_tokens."""
-        self._allowed = TokenBitmasks(slots, vocab_size)
+        self._bad_words = BadWords(table)
+        self._ends = TokenLists(slots, np.int64, np.float32)
+        """EOS and stop ids of slots with min_tokens, and -inf for each."""
+        self._allowed = TokenSets(slots, vocab_size)
+        self._contradiction: tuple[object, object, object, str | None] = None, None, None, None
+        """Question and answer of the last :meth:`contradiction`: the choices of a request ask the same."""
+        self._checked: dict[str, object] = {}
+        """By field, the list that was checked last: the choices of a request share theirs."""
         self.prompt_logprobs = PromptLogprobsState(table)
         self.grammars = GrammarMatchers(table, vocab_size, compiler)
 
     def check(self, sampling: SamplingParams) -> None:
-        """Raises RequestRejected for token ids outside the vocabulary and for a grammar without tokenizer."""
-        self._check_ids("logit_bias", sampling.logit_bias or ())
-        if sampling.allowed_token_ids is not None:
+        """Raises RequestRejected for token ids outside the vocabulary, empty lists, and a bias that is
+        not finite."""
+        if self._is_unchecked("logit_bias", sampling.logit_bias):
+            self._check_bias(sampling.logit_bias or {})
+        if self._is_unchecked("allowed_token_ids", sampling.allowed_token_ids):
             if not sampling.allowed_token_ids:
                 raise RequestRejected("allowed_token_ids: must name at least one token")
             self._check_ids("allowed_token_ids", sampling.allowed_token_ids)
-        for word in sampling.bad_words:
-            if not word:
-                raise RequestRejected("bad_words: a word without tokens")
-            self._check_ids("bad_words", word)
-        if sampling.grammar is not None:
-            self.grammars.check(sampling.grammar)
+        if self._is_unchecked("bad_words", sampling.bad_words):
+            for word in sampling.bad_words:
+                if not word:
+                    raise RequestRejected("bad_words: a word without tokens")
+                self._check_ids("bad_words", word)
+        for field, given in (
+            ("logit_bias", sampling.logit_bias),
+            ("allowed_token_ids", sampling.allowed_token_ids),
+            ("bad_words", sampling.bad_words),
+        ):
+            if given:
+                self._checked[field] = given
 
-    def _check_ids(self, field: str, ids: Any) -> None:
-        for token in ids:
-            if token >= self.vocab_size:
-                raise RequestRejected(f"{field}: token id {token}, but the vocabulary has {self.vocab_size}")
+    def _is_unchecked(self, field: str, given: object) -> bool:
+        return given is not None and self._checked.get(field) is not given
+
+    def _check_bias(self, bias: dict[int, float]) -> None:
+        self._check_ids("logit_bias", bias)
+        for token, value in bias.items():
+            if not isfinite(value):
+                raise RequestRejected(f"logit_bias: {value} for token id {token}, but must be finite")
+
+    def _check_ids(self, field: str, ids: Collection[int]) -> None:
+        largest = max(ids, default=0)
+        if largest >= self.vocab_size:
+            raise RequestRejected(f"{field}: token id {largest}, but the vocabulary has {self.vocab_size}")
 
     # -- streams come and go
 
-    def set(self, slot: int, sampling: SamplingParams) -> None:
+    def set(self, slot: int, sampling: SamplingParams, compilation: Compilation | None = None) -> None:
+        """Give a slot its parameters. ``compilation``: of the grammar, if there is one; it is done."""
         needs = SamplingFeature.NONE
         self.temperature[slot] = sampling.temperature
         self.top_p[slot], self.top_k[slot] = sampling.top_p, sampling.top_k
         self.min_p[slot], self.logprobs[slot] = sampling.min_p, sampling.logprobs
-        self.repetition[slot] = sampling.repetition_penalty
+        self.repetition[slot] = min(max(sampling.repetition_penalty, MIN_PENALTY), MAX_PENALTY)
         self.presence[slot], self.frequency[slot] = sampling.presence_penalty, sampling.frequency_penalty
         self.counted[slot] = -1
         self.prompt_logprobs.set(slot, sampling.prompt_logprobs)
@@ -129,33 +173,36 @@ class SamplingMetadata:
             needs |= SamplingFeature.OCCURRENCE
         if sampling.logprobs >= 0:
             needs |= SamplingFeature.LOGPROBS
+        if compilation is not None:
+            self.grammars.set(slot, compilation)
+            needs |= SamplingFeature.GRAMMAR
         self.needs[slot] = needs | self._set_token_lists(slot, sampling)
 
     def _set_token_lists(self, slot: int, sampling: SamplingParams) -> SamplingFeature:
+        """Keep the lists of a request, once for all its choices."""
         needs = SamplingFeature.NONE
-        if sampling.logit_bias:
-            self._bias.set(slot, list(sampling.logit_bias), list(sampling.logit_bias.values()))
+        bias, stop_ids = sampling.logit_bias, sampling.stop_token_ids
+        if bias:
+            if (row := self._bias.share(slot, bias)) is not None:
+                self._bias.fill(row, list(bias), list(bias.values()))
             needs |= SamplingFeature.BIAS
         if sampling.allowed_token_ids is not None:
             self._allowed.set(slot, sampling.allowed_token_ids)
             needs |= SamplingFeature.ALLOWED
         if sampling.bad_words:
-            tokens = [token for word in sampling.bad_words for token in word]
-            back = [len(word) - 1 - index for word in sampling.bad_words for index in range(len(word))]
-            self._bad_words.set(slot, tokens, back)
+            self._bad_words.set(slot, sampling.bad_words)
             needs |= SamplingFeature.BAD_WORDS
-        if sampling.grammar is not None:
-            self.grammars.set(slot, sampling.grammar)
-            needs |= SamplingFeature.GRAMMAR
         if sampling.min_tokens:
-            ends = {*self.table.eos.tolist(), *sampling.stop_token_ids}
-            self._ends.set(slot, [token for token in ends if token < self.vocab_size])
+            if (row := self._ends.share(slot, stop_ids)) is not None:
+                ends = {*self.table.eos.tolist(), *stop_ids}
+                known = [token for token in ends if token < self.vocab_size]
+                self._ends.fill(row, known, np.full(len(known), -np.inf))
             needs |= SamplingFeature.MIN_TOKENS
         return needs
 
     def clear(self, slot: int) -> None:
         if self.needs[slot] & TOKEN_LIST_FEATURES:
-            for lists in (self._bias, self._bad_words, self._ends):
+            for lists in (self._bias, self._bad_words, self._ends, self._allowed):
                 lists.clear(slot)
         self.grammars.clear(slot)
         self.prompt_logprobs.clear(slot)
@@ -177,48 +224,36 @@ class SamplingMetadata:
         position = (ahead - self.table.base[slots]).astype(np.uint64)
         return uniform(self.table.seed[slots], position)
 
-    def logit_biases(self, slots: NDArray[np.intp]) -> LogitEdits:
-        """logit_bias of ``slots``."""
-        row, (token, value) = self._bias.gather(slots)
-        return LogitEdits(row, token, value)
-
-    def banned_tokens(self, slots: NDArray[np.intp]) -> LogitEdits:
-        """-inf for EOS and stop ids of slots below their min_tokens, and for tokens that would complete a bad
-        word."""
-        early = np.flatnonzero(self.needs_of(slots) & SamplingFeature.MIN_TOKENS)
-        row, (token,) = self._ends.gather(slots[early])
-        completed_row, completing = self._completing(slots)
-        token = np.concatenate((token, completing))
-        return LogitEdits(
-            np.concatenate((early[row], completed_row)), token, np.full(len(token), -np.inf, np.float32)
-        )
-
-    def _completing(self, slots: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows and last tokens of the bad words whose other tokens are the end of the slot's output."""
-        row, (token, back) = self._bad_words.gather(slots)
-        slot, last = slots[row], back == 0
-        length = self.table.length[slot]
-        position = length - back
-        missing = position < self.table.base[slot]
-        missing |= self.table.history[slot, np.maximum(position, 0)] != token
-        missing &= ~last
-        word = np.cumsum(last) - last
-        found = np.bincount(word, missing, int(last.sum()))[word[last]] == 0
-        return row[last][found], token[last][found].astype(np.int64)
+    def edits(self, slots: NDArray[np.intp], needs: NDArray[np.uint16]) -> Iterator[LogitEdits | SharedEdits]:
+        """What is added to the logits of ``slots``: logit_bias, and -inf for EOS and stop ids of slots below
+        their min_tokens, and for tokens that would complete a bad word. ``needs``: of :meth:`needs_of`."""
+        yield from _edits(self._bias, slots, np.flatnonzero(needs & SamplingFeature.BIAS))
+        yield from _edits(self._ends, slots, np.flatnonzero(needs & SamplingFeature.MIN_TOKENS))
+        rows = np.flatnonzero(needs & SamplingFeature.BAD_WORDS)
+        if len(rows):
+            row, token = self._bad_words.completing(slots[rows])
+            yield LogitEdits(rows[row], token, np.full(len(token), -np.inf, np.float32))
 
     def allowed(self, slots: NDArray[np.intp]) -> NDArray[np.uint8]:
         """uint8[n, bytes]: bitmask of the allowed_token_ids of slots that have them."""
-        return self._allowed.bits[slots]
+        return self._allowed.bits(slots)
 
     # -- grammars
 
-    def ready(self, sampling: SamplingParams) -> bool:
-        """Whether a stream may start: its grammar, if any, is compiled."""
-        return sampling.grammar is None or self.grammars.ready(sampling.grammar)
-
-    def refusal(self, sampling: SamplingParams) -> str | None:
-        """Why a stream that is ready cannot start."""
-        return None if sampling.grammar is None else self.grammars.error(sampling.grammar)
+    def contradiction(self, sampling: SamplingParams, compilation: Compilation) -> str | None:
+        """Why no token can come first under a compiled grammar and the request's other constraints."""
+        allowed, bad_words = sampling.allowed_token_ids, sampling.bad_words
+        if (allowed is None and not bad_words) or compilation.first_tokens is None:
+            return None
+        *asked, answer = self._contradiction
+        if asked[0] is not allowed or asked[1] is not bad_words or asked[2] is not compilation:
+            possible = compilation.first_tokens[: packed_size(self.vocab_size)].copy()
+            if allowed is not None:
+                possible &= token_bits(allowed, self.vocab_size)
+            possible &= ~token_bits([word[0] for word in bad_words if len(word) == 1], self.vocab_size)
+            answer = None if possible.any() else _contradiction(sampling)
+            self._contradiction = allowed, bad_words, compilation, answer
+        return answer
 
     def prepare(self, slots: NDArray[np.intp]) -> None:
         """Begin to compute the grammar masks of the slots' next tokens, while the model computes logits."""
@@ -237,20 +272,25 @@ class SamplingMetadata:
         return broken
 
 
-class TokenBitmasks:
-    """A set of tokens per slot as a bitmask: token t is bit t % 8 of byte t // 8. Memory is committed for
-    used slots only."""
-
-    def __init__(self, slots: int, vocab_size: int) -> None:
-        self.bits = np.zeros((slots, packed_size(vocab_size)), np.uint8)
-
-    def set(self, slot: int, tokens: Sequence[int]) -> None:
-        """The slot's set is exactly ``tokens``."""
-        ids = np.array(tokens, np.int64)
-        self.bits[slot] = 0
-        np.bitwise_or.at(self.bits[slot], ids >> 3, (1 << (ids & 7)).astype(np.uint8))
+def _contradiction(sampling: SamplingParams) -> str:
+    fields = [] if sampling.allowed_token_ids is None else ["allowed_token_ids"]
+    fields += ["bad_words"] if sampling.bad_words else []
+    return (
+        f"structured output (response_format, structured_outputs) and {' and '.join(fields)} contradict each "
+        "other: together they allow no token at the start"
+    )
 
 
-def packed_size(vocab_size: int) -> int:
-    """Bytes of a token bitmask: whole 32-bit words, as llguidance writes them."""
-    return -(-vocab_size // 32) * 4
+def _edits(
+    lists: TokenLists, slots: NDArray[np.intp], rows: NDArray[np.intp]
+) -> Iterator[LogitEdits | SharedEdits]:
+    """The edits of ``slots[rows]``: short lists all at once, a long one for all its rows."""
+    if not len(rows):
+        return
+    is_long = lists.counts(slots[rows]) >= LONG_LIST
+    if is_long.any():
+        for some, (token, value) in lists.each(slots[rows[is_long]]):
+            yield SharedEdits(rows[is_long][some], token, value)
+        rows = rows[~is_long]
+    row, (token, value) = lists.gather(slots[rows])
+    yield LogitEdits(rows[row], token, value)

@@ -6,15 +6,16 @@ share nothing. Only full blocks are shared, and never the block with the last to
 is computed for its logits, so shared blocks are never written.
 
 Blocks that a stream is about to compute are *promised*: other streams wait for them instead of computing them
-as well. A promise is fulfilled block by block, or withdrawn when the stream frees its blocks. A stream that
-promises blocks has them all allocated, so nobody waits forever.
+as well. A promise is fulfilled block by block, or withdrawn when the stream frees its blocks: it is *settled*
+either way. A stream that promises blocks has them all allocated, so nobody waits forever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import takewhile
 
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.schedule.block_tables import BlockTables
@@ -32,19 +33,23 @@ class BlockHashChain:
     """The last digest; initially that of the salt."""
     reads_cache: bool = True
     """Whether the stream uses cached blocks."""
-    digests: list[bytes] = field(default_factory=list)
+    digests: Sequence[bytes] = ()
+    """Chains of equal prompts share them."""
     awaited: bytes = b""
-    """The digest that another stream was computing at the last lookup."""
+    """After a lookup that found the next block promised: the last block that is promised with it."""
     num_cached: int = 0
     """Leading blocks that are cached, so that other streams find them."""
 
     def extend(self, tokens: bytes, block_size: int) -> None:
         """Hash the full blocks of ``tokens`` (int32), which follow the blocks hashed so far."""
         step = 4 * block_size
+        further = []
         for start in range(0, len(tokens) - step + 1, step):
             block = self.digest + tokens[start : start + step]
             self.digest = blake2b(block, digest_size=DIGEST_BYTES).digest()
-            self.digests.append(self.digest)
+            further.append(self.digest)
+        if further:
+            self.digests = (*self.digests, *further)
 
 
 class PrefixCache:
@@ -62,6 +67,11 @@ class PrefixCache:
         """By slot."""
         self._promised: dict[bytes, int] = {}
         """Digests of blocks that are being computed, with the slot that computes them."""
+        self._awaited: set[bytes] = set()
+        """Those of them that lookups have named."""
+        self._settled: list[bytes] = []
+        self._last_hashed: tuple[bytes, bytes, BlockHashChain] | None = None
+        """Prompt, root and chain of the last prompt: the choices of a request have the same."""
 
     def hash_prompt(self, request: Submit) -> BlockHashChain | None:
         """The chain of a prompt; None when prefix caching is off.
@@ -72,10 +82,13 @@ class PrefixCache:
             return None
         salt = request.cache_salt
         root = _ROOT if salt is None else blake2b(salt.encode(), digest_size=DIGEST_BYTES).digest()
-        chain = BlockHashChain(root, reads_cache=request.sampling.prompt_logprobs < 0)
-        # not the block that the last token fills: a chunk may end before it, and a promise would stay open
-        chain.extend(request.prompt[:-4], self._blocks.block_size)
-        return chain
+        if self._last_hashed is None or self._last_hashed[:2] != (request.prompt, root):
+            hashed = BlockHashChain(root)
+            # not the block that the last token fills: a chunk may end before it, and a promise stay open
+            hashed.extend(request.prompt[:-4], self._blocks.block_size)
+            self._last_hashed = request.prompt, root, hashed
+        hashed = self._last_hashed[2]
+        return BlockHashChain(hashed.digest, request.sampling.prompt_logprobs < 0, hashed.digests)
 
     def chain_of_preempted(self, slot: int) -> BlockHashChain | None:
         """The chain of a preempted stream; None when the cache was reset after it began."""
@@ -83,21 +96,31 @@ class PrefixCache:
 
     def find(self, chain: BlockHashChain | None, length: int) -> list[int] | None:
         """The cached blocks of the longest prefix of a history of ``length`` tokens; None when another stream
-        is computing the next block of it."""
+        is computing the next block of it, and ``chain.awaited`` is worth waiting for."""
         found: list[int] = []
         if chain is None or not chain.reads_cache:
             return found
         if chain.awaited in self._promised:
             return None
-        for digest in chain.digests[: (length - 1) // self._blocks.block_size]:
+        digests = chain.digests[: (length - 1) // self._blocks.block_size]
+        for digest in digests:
             block = self._blocks.find_cached(digest)
             if block is None:
-                if digest in self._promised:
-                    chain.awaited = digest
-                    return None
                 break
             found.append(block)
-        return found
+        promised = list(takewhile(self._promised.__contains__, digests[len(found) :]))
+        if not promised:
+            return found
+        chain.awaited = promised[-1]
+        self._awaited.add(chain.awaited)
+        return None
+
+    def take_settled(self) -> Sequence[bytes]:
+        """The awaited digests whose promise has been fulfilled or withdrawn since the last call."""
+        if not self._settled:
+            return ()
+        settled, self._settled = self._settled, []
+        return settled
 
     def record_lookup(self, chain: BlockHashChain | None, tokens: int, found: Sequence[int]) -> None:
         """Count a lookup of a prompt of ``tokens`` tokens that found the blocks ``found``."""
@@ -152,9 +175,14 @@ class PrefixCache:
     def _withdraw(self, slot: int, digest: bytes) -> None:
         if self._promised.get(digest) == slot:
             del self._promised[digest]
+            if digest in self._awaited:
+                self._awaited.remove(digest)
+                self._settled.append(digest)
 
     def reset(self) -> None:
         """Forget all cached blocks. Running streams continue, but their blocks will not be cached."""
         self._blocks.reset_cache()
         self._chains.clear()
         self._promised.clear()
+        self._settled += self._awaited
+        self._awaited.clear()

@@ -1,19 +1,27 @@
-"""The waiting queue: its order (arrival or priority), its limits, and the ends of streams that leave it."""
+"""The waiting queue: its order (arrival or priority), its limits, and the ends of streams that leave it.
+
+A stream that cannot start when its turn comes is held outside the order, and released when what it waits for
+has happened: then it comes first.
+"""
 
 from __future__ import annotations
 
 import sys
 from bisect import insort
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from enum import IntEnum
+from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import RequestRejected, StepRows, StreamFailure
 from penstock.engine.batch.rows import aborted_rows
 from penstock.engine.schedule.prefix_cache import BlockHashChain
 from penstock.wire.messages import OVERLOADED, Submit, WireError
+
+if TYPE_CHECKING:
+    from penstock.engine.sampling.grammar_compiler import Compilation
 
 StreamKey: TypeAlias = tuple[int, int]
 """(server, stream)"""
@@ -26,9 +34,20 @@ BYTES_PER_TOKEN_ID = 40
 BYTES_PER_BIAS = 160
 """Memory of an entry of logit_bias."""
 
-QueueClass: TypeAlias = tuple[int, bool]
-"""(priority, whether the stream is new). Lower classes run earlier: a stream that was running on another
-engine comes before new ones of its priority."""
+
+class Place(IntEnum):
+    """Where a stream waits among those of its priority."""
+
+    RELEASED = 0
+    """It was held when its turn came, so its turn is now."""
+    ARRIVED = 1
+    HELD = 2
+    """Outside the order: it cannot start yet."""
+
+
+QueueClass: TypeAlias = tuple[int, bool, Place]
+"""(priority, whether the stream is new, place). Lower classes run earlier: a stream that was running on
+another engine comes before new ones of its priority."""
 
 
 @dataclass(slots=True)
@@ -40,6 +59,10 @@ class WaitingStream:
     queue_class: QueueClass
     chain: BlockHashChain | None = None
     """Block hashes of its prompt, once the scheduler has looked it up."""
+    compilation: Compilation | None = None
+    """Of its grammar, if it has one and the engine compiles it."""
+    held_by: Hashable = None
+    """What it waits for, while it is held."""
 
     @property
     def key(self) -> StreamKey:
@@ -111,8 +134,11 @@ class WaitingQueue:
     priorities that occur.
     """
 
-    def __init__(self, config: ServeConfig) -> None:
-        """``config``: the engine's, with its rank's part of the limits."""
+    def __init__(
+        self, config: ServeConfig, on_leave: Callable[[WaitingStream], None] = lambda waiting: None
+    ) -> None:
+        """``config``: the engine's, with its rank's part of the limits. ``on_leave`` is called with every
+        stream that leaves the queue, for whatever reason."""
         self.tokens = 0
         """Prompt tokens of all waiting streams."""
         self._bytes = QueuedBytes()
@@ -123,6 +149,9 @@ class WaitingQueue:
         self._classes: dict[QueueClass, OrderedDict[StreamKey, WaitingStream]] = {}
         self._class_order: list[QueueClass] = []
         """The keys of ``_classes``, in order."""
+        self._held: dict[Hashable, dict[StreamKey, WaitingStream]] = {}
+        """Held streams, by what they wait for."""
+        self._on_leave = on_leave
         self._aborted: list[tuple[int, int, int]] = []
         self._failed: list[StreamFailure] = []
 
@@ -130,16 +159,17 @@ class WaitingQueue:
         return len(self._streams)
 
     def __iter__(self) -> Iterator[WaitingStream]:
-        """In scheduling order; the queue must not change during the iteration."""
+        """Those that are not held, in scheduling order; the queue must not change during the iteration."""
         for queue_class in self._class_order:
-            yield from self._classes[queue_class].values()
+            if queue_class[2] is not Place.HELD:
+                yield from self._classes[queue_class].values()
 
     def __contains__(self, key: StreamKey) -> bool:
         return key in self._streams
 
     # -- streams come
 
-    def push(self, server: int, request: Submit, free_slots: int) -> None:
+    def push(self, server: int, request: Submit, free_slots: int) -> WaitingStream:
         """Queue a stream. ``free_slots``: that many streams will be admitted soon and do not count.
 
         Raises RequestRejected with the code ``overloaded`` when the queue is full of streams with the same or
@@ -150,17 +180,15 @@ class WaitingQueue:
         if (server, request.stream) in self._streams:
             raise WireError(f"Submit.stream {request.stream} is running already")
         priority = request.priority if self._by_priority else 0
-        newcomer = WaitingStream(server, request, (priority, not request.resumed))
+        newcomer = WaitingStream(server, request, (priority, not request.resumed, Place.ARRIVED))
         self._check_bytes(newcomer)
         if not request.resumed:
             self._make_room(newcomer, free_slots)
-        if newcomer.queue_class not in self._classes:
-            self._classes[newcomer.queue_class] = OrderedDict()
-            insort(self._class_order, newcomer.queue_class)
-        self._classes[newcomer.queue_class][newcomer.key] = newcomer
+        self._insert(newcomer)
         self._streams[newcomer.key] = newcomer
         self.tokens += newcomer.tokens
         self._bytes.add(newcomer)
+        return newcomer
 
     def _check_bytes(self, newcomer: WaitingStream) -> None:
         held = self._bytes.of(newcomer.server)
@@ -170,6 +198,12 @@ class WaitingQueue:
             raise RequestRejected(
                 f"The engine is overloaded: requests of {held >> 20} MiB of this API server wait.", OVERLOADED
             )
+
+    def _insert(self, waiting: WaitingStream) -> None:
+        if waiting.queue_class not in self._classes:
+            self._classes[waiting.queue_class] = OrderedDict()
+            insort(self._class_order, waiting.queue_class)
+        self._classes[waiting.queue_class][waiting.key] = waiting
 
     def _make_room(self, newcomer: WaitingStream, free_slots: int) -> None:
         """Fail less important streams until the newcomer fits; none of them if it would not fit anyway."""
@@ -210,13 +244,23 @@ class WaitingQueue:
 
     def remove(self, waiting: WaitingStream) -> None:
         """Take a stream out, for it to get a slot."""
-        members = self._classes[waiting.queue_class]
-        del members[waiting.key], self._streams[waiting.key]
+        self._extract(waiting)
+        del self._streams[waiting.key]
         self.tokens -= waiting.tokens
         self._bytes.remove(waiting)
+        self._on_leave(waiting)
+
+    def _extract(self, waiting: WaitingStream) -> None:
+        members = self._classes[waiting.queue_class]
+        del members[waiting.key]
         if not members:
             del self._classes[waiting.queue_class]
             self._class_order.remove(waiting.queue_class)
+        if waiting.queue_class[2] is Place.HELD:
+            held = self._held[waiting.held_by]
+            del held[waiting.key]
+            if not held:
+                del self._held[waiting.held_by]
 
     def pop(self) -> WaitingStream:
         """Take out the first stream of a queue that is not empty."""
@@ -240,19 +284,44 @@ class WaitingQueue:
 
     def drop_server(self, server: int) -> None:
         """Forget an API server's streams; they get no rows."""
-        for waiting in [waiting for waiting in self if waiting.server == server]:
+        for waiting in [waiting for waiting in self._streams.values() if waiting.server == server]:
             self.remove(waiting)
         self._aborted = [end for end in self._aborted if end[0] != server]
         self._failed = [failure for failure in self._failed if failure.server != server]
 
     def fail_all(self, code: str, message: str) -> list[StreamFailure]:
         """End every stream with an error, also those whose ends were not taken yet."""
-        ends = self._aborted + [(*waiting.key, waiting.request.resumed) for waiting in self]
+        waiting_streams = list(self._streams.values())
+        ends = self._aborted + [(*waiting.key, waiting.request.resumed) for waiting in waiting_streams]
         failures = self._failed + [StreamFailure(*end, code, message) for end in ends]
-        self._streams, self._classes, self._class_order, self.tokens = {}, {}, [], 0
+        self._streams, self._classes, self._class_order, self._held, self.tokens = {}, {}, [], {}, 0
         self._bytes = QueuedBytes()
+        for waiting in waiting_streams:
+            self._on_leave(waiting)
         self._aborted, self._failed = [], []
         return failures
+
+    # -- streams that cannot start when their turn comes
+
+    def hold(self, waiting: WaitingStream, by: Hashable) -> None:
+        """Keep a stream outside the order until :meth:`release` of ``by``, so that it is in nobody's way."""
+        self._move(waiting, Place.HELD)
+        waiting.held_by = by
+        self._held.setdefault(by, {})[waiting.key] = waiting
+
+    def release(self, by: Hashable) -> list[WaitingStream]:
+        """Put the streams that are held by ``by`` in front of those of their priority that came later.
+        Returns them."""
+        released = list(self._held.get(by, {}).values())
+        for waiting in released:
+            self._move(waiting, Place.RELEASED)
+        return released
+
+    def _move(self, waiting: WaitingStream, place: Place) -> None:
+        self._extract(waiting)
+        priority, is_new, _ = waiting.queue_class
+        waiting.queue_class = priority, is_new, place
+        self._insert(waiting)
 
     # -- the ends of aborted and failed streams
 

@@ -91,7 +91,9 @@ class SyntheticEngine:
         self._sleep = sleep
 
         self._waiting = WaitingQueue(config)
-        self._table = SlotTable(config.max_num_seqs, max_model_len, self.info.eos_token_ids, clock)
+        self._table = SlotTable(
+            config.max_num_seqs, max_model_len, self.info.eos_token_ids, clock, vocab_size=vocabulary.size
+        )
         self._state = np.zeros(config.max_num_seqs, np.uint64)
         """Random state of each slot's stream."""
         self._alternatives = np.full(config.max_num_seqs, -1, np.int32)

@@ -15,8 +15,8 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.base import Load, StepRows
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
+from penstock.engine.sampling.grammar_compiler import GrammarCompiler
 from penstock.engine.sampling.metadata import SamplingMetadata
-from penstock.engine.sampling.structured_output import GrammarCompiler
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.scheduler import Batch, Scheduler
 from penstock.engine.torch.expert_parallel import ExpertParallel
@@ -75,7 +75,7 @@ class TorchEngine:
         self._model = model
         self._profiler = TorchProfiler(device.type)
         eos = read_eos_token_ids(Path(model_dir))
-        self._table = SlotTable(config.max_num_seqs, max_model_len, eos)
+        self._table = SlotTable(config.max_num_seqs, max_model_len, eos, vocab_size=shape.vocab_size)
         self._sampling = SamplingMetadata(
             self._table,
             shape.vocab_size,

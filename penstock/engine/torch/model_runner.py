@@ -133,7 +133,8 @@ class ModelRunner:
         for first in range(0, len(slots), self._model.head.rows):
             rows = slice(first, first + self._model.head.rows)
             parts.append(self._sampler.sample(self._model.head(hidden[rows]), slots[rows]))
-            self._last[to_device(slots[rows], self._device)] = parts[-1].tokens
+            # streams that got no token end when the batch is settled; until then another one may be launched
+            self._last[to_device(slots[rows], self._device)] = parts[-1].tokens.clamp(min=0)
         return parts
 
     def _score(

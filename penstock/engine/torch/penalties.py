@@ -11,90 +11,131 @@ from penstock.engine.sampling.metadata import SamplingMetadata
 
 Slots = NDArray[np.intp]
 
-MIN_WIDTH = 64
+MIN_ROWS, MIN_WIDTH = 16, 64
+LISTED_SHARE = 8
+"""Up to this part of the vocabulary, penalties are applied to the listed tokens of a history; beyond, to
+the whole vocabulary at once, which takes no longer."""
+_MOST = (1 << 15) - 1
 
 
 class TokenCounts:
-    """The distinct tokens of penalised slots and their counts, on the model's device.
+    """How often each token is in the output of penalised slots, on the model's device.
 
-    ``tokens`` and ``counts`` are int32[slots, width]: the n-th distinct token of a slot, and its occurrences
-    in the output (0: only in the prompt; -1: there is no n-th token). A step adds one token to each row, so
-    its cost depends on the number of distinct tokens, not on the vocabulary. Memory is allocated with the
-    first penalised row, and doubles when a row needs it.
+    ``counts`` is int16[rows, vocabulary]: 0 for a token that is not in the history, otherwise one more than
+    its occurrences in the output (1: only in the prompt), at most 32767. ``tokens`` is int64[rows, width]:
+    the tokens of a short history, any of them several times. A slot gets its row with its first penalised
+    stream and keeps it. A step adds one token to each row; what it costs is bounded by the vocabulary,
+    however long the outputs are.
     """
 
     def __init__(self, metadata: SamplingMetadata) -> None:
         self._metadata = metadata
-        self._known = np.zeros(metadata.table.size, np.int32)
-        """Upper bound of each slot's distinct tokens."""
-        self._tokens: Tensor | None = None
+        self._row = np.full(metadata.table.size, -1, np.intp)
+        """By slot; -1: none."""
+        self._rows = 0
+        self._listed = np.zeros(metadata.table.size, np.int64)
+        """Tokens listed per slot; more than ``_most_listed``: not all of its tokens are."""
+        self._most_listed = metadata.vocab_size // LISTED_SHARE
         self._counts: Tensor | None = None
+        self._tokens: Tensor | None = None
 
-    def counts_of(self, slots: Slots, device: torch.device) -> tuple[Tensor, Tensor]:
-        """int64[n, W] tokens and int32[n, W] counts of the slots' current histories."""
+    def counts_of(self, slots: Slots, device: torch.device) -> tuple[Tensor | None, Tensor]:
+        """int64[n, W] tokens and int16[n, W] counts that include all of the slots' current histories; or None
+        and int16[n, V], the counts of the whole vocabulary."""
         table, counted = self._metadata.table, self._metadata.counted
-        fresh = table.length[slots] - counted[slots] != 1
-        fresh |= counted[slots] < 0
-        grown = self._known[slots] + 1
-        listed = [self._distinct(slot) for slot in slots[fresh].tolist()]
-        grown[fresh] = [len(tokens) for tokens, _ in listed]
-        self._known[slots] = grown
-        most = int(grown.max())
-        tokens, counts = self._room(most, device)
-        for slot, (known, count) in zip(slots[fresh].tolist(), listed, strict=True):
-            counts[slot] = -1
-            tokens[slot, : len(known)] = torch.from_numpy(known).to(device)
-            counts[slot, : len(known)] = torch.from_numpy(count).to(device)
+        counts, tokens = self._room(slots, device)
+        fresh = (table.length[slots] - counted[slots] != 1) | (counted[slots] < 0)
+        for slot in slots[fresh].tolist():
+            row = int(self._row[slot])
+            known, count = self._count(slot)
+            counts[row] = torch.from_numpy(count).to(device)
+            self._listed[slot] = len(known)
+            if len(known) <= tokens.shape[1]:
+                tokens[row] = int(known[0])
+                tokens[row, : len(known)] = torch.from_numpy(known).to(device)
         if not fresh.all():
-            self._add(slots[~fresh], most, tokens, counts)
+            self._add(slots[~fresh], counts, tokens)
         counted[slots] = table.length[slots]
-        at = torch.from_numpy(slots).to(device)
-        return tokens[at, :most].long(), counts[at, :most]
+        rows = torch.from_numpy(self._row[slots]).to(device)
+        most = int(self._listed[slots].max())
+        if most > self._most_listed:
+            return None, counts.index_select(0, rows)
+        listed = tokens.index_select(0, rows)[:, :most]
+        return listed, counts.take(listed + rows[:, None] * counts.shape[1])
 
-    def _distinct(self, slot: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Distinct tokens of a slot's history, and the occurrences of each in its output."""
-        table = self._metadata.table
+    def _count(self, slot: int) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
+        """The distinct tokens of a slot's history, and int16[V], the counts."""
+        table, vocab = self._metadata.table, self._metadata.vocab_size
         base, length = int(table.base[slot]), int(table.length[slot])
-        known, index = np.unique(table.history[slot, :length], return_inverse=True)
-        return known, np.bincount(index[base:], minlength=len(known)).astype(np.int32)
+        counts = np.bincount(table.history[slot, base:length], minlength=vocab)
+        known = counts > 0
+        known[table.history[slot, :base]] = True
+        return np.flatnonzero(known), np.minimum(counts + known, _MOST).astype(np.int16)
 
-    def _add(self, slots: Slots, width: int, tokens: Tensor, counts: Tensor) -> None:
-        """Count the last token of each slot: in its own column, or in the first free one if it is new."""
-        table = self._metadata.table
-        last = torch.from_numpy(table.history[slots, table.length[slots] - 1]).to(tokens.device)
-        at = torch.from_numpy(slots).to(tokens.device)
-        count = counts[at, :width]
-        same = (tokens[at, :width] == last[:, None]) & (count >= 0)
-        column = torch.where(same.any(-1), same.int().argmax(-1), (count >= 0).sum(-1))
-        tokens[at, column] = last
-        counts[at, column] = counts[at, column].clamp(min=0) + 1
+    def _add(self, slots: Slots, counts: Tensor, tokens: Tensor) -> None:
+        """Count the last token of each slot, and list it."""
+        table, device = self._metadata.table, counts.device
+        last = table.history[slots, table.length[slots] - 1].astype(np.int64)
+        row, token = torch.from_numpy(self._row[slots]).to(device), torch.from_numpy(last).to(device)
+        counts[row, token] = counts[row, token].clamp(min=1, max=_MOST - 1) + 1
+        column = self._listed[slots]
+        self._listed[slots] = column + 1
+        short = column < tokens.shape[1]
+        if not short.all():
+            chosen = torch.from_numpy(np.flatnonzero(short)).to(device)
+            row, token, column = row[chosen], token[chosen], column[short]
+        tokens[row, torch.from_numpy(column).to(device)] = token
 
-    def _room(self, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        tokens, counts = self._tokens, self._counts
-        if tokens is None or counts is None or tokens.shape[1] < width:
-            slots, wide = self._metadata.table.size, MIN_WIDTH
-            while wide < width:
-                wide *= 2
-            wider = torch.zeros((slots, wide), dtype=torch.int32, device=device)
-            empty = torch.full((slots, wide), -1, dtype=torch.int32, device=device)
-            if tokens is not None and counts is not None:
-                wider[:, : tokens.shape[1]] = tokens
-                empty[:, : counts.shape[1]] = counts
-            tokens, counts = self._tokens, self._counts = wider, empty
-        return tokens, counts
+    def _room(self, slots: Slots, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Counts and tokens, with rows for ``slots`` and columns for their histories and one token more."""
+        table, vocab = self._metadata.table, self._metadata.vocab_size
+        new = slots[self._row[slots] < 0]
+        self._row[new] = np.arange(self._rows, self._rows + len(new))
+        self._rows += len(new)
+        wanted = min(int(table.length[slots].max()) + 1, self._most_listed)
+        counts, tokens = self._counts, self._tokens
+        if counts is None or tokens is None or len(counts) < self._rows or tokens.shape[1] < wanted:
+            rows = _doubled(MIN_ROWS if counts is None else len(counts), self._rows)
+            width = min(_doubled(MIN_WIDTH if tokens is None else tokens.shape[1], wanted), self._most_listed)
+            wider = torch.zeros((rows, width), dtype=torch.int64, device=device)
+            more = torch.zeros((rows, vocab), dtype=torch.int16, device=device)
+            if counts is not None and tokens is not None:
+                more[: len(counts)] = counts
+                wider[: len(tokens)] = tokens[:, :1]
+                wider[: len(tokens), : tokens.shape[1]] = tokens
+            counts, tokens = self._counts, self._tokens = more, wider
+        return counts, tokens
+
+
+def _doubled(size: int, wanted: int) -> int:
+    while size < wanted:
+        size *= 2
+    return size
 
 
 def penalize(
-    logits: Tensor, tokens: Tensor, counts: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor
+    values: Tensor,
+    counts: Tensor,
+    *,
+    repetition: Tensor | None = None,
+    presence: Tensor | None = None,
+    frequency: Tensor | None = None,
 ) -> None:
-    """Apply the penalties to float32[n, V] logits in place, as vLLM and OpenAI define them.
+    """Apply the penalties to logits, float32[n, W], in place, as vLLM and OpenAI define them.
 
-    ``tokens`` and ``counts`` are of :meth:`TokenCounts.counts_of`, the others float32[n, 1]. The repetition
-    penalty divides positive logits and multiplies negative ones, for tokens of prompt and output; presence
-    and frequency penalties are subtracted, for tokens of the output.
+    ``counts`` int16[n, W] as :class:`TokenCounts` has them, the others float32[n, 1]; None: no row has such a
+    penalty.
+    The repetition penalty divides positive logits and multiplies negative ones, for tokens of prompt and
+    output; presence and frequency penalties are subtracted, for tokens of the output.
     """
-    before = logits.gather(-1, tokens)
-    after = torch.where(before > 0, before / repetition, before * repetition)
-    after -= frequency * counts.clamp(min=0) + presence * (counts > 0)
-    change = torch.where((counts >= 0) & before.isfinite(), after - before, 0.0)
-    logits.scatter_add_(-1, tokens, change)
+    # PyTorch does not vectorise comparisons and where() on a CPU: 1.4 milliseconds for 64 x 4,096 logits,
+    # against 0.05 for an addition, multiplication or clamp.
+    if repetition is not None:
+        known = counts.clamp(max=1).float()
+        factor = (1 - known).addcmul_(known, repetition)
+        positive = values.clamp(min=0).div_(factor)
+        values.clamp_(max=0).mul_(factor).add_(positive)
+    if presence is not None and frequency is not None:
+        output = counts.float().sub_(1).clamp_(min=0)
+        values.addcmul_(output, frequency, value=-1)
+        values.addcmul_(output.clamp_(max=1), presence, value=-1)

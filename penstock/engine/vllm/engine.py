@@ -63,7 +63,9 @@ class VllmEngine:
         with startup_progress(progress):
             self._core = core = VllmCore(vllm_arguments, rank, group, adapters)
         self.info = core.info(adapters)
-        self._table = table = SlotTable(self.info.max_num_seqs, self.info.max_model_len, ())
+        self._table = table = SlotTable(
+            self.info.max_num_seqs, self.info.max_model_len, (), vocab_size=self.info.vocab_size
+        )
         self.can_sleep = core.can_sleep
         self._profiler = TorchProfiler(core.device_type)
         self._queue = WaitingQueue(config)

@@ -21,7 +21,9 @@ def test_lists_are_those_that_were_set_last(actions: list[tuple[int, list[int]]]
     for slot, items in actions:
         lists.clear(slot)
         if items:
-            lists.set(slot, items, [item / 2 for item in items])
+            row = lists.share(slot, items)
+            assert row is not None
+            lists.fill(row, items, [item / 2 for item in items])
         expected[slot] = items
     slots = [4, 0, 5, 2]
     row, (tokens, values) = lists.gather(np.array(slots, np.intp))
@@ -33,6 +35,8 @@ def test_lists_are_those_that_were_set_last(actions: list[tuple[int, list[int]]]
 def test_room_of_cleared_lists_is_used_again() -> None:
     lists = TokenLists(2, np.int32)
     for _ in range(1000):
-        lists.set(0, range(20))
+        row = lists.share(0, object())
+        assert row is not None
+        lists.fill(row, range(20))
         lists.clear(0)
     assert len(lists._columns[0]) <= 2 * MIN_CAPACITY

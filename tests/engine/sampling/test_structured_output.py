@@ -9,8 +9,9 @@ import pytest
 from llguidance import LLMatcher
 
 from penstock.engine.base import RequestRejected
-from penstock.engine.batch.slots import SlotTable
-from penstock.engine.sampling.structured_output import GrammarCompiler, GrammarMatchers
+from penstock.engine.batch.slots import FAILED, SlotTable
+from penstock.engine.sampling.grammar_compiler import Compilation, GrammarCompiler, State
+from penstock.engine.sampling.structured_output import GrammarMatchers
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import SamplingParams, Submit
 from tests.engine.support import byte_level_tokenizer
@@ -28,11 +29,12 @@ class Bench:
         self.compiler = GrammarCompiler(VOCAB, [EOS], directory / "tokenizer.json")
         self.grammars = GrammarMatchers(self.table, VOCAB, self.compiler)
 
-    def compile(self, grammar: str) -> str:
-        self.grammars.check(grammar)
-        while not self.grammars.ready(grammar):
+    def compile(self, grammar: str) -> Compilation:
+        compilation = self.grammars.request(0, grammar)
+        while compilation.state is not State.DONE:
             self.grammars.wait(READY_S)
-        return grammar
+            self.grammars.take_finished()
+        return compilation
 
     def add(self, grammar: str, resumed: list[int] | None = None) -> int:
         resumed = resumed or []
@@ -48,11 +50,11 @@ class Bench:
         self.grammars.prepare(slots)
         return set(np.flatnonzero(np.unpackbits(self.grammars.masks(slots)[0], bitorder="little")).tolist())
 
-    def accept(self, slot: int, token: int) -> tuple[FinishReason, dict[int, str]]:
+    def accept(self, slot: int, token: int) -> tuple[int, dict[int, str]]:
         slots, tokens = np.array([slot]), np.array([token], np.int32)
         finish = self.table.append_and_check_stop(slots, tokens)
         broken = self.grammars.accept(slots, tokens, finish)
-        return FinishReason(int(finish[0])), broken
+        return int(finish[0]), broken
 
     def ids(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -101,21 +103,22 @@ def test_slots_of_one_grammar_do_not_share_their_state(bench: Bench) -> None:
 
 def test_what_the_grammar_does_not_admit_breaks_the_stream(bench: Bench) -> None:
     slot = bench.add(LLMatcher.grammar_from_regex("ab"))
-    finish, broken = bench.accept(slot, *bench.ids("x"))
-    assert finish is FinishReason.NONE
+    end, broken = bench.accept(slot, *bench.ids("x"))
+    assert end == FAILED
     assert list(broken) == [slot]
     assert broken[slot]
 
 
 def test_grammars_that_cannot_be_used_say_why(bench: Bench) -> None:
-    assert "unclosed" in (bench.grammars.error(bench.compile(LLMatcher.grammar_from_regex("[a"))) or "")
-    assert bench.grammars.error(bench.compile(LLMatcher.grammar_from_regex("a"))) is None
+    assert "unclosed" in str(bench.compile(LLMatcher.grammar_from_regex("[a")).error)
+    assert bench.compile(LLMatcher.grammar_from_regex("a")).error is None
 
 
 def test_without_a_tokenizer_every_grammar_is_refused(tmp_path: Path) -> None:
     compiler = GrammarCompiler(VOCAB, [EOS], tmp_path / "tokenizer.json")
-    while not compiler.compile_in_background("start: /a/"):
+    compilation = compiler.request(0, "start: /a/")
+    while compilation not in compiler.take_finished():
         compiler.wait(READY_S)
-    assert "tokenizer.json" in (compiler.error("start: /a/") or "")
+    assert "tokenizer.json" in str(compilation.error)
     with pytest.raises(RequestRejected, match="structured output"):
-        GrammarMatchers(SlotTable(1, 8, []), VOCAB, None).check("start: /a/")
+        GrammarMatchers(SlotTable(1, 8, []), VOCAB, None).request(0, "start: /a/")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.schedule.scheduler import MAX_PASSED_OVER
+from penstock.engine.schedule.scheduler import MAX_HELD_PER_STEP
 from tests.engine.paged import Driver, make_scheduler
 from tests.engine.support import submit
 
@@ -172,17 +172,28 @@ def test_streams_wait_only_for_what_they_share() -> None:
     assert driver.cached == {1: 36, 2: 8}
 
 
-@pytest.mark.parametrize(("equal", "overtaken"), [(MAX_PASSED_OVER + 1, True), (MAX_PASSED_OVER + 2, False)])
-def test_few_are_looked_at_behind_those_who_wait(equal: int, overtaken: bool) -> None:
+def test_streams_that_wait_for_a_prefix_are_in_nobodys_way() -> None:
+    equal = 2 * MAX_HELD_PER_STEP
     driver = make(slots=200, blocks=2000, max_num_batched_tokens=24)
     for stream in range(equal):
         driver.submit(stream, prompt(40), 1)
     driver.submit(equal, prompt(4, first=30), 1)
     for _ in range(2):
         driver.step()
-    assert (equal in driver.received.finish) == overtaken
+    assert driver.received.finish.keys() == {0, equal}
     driver.finish()
     assert len(driver.received.finish) == equal + 1
+
+
+def test_streams_that_waited_for_a_prefix_come_before_later_ones() -> None:
+    driver = make(slots=2, blocks=2000, max_num_batched_tokens=8)
+    for stream in range(3):
+        driver.submit(stream, prompt(40), 1)
+    for stream in range(3, 6):
+        driver.submit(stream, prompt(40, first=30), 20)
+    order: list[int] = []
+    driver.finish(each=lambda batch: order.extend(sorted(driver.received.finish.keys() - set(order))))
+    assert order.index(2) < order.index(4)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

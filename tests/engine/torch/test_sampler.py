@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from penstock.engine.batch.slots import SlotTable
-from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.sampling.metadata import NO_TOKEN, SamplingMetadata
+from penstock.engine.torch.penalties import LISTED_SHARE, TokenCounts
 from penstock.engine.torch.sampler import FEW_CANDIDATES, SOME_CANDIDATES, Sampler, sample_from_weights
 from penstock.wire.messages import SamplingParams
 from tests.engine.torch.harness import submit
@@ -148,17 +149,21 @@ def test_rows_of_mixed_parameters_are_those_of_a_plain_reference(vocab: int) -> 
             logits = rng.normal(0, 2, (rows, vocab)).astype(np.float32)
             places = bench.columns.uniforms(np.array(bench.slots))
             tokens, logprobs = bench.sample(logits)
+            chosen = tokens.copy()
             for row in range(rows):
                 wanted = edited(logits[row], samplings[row], prompts[row], outputs[row])
                 if np.isneginf(wanted).all():
-                    continue  # nothing is allowed: any token will do
+                    assert tokens[row] == NO_TOKEN
+                    tokens[row] = rng.integers(vocab)  # for the history to go on
+                    outputs[row].append(int(tokens[row]))
+                    continue
                 ends = np.cumsum(distribution(wanted, samplings[row]))
                 token = int(tokens[row])
                 assert ends[token] > (ends[token - 1] if token else 0), "a token that is impossible"
                 if samplings[row].temperature:
                     assert (ends[token - 1] if token else 0) - 1e-5 <= places[row] <= ends[token] + 1e-5
                 outputs[row].append(token)
-            _check_logprobs(logprobs, logits, tokens, samplings)
+            _check_logprobs(logprobs, logits, chosen, samplings)
             bench.settle(tokens)
             for row, slot in enumerate(bench.slots):
                 outputs[row] = bench.table.history[
@@ -172,6 +177,8 @@ def _check_logprobs(
     asked = [row for row, sampling in enumerate(samplings) if sampling.logprobs >= 0]
     assert (logprobs is None) == (not asked)
     for entry, row in enumerate(asked):
+        if tokens[row] == NO_TOKEN:
+            continue
         exact = logits[row] - np.log(np.exp(logits[row].astype(np.float64)).sum())
         best = np.argsort(-exact, kind="stable")[: samplings[row].logprobs]
         ids = logprobs.ids[entry][logprobs.ids[entry] >= 0]
@@ -236,13 +243,14 @@ def test_histories_of_many_distinct_tokens_are_counted() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rows_with_no_token_left_still_get_one(temperature: float) -> None:
-    bench = Bench(2)
-    bench.add(temperature=temperature, allowed_token_ids=(2,), bad_words=((2,),), top_p=0.9)
+def test_rows_with_no_token_left_get_none(temperature: float) -> None:
+    bench = Bench(3)
+    bench.add(temperature=temperature, allowed_token_ids=(2,), bad_words=((2,),), top_p=0.9, logprobs=1)
     bench.add(temperature=temperature, allowed_token_ids=(2,), top_p=0.9)
-    tokens, _ = bench.sample(np.tile(LOGITS, (2, 1)))
-    assert 0 <= tokens[0] < len(LOGITS)
-    assert tokens[1] == 2
+    bench.add(temperature=temperature, stop_token_ids=tuple(range(len(LOGITS))), min_tokens=1)
+    tokens, logprobs = bench.sample(np.tile(LOGITS, (3, 1)))
+    assert tokens.tolist() == [NO_TOKEN, 2, NO_TOKEN]
+    assert logprobs is not None
 
 
 def test_tokens_without_weight_are_never_picked() -> None:
@@ -252,3 +260,47 @@ def test_tokens_without_weight_are_never_picked() -> None:
     assert set(sample_from_weights(weights, edges).tolist()) <= {3, 127, 128, 640, 999}
     assert sample_from_weights(weights, edges)[0] == 3
     assert sample_from_weights(weights, edges)[1] == 999
+
+
+def test_penalties_of_a_growing_history_are_those_of_a_plain_reference() -> None:
+    """From a few listed tokens to more than are listed: every step's tokens, greedy."""
+    vocab = 30 * LISTED_SHARE
+    rng = np.random.default_rng(11)
+    bench = Bench(3, vocab)
+    settings: list[dict[str, Any]] = [
+        {"repetition_penalty": 1.7},
+        {"repetition_penalty": 0.6, "frequency_penalty": 1.1},
+        {"presence_penalty": 1.3, "frequency_penalty": -0.2},
+    ]
+    prompts = [[int(rng.integers(vocab))], [1, 1, 2], list(range(25))]
+    samplings = [
+        bench.add(prompt, max_tokens=50, **setting) for prompt, setting in zip(prompts, settings, strict=True)
+    ]
+    outputs: list[list[int]] = [[], [], []]
+    for _ in range(39 - 3):
+        logits = rng.normal(0, 2, (3, vocab)).astype(np.float32)
+        tokens, _ = bench.sample(logits)
+        for row in range(3):
+            wanted = edited(logits[row], samplings[row], prompts[row], outputs[row])
+            assert tokens[row] == wanted.argmax()
+            outputs[row].append(int(tokens[row]))
+        bench.settle(tokens)
+
+
+def test_what_a_step_of_penalties_computes_is_bounded_by_the_vocabulary() -> None:
+    vocab, length = 400, 1000
+    table = SlotTable(1, length, [])
+    metadata = SamplingMetadata(table, vocab)
+    request = submit(0, [1], max_tokens=length, presence_penalty=1.0)
+    slots = np.array([table.allocate(0, request)])
+    metadata.set(int(slots[0]), request.sampling)
+    counts = TokenCounts(metadata)
+    widths = []
+    for step in range(length - 2):
+        tokens, found = counts.counts_of(slots, torch.device("cpu"))
+        widths.append(found.shape[1])
+        assert widths[-1] == (vocab if tokens is None else tokens.shape[1])
+        table.append(slots, np.array([step % 60], np.int32))
+    assert widths[0] == 1
+    assert set(widths[vocab // LISTED_SHARE :]) == {vocab}
+    assert int(found.sum()) == 61 + length - 3 - 1

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
+from penstock.engine.sampling import grammar_compiler
+from penstock.engine.sampling.grammar_compiler import GrammarCompiler
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Submit
 from tests.engine.support import byte_level_tokenizer
@@ -138,3 +141,101 @@ def test_a_stream_beyond_the_limits_of_its_grammar_fails_after_its_tokens(
     ]
     assert rows.tokens.size == 1
     assert not engine.has_work()
+
+
+def test_a_grammar_that_breaks_on_the_last_token_ends_its_stream_once(
+    model: Path, tokenizer: Tokenizer
+) -> None:
+    engine = make_engine(model)
+    driver = Driver(engine)
+    driver.submit(submit(0, [4, 5], grammar=DATE, max_tokens=2, interval=50))
+    while not driver.outcomes[0].tokens:
+        driver.step()
+    engine._sampling.grammars._matchers[engine._table.find(0, 0) or 0].consume_token(2)
+    rows = engine.step()
+    assert [failure.stream for failure in rows.failed] == [0]
+    assert rows.finish is None or not rows.finish.any()
+    assert not engine.has_work()
+
+
+@pytest.mark.parametrize(
+    "text", ["start: a\na: a", json.dumps({"grammars": [{"json_schema": {"$ref": "#"}}]})]
+)
+def test_a_grammar_that_matches_nothing_is_refused(model: Path, tokenizer: Tokenizer, text: str) -> None:
+    engine = make_engine(model)
+    Driver(engine).submit(submit(0, [4, 5], grammar=text, max_tokens=1))
+    failed, rows = [], 0
+    while engine.has_work():
+        step = engine.step()
+        failed += step.failed
+        rows += len(step.stream)
+    assert [(failure.code, failure.position) for failure in failed] == [("invalid_request", 0)]
+    assert "matches no text" in failed[0].message
+    assert not rows
+
+
+@pytest.mark.parametrize("ahead", ["on", "off"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_streams_without_any_allowed_token_end_with_stop(
+    model: Path, tokenizer: Tokenizer, temperature: float, ahead: str
+) -> None:
+    letter = tokenizer.token_to_id("a")
+    settings: list[dict[str, Any]] = [
+        {"grammar": LLMatcher.grammar_from_regex("[ab][cd]"), "allowed_token_ids": (letter,)},
+        {"allowed_token_ids": (letter,), "bad_words": ((letter, letter),)},
+        {"allowed_token_ids": (letter,), "bad_words": ((letter, letter),), "logprobs": 2, "interval": 9},
+        {"allowed_token_ids": (1,), "min_tokens": 3},
+        {},
+    ]
+    requests = [
+        submit(stream, [4, 5], **({"max_tokens": 12, "temperature": temperature} | setting))
+        for stream, setting in enumerate(settings)
+    ]
+    outcomes = run_all(make_engine(model, async_scheduling=ahead), requests)
+    assert [outcomes[stream].tokens for stream in range(4)] == [[letter]] * 3 + [[]]
+    assert all(outcomes[stream].finish is FinishReason.GRAMMAR for stream in range(4))
+    assert len(outcomes[2].logprobs) == 1
+    assert outcomes[4].tokens == run_all(make_engine(model), [requests[4]])[4].tokens
+
+
+def test_grammars_that_are_compiled_are_in_nobodys_way(
+    model: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Event()
+    compile = GrammarCompiler._compile
+
+    def wait(self: GrammarCompiler, grammar: str) -> Any:
+        assert gate.wait(60)
+        return compile(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", wait)
+    engine = make_engine(model)
+    driver = Driver(engine)
+    for stream in range(500):
+        driver.submit(
+            submit(stream, [4, 5], max_tokens=3, grammar=LLMatcher.grammar_from_regex(f"a{stream}"))
+        )
+    driver.submit(submit(500, [4, 5], max_tokens=3))
+    for _ in range(8):
+        driver.step()
+    assert driver.outcomes[500].finish is not None
+    engine.abort(0, range(400))
+    driver.step()
+    assert engine.load().waiting == 100
+    gate.set()
+    driver.run()
+    assert all(driver.outcomes[stream].tokens for stream in range(400, 500))
+    engine.drop_server(0)
+
+
+def test_a_grammar_is_compiled_again_when_the_cache_has_dropped_it(
+    model: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_compiler, "MAX_CACHE_BYTES", 1)
+    engine = make_engine(model, max_num_seqs=2)
+    requests = [
+        submit(stream, [4, 5], max_tokens=9, grammar=LLMatcher.grammar_from_regex(f"[ab]{stream % 7}"))
+        for stream in range(30)
+    ]
+    for stream, outcome in run_all(engine, requests).items():
+        assert tokenizer.decode(outcome.tokens) in (f"a{stream % 7}", f"b{stream % 7}")

@@ -1,0 +1,192 @@
+"""The compiler of grammars: turns, bounds of bytes and time, cancellation, cache. Compilations are fakes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.engine.base import RequestRejected
+from penstock.engine.sampling import grammar_compiler
+from penstock.engine.sampling.grammar_compiler import (
+    COMPILE_TIMEOUT_S,
+    EXPIRY_INTERVAL_S,
+    MAX_LATE_THREADS,
+    QUEUE_TIMEOUT_S,
+    SMALL_GRAMMAR,
+    Compilation,
+    GrammarCompiler,
+    State,
+    estimated_bytes,
+)
+from tests.engine.support import Clock
+
+READY_S = 30.0
+LARGE = "x" * (SMALL_GRAMMAR + 1)
+
+
+class FakeCompiler(GrammarCompiler):
+    """Compiles a text to a text, when the test lets it."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        super().__init__(8, [1], Path("tokenizer.json"), self.clock)
+        self.order: list[str] = []
+        self.gates: dict[str, Event] = {}
+        self.begun: dict[str, Event] = {}
+
+    def hold(self, *grammars: str) -> None:
+        """Let these compilations go on for ever."""
+        for grammar in grammars:
+            self.gates[grammar], self.begun[grammar] = Event(), Event()
+
+    def _compile(self, grammar: str) -> Any:
+        self.order.append(grammar)
+        if grammar in self.gates:
+            self.begun[grammar].set()
+            assert self.gates[grammar].wait(READY_S)
+        if "bad" in grammar:
+            return RequestRejected("structured output: bad")
+        return f"matcher of {grammar}", np.zeros(4, np.uint8)
+
+    def begin(self, grammar: str, server: int = 0) -> Compilation:
+        """Request a compilation that is held, and wait until it runs."""
+        self.hold(grammar)
+        compilation = self.request(server, grammar)
+        assert self.begun[grammar].wait(READY_S)
+        return compilation
+
+    def until(self, *wanted: Compilation) -> None:
+        missing = set(wanted)
+        while missing:
+            self.wait(READY_S)
+            missing -= set(self.take_finished())
+
+    def pass_time(self, seconds: float) -> set[Compilation]:
+        self.clock.now += seconds + EXPIRY_INTERVAL_S
+        return set(self.take_finished())
+
+
+@pytest.fixture
+def compiler() -> Iterator[FakeCompiler]:
+    made = FakeCompiler()
+    yield made
+    for gate in made.gates.values():
+        gate.set()
+
+
+def test_each_text_is_compiled_once(compiler: FakeCompiler) -> None:
+    first = compiler.request(0, "a")
+    assert compiler.request(1, "a") is first
+    compiler.until(first)
+    assert compiler.request(0, "a") is first
+    assert first.state is State.DONE
+    assert compiler.order == ["a"]
+
+
+def test_large_grammars_leave_a_thread_to_small_ones(compiler: FakeCompiler) -> None:
+    compiler.begin(LARGE)
+    waiting = [compiler.request(0, LARGE + str(number)) for number in range(20)]
+    compiler.until(compiler.request(0, "small"))
+    assert all(large.state is State.QUEUED for large in waiting)
+
+
+def test_api_servers_take_turns(compiler: FakeCompiler) -> None:
+    compiler.begin(LARGE)
+    many = [compiler.request(0, f"{LARGE}-{number}") for number in range(9)]
+    one = compiler.request(1, LARGE + "of another")
+    compiler.gates[LARGE].set()
+    compiler.until(*many, one)
+    assert compiler.order.index(one.grammar) <= 2
+
+
+def test_what_nobody_waits_for_any_longer_is_not_compiled(compiler: FakeCompiler) -> None:
+    compiler.begin(LARGE)
+    twice = compiler.request(0, LARGE + "twice")
+    compiler.request(0, LARGE + "twice")
+    never = compiler.request(0, LARGE + "never")
+    for withdrawn in (twice, never):
+        compiler.withdraw(withdrawn)
+    compiler.gates[LARGE].set()
+    compiler.until(twice)
+    assert compiler.order == [LARGE, LARGE + "twice"]
+    again = compiler.request(0, LARGE + "never")
+    assert again is not never
+    compiler.until(again)
+
+
+def test_bytes_that_wait_are_bounded_per_api_server(
+    compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_compiler, "MAX_QUEUED_BYTES", 3 * len(LARGE))
+    compiler.begin(LARGE)
+    queued = [compiler.request(0, LARGE + "1"), compiler.request(0, LARGE + "2")]
+    with pytest.raises(RequestRejected, match="wait to be compiled") as raised:
+        compiler.request(0, LARGE + "3")
+    assert raised.value.code == "overloaded"
+    compiler.request(1, LARGE + "3")
+    compiler.withdraw(queued[0])
+    compiler.request(0, LARGE + "4")
+
+
+def test_a_compilation_beyond_its_time_fails_and_its_thread_is_replaced(compiler: FakeCompiler) -> None:
+    late = [LARGE + str(number) for number in range(MAX_LATE_THREADS)]
+    for number, grammar in enumerate(late):
+        compilation = compiler.begin(grammar)
+        assert compiler.pass_time(COMPILE_TIMEOUT_S - 1) == set()
+        assert compiler.pass_time(2) == {compilation}
+        assert compilation.error is not None
+        assert f"longer than {COMPILE_TIMEOUT_S:g} s" in str(compilation.error)
+        assert compilation.error.code == "invalid_request"
+        assert compiler.request(0, grammar) is compilation, "it must not take another thread"
+        if number + 1 < MAX_LATE_THREADS:
+            compiler.until(compiler.request(0, f"{LARGE} after {number}"))
+    stuck = compiler.request(0, LARGE + "no thread is left")
+    compiler.until(compiler.request(0, "small"))
+    assert stuck.state is State.QUEUED
+    compiler.gates[late[0]].set()
+    compiler.until(stuck)
+
+
+def test_a_grammar_that_waits_too_long_fails(compiler: FakeCompiler) -> None:
+    compiler.begin(LARGE)
+    first = compiler.request(0, LARGE + "1")
+    compiler.clock.now += QUEUE_TIMEOUT_S / 2
+    later = compiler.request(0, LARGE + "2")
+    ended = compiler.pass_time(QUEUE_TIMEOUT_S / 2)
+    assert first in ended
+    assert first.error is not None
+    assert first.error.code == "overloaded"
+    assert later not in ended
+    assert compiler.request(0, LARGE + "1") is not first, "it may be tried again"
+
+
+def test_compiled_grammars_are_bounded_in_bytes(
+    compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_compiler, "MAX_CACHE_BYTES", 3 * estimated_bytes(sys.getsizeof("g0")))
+    made = []
+    for number in range(6):
+        made.append(compiler.request(0, f"g{number}"))
+        compiler.until(made[-1])
+        compiler.request(0, "g0")
+    compiler.until(compiler.request(0, "one more"))
+    states = [compilation.state for compilation in made]
+    assert states[0] is State.DONE, "it was requested again and again"
+    assert states.count(State.DONE) <= 4
+    assert all((compilation.matcher is None) == (compilation.state is State.EVICTED) for compilation in made)
+    again = compiler.request(0, "g1")
+    assert again is not made[1]
+    compiler.until(again)
+
+
+def test_a_grammar_that_is_not_valid_is_compiled_once(compiler: FakeCompiler) -> None:
+    first = compiler.request(0, "bad")
+    compiler.until(first)
+    assert str(first.error) == "structured output: bad"
+    assert compiler.request(0, "bad") is first
