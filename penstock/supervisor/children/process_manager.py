@@ -33,8 +33,8 @@ from penstock.wire.control import (
 
 
 class ProcessManager:
-    """All children of one ``penstock serve``. Times are seconds of a clock that only runs while the supervisor
-    does."""
+    """All children of one ``penstock serve``. Times are those of
+    :class:`~penstock.supervisor.running_clock.RunningClock`."""
 
     def __init__(
         self,
