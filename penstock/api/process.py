@@ -265,9 +265,13 @@ class _Server:
     def _connection_source(self) -> ConnectionSource:
         launch = self._launch
         if launch.handover_fd is not None:
-            return HandedOverConnections(HandoverReceiver(launch.handover_fd))
+            return HandedOverConnections(HandoverReceiver(launch.handover_fd), self._on_full)
         assert launch.listen_fd is not None
-        return ListeningSocket(socket.socket(fileno=launch.listen_fd))
+        listener = socket.socket(fileno=launch.listen_fd)
+        return ListeningSocket(listener, self._config.max_connections, self._on_full)
+
+    def _on_full(self) -> None:
+        self._metrics.accept_pauses += 1
 
     # -- while it runs
 

@@ -29,9 +29,10 @@ def install() -> None:
 
 def restore() -> None:
     """For commands that clean up after KeyboardInterrupt."""
-    for signum, default in zip(_SIGNALS, (signal.default_int_handler, signal.SIG_DFL), strict=True):
-        if signal.getsignal(signum) is _end:
-            signal.signal(signum, default)
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) is _end:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _end(signum: int, frame: FrameType | None) -> None:

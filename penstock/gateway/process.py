@@ -299,7 +299,10 @@ class _Gateway:
             max_backlog=MAX_BACKLOG,
         )
         self._http = HttpServer(
-            self._app, ListeningSocket(self._listener.socket), limits, on_listening=self._announce
+            self._app,
+            ListeningSocket(self._listener.socket, config.max_connections),
+            limits,
+            on_listening=self._announce,
         )
         return pool
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from penstock.config.errors import ConfigError
 from penstock.exit_codes import EXIT_FAILED, StartupError
+from penstock.http import connection_source
 from penstock.supervisor.startup import run_directory
 from penstock.supervisor.startup.run_directory import RunDirectory
-from tests.integration.server import SYNTHETIC
+from tests.integration.server import SYNTHETIC, Server
 from tests.supervisor.harness import PATIENCE_S
 
 
@@ -34,7 +39,7 @@ def test_a_run_directory_on_a_full_disk_is_one_clear_error(
     module, _, name = call.partition(".")
     with monkeypatch.context() as patched:
         patched.setattr(getattr(run_directory, module), name, full)
-        with pytest.raises(StartupError, match="run directory .*No space left on device"):
+        with pytest.raises(StartupError, match=r"run directory .*No space left on device"):
             RunDirectory(path).__enter__()
     if call == "os.pwrite":  # without the others nothing can be removed, either
         assert [each for each in short_dir.iterdir() if each.name != "run"] == []
@@ -79,3 +84,42 @@ def test_a_full_disk_at_start(tiny_disk: Path, files: int) -> None:
     assert ended.returncode in (EXIT_FAILED, 2), ended.stderr
     assert "No space left on device" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_limit_that_leaves_no_connection_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_source.resource, "getrlimit", lambda _: (12, 12))
+    monkeypatch.setattr(connection_source.os, "listdir", lambda _: [str(fd) for fd in range(9)])
+    with pytest.raises(ConfigError, match=r"the limit of 12 open files .* 16 at least are needed"):
+        connection_source.connection_room()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("api_servers", "limit"), [(1, 40), (2, 48)])
+def test_more_clients_than_descriptors_wait_and_running_streams_go_on(
+    api_servers: int, limit: int, tmp_path: Path
+) -> None:
+    """Every client is served in the end: none is reset, and the log tells once that others wait."""
+    arguments = ("--synthetic-step-ms", "5", "--api-server-count", str(api_servers))
+    within = ("prlimit", f"--nofile={limit}:{limit}")
+    with Server(*SYNTHETIC, *arguments, directory=tmp_path, within=within) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+
+        def read_stream(tokens: int) -> str:
+            body = f'{{"prompt": "x", "max_tokens": {tokens}, "stream": true, "ignore_eos": true}}'.encode()
+            with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
+                client.sendall(
+                    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                    b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+                )
+                return client.makefile().read()
+
+        with ThreadPoolExecutor(204) as clients:
+            running = [clients.submit(read_stream, 400) for _ in range(4)]
+            others = [clients.submit(read_stream, 2) for _ in range(200)]
+            replies = [each.result(timeout=PATIENCE_S) for each in (*running, *others)]
+        assert all("[DONE]" in reply for reply in replies)
+        assert server.metric("penstock:accept_pauses_total") > 0
+        for index in range(api_servers):
+            line = rf"api-server {index} +\d+ connections are open, as many as the limit of open files"
+            assert len(re.findall(line, server.log)) <= 1
+        assert "as many as the limit of open files allows (ulimit -n); others wait" in server.log
