@@ -146,7 +146,7 @@ class ProcessManager:
     def start_failed(self, name: ProcessName, message: str, now: float) -> list[Action]:
         """The operating system refused to start the process."""
         child = self._children[name]
-        child.failure = ProcessFailed(message=message, fatal=False)
+        child.failure, child.started = ProcessFailed(message=message, fatal=False), False
         self._on_exit(child, "could not be started", now)
         return self._children.take_actions()
 
