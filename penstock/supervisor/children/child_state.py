@@ -94,6 +94,8 @@ class Child:
     # Its own report, or why it is killed. Logged when it has exited.
     failure: ProcessFailed | None = None
     exit_cause: ExitCause = ExitCause.NONE
+    # False after a start for which the system had no process, memory or descriptor.
+    started: bool = True
     _state: ChildState = ChildState.GONE
 
     @property
@@ -123,6 +125,7 @@ class Child:
         self.restarts += 1
         self.failure, self.last_progress = None, None
         self.exit_cause = ExitCause.NONE
+        self.started = True
 
     def ready(self, info: Info) -> None:
         self._apply(ChildEvent.READY)
@@ -216,6 +219,10 @@ class ChildTable:
     def log(self, level: int, text: str) -> None:
         """A log line; ``level`` is one of :mod:`logging`'s."""
         self.add_action(WriteLog(level, text))
+
+    def log_rarely(self, level: int, subject: str, text: str) -> None:
+        """A log line, once a minute about ``subject``: what it tells can happen at any rate."""
+        self.add_action(WriteLog(level, text, subject))
 
     def add_action(self, action: Action) -> None:
         self._actions.append(action)
