@@ -8,6 +8,8 @@ reconnects. Sockets are used synchronously: receive until EAGAIN; a send that wo
 
 On one host addresses are ipc://, in the run directory, whose mode is 0700. Between hosts they are tcp://,
 with CURVE (:mod:`.curve`), and with heartbeats, since a host that loses its network closes no connection.
+What a peer without the key can make a listening process hold is bounded: connections (:mod:`.handshakes`),
+and the size of a part, so that long messages cross in pieces (:mod:`.parts`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from typing import cast
 
 import zmq
 
-from penstock.wire.curve import HANDSHAKE_FAILURES, ClusterKey, read_monitor_events
+from penstock.wire.curve import HANDSHAKE_FAILURES, ClusterKey, ZapAuthenticator, read_monitor_events
+from penstock.wire.parts import PIECE_BYTES, cut, joined
 
 MEMBER_SEND_HWM = 64
 """Messages that a member queues for a coordinator that is away; later ones are dropped."""
@@ -40,8 +43,10 @@ CONNECT_TIMEOUT_MS = 3000
 RECONNECT_NEVER_MS = 3_600_000
 """ZMQ's reconnect interval; the link is closed long before. With -1, ZMQ's value for never, it would discard
 what was received before the connection broke."""
-MAX_MESSAGE_BYTES = 1 << 28
-"""Maximum message size over tcp; a larger one is invalid."""
+MAX_PART_BYTES = PIECE_BYTES + 256
+"""Maximum size of a part over tcp, with CURVE's 33 bytes; a peer that announces more is disconnected."""
+HANDSHAKE_MS = 10_000
+"""Maximum time from a tcp connection to the end of its handshake."""
 _TCP = re.compile(r"tcp://(?P<host>[^\s/:\[\]]+|\[[0-9A-Fa-f:.%\w]+\]):(?P<port>[0-9]+)")
 
 
@@ -129,9 +134,10 @@ class RouterSocket:
         self._socket.setsockopt(zmq.SNDHWM, FRAMES_IN_FLIGHT)
         self._socket.setsockopt(zmq.RCVHWM, 0)  # requests are bounded by the API servers' admission
         self._socket.setsockopt(zmq.LINGER, 1000)
+        self._guard: ZapAuthenticator | None = None
         try:
             if key is not None:
-                key.secure_server(self._socket)
+                self._guard = key.secure_server(self._socket)
             for address in addresses:
                 if address.startswith("tcp:"):
                     assert key is not None
@@ -166,12 +172,17 @@ class RouterSocket:
             identity, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        return identity, parts
+        return identity, joined(parts)
+
+    @property
+    def disconnects(self) -> int:
+        """How many connections have ended. Counted only with a key."""
+        return 0 if self._guard is None else self._guard.disconnects
 
     def send(self, identity: bytes, parts: list[bytes]) -> bool:
         """Sends without blocking; False if the peer's queue is full. Raises PeerGone."""
         try:
-            self._socket.send_multipart([identity, *parts], zmq.NOBLOCK)
+            self._socket.send_multipart([identity, *cut(parts)], zmq.NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -235,12 +246,12 @@ class EngineLink:
 
     def send(self, parts: list[bytes]) -> None:
         """Queues one or more messages as one ZMQ message."""
-        self._socket.send_multipart(parts, zmq.NOBLOCK)
+        self._socket.send_multipart(cut(parts), zmq.NOBLOCK)
 
     def receive(self) -> list[bytes] | None:
         """The parts of one ZMQ message, or None if none waits."""
         try:
-            return self._socket.recv_multipart(zmq.NOBLOCK)
+            return joined(self._socket.recv_multipart(zmq.NOBLOCK))
         except zmq.Again:
             return None
 
@@ -317,7 +328,7 @@ class CoordinatorLink:
     def send(self, part: bytes) -> bool:
         """Sends without blocking. False: the queue is full, and the message is dropped."""
         try:
-            self._socket.send(part, zmq.NOBLOCK)
+            self._socket.send_multipart(cut([part]), zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -325,7 +336,7 @@ class CoordinatorLink:
     def receive(self) -> bytes | None:
         """One message, or None if none waits."""
         try:
-            return self._socket.recv(zmq.NOBLOCK)
+            return b"".join(self._socket.recv_multipart(zmq.NOBLOCK))
         except zmq.Again:
             return None
 
@@ -342,4 +353,5 @@ def _set_tcp_options(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_PART_BYTES)
