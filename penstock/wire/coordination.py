@@ -98,6 +98,9 @@ class JoinAccepted(msgspec.Struct, array_like=True, frozen=True, tag=19, gc=Fals
     """The receiver is a member from here on. An API server sends the metrics of ended processes that it
     has: the coordinator may be new."""
 
+    incarnation: Incarnation = 0
+    """The head's, which its API servers share."""
+
 
 class EngineLoad(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One engine's latest EngineReport, as sent to one API server."""

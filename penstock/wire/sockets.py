@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 import secrets
 import socket
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,9 +100,9 @@ def tcp_address(host: str, port: int | str) -> str:
 
 
 def new_incarnation() -> int:
-    """A unique number for one run of a supervisor: milliseconds since 1970 and 12 random bits, so that a
-    later run has a higher number. Epochs are counted within it."""
-    return time.time_ns() // 1_000_000 << 12 | secrets.randbits(12)
+    """A random number for one run of a supervisor. Epochs are counted within it. It says nothing about time:
+    clocks may be set back between two runs."""
+    return 1 + secrets.randbits(63 - 1)
 
 
 def engine_identity(rank: int, epoch: int, incarnation: int = 0) -> bytes:

@@ -32,7 +32,7 @@ FROM_COORDINATOR = [
     (FleetLoad([EngineLoad(0, 1, 2, 3, 4, 5, 6, 7)]), "921091980001020304050607"),
     (Rejoin(), "9111"),
     (JoinRejected("no"), "9212a26e6f"),
-    (JoinAccepted(), "9113"),
+    (JoinAccepted(5), "921305"),
     (EngineAddress(1, 2, 3, "a"), "9514010203a161"),
     (ProcessMetrics("engine 0", 1, 2, b"x", 3), "9605a8656e67696e6520300102c4017803"),
 ]
@@ -48,6 +48,10 @@ def test_members_messages(message: object, golden: str) -> None:
 def test_coordinators_messages(message: object, golden: str) -> None:
     assert encode(message).hex() == golden
     assert decode_from_coordinator(bytes.fromhex(golden)) == message
+
+
+def test_a_message_without_its_last_fields_is_taken() -> None:
+    assert decode_from_coordinator(bytes.fromhex("9113")) == JoinAccepted()
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ class EngineMembership:
         self._next_report = self._next_join = float("-inf")
         self.joined = False
         """Whether the coordinator has accepted the engine."""
+        self._head = 0
 
     @classmethod
     def from_launch(cls, launch: Launch, address: str, info: EngineInfo) -> EngineMembership | None:
@@ -113,6 +114,11 @@ class EngineMembership:
         if self._link.send(encode(report)):
             self._reported, self._next_report = figures, now + REPORT_INTERVAL_S
 
+    def current_head(self) -> int:
+        """Incarnation of the head that has accepted this engine last; 0: none has. Raises JoinRejectedError."""
+        self._read()
+        return self._head
+
     def _read(self) -> None:
         while (part := self._link.receive()) is not None:
             try:
@@ -123,6 +129,7 @@ class EngineMembership:
             match message:
                 case JoinAccepted():
                     self.joined = True
+                    self._head = message.incarnation
                 case Rejoin():
                     self._next_join, self._reported = float("-inf"), None
                 case JoinRejected():

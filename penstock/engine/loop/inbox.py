@@ -53,11 +53,17 @@ class Inbox:
         stats: EngineStats,
         clock: Callable[[], float] = time.monotonic,
         refuse_streams: Callable[[], RequestRejected | None] = lambda: None,
+        current_head: Callable[[], int] = lambda: 0,
+        probe: Callable[[], None] = lambda: None,
     ) -> None:
-        """``refuse_streams`` returns why new streams are refused, None: they are not."""
+        """``refuse_streams`` returns why new streams are refused, None: they are not. ``current_head`` returns
+        the incarnation of the head that this engine belongs to, 0: unknown. ``probe`` drops the API servers
+        whose connection has broken."""
         self._engine = engine
         self._calls = calls
         self._refuse_streams = refuse_streams
+        self._current_head = current_head
+        self._probe = probe
         self._stats = stats
         self._clock = clock
         self._publisher = publisher
@@ -130,10 +136,7 @@ class Inbox:
             raise WireError(f"{hello} is not this peer's")
         if hello.server >= MAX_SERVERS:
             raise WireError(f"Hello.server is {hello.server}, at most {MAX_SERVERS - 1} is taken")
-        for known in self._servers.values():
-            if known.server == hello.server and _order(hello) < _order(known):
-                raise WireError(f"{hello} was followed by {known}")
-        self.drop_server(hello.server)
+        self._make_way(hello)
         self._refused.discard(identity)
         self._servers[identity] = hello
         self._publisher.attach(hello.server, identity)
@@ -145,6 +148,25 @@ class Inbox:
             incarnation=self._incarnation,
         )
         self._publisher.send(hello.server, welcome)
+
+    def _make_way(self, hello: Hello) -> None:
+        """Drop the API server that has this one's number. Raises WireError if it keeps the number.
+
+        A restarted head's clock may be behind, so incarnations tell only whether two processes are of one run.
+        Of two runs, the head's takes the number; another one takes it only from a process that is gone.
+        """
+        known = self._find(hello.server)
+        if known is not None and known.incarnation == hello.incarnation:
+            if (hello.epoch, hello.connection) < (known.epoch, known.connection):
+                raise WireError(f"{hello} was followed by {known}")
+        elif known is not None and hello.incarnation != self._current_head():
+            self._probe()
+            if self._find(hello.server) is not None:
+                raise WireError(f"{hello} is not of this engine's head, and {known} is connected")
+        self.drop_server(hello.server)
+
+    def _find(self, server: int) -> Hello | None:
+        return next((known for known in self._servers.values() if known.server == server), None)
 
     def _on_submit(self, server: int, request: Submit) -> None:
         if request.stream >= MAX_HANDLES:
@@ -163,7 +185,3 @@ class Inbox:
         else:
             self._stats.arrive(server, request, self._clock())
 
-
-def _order(hello: Hello) -> tuple[int, int, int]:
-    """Sort key: a later Hello of the same API server is greater, also after a restart."""
-    return hello.incarnation, hello.epoch, hello.connection
