@@ -12,8 +12,8 @@ from penstock.dispatch.connections import Connections, EngineState
 from penstock.dispatch.engine_rpc import Calls
 from penstock.dispatch.load_balancer import LoadBalancer, affinity_keys
 from penstock.dispatch.resumption import Resumption
-from penstock.metrics.merge import merge_views, view_of
-from penstock.metrics.snapshot import ProcessKey, Snapshot, decode_snapshot, process_name, role_of
+from penstock.metrics.board import MetricsBoard
+from penstock.metrics.snapshot import ProcessKey, decode_snapshot, process_name, role_of
 from penstock.streaming.output_processor import NO_ENGINE, OutputProcessor
 from penstock.streaming.stream import Stream, StreamError
 from penstock.wire.coordination import EngineAddress, EngineLoad
@@ -82,8 +82,8 @@ class EngineClient:
         self.streams: OutputProcessor | None = None
         """Set by :meth:`open`."""
         self.calls = Calls(self._send_call)
-        self.snapshots: dict[ProcessKey, Snapshot] = {}
-        """The latest metrics of every start of every other process."""
+        self.board = MetricsBoard()
+        """The metrics of every other process."""
         self.frames_received = 0
         self.frames_merged = 0
         self._load_balancer = LoadBalancer(ranks, first=server.server)
@@ -296,22 +296,18 @@ class EngineClient:
         engine.kv_used_permille = message.kv_used_permille
         try:
             snapshot = decode_snapshot(message.snapshot)
+            self.board.add(snapshot, message.snapshot)
         except ValueError as error:
             raise WireError(str(error)) from None
-        self.snapshots = merge_views(self.snapshots, view_of(snapshot))
 
-    def ended_snapshots(self) -> list[Snapshot]:
-        """The latest snapshots of engine processes that have ended."""
+    def ended_engines(self) -> list[ProcessKey]:
+        """The engine processes on the board that have ended."""
         alive = {
             (process_name("engine", engine.rank), engine.incarnation, engine.epoch)
             for engine in self.engines
             if engine.up
         }
-        return [
-            snapshot
-            for key, snapshot in self.snapshots.items()
-            if key not in alive and role_of(snapshot.process) == "engine"
-        ]
+        return [key for key in self.board.starts() if key not in alive and role_of(key[0]) == "engine"]
 
     def on_load(self, load: EngineLoad) -> None:
         """The coordinator sent one engine's load."""

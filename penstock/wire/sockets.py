@@ -14,6 +14,7 @@ and the size of a part, so that long messages cross in pieces (:mod:`.parts`).
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import secrets
 import socket
@@ -46,7 +47,7 @@ MAX_PART_BYTES = PIECE_BYTES + 256
 """Maximum size of a part over tcp, with CURVE's 33 bytes; a peer that announces more is disconnected."""
 HANDSHAKE_MS = 10_000
 """Maximum time from a tcp connection to the end of its handshake."""
-_TCP = re.compile(r"tcp://(?P<host>[^\s/:\[\]]+|\[[0-9A-Fa-f:.%\w]+\]):(?P<port>[0-9]+)")
+_TCP = re.compile(r"tcp://(?P<host>[^\s/:\[\]]+|\[[0-9A-Fa-f:.%\w]+\]):(?P<port>[0-9]{1,5})", re.ASCII)
 
 
 def engine_address(run_dir: str, rank: int) -> str:
@@ -82,6 +83,19 @@ def host_and_port(address: str) -> tuple[str, int] | None:
     """Host and port of a tcp:// address, an IPv6 host without brackets; None for an ipc:// address."""
     match = _TCP.fullmatch(address)
     return None if match is None else (match["host"].strip("[]"), int(match["port"]))
+
+
+def is_ip_address(address: str) -> bool:
+    """Whether this is a tcp:// address with the number of a host, not a name, which ZMQ would resolve while
+    all its connections wait."""
+    host_port = host_and_port(address)
+    if host_port is None or not 0 < host_port[1] < 1 << 16:
+        return False
+    try:
+        ipaddress.ip_address(host_port[0])
+    except ValueError:
+        return False
+    return True
 
 
 def resolve_address(address: str) -> str:
@@ -120,10 +134,13 @@ class PeerGone(ConnectionError):
 class RouterSocket:
     """The ROUTER socket of an engine or the coordinator, which addresses its peers by identity."""
 
-    def __init__(self, *addresses: str, key: ClusterKey | None = None) -> None:
+    def __init__(
+        self, *addresses: str, key: ClusterKey | None = None, receive_queue: int | None = None
+    ) -> None:
         """Binds ``addresses``; the port of a tcp:// address may be "*". Raises zmq.ZMQError on failure.
 
         With ``key``, which tcp:// requires, only peers with the same key are accepted, on every address.
+        ``receive_queue``: messages received from one peer that may wait here; None: any number.
         """
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -133,6 +150,8 @@ class RouterSocket:
         self._socket.setsockopt(zmq.SNDHWM, FRAMES_IN_FLIGHT)
         self._socket.setsockopt(zmq.RCVHWM, 0)  # requests are bounded by the API servers' admission
         self._socket.setsockopt(zmq.LINGER, 1000)
+        if receive_queue is not None:
+            self._socket.setsockopt(zmq.RCVHWM, receive_queue)
         self._guard: ZapAuthenticator | None = None
         try:
             if key is not None:

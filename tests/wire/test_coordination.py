@@ -22,7 +22,10 @@ from penstock.wire.coordination import (
 from penstock.wire.messages import WireError, encode
 
 FROM_MEMBERS = [
-    (EngineJoin(1, 2, 3, 4, "a", {"b": "c"}), "970101020304a16181a162a163"),
+    (
+        EngineJoin(1, 2, 3, 4, "tcp://1.2.3.4:5", {"b": "c"}),
+        "970101020304af7463703a2f2f312e322e332e343a3581a162a163",
+    ),
     (ServerJoin(1, 2, 3, 4), "950201020304"),
     (EngineReport(300, 1, 2, 500, [0, 7]), "9603cd012c0102cd01f4920007"),
     (MemberLeave(), "9104"),
@@ -33,7 +36,7 @@ FROM_COORDINATOR = [
     (Rejoin(), "9111"),
     (JoinRejected("no"), "9212a26e6f"),
     (JoinAccepted(5), "921305"),
-    (EngineAddress(1, 2, 3, "a"), "9514010203a161"),
+    (EngineAddress(1, 2, 3, "tcp://1.2.3.4:5"), "9514010203af7463703a2f2f312e322e332e343a35"),
     (ProcessMetrics("engine 0", 1, 2, b"x", 3), "9605a8656e67696e6520300102c4017803"),
 ]
 

@@ -115,7 +115,8 @@ class EngineMembership:
             self._reported, self._next_report = figures, now + REPORT_INTERVAL_S
 
     def current_head(self) -> int:
-        """Incarnation of the head that has accepted this engine last; 0: none has. Raises JoinRejectedError."""
+        """Incarnation of the head that has accepted this engine last, 0: none has. Raises
+        JoinRejectedError."""
         self._read()
         return self._head
 

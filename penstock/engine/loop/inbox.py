@@ -56,9 +56,9 @@ class Inbox:
         current_head: Callable[[], int] = lambda: 0,
         probe: Callable[[], None] = lambda: None,
     ) -> None:
-        """``refuse_streams`` returns why new streams are refused, None: they are not. ``current_head`` returns
-        the incarnation of the head that this engine belongs to, 0: unknown. ``probe`` drops the API servers
-        whose connection has broken."""
+        """``refuse_streams`` returns why new streams are refused, None: they are not. ``current_head``
+        returns the incarnation of the head that this engine belongs to, 0: unknown. ``probe`` drops the API
+        servers whose connection has broken."""
         self._engine = engine
         self._calls = calls
         self._refuse_streams = refuse_streams
@@ -152,8 +152,8 @@ class Inbox:
     def _make_way(self, hello: Hello) -> None:
         """Drop the API server that has this one's number. Raises WireError if it keeps the number.
 
-        A restarted head's clock may be behind, so incarnations tell only whether two processes are of one run.
-        Of two runs, the head's takes the number; another one takes it only from a process that is gone.
+        Incarnations tell only whether two processes are of one run. Of two runs, the head's takes the
+        number; another one takes it only from a process that is gone.
         """
         known = self._find(hello.server)
         if known is not None and known.incarnation == hello.incarnation:
@@ -184,4 +184,3 @@ class Inbox:
             self._publisher.fail(failure, self._engine.load())
         else:
             self._stats.arrive(server, request, self._clock())
-
