@@ -10,9 +10,10 @@ engines' addresses, and token frames carry the loads. The addresses of engines o
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from penstock.metrics.board import MetricsBoard
+from penstock.metrics.board import MetricsBoard, role_and_index
 from penstock.metrics.snapshot import decode_snapshot
 from penstock.wire.coordination import (
     COORDINATOR_PROTOCOL_VERSION,
@@ -40,7 +41,7 @@ LEASE_S = 5.0
 CONTEST_S = 1.0
 """An engine that sends something later than this after another has asked for its rank is alive (seconds)."""
 MAX_SERVERS = 1024
-"""API servers; beyond it the one that has been silent for longest is dropped."""
+"""Connected API servers; beyond it the one that has been silent for longest is dropped."""
 PAUSE_S = 1.0
 """An API server whose queue was full gets its next updates after this time (seconds)."""
 MAX_REASON = 1000
@@ -75,12 +76,14 @@ class _AddressEntry:
 class CoordinatorState:
     """Members by identity; times are seconds of any monotonic clock.
 
-    ``ranks``: maximum number of engines. ``traits``: the head's, which all engines must share.
+    ``ranks`` and ``servers``: maximum numbers of engines and API servers. ``traits``: the head's, which all
+    engines must share.
     ``local_ranks``: the ranks that the head starts itself, in its ``incarnation``.
     """
 
     interval_s: float = 0.1
     ranks: int = 1024
+    servers: int = 1024
     traits: dict[str, str] = field(default_factory=dict)
     local_ranks: frozenset[int] = frozenset()
     incarnation: int = 0
@@ -123,24 +126,41 @@ class CoordinatorState:
                 return []
 
     def add_metrics(self, metrics: ProcessMetrics) -> None:
-        """Metrics of the coordinator process itself."""
-        self._store_metrics(b"", metrics)
+        """Metrics of the coordinator process itself; they are lost when the board is full."""
+        with suppress(ValueError):
+            self._post(b"", metrics)
 
     def _store_metrics(self, identity: bytes, metrics: ProcessMetrics) -> None:
         try:
-            snapshot = decode_snapshot(metrics.snapshot)
-            if snapshot.process != metrics.process:
-                raise ValueError(f"metrics of {snapshot.process[:80]!r} under another name")
-            if self._board.add(snapshot, metrics.snapshot, self._version + 1, identity):
-                self._version += 1
+            self._check_process(metrics)
+            self._post(identity, metrics)
         except ValueError as error:
             raise WireError(str(error)) from None
+
+    def _post(self, identity: bytes, metrics: ProcessMetrics) -> None:
+        """Raises ValueError."""
+        snapshot = decode_snapshot(metrics.snapshot)
+        if (snapshot.process, snapshot.incarnation) != (metrics.process, metrics.incarnation):
+            raise ValueError(f"metrics of {snapshot.process[:80]!r} under another name")
+        if self._board.add(snapshot, metrics.snapshot, self._version + 1, identity):
+            self._version += 1
+
+    def _check_process(self, metrics: ProcessMetrics) -> None:
+        """Raises ValueError if the fleet has no such process."""
+        role, index = role_and_index(metrics.process)
+        if index >= (self.ranks if role == "engine" else self.servers):
+            raise ValueError(f"metrics of {metrics.process}, which is no process of this fleet")
+        own = role != "engine" or index in self.local_ranks
+        if own and metrics.incarnation not in (self.incarnation, 0):
+            raise ValueError(f"metrics of {metrics.process} of another run of the head")
 
     # -- members come and go
 
     def _join_server(self, identity: bytes, join: ServerJoin) -> list[Outgoing]:
         if join.protocol != COORDINATOR_PROTOCOL_VERSION:
             return [(identity, _other_protocol(join.protocol))]
+        if join.server >= self.servers:
+            return [(identity, JoinRejected(f"API servers are 0 to {self.servers - 1}"))]
         if join.incarnation != self.incarnation:
             return [(identity, JoinRejected("it is not of this head's run"))]
         known = self._servers.pop(identity, None)

@@ -16,6 +16,7 @@ from typing import TypeAlias
 from penstock.metrics.families import METRIC_FAMILIES, MetricKind
 from penstock.metrics.merge import Totals, greater_of, sum_of, totals
 from penstock.metrics.snapshot import (
+    Distribution,
     Labels,
     ProcessKey,
     Series,
@@ -26,8 +27,6 @@ from penstock.metrics.snapshot import (
 )
 from penstock.wire.coordination import ProcessMetrics
 
-MAX_INDEX = 1 << 12
-"""Processes of one role are numbered from 0 to less than this."""
 MAX_BOARD_BYTES = 32 << 20
 """Maximum size of all snapshots together, encoded. 1,024 engines with three of 5 kB each have half of it."""
 KEPT_STARTS = 2
@@ -35,9 +34,12 @@ KEPT_STARTS = 2
 may still be under way."""
 MAX_INCARNATIONS = 64
 """Incarnations per process whose starts in the sum are remembered; the oldest are forgotten."""
-MAX_SUM_SERIES = 2048
-"""Series per sum; those with further labels are left out."""
-_PROCESS = re.compile(r"(engine|api-server|coordinator|supervisor) (0|[1-9][0-9]{0,3})")
+MAX_SUM_BYTES = 1 << 18
+"""Maximum size of a sum, encoded; series for which there is no room are left out."""
+_SUM_OVERHEAD = 64 * (9 + 5) + 256
+"""Bytes of a sum besides its series: mostly ``covers``."""
+# Processes of one role are numbered from 0 to 1,023.
+_PROCESS = re.compile(r"(engine|api-server|coordinator|supervisor) (0|[1-9][0-9]{0,2}|10[01][0-9]|102[0-3])")
 
 SeriesKey: TypeAlias = tuple[str, Labels]
 _Values: TypeAlias = dict[SeriesKey, Value]
@@ -122,12 +124,11 @@ class MetricsBoard:
     def add(self, snapshot: Snapshot, data: bytes, version: int = 0, by: bytes = b"") -> bool:
         """Add a snapshot and its encoding, which replaces earlier ones of the same start; returns whether it
         was news. Raises ValueError if the board is full, or no process has such a name."""
-        match = _PROCESS.fullmatch(snapshot.process)
-        if match is None or int(match[2]) >= MAX_INDEX:
-            raise ValueError(f"metrics of {snapshot.process[:80]!r}, which is no process")
+        role_and_index(snapshot.process)
         process = self._processes.get(snapshot.process) or _Process()
         before = sum(len(each.data) for each in process.entries())
-        if self._bytes + len(data) > MAX_BOARD_BYTES:
+        known = process.starts.get(snapshot.key)
+        if self._bytes + len(data) - (len(known.data) if known else 0) > MAX_BOARD_BYTES:
             raise ValueError(f"no room for metrics of {snapshot.process} in {MAX_BOARD_BYTES} bytes")
         if snapshot.covers:
             news = self._add_sum(process, snapshot, version)
@@ -155,9 +156,7 @@ class MetricsBoard:
         if covered:
             self._fold(process, covered, version)
         values = _values_of(process.ended)
-        for each in theirs.series:
-            if _is_counted(each.family):
-                _put(values, each, greater_of)
+        _combine(values, theirs.series, greater_of)
         self._store_sum(process, theirs.process, values, theirs.covers, version)
         if process.ended is not None and process.ended.data != before:
             return True
@@ -167,9 +166,7 @@ class MetricsBoard:
         """Move starts into the sum."""
         values = _values_of(process.ended)
         for key in keys:
-            for each in decode_snapshot(process.starts.pop(key).data).series:
-                if _is_counted(each.family):
-                    _put(values, each, sum_of)
+            _combine(values, decode_snapshot(process.starts.pop(key).data).series, sum_of)
         self._store_sum(process, keys[0][0], values, {key[1]: key[2] for key in keys}, version)
 
     def _store_sum(
@@ -196,8 +193,12 @@ class MetricsBoard:
         return totals(view)
 
 
-def _is_counted(family: str) -> bool:
-    return METRIC_FAMILIES[family].kind is not MetricKind.GAUGE
+def role_and_index(process: str) -> tuple[str, int]:
+    """Raises ValueError if this is no name that a process can have."""
+    match = _PROCESS.fullmatch(process)
+    if match is None:
+        raise ValueError(f"metrics of {process[:80]!r}, which is no process")
+    return match[1], int(match[2])
 
 
 def _values_of(posted: Posted | None) -> _Values:
@@ -205,10 +206,22 @@ def _values_of(posted: Posted | None) -> _Values:
     return {(each.family, each.labels): each.value for each in series}
 
 
-def _put(values: _Values, each: Series, combine: Callable[[Value, Value], Value]) -> None:
-    key = each.family, each.labels
-    known = values.get(key)
-    if known is not None:
-        values[key] = combine(known, each.value)
-    elif len(values) < MAX_SUM_SERIES:
-        values[key] = each.value
+def _combine(values: _Values, series: Iterable[Series], combine: Callable[[Value, Value], Value]) -> None:
+    """Combine counted series with those of a sum."""
+    room = MAX_SUM_BYTES - _SUM_OVERHEAD - sum(_size_of(*item) for item in values.items())
+    for each in series:
+        if METRIC_FAMILIES[each.family].kind is MetricKind.GAUGE:
+            continue
+        key = each.family, each.labels
+        known = values.get(key)
+        if known is not None:
+            values[key] = combine(known, each.value)
+        elif (size := _size_of(key, each.value)) <= room:
+            room -= size
+            values[key] = each.value
+
+
+def _size_of(key: SeriesKey, value: Value) -> int:
+    """Maximum encoded size of a series, however great its numbers get."""
+    texts = sum(5 + len(text.encode()) for text in (key[0], *key[1]))
+    return texts + 10 + 9 * (2 + len(value.counts) if isinstance(value, Distribution) else 1)

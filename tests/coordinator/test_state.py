@@ -187,6 +187,13 @@ def test_invented_processes_find_no_room() -> None:
     for process in ("stranger 1", "engine 99999", "engine 01", "engine", "engine -1", "api-server 1 "):
         with pytest.raises(WireError, match="no process"):
             known.receive(b"server", metrics_of(process, 0, 1), 0.0)
+    few = CoordinatorState(ranks=2, incarnation=7)
+    few.receive(b"server", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 0, 7), 0.0)
+    with pytest.raises(WireError, match="engine 2, which is no process of this fleet"):
+        few.receive(b"server", metrics_of("engine 2", 0, 1), 0.0)
+    with pytest.raises(WireError, match="another run of the head"):
+        few.receive(b"server", metrics_of("api-server 2", 0, 1, 8), 0.0)
+    few.receive(b"server", metrics_of("engine 1", 0, 1, 8), 0.0)
     with pytest.raises(WireError, match="under another name"):
         known.receive(
             b"server", msgspec.structs.replace(metrics_of("engine 1", 0, 1), process="engine 2"), 0.0

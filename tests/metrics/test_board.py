@@ -11,7 +11,7 @@ from penstock.metrics.board import (
     KEPT_STARTS,
     MAX_BOARD_BYTES,
     MAX_INCARNATIONS,
-    MAX_SUM_SERIES,
+    MAX_SUM_BYTES,
     MetricsBoard,
 )
 from penstock.metrics.merge import Totals
@@ -123,7 +123,9 @@ def test_a_late_repetition_of_a_summed_start_is_no_news() -> None:
     assert board.totals() == before
 
 
-@pytest.mark.parametrize("process", ["", "engine", "engine -1", "engine 01", "engine 5000", "nobody 1"])
+@pytest.mark.parametrize(
+    "process", ["", "engine", "engine -1", "engine 01", "engine 1024", "engine 5000", "nobody 1"]
+)
 def test_processes_that_cannot_be_are_refused(process: str) -> None:
     invented = Snapshot(process, 0, 1, [])
     with pytest.raises(ValueError, match="no process"):
@@ -144,8 +146,23 @@ def test_a_full_board_keeps_what_it_has() -> None:
 
 def test_labels_without_end_do_not_make_a_sum_grow() -> None:
     board = MetricsBoard()
-    for epoch in range(4 * MAX_SUM_SERIES // 100):
-        series = [Series(f.UNKNOWN_FIELDS.name, ("0", f"{epoch} {n}"), 1) for n in range(100)]
+    for epoch in range(20):
+        series = [Series(f.UNKNOWN_FIELDS.name, ("0", f"{epoch} {n}" * 100), 1) for n in range(100)]
         put(board, Snapshot("api-server 0", epoch, 1, series))
     posted, *_ = board
-    assert len(decode_snapshot(posted.data).series) == MAX_SUM_SERIES
+    assert MAX_SUM_BYTES / 2 < len(posted.data) <= MAX_SUM_BYTES
+
+
+def test_a_full_sum_goes_on_counting() -> None:
+    board = MetricsBoard()
+    labels = [("0", f"{n}" * 100) for n in range(500)]
+    for epoch in range(8):
+        put(
+            board,
+            Snapshot("api-server 0", epoch, 1, [Series(f.UNKNOWN_FIELDS.name, each, 1) for each in labels]),
+        )
+    found = board.totals()[f.UNKNOWN_FIELDS.name]
+    assert max(found.values()) == 8  # type: ignore[type-var]
+    assert len(found) == len(labels)
+    posted, *_ = board
+    assert len(posted.data) <= MAX_SUM_BYTES
