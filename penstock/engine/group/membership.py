@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from penstock.engine.base import Load
+from penstock.logging_setup import RateLimitedLog
 from penstock.wire.control import Launch
 from penstock.wire.coordination import (
     COORDINATOR_PROTOCOL_VERSION,
@@ -24,6 +25,7 @@ from penstock.wire.messages import EngineInfo, WireError, encode
 from penstock.wire.sockets import CoordinatorLink, engine_address, engine_identity, host_and_port, tcp_address
 
 log = logging.getLogger(__name__)
+_complain = RateLimitedLog(log, logging.ERROR)
 
 REPORT_INTERVAL_S = 0.1
 """Minimum seconds between two reports while the engine is busy."""
@@ -125,7 +127,7 @@ class EngineMembership:
             try:
                 message = decode_from_coordinator(part)
             except WireError as error:
-                log.error("coordinator: %s", error)
+                _complain("coordinator", "coordinator: %.300s", error)
                 continue
             match message:
                 case JoinAccepted():
