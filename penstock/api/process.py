@@ -299,7 +299,7 @@ class _Server:
                 case EnginesDraining():
                     self._engine_client.set_draining(command.ranks)
                 case SupervisorMetrics():
-                    self._engine_client.board.add(decode_snapshot(command.snapshot), command.snapshot)
+                    self._engine_client.board.offer(decode_snapshot(command.snapshot), command.snapshot)
                 case AgreedStates():
                     self._two_phase_commit.on_agreed_states(command)
                 case EnableThroughputLog():

@@ -10,7 +10,6 @@ engines' addresses, and token frames carry the loads. The addresses of engines o
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from penstock.metrics.board import MetricsBoard, role_and_index
@@ -126,9 +125,9 @@ class CoordinatorState:
                 return []
 
     def add_metrics(self, metrics: ProcessMetrics) -> None:
-        """Metrics of the coordinator process itself; they are lost when the board is full."""
-        with suppress(ValueError):
-            self._post(b"", metrics)
+        """Metrics of the coordinator process itself."""
+        self._version += 1
+        self._board.offer(decode_snapshot(metrics.snapshot), metrics.snapshot, self._version)
 
     def _store_metrics(self, identity: bytes, metrics: ProcessMetrics) -> None:
         try:

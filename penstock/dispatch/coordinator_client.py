@@ -116,7 +116,7 @@ class CoordinatorClient:
                 for load in message.engines:
                     self._engine_client.on_load(load)
             case ProcessMetrics():
-                self._engine_client.board.add(decode_snapshot(message.snapshot), message.snapshot)
+                self._engine_client.board.offer(decode_snapshot(message.snapshot), message.snapshot)
             case JoinAccepted():
                 self._to_repeat = deque(self._engine_client.board)
                 self._repeat()

@@ -296,9 +296,9 @@ class EngineClient:
         engine.kv_used_permille = message.kv_used_permille
         try:
             snapshot = decode_snapshot(message.snapshot)
-            self.board.add(snapshot, message.snapshot)
         except ValueError as error:
             raise WireError(str(error)) from None
+        self.board.offer(snapshot, message.snapshot)
 
     def ended_engines(self) -> list[ProcessKey]:
         """The engine processes on the board that have ended."""

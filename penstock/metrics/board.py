@@ -8,11 +8,13 @@ Sums of two boards that know the same starts are equal; of sums that differ the 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.families import METRIC_FAMILIES, MetricKind
 from penstock.metrics.merge import Totals, greater_of, sum_of, totals
 from penstock.metrics.snapshot import (
@@ -26,6 +28,8 @@ from penstock.metrics.snapshot import (
     encode_snapshot,
 )
 from penstock.wire.coordination import ProcessMetrics
+
+_complain = RateLimitedLog(logging.getLogger(__name__))
 
 MAX_BOARD_BYTES = 32 << 20
 """Maximum size of all snapshots together, encoded. 1,024 engines with three of 5 kB each have half of it."""
@@ -141,6 +145,13 @@ class MetricsBoard:
             self._processes[snapshot.process] = process
             self._bytes += sum(len(each.data) for each in process.entries()) - before
         return news
+
+    def offer(self, snapshot: Snapshot, data: bytes, version: int = 0) -> None:
+        """:meth:`add`; a refusal is logged."""
+        try:
+            self.add(snapshot, data, version)
+        except ValueError as error:
+            _complain("refused", "%s", error)
 
     def _add_start(self, process: _Process, posted: Posted) -> bool:
         key = posted.key

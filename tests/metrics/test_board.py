@@ -132,7 +132,7 @@ def test_processes_that_cannot_be_are_refused(process: str) -> None:
         MetricsBoard().add(invented, b"")
 
 
-def test_a_full_board_keeps_what_it_has() -> None:
+def test_a_full_board_keeps_what_it_has(caplog: pytest.LogCaptureFixture) -> None:
     board = MetricsBoard()
     put(board, snapshot(0, 0, 5))
     size = 1 << 18
@@ -140,6 +140,8 @@ def test_a_full_board_keeps_what_it_has() -> None:
         board.add(Snapshot(f"engine {index}", 0, 1, []), bytes(size))
     with pytest.raises(ValueError, match="no room"):
         board.add(Snapshot("engine 1000", 0, 1, []), bytes(size))
+    board.offer(Snapshot("engine 1000", 0, 1, []), bytes(size))
+    assert "no room for metrics of engine 1000" in caplog.text
     assert board.size <= MAX_BOARD_BYTES
     assert next(iter(board)).key == ("engine 0", 0, 0)
 
