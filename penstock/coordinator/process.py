@@ -50,7 +50,6 @@ def run(control: ControlChannel) -> int:
     try:
         state = CoordinatorState(
             ranks=launch.engine_count,
-            servers=launch.api_server_count,
             traits=launch.traits,
             local_ranks=frozenset(launch.local_ranks),
             incarnation=launch.incarnation,

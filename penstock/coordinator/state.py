@@ -40,7 +40,8 @@ LEASE_S = 5.0
 CONTEST_S = 1.0
 """An engine that sends something later than this after another has asked for its rank is alive (seconds)."""
 MAX_SERVERS = 1024
-"""Connected API servers; beyond it the one that has been silent for longest is dropped."""
+"""Connected API servers, and the bound of their numbers; beyond it the one that has been silent for longest
+is dropped."""
 PAUSE_S = 1.0
 """An API server whose queue was full gets its next updates after this time (seconds)."""
 MAX_REASON = 1000
@@ -75,14 +76,12 @@ class _AddressEntry:
 class CoordinatorState:
     """Members by identity; times are seconds of any monotonic clock.
 
-    ``ranks`` and ``servers``: maximum numbers of engines and API servers. ``traits``: the head's, which all
-    engines must share.
+    ``ranks``: maximum number of engines. ``traits``: the head's, which all engines must share.
     ``local_ranks``: the ranks that the head starts itself, in its ``incarnation``.
     """
 
     interval_s: float = 0.1
     ranks: int = 1024
-    servers: int = 1024
     traits: dict[str, str] = field(default_factory=dict)
     local_ranks: frozenset[int] = frozenset()
     incarnation: int = 0
@@ -147,7 +146,7 @@ class CoordinatorState:
     def _check_process(self, metrics: ProcessMetrics) -> None:
         """Raises ValueError if the fleet has no such process."""
         role, index = role_and_index(metrics.process)
-        if index >= (self.ranks if role == "engine" else self.servers):
+        if index >= (self.ranks if role == "engine" else MAX_SERVERS):
             raise ValueError(f"metrics of {metrics.process}, which is no process of this fleet")
         own = role != "engine" or index in self.local_ranks
         if own and metrics.incarnation not in (self.incarnation, 0):
@@ -158,8 +157,8 @@ class CoordinatorState:
     def _join_server(self, identity: bytes, join: ServerJoin) -> list[Outgoing]:
         if join.protocol != COORDINATOR_PROTOCOL_VERSION:
             return [(identity, _other_protocol(join.protocol))]
-        if join.server >= self.servers:
-            return [(identity, JoinRejected(f"API servers are 0 to {self.servers - 1}"))]
+        if join.server >= MAX_SERVERS:
+            return [(identity, JoinRejected(f"API servers are 0 to {MAX_SERVERS - 1}"))]
         if join.incarnation != self.incarnation:
             return [(identity, JoinRejected("it is not of this head's run"))]
         known = self._servers.pop(identity, None)

@@ -82,7 +82,7 @@ class EngineClient:
         self.streams: OutputProcessor | None = None
         """Set by :meth:`open`."""
         self.calls = Calls(self._send_call)
-        self.board = MetricsBoard()
+        self.board = MetricsBoard(for_totals=True)
         """The metrics of every other process."""
         self.frames_received = 0
         self.frames_merged = 0

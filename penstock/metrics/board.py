@@ -38,7 +38,7 @@ KEPT_STARTS = 2
 may still be under way."""
 MAX_INCARNATIONS = 64
 """Incarnations per process whose starts in the sum are remembered; the oldest are forgotten."""
-MAX_SUM_BYTES = 1 << 18
+MAX_SUM_BYTES = 1 << 16
 """Maximum size of a sum, encoded; series for which there is no room are left out."""
 _SUM_OVERHEAD = 64 * (9 + 5) + 256
 """Bytes of a sum besides its series: mostly ``covers``."""
@@ -61,6 +61,11 @@ class Posted:
     version: int = 0
     by: bytes = b""
     """Who sent it; empty for sums."""
+    decoded: Snapshot | None = None
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.decoded or decode_snapshot(self.data)
 
     def message(self) -> ProcessMetrics:
         process, incarnation, epoch = self.key
@@ -103,7 +108,10 @@ class _Process:
 class MetricsBoard:
     """Snapshots by process. ``version`` and ``by`` of entries are the caller's."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, for_totals: bool = False) -> None:
+        """``for_totals``: keeps snapshots decoded as well, about five times their size, so that
+        :meth:`totals` need not do it."""
+        self._for_totals = for_totals
         self._processes: dict[str, _Process] = {}
         self._bytes = 0
 
@@ -137,7 +145,8 @@ class MetricsBoard:
         if snapshot.covers:
             news = self._add_sum(process, snapshot, version)
         else:
-            posted = Posted(snapshot.key, snapshot.sequence, data, version, by)
+            decoded = snapshot if self._for_totals else None
+            posted = Posted(snapshot.key, snapshot.sequence, data, version, by, decoded)
             news = self._add_start(process, posted)
         if news:
             while len(process.starts) > KEPT_STARTS:
@@ -177,7 +186,7 @@ class MetricsBoard:
         """Move starts into the sum."""
         values = _values_of(process.ended)
         for key in keys:
-            _combine(values, decode_snapshot(process.starts.pop(key).data).series, sum_of)
+            _combine(values, process.starts.pop(key).snapshot.series, sum_of)
         self._store_sum(process, keys[0][0], values, {key[1]: key[2] for key in keys}, version)
 
     def _store_sum(
@@ -193,11 +202,12 @@ class MetricsBoard:
         snapshot = Snapshot(name, 0, 0, series, 0, covered)
         data = encode_snapshot(snapshot)
         if process.ended is None or process.ended.data != data:
-            process.ended = Posted(snapshot.key, sequence + 1, data, version, b"")
+            decoded = snapshot if self._for_totals else None
+            process.ended = Posted(snapshot.key, sequence + 1, data, version, b"", decoded)
 
     def totals(self, *others: Snapshot) -> Totals:
         """Totals over all processes; ``others``: later snapshots than those on the board."""
-        view = {each.key: decode_snapshot(each.data) for each in self}
+        view = {each.key: each.snapshot for each in self}
         for snapshot in others:
             view.pop(snapshot.key, None)
             view[snapshot.key] = snapshot
@@ -213,7 +223,7 @@ def role_and_index(process: str) -> tuple[str, int]:
 
 
 def _values_of(posted: Posted | None) -> _Values:
-    series: Iterable[Series] = () if posted is None else decode_snapshot(posted.data).series
+    series: Iterable[Series] = () if posted is None else posted.snapshot.series
     return {(each.family, each.labels): each.value for each in series}
 
 

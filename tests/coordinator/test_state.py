@@ -218,7 +218,7 @@ def test_api_servers_of_another_run_are_refused() -> None:
 def test_members_are_bounded_and_those_that_speak_stay() -> None:
     known = board()
     for number in range(3 * MAX_SERVERS):
-        known.receive(b"%d" % number, ServerJoin(COORDINATOR_PROTOCOL_VERSION, number, 0), 0.0)
+        known.receive(b"%d" % number, ServerJoin(COORDINATOR_PROTOCOL_VERSION, number % 7, number), 0.0)
         if number % 100 == 0:
             assert known.receive(b"server", SERVER, 0.0) == []
     assert len(known._servers) == MAX_SERVERS

@@ -46,7 +46,6 @@ class Control:
         config=ServeConfig(coordinator=sys.argv[2], cluster_key_file="key"),
         cluster_key=sys.argv[3],
         engine_count={RANKS},
-        api_server_count=9,
         incarnation={HEAD},
     )
     def receive(self): return []
