@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
 
 from penstock.metrics import families as f
 from penstock.metrics.snapshot import Series, Snapshot, encode_snapshot
@@ -114,6 +115,12 @@ class Fuzzer:
         return ProcessMetrics(process, snapshot.epoch, snapshot.sequence, data, snapshot.incarnation)
 
 
+def drain(member: zmq.Socket[bytes]) -> None:
+    """Take the answers: who does not is disconnected after a while."""
+    while member.poll(0):
+        member.recv_multipart()
+
+
 def attack(coordinator: CoordinatorProcess, rounds: int, seed: int) -> None:
     honest, fuzzer = Honest(coordinator), Fuzzer(seed)
     hostile = [
@@ -125,6 +132,7 @@ def attack(coordinator: CoordinatorProcess, rounds: int, seed: int) -> None:
     for round_ in range(rounds):
         hostile[0].send(encode(ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 0, HEAD)))
         for number in range(300):
+            drain(hostile[number % 3])
             hostile[number % 3].send_multipart(fuzzer.message())
         assert coordinator.alive, coordinator.log
         honest.exchange()
@@ -142,7 +150,7 @@ def test_a_member_that_sends_anything_harms_nobody(coordinator: CoordinatorProce
 def test_a_member_that_sends_anything_for_long_harms_nobody(
     coordinator: CoordinatorProcess, seed: int
 ) -> None:
-    attack(coordinator, rounds=300, seed=seed)
+    attack(coordinator, rounds=150, seed=seed)
 
 
 def test_metrics_of_invented_processes_are_bounded(coordinator: CoordinatorProcess) -> None:
