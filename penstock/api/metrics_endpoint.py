@@ -13,7 +13,7 @@ from penstock.metrics import families as f
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.exposition import CONTENT_TYPE, exposition
 from penstock.metrics.gc_policy import GarbageCollector
-from penstock.metrics.merge import Totals, merge_views, totals, view_of
+from penstock.metrics.merge import Totals
 from penstock.metrics.snapshot import Labels, Series, Snapshot, process_name, process_series
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.wire.control import Launch
@@ -61,7 +61,7 @@ class MetricsEndpoint:
 
     def totals(self) -> Totals:
         """Totals over all known processes; gauges of engines are those of their latest frame."""
-        found = totals(merge_views(self._engine_client.snapshots, view_of(self.snapshot())))
+        found = self._engine_client.board.totals(self.snapshot())
         for engine in self._engine_client.engines:
             labels = self._model, str(engine.rank)
             for family, value in (

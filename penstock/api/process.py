@@ -44,7 +44,6 @@ from penstock.http.tls import CertificateWatch, server_context
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
-from penstock.metrics.merge import merge_views, view_of
 from penstock.metrics.snapshot import decode_snapshot
 from penstock.streaming.io_submit import make_burst_writer
 from penstock.streaming.output_processor import OutputProcessor
@@ -342,8 +341,7 @@ class _Server:
                 case EnginesDraining():
                     self._engine_client.set_draining(command.ranks)
                 case SupervisorMetrics():
-                    received = view_of(decode_snapshot(command.snapshot))
-                    self._engine_client.snapshots = merge_views(self._engine_client.snapshots, received)
+                    self._engine_client.board.offer(decode_snapshot(command.snapshot), command.snapshot)
                 case AgreedStates():
                     self._two_phase_commit.on_agreed_states(command)
                 case EnableThroughputLog():

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 
 from penstock.coordinator.state import CoordinatorState, Outgoing
+from penstock.logging_setup import RateLimitedLog
+from penstock.metrics.families import MESSAGES_REFUSED
 from penstock.metrics.gc_policy import GarbageCollector, GcPauses
-from penstock.metrics.snapshot import Snapshot, encode_snapshot, process_name, process_series
+from penstock.metrics.snapshot import Series, Snapshot, encode_snapshot, process_name, process_series
 from penstock.wire.channel import ControlChannel
 from penstock.wire.control import HEARTBEAT_INTERVAL_S, Launch, Stop
-from penstock.wire.coordination import FromCoordinator, ProcessMetrics, decode_from_member
+from penstock.wire.coordination import FromCoordinator, ProcessMetrics, check_identity, decode_from_member
 from penstock.wire.messages import WireError, encode
 from penstock.wire.sockets import PeerGone, RouterSocket, coordinator_address, resolve_address
 
@@ -25,8 +28,11 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0
 """Minimum seconds between two reports of this process's own metrics."""
-MESSAGES_PER_TURN = 1024
-"""Messages handled before updates are sent."""
+MESSAGES_PER_TURN = 256
+"""Messages handled before updates are sent: a flood must not put them off."""
+MEMBER_QUEUE = 16
+"""Messages of one member that wait to be handled; ZMQ reads no more of it."""
+_IDENTITY = re.compile(rb"(engine|api-server)-[0-9]{1,4}(?=-)")
 
 
 def run(control: ControlChannel) -> int:
@@ -40,7 +46,7 @@ def run(control: ControlChannel) -> int:
     addresses = [coordinator_address(launch.run_dir)]
     if config.coordinator is not None:
         addresses.append(resolve_address(config.coordinator))
-    socket = RouterSocket(*addresses, key=launch.key)
+    socket = RouterSocket(*addresses, key=launch.key, receive_queue=MEMBER_QUEUE)
     try:
         state = CoordinatorState(
             ranks=launch.engine_count,
@@ -58,7 +64,8 @@ def run(control: ControlChannel) -> int:
             if (now := time.monotonic()) >= heartbeat_at:
                 heartbeat_at = now + HEARTBEAT_INTERVAL_S
                 control.heartbeat()
-            if (metrics := own_metrics.next_report(time.monotonic())) is not None:
+            metrics = own_metrics.next_report(now, coordinator.refused)
+            if metrics is not None:
                 state.add_metrics(metrics)
             due = coordinator.run_once(time.monotonic())
             wait_s = HEARTBEAT_INTERVAL_S if due is None else min(due, HEARTBEAT_INTERVAL_S)
@@ -81,9 +88,9 @@ class CoordinatorMetrics:
         self._sequence = 0
         self._reported_at = -math.inf
 
-    def next_report(self, now: float) -> ProcessMetrics | None:
+    def next_report(self, now: float, refused: int = 0) -> ProcessMetrics | None:
         """The metrics, once in :data:`REPORT_INTERVAL_S`; None in between. Needs no timer: engines' joins
-        wake the process as often."""
+        wake the process as often. ``refused``: messages that could not be used."""
         if now < self._reported_at + REPORT_INTERVAL_S:
             return None
         self._reported_at = now
@@ -92,7 +99,10 @@ class CoordinatorMetrics:
             process=self._process,
             epoch=self._launch.epoch,
             sequence=self._sequence,
-            series=list(process_series(self._process, self._launch.restarts, self._pauses)),
+            series=[
+                *process_series(self._process, self._launch.restarts, self._pauses),
+                Series(MESSAGES_REFUSED.name, (self._process,), refused),
+            ],
             incarnation=self._launch.incarnation,
         )
         return ProcessMetrics(
@@ -110,35 +120,57 @@ class Coordinator:
     def __init__(self, socket: RouterSocket, state: CoordinatorState) -> None:
         self._socket = socket
         self._state = state
+        self._complain = RateLimitedLog(log, logging.ERROR)
+        self.refused = 0
+        """Messages that could not be used."""
 
     def run_once(self, now: float) -> float | None:
         """Handle waiting messages, send updates that are due. Returns the seconds until the next update is
         due; None: there is none."""
+        drained = False
         for _ in range(MESSAGES_PER_TURN):
             message = self._socket.receive()
             if message is None:
+                drained = True
                 break
             self._handle(*message, now)
-        else:
-            return 0.0
-        self._send(self._state.take_updates(now))
-        due = self._state.next_update_at()
+        self._send(self._state.take_updates(now), now)
+        due = self._state.next_update_at() if drained else now
         return None if due is None else max(0.0, due - now)
 
     def _handle(self, identity: bytes, parts: list[bytes], now: float) -> None:
         try:
-            for part in parts:
-                self._send(self._state.receive(identity, decode_from_member(part), now))
+            if len(parts) != 1:
+                raise WireError(f"a message of {len(parts)} parts, not one")
+            message = decode_from_member(parts[0])
+            check_identity(identity, message)
+            self._send(self._state.receive(identity, message, now), now)
         except WireError as error:
-            log.error("peer %r: %s", identity, error)
+            self.refused += 1
+            self._complain(_subject(identity), "%s is refused a message: %.300s", _name(identity), error)
 
-    def _send(self, messages: list[Outgoing]) -> None:
+    def _send(self, messages: list[Outgoing], now: float) -> None:
+        full: set[bytes] = set()
         for identity, message in messages:
-            self._send_one(identity, message)
+            if identity not in full and not self._send_one(identity, message, now):
+                full.add(identity)
 
-    def _send_one(self, identity: bytes, message: FromCoordinator) -> None:
+    def _send_one(self, identity: bytes, message: FromCoordinator, now: float) -> bool:
+        """False: nothing more can be sent to it."""
         try:
-            if not self._socket.send(identity, [encode(message)]):
-                self._state.on_send_failed(identity)
+            if self._socket.send(identity, [encode(message)]):
+                return True
+            self._state.on_send_failed(identity, now)
         except PeerGone:
             self._state.remove_member(identity)
+        return False
+
+
+def _name(identity: bytes) -> str:
+    return identity[:80].decode(errors="backslashreplace")
+
+
+def _subject(identity: bytes) -> str:
+    """Role and number of a member, the same for all its processes and connections."""
+    match = _IDENTITY.match(identity)
+    return match[0].decode() if match else ""

@@ -1,5 +1,8 @@
 """The coordinator's state: members, their loads and metrics, and the updates for each API server. No I/O.
 
+It is bounded whatever members say: engines by the number of ranks, API servers by :data:`MAX_SERVERS`,
+metrics by the bounds of :class:`penstock.metrics.board.MetricsBoard`.
+
 Engines report their loads, API servers their metrics; every API server gets what has changed since its last
 update, at most once per ``interval_s``. API servers of the engines' own host can do without: they know the
 engines' addresses, and token frames carry the loads. The addresses of engines on other hosts come from here.
@@ -9,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.metrics.board import MetricsBoard, role_and_index
+from penstock.metrics.snapshot import decode_snapshot
 from penstock.wire.coordination import (
     COORDINATOR_PROTOCOL_VERSION,
     EngineAddress,
@@ -25,6 +30,7 @@ from penstock.wire.coordination import (
     Rejoin,
     ServerJoin,
 )
+from penstock.wire.messages import WireError
 
 Outgoing = tuple[bytes, FromCoordinator]
 """Identity of the member that a message is for, and the message."""
@@ -33,6 +39,13 @@ LEASE_S = 5.0
 """An engine that has sent nothing for this many seconds loses its rank to another that asks for it."""
 CONTEST_S = 1.0
 """An engine that sends something later than this after another has asked for its rank is alive (seconds)."""
+MAX_SERVERS = 1024
+"""Connected API servers, and the bound of their numbers; beyond it the one that has been silent for longest
+is dropped."""
+PAUSE_S = 1.0
+"""An API server whose queue was full gets its next updates after this time (seconds)."""
+MAX_REASON = 1000
+"""Maximum characters of a rejection."""
 
 
 @dataclass(slots=True)
@@ -48,16 +61,9 @@ class _Engine:
 @dataclass(slots=True)
 class _Server:
     index: int
-    sent_version: int = 0
+    sent_version: int = -1
     """Version of the state that it was sent last."""
-
-
-@dataclass(slots=True, frozen=True)
-class _MetricsEntry:
-    metrics: ProcessMetrics
-    by: bytes
-    """Identity of the API server that sent them; they are not sent back to it."""
-    version: int
+    paused_until: float = float("-inf")
 
 
 @dataclass(slots=True, frozen=True)
@@ -82,21 +88,20 @@ class CoordinatorState:
     _engines: dict[bytes, _Engine] = field(default_factory=dict)
     _holders: dict[int, bytes] = field(default_factory=dict)
     """Identity of each rank's engine."""
-    _contests: dict[bytes, float] = field(default_factory=dict)
-    """Engines that ask for a rank which another one has, and the time when they first did."""
+    _contests: dict[int, tuple[bytes, float]] = field(default_factory=dict)
+    """By rank: an engine that asks for it while another one has it, and the time when it first did."""
     _addresses: dict[int, _AddressEntry] = field(default_factory=dict)
     """Addresses of engines on other hosts by rank; empty ones after they left."""
     _servers: dict[bytes, _Server] = field(default_factory=dict)
-    _metrics: dict[tuple[str, int, int], _MetricsEntry] = field(default_factory=dict)
-    """By process, incarnation and epoch; those of ended processes stay."""
+    """The one that has been silent for longest first."""
+    _board: MetricsBoard = field(default_factory=MetricsBoard)
     _version: int = 0
     """Counts changes."""
-    _pushed: int = 0
-    """Version of the last update."""
     _pushed_at: float = float("-inf")
 
     def receive(self, identity: bytes, message: FromMember, now: float) -> list[Outgoing]:
-        """Handle a message of a member; returns the replies."""
+        """Handle a message of a member; returns the replies. Raises WireError for metrics that are invalid or
+        find no room."""
         match message:
             case EngineJoin():
                 return [(identity, reply) for reply in self._join_engine(identity, message, now)]
@@ -120,55 +125,88 @@ class CoordinatorState:
 
     def add_metrics(self, metrics: ProcessMetrics) -> None:
         """Metrics of the coordinator process itself."""
-        self._store_metrics(b"", metrics)
+        self._version += 1
+        self._board.offer(decode_snapshot(metrics.snapshot), metrics.snapshot, self._version)
 
     def _store_metrics(self, identity: bytes, metrics: ProcessMetrics) -> None:
-        key = metrics.process, metrics.incarnation, metrics.epoch
-        known = self._metrics.get(key)
-        if known is None or known.metrics.sequence < metrics.sequence:
+        try:
+            self._check_process(metrics)
+            self._post(identity, metrics)
+        except ValueError as error:
+            raise WireError(str(error)) from None
+
+    def _post(self, identity: bytes, metrics: ProcessMetrics) -> None:
+        """Raises ValueError."""
+        snapshot = decode_snapshot(metrics.snapshot)
+        if (snapshot.process, snapshot.incarnation) != (metrics.process, metrics.incarnation):
+            raise ValueError(f"metrics of {snapshot.process[:80]!r} under another name")
+        if self._board.add(snapshot, metrics.snapshot, self._version + 1, identity):
             self._version += 1
-            self._metrics[key] = _MetricsEntry(metrics, identity, self._version)
+
+    def _check_process(self, metrics: ProcessMetrics) -> None:
+        """Raises ValueError if the fleet has no such process."""
+        role, index = role_and_index(metrics.process)
+        if index >= (self.ranks if role == "engine" else MAX_SERVERS):
+            raise ValueError(f"metrics of {metrics.process}, which is no process of this fleet")
+        own = role != "engine" or index in self.local_ranks
+        if own and metrics.incarnation not in (self.incarnation, 0):
+            raise ValueError(f"metrics of {metrics.process} of another run of the head")
 
     # -- members come and go
 
     def _join_server(self, identity: bytes, join: ServerJoin) -> list[Outgoing]:
         if join.protocol != COORDINATOR_PROTOCOL_VERSION:
             return [(identity, _other_protocol(join.protocol))]
-        if identity in self._servers:
+        if join.server >= MAX_SERVERS:
+            return [(identity, JoinRejected(f"API servers are 0 to {MAX_SERVERS - 1}"))]
+        if join.incarnation != self.incarnation:
+            return [(identity, JoinRejected("it is not of this head's run"))]
+        known = self._servers.pop(identity, None)
+        self._servers[identity] = known or _Server(join.server)
+        if known is not None:
             return []
-        self._servers = {key: known for key, known in self._servers.items() if known.index != join.server}
-        server = self._servers[identity] = _Server(join.server)
-        return [(identity, JoinAccepted()), *self._updates_for(identity, server)]
+        if len(self._servers) > MAX_SERVERS:
+            del self._servers[next(iter(self._servers))]
+        return [(identity, JoinAccepted(self.incarnation))]
 
     def _join_engine(self, identity: bytes, join: EngineJoin, now: float) -> list[FromCoordinator]:
         known = self._engines.get(identity)
         if known is not None and known.join == join:
             known.last_seen = now
-            return [JoinAccepted()]
+            return [JoinAccepted(self.incarnation)]
         if join.protocol != COORDINATOR_PROTOCOL_VERSION:
             return [_other_protocol(join.protocol)]
         refusal = self._trait_mismatch(join) or self._rank_error(join)
         if refusal is not None:
-            return [JoinRejected(refusal)]
+            return [JoinRejected(refusal[:MAX_REASON])]
         holder = self._engines.get(self._holders.get(join.rank, b""))
         if holder is not None and holder.join.incarnation == join.incarnation:
             if holder.join.epoch > join.epoch:
                 return []  # a late message of a process that has ended
         elif holder is not None and now < holder.last_seen + LEASE_S:
-            began = self._contests.setdefault(identity, now)
-            if holder.last_seen <= began + CONTEST_S:
-                return []  # it is not known yet whether the holder is alive
-            del self._contests[identity]
-            return [
-                JoinRejected(
-                    f"rank {join.rank} is taken by {_where(holder.join)} (--data-parallel-start-rank)"
-                )
-            ]
+            return self._contest(identity, join, holder, now)
         self._admit(identity, join, now)
-        return [JoinAccepted()]
+        return [JoinAccepted(self.incarnation)]
+
+    def _contest(
+        self, identity: bytes, join: EngineJoin, holder: _Engine, now: float
+    ) -> list[FromCoordinator]:
+        """An engine asks for a rank that another one has: nothing until it is known whether that is alive."""
+        contender, began = self._contests.get(join.rank, (identity, now))
+        if contender != identity:
+            if now < began + LEASE_S:
+                return []
+            began = now  # the other one asks no more
+        self._contests[join.rank] = identity, began
+        if holder.last_seen <= began + CONTEST_S:
+            return []
+        del self._contests[join.rank]
+        where = _where(holder.join)
+        return [JoinRejected(f"rank {join.rank} is taken by {where} (--data-parallel-start-rank)")]
 
     def _admit(self, identity: bytes, join: EngineJoin, now: float) -> None:
-        self._contests.pop(identity, None)
+        self._contests.pop(join.rank, None)
+        self.remove_member(identity)  # under another rank
         self._engines.pop(self._holders.get(join.rank, b""), None)
         self._engines[identity] = _Engine(join, now)
         self._holders[join.rank] = identity
@@ -214,26 +252,27 @@ class CoordinatorState:
 
     # -- updates for API servers
 
-    def on_send_failed(self, identity: bytes) -> None:
-        """A message could not be sent to the API server: its next update has everything."""
+    def on_send_failed(self, identity: bytes, now: float) -> None:
+        """A message could not be sent to the API server: its next update, after a pause, has everything."""
         if identity in self._servers:
-            self._servers[identity].sent_version = 0
-            self._pushed = -1
+            server = self._servers[identity]
+            server.sent_version, server.paused_until = -1, now + PAUSE_S
 
     def take_updates(self, now: float) -> list[Outgoing]:
-        """Updates for every API server, if anything has changed and the last ones are ``interval_s`` old."""
-        if self._pushed == self._version or now < self._pushed_at + self.interval_s:
+        """Updates for every API server that lacks some, if the last ones are ``interval_s`` old."""
+        if now < self._pushed_at + self.interval_s:
             return []
-        self._pushed, self._pushed_at = self._version, now
-        return [
-            update
-            for identity, server in self._servers.items()
-            for update in self._updates_for(identity, server)
-        ]
+        updates: list[Outgoing] = []
+        for identity, server in self._servers.items():
+            if server.sent_version < self._version and now >= server.paused_until:
+                self._pushed_at = now
+                updates += self._updates_for(identity, server)
+        return updates
 
     def next_update_at(self) -> float | None:
         """When :meth:`take_updates` returns updates; None: not before something changes."""
-        return None if self._pushed == self._version else self._pushed_at + self.interval_s
+        lacking = [each.paused_until for each in self._servers.values() if each.sent_version < self._version]
+        return max(self._pushed_at + self.interval_s, min(lacking)) if lacking else None
 
     def _updates_for(self, identity: bytes, server: _Server) -> list[Outgoing]:
         engines = [
@@ -248,8 +287,8 @@ class CoordinatorState:
         ]
         updates += [(identity, FleetLoad(engines))] if engines else []
         updates += [
-            (identity, posted.metrics)
-            for posted in self._metrics.values()
+            (identity, posted.message())
+            for posted in self._board
             if posted.version > server.sent_version and posted.by != identity
         ]
         server.sent_version = self._version

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 
 from penstock.dispatch.engine_client import EngineClient
-from penstock.metrics.merge import merge_views, view_of
+from penstock.logging_setup import RateLimitedLog
+from penstock.metrics.board import Posted
 from penstock.metrics.snapshot import ProcessKey, Snapshot, decode_snapshot, encode_snapshot
 from penstock.wire.control import Launch
 from penstock.wire.coordination import (
@@ -25,6 +27,7 @@ from penstock.wire.messages import WireError, encode
 from penstock.wire.sockets import CoordinatorLink, server_identity
 
 log = logging.getLogger(__name__)
+_complain = RateLimitedLog(log, logging.ERROR)
 
 JOIN_INTERVAL_S = 1.0
 """Interval of repeated joins, which a restarted coordinator needs, and of this process's metrics. Also covers
@@ -34,7 +37,7 @@ missed edges of the link's edge-triggered descriptor."""
 class CoordinatorClient:
     """Lives as long as the API server; the coordinator may restart meanwhile.
 
-    Metrics of other processes go to ``engine_client.snapshots``.
+    Metrics of other processes go to ``engine_client.board``.
     """
 
     def __init__(self, launch: Launch, engine_client: EngineClient) -> None:
@@ -51,7 +54,9 @@ class CoordinatorClient:
         self._timer: asyncio.TimerHandle | None = None
         self._rejected = False
         self._sent_final: set[ProcessKey] = set()
-        """Ended processes whose final metrics were sent."""
+        """Ended engines whose final metrics were sent."""
+        self._to_repeat: deque[Posted] = deque()
+        """Entries of the board that a new coordinator is sent, as its queue takes them."""
         self._loop.add_reader(self._link.fd, self._receive)
         self._tick()
 
@@ -74,28 +79,33 @@ class CoordinatorClient:
             self._link.send(self._join)
             if self._snapshot is not None:
                 self._send_metrics(self._snapshot())
-            for snapshot in self._engine_client.ended_snapshots():
-                if snapshot.key not in self._sent_final:
-                    self._sent_final.add(snapshot.key)
-                    self._send_metrics(snapshot)
+            self._send_final_metrics()
+            self._repeat()
         self._receive()
 
+    def _send_final_metrics(self) -> None:
+        board, ended = self._engine_client.board, self._engine_client.ended_engines()
+        self._sent_final &= set(ended)
+        for key in ended:
+            if key not in self._sent_final and self._send(board.find(key)):
+                self._sent_final.add(key)
+
+    def _repeat(self) -> None:
+        while self._to_repeat and self._send(self._to_repeat[0]):
+            self._to_repeat.popleft()
+
+    def _send(self, posted: Posted) -> bool:
+        return self._link.send(encode(posted.message()))
+
     def _send_metrics(self, snapshot: Snapshot) -> None:
-        message = ProcessMetrics(
-            process=snapshot.process,
-            epoch=snapshot.epoch,
-            sequence=snapshot.sequence,
-            snapshot=encode_snapshot(snapshot),
-            incarnation=snapshot.incarnation,
-        )
-        self._link.send(encode(message))
+        self._send(Posted(snapshot.key, snapshot.sequence, encode_snapshot(snapshot)))
 
     def _receive(self) -> None:
         while (part := self._link.receive()) is not None:
             try:
                 self._on_message(part)
             except (WireError, ValueError) as error:
-                log.error("coordinator: %s", error)
+                _complain("coordinator", "coordinator: %.300s", error)
 
     def _on_message(self, part: bytes) -> None:
         message = decode_from_coordinator(part)
@@ -106,11 +116,10 @@ class CoordinatorClient:
                 for load in message.engines:
                     self._engine_client.on_load(load)
             case ProcessMetrics():
-                snapshot = decode_snapshot(message.snapshot)
-                self._engine_client.snapshots = merge_views(self._engine_client.snapshots, view_of(snapshot))
+                self._engine_client.board.offer(decode_snapshot(message.snapshot), message.snapshot)
             case JoinAccepted():
-                for snapshot in self._engine_client.snapshots.values():
-                    self._send_metrics(snapshot)
+                self._to_repeat = deque(self._engine_client.board)
+                self._repeat()
             case Rejoin():
                 self._link.send(self._join)
             case JoinRejected():

@@ -12,8 +12,8 @@ from penstock.dispatch.connections import Connections, EngineState
 from penstock.dispatch.engine_rpc import Calls
 from penstock.dispatch.load_balancer import LoadBalancer, affinity_keys
 from penstock.dispatch.resumption import Resumption
-from penstock.metrics.merge import merge_views, view_of
-from penstock.metrics.snapshot import ProcessKey, Snapshot, decode_snapshot, process_name, role_of
+from penstock.metrics.board import MetricsBoard
+from penstock.metrics.snapshot import ProcessKey, decode_snapshot, process_name, role_of
 from penstock.streaming.engine_faults import INVALID_METRICS, UNREADABLE, EngineFaults
 from penstock.streaming.output_processor import NO_ENGINE, OutputProcessor
 from penstock.streaming.request_states import StreamState
@@ -85,8 +85,8 @@ class EngineClient:
         self.streams: OutputProcessor | None = None
         """Set by :meth:`open`."""
         self.calls = Calls(self._send_call)
-        self.snapshots: dict[ProcessKey, Snapshot] = {}
-        """The latest metrics of every start of every other process."""
+        self.board = MetricsBoard(for_totals=True)
+        """The metrics of every other process."""
         self.faults = EngineFaults()
         self.frames_received = 0
         self.frames_merged = 0
@@ -338,20 +338,16 @@ class EngineClient:
         except ValueError as error:
             self.faults.record(engine.rank, INVALID_METRICS, "%.300s", error)
             return
-        self.snapshots = merge_views(self.snapshots, view_of(snapshot))
+        self.board.offer(snapshot, message.snapshot)
 
-    def ended_snapshots(self) -> list[Snapshot]:
-        """The latest snapshots of engine processes that have ended."""
+    def ended_engines(self) -> list[ProcessKey]:
+        """The engine processes on the board that have ended."""
         alive = {
             (process_name("engine", engine.rank), engine.incarnation, engine.epoch)
             for engine in self.engines
             if engine.up
         }
-        return [
-            snapshot
-            for key, snapshot in self.snapshots.items()
-            if key not in alive and role_of(snapshot.process) == "engine"
-        ]
+        return [key for key in self.board.starts() if key not in alive and role_of(key[0]) == "engine"]
 
     def on_load(self, load: EngineLoad) -> None:
         """The coordinator sent one engine's load."""

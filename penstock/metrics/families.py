@@ -305,6 +305,13 @@ GC_FREED = _counter(
     "penstock:gc_freed_objects", "objects", ("process", "generation"), "Objects freed by garbage collection."
 )
 
+MESSAGES_REFUSED = _counter(
+    "penstock:coordinator_messages_refused",
+    "messages",
+    ("process",),
+    "Messages of engines and API servers that the coordinator could not use.",
+)
+
 METRIC_FAMILIES: dict[str, MetricFamily] = {
     family.name: family for family in tuple(globals().values()) if isinstance(family, MetricFamily)
 }

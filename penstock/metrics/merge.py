@@ -1,8 +1,4 @@
-"""Merges the snapshots of all processes into the counters, histograms and gauges of the whole deployment.
-
-Of each start of a process (incarnation and epoch) the latest snapshot is kept, also after the process has
-ended. So totals never go backwards, and the order, route and repetition of snapshots do not matter.
-"""
+"""Adds up the snapshots of all processes to the counters, histograms and gauges of the whole deployment."""
 
 from __future__ import annotations
 
@@ -13,52 +9,61 @@ from penstock.metrics.families import METRIC_FAMILIES, MetricKind
 from penstock.metrics.snapshot import Distribution, Labels, ProcessKey, Snapshot, Value
 
 View: TypeAlias = Mapping[ProcessKey, Snapshot]
-"""The latest snapshot of each known start of a process."""
+"""The latest snapshot of each known start of a process, and sums over starts. Starts of one process that are
+of several incarnations are in the order in which they were heard of."""
 
 Totals: TypeAlias = dict[str, dict[Labels, Value]]
 """Values by family and labels."""
 
 
-def merge_views(*views: View) -> dict[ProcessKey, Snapshot]:
-    """The union of views, with the latest snapshot of each start of a process.
-
-    Commutative, associative and idempotent. No counter's total is less than in any of the views.
-    """
-    merged: dict[ProcessKey, Snapshot] = {}
-    for view in views:
-        for key, snapshot in view.items():
-            known = merged.get(key)
-            if known is None or known.sequence < snapshot.sequence:
-                merged[key] = snapshot
-    return merged
-
-
 def view_of(*snapshots: Snapshot) -> dict[ProcessKey, Snapshot]:
-    """A view of these snapshots."""
-    return merge_views(*({snapshot.key: snapshot} for snapshot in snapshots))
+    """A view of these snapshots, of which the last one of each start counts."""
+    view: dict[ProcessKey, Snapshot] = {}
+    for snapshot in snapshots:
+        known = view.get(snapshot.key)
+        if known is None or known.sequence < snapshot.sequence:
+            view[snapshot.key] = snapshot
+    return view
 
 
 def totals(view: View) -> Totals:
     """Sums of counters and histograms over all starts of all processes, and of gauges over each process's
-    last start, by family and labels."""
-    last: dict[str, ProcessKey] = {}
-    for key in view:
-        last[key[0]] = max(key, last.get(key[0], key))
+    current start, by family and labels."""
+    current = _current_starts(view)
     found: Totals = {}
-    for key, snapshot in sorted(view.items()):
-        alive = key == last[key[0]]
+    for key, snapshot in view.items():
+        alive = current.get(key[0]) == key
         for each in snapshot.series:
             if alive or METRIC_FAMILIES[each.family].kind is not MetricKind.GAUGE:
                 values = found.setdefault(each.family, {})
                 before = values.get(each.labels)
-                values[each.labels] = each.value if before is None else _sum(before, each.value)
+                values[each.labels] = each.value if before is None else sum_of(before, each.value)
     return found
 
 
-def _sum(a: Value, b: Value) -> Value:
+def _current_starts(view: View) -> dict[str, ProcessKey]:
+    """By process: of one incarnation the start of the last epoch, of several the one heard of last."""
+    current: dict[str, ProcessKey] = {}
+    for key, snapshot in view.items():
+        known = current.get(key[0], key)
+        if not snapshot.covers and (known[1] != key[1] or known[2] <= key[2]):
+            current[key[0]] = key
+    return current
+
+
+def sum_of(a: Value, b: Value) -> Value:
     """The sum of two values of one family."""
     if isinstance(a, Distribution):
         assert isinstance(b, Distribution)
         return a + b
     assert not isinstance(b, Distribution)
     return a + b
+
+
+def greater_of(a: Value, b: Value) -> Value:
+    """The greater of two values of one family; of histograms, bucket by bucket."""
+    if isinstance(a, Distribution):
+        assert isinstance(b, Distribution)
+        return Distribution(tuple(map(max, a.counts, b.counts)), max(a.total, b.total))
+    assert not isinstance(b, Distribution)
+    return max(a, b)

@@ -1,4 +1,4 @@
-"""The snapshot of a process's metrics, as it is sent to others (:mod:`penstock.metrics.merge` adds them up).
+"""The snapshot of a process's metrics, as it is sent to others (:mod:`penstock.metrics.board` keeps them).
 
 A snapshot is cumulative since the start of its process. ``incarnation`` is the run of its supervisor,
 ``epoch`` counts restarts within that run.
@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from penstock.metrics.families import GC_FREED, GC_PAUSE, METRIC_FAMILIES, RESTARTS, MetricFamily, MetricKind
 from penstock.metrics.gc_policy import GcPauses
+from penstock.wire.messages import Count, Incarnation
 
 if TYPE_CHECKING:  # numpy, which the supervisor does without
     from penstock.metrics.histogram import Histogram
@@ -37,7 +38,8 @@ class Distribution(msgspec.Struct, array_like=True, frozen=True):
 Value: TypeAlias = float | Distribution
 
 ProcessKey: TypeAlias = tuple[str, int, int]
-"""Process, incarnation and epoch: identifies one start of a process; a later start has a greater key."""
+"""Process, incarnation and epoch: one start of a process. Within an incarnation, the later start has the
+greater epoch."""
 
 
 class Series(msgspec.Struct, array_like=True, frozen=True):
@@ -52,14 +54,18 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True):
     """All series of one process. ``sequence`` increases within an epoch."""
 
     process: str
-    epoch: Annotated[int, Meta(ge=0)]
+    epoch: Count
     sequence: Annotated[int, Meta(ge=0)]
     series: list[Series]
-    incarnation: Annotated[int, Meta(ge=0)] = 0
+    incarnation: Incarnation = 0
+    covers: dict[Incarnation, Count] = {}
+    """Not empty: this is the sum of earlier starts of the process, without gauges. By incarnation, the last
+    epoch in it."""
 
     @property
     def key(self) -> ProcessKey:
-        return self.process, self.incarnation, self.epoch
+        """That of a sum is no start's."""
+        return (self.process, -1, -1) if self.covers else (self.process, self.incarnation, self.epoch)
 
 
 def process_name(role: str, index: int) -> str:

@@ -27,8 +27,20 @@ import msgspec
 from msgspec import Meta
 
 from penstock.wire.messages import Count, Incarnation, WireError, decoded
+from penstock.wire.sockets import engine_identity, is_ip_address, server_identity
 
 COORDINATOR_PROTOCOL_VERSION = 1
+
+MAX_SNAPSHOT_BYTES = 1 << 18
+"""Maximum size of ProcessMetrics.snapshot; that of an engine has about 5 kB."""
+MAX_MEMBER_BYTES = MAX_SNAPSHOT_BYTES + 1024
+"""Maximum size of a member's message."""
+MAX_TRAITS = 64
+MAX_ACCEPTED = 2 * 1024
+"""Maximum numbers in EngineReport.accepted."""
+ProcessName: TypeAlias = Annotated[str, Meta(max_length=64)]
+Address: TypeAlias = Annotated[str, Meta(max_length=128)]
+Trait: TypeAlias = Annotated[str, Meta(max_length=1024)]
 
 
 class JoinRejectedError(Exception):
@@ -45,9 +57,9 @@ class EngineJoin(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
     rank: Count
     epoch: Count
     incarnation: Incarnation = 0
-    address: str = ""
+    address: Address = ""
     """Address for API servers; empty for an engine on their host, whose address they know."""
-    traits: dict[str, str] = {}
+    traits: Annotated[dict[Trait, Trait], Meta(max_length=MAX_TRAITS)] = {}
     """Properties that must be equal in all engines of a fleet, by name."""
 
 
@@ -69,7 +81,7 @@ class EngineReport(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False
     waiting: Count
     running: Count
     kv_used_permille: Annotated[int, Meta(ge=0, le=1000)]
-    accepted: list[Count]
+    accepted: Annotated[list[Count], Meta(max_length=MAX_ACCEPTED)]
     """Flat pairs: API server, and Submits taken from its connection."""
 
 
@@ -83,10 +95,10 @@ class ProcessMetrics(msgspec.Struct, array_like=True, frozen=True, tag=5, gc=Fal
     API servers send their own once a second, and the final ones of engines that have ended.
     """
 
-    process: str
+    process: ProcessName
     epoch: Count
     sequence: Annotated[int, Meta(ge=0)]
-    snapshot: bytes
+    snapshot: Annotated[bytes, Meta(max_length=MAX_SNAPSHOT_BYTES)]
     """An encoded :class:`penstock.metrics.snapshot.Snapshot`."""
     incarnation: Incarnation = 0
 
@@ -97,6 +109,9 @@ class ProcessMetrics(msgspec.Struct, array_like=True, frozen=True, tag=5, gc=Fal
 class JoinAccepted(msgspec.Struct, array_like=True, frozen=True, tag=19, gc=False):
     """The receiver is a member from here on. An API server sends the metrics of ended processes that it
     has: the coordinator may be new."""
+
+    incarnation: Incarnation = 0
+    """The head's, which its API servers share."""
 
 
 class EngineLoad(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -135,7 +150,7 @@ class EngineAddress(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=Fal
     rank: Count
     epoch: Count
     incarnation: Incarnation
-    address: str
+    address: Address
     """Empty: the engine has left."""
 
 
@@ -147,13 +162,38 @@ _from_coordinator: msgspec.msgpack.Decoder[FromCoordinator] = msgspec.msgpack.De
 
 
 def decode_from_member(part: bytes) -> FromMember:
-    """Raises WireError."""
+    """Raises WireError, also for fields out of bounds."""
+    if len(part) > MAX_MEMBER_BYTES:
+        raise WireError(f"a message of {len(part)} bytes, at most {MAX_MEMBER_BYTES} are taken")
     message = decoded(_from_member, part, "to a coordinator")
     if isinstance(message, EngineReport) and len(message.accepted) % 2:
         raise WireError(f"EngineReport.accepted has {len(message.accepted)} numbers, not pairs")
+    if isinstance(message, EngineJoin) and message.address:
+        _check_address("EngineJoin", message.address)
     return message
 
 
 def decode_from_coordinator(part: bytes) -> FromCoordinator:
-    """Raises WireError."""
-    return decoded(_from_coordinator, part, "of a coordinator")
+    """Raises WireError, also for fields out of bounds."""
+    message = decoded(_from_coordinator, part, "of a coordinator")
+    if isinstance(message, EngineAddress) and message.address:
+        _check_address("EngineAddress", message.address)
+    return message
+
+
+def _check_address(message: str, address: str) -> None:
+    if not is_ip_address(address):
+        raise WireError(f"{message}.address is {address!r}, not tcp://, an IP address and a port")
+
+
+def check_identity(identity: bytes, message: FromMember) -> None:
+    """Raises WireError unless a join is that of the member with this ZMQ identity."""
+    match message:
+        case EngineJoin():
+            own = engine_identity(message.rank, message.epoch, message.incarnation)
+        case ServerJoin():
+            own = server_identity(message.server, message.epoch, message.incarnation)
+        case _:
+            return
+    if identity != own:
+        raise WireError(f"{type(message).__name__} of {own.decode()}, not of this peer")

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from typing import Any
 
 import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
+from penstock.logging_setup import RateLimitedLog
+from penstock.wire.handshakes import HandshakeLimit
+
 log = logging.getLogger(__name__)
 
-REFUSAL_LOG_INTERVAL_S = 60.0
-"""Minimum time between log lines on refused peers; each line has their count."""
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 """Where ZMQ sends authentication requests, within a context; their format is in ZeroMQ RFC 27."""
 HANDSHAKE_FAILURES = (
@@ -26,6 +26,9 @@ HANDSHAKE_FAILURES = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+_EVENTS_PER_TURN = 64
+"""Events read before excess connections are closed: a flood must not put that off."""
+_GUARD_EVENTS = HANDSHAKE_FAILURES | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
 
 class ClusterKey:
@@ -62,7 +65,8 @@ class ClusterKey:
 
 
 class ZapAuthenticator:
-    """Answers ZMQ's authentication requests, and logs refused peers.
+    """Answers ZMQ's authentication requests, logs refused peers, and bounds how many are not authenticated
+    yet.
 
     Runs a thread, since a handshake must not wait for an engine's step. The thread sleeps between handshakes
     and ends with the context of its socket.
@@ -73,10 +77,16 @@ class ZapAuthenticator:
         self._zap: zmq.Socket[bytes] = socket.context.socket(zmq.REP)
         self._zap.setsockopt(zmq.LINGER, 0)
         self._zap.bind(_ZAP_ADDRESS)
-        self._monitor = socket.get_monitor_socket(HANDSHAKE_FAILURES)
-        self._refused = 0
-        self._logged_at = float("-inf")
+        self._monitor = socket.get_monitor_socket(_GUARD_EVENTS)
+        self._handshakes = HandshakeLimit()
+        self._log = RateLimitedLog(log)
+        self._disconnects = 0
         threading.Thread(target=self._run, name="guard", daemon=True).start()
+
+    @property
+    def disconnects(self) -> int:
+        """Connections that have ended so far."""
+        return self._disconnects
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -88,7 +98,7 @@ class ZapAuthenticator:
                     if socket is self._zap:
                         self._answer(self._zap.recv_multipart())
                     else:
-                        self._on_monitor_event(self._monitor.recv_multipart())
+                        self._read_monitor()
         except zmq.ContextTerminated:
             self._zap.close()
             self._monitor.close()
@@ -99,20 +109,29 @@ class ZapAuthenticator:
         status = (b"200", b"") if known else (b"400", b"not the fleet's key")
         self._zap.send_multipart([request[0], request[1], *status, b"", b""])
 
-    def _on_monitor_event(self, message: list[bytes]) -> None:
-        """Counts a refused peer, and logs the count unless that was done recently."""
-        event = parse_monitor_message(message)
-        if not event["event"] & HANDSHAKE_FAILURES:
-            return
-        self._refused += 1
-        now = time.monotonic()
-        if now >= self._logged_at + REFUSAL_LOG_INTERVAL_S:
-            log.warning(
-                "refused %d connections to %s: no peers, or with another --cluster-key-file",
-                self._refused,
-                event["endpoint"].decode(errors="replace"),
-            )
-            self._refused, self._logged_at = 0, now
+    def _read_monitor(self) -> None:
+        """Reads the pending events first, so that a descriptor whose number was reused is not mistaken."""
+        for _ in range(_EVENTS_PER_TURN):
+            if not self._monitor.poll(0):
+                break
+            self._on_event(parse_monitor_message(self._monitor.recv_multipart()))
+        if closed := self._handshakes.close_excess():
+            self._log("excess", "too many connections without a key: the oldest are closed, here %d", closed)
+
+    def _on_event(self, event: Any) -> None:
+        match event["event"]:
+            case zmq.EVENT_ACCEPTED:
+                self._handshakes.on_accepted(event["value"])
+            case zmq.EVENT_DISCONNECTED:
+                self._disconnects += 1
+                self._handshakes.on_closed(event["value"])
+            case kind if kind & HANDSHAKE_FAILURES:
+                address = event["endpoint"].decode(errors="replace")
+                self._log(
+                    "refused",
+                    "refused a connection to %s: no peer, or one with another --cluster-key-file",
+                    address,
+                )
 
 
 def read_monitor_events(monitor: zmq.Socket[Any], events: int) -> int:

@@ -8,14 +8,16 @@ reconnects. Sockets are used synchronously: receive until EAGAIN; a send that wo
 
 On one host addresses are ipc://, in the run directory, whose mode is 0700. Between hosts they are tcp://,
 with CURVE (:mod:`.curve`), and with heartbeats, since a host that loses its network closes no connection.
+What a peer without the key can make a listening process hold is bounded: connections (:mod:`.handshakes`),
+and the size of a part, so that long messages cross in pieces (:mod:`.parts`).
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import secrets
 import socket
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,8 @@ from typing import cast
 
 import zmq
 
-from penstock.wire.curve import HANDSHAKE_FAILURES, ClusterKey, read_monitor_events
+from penstock.wire.curve import HANDSHAKE_FAILURES, ClusterKey, ZapAuthenticator, read_monitor_events
+from penstock.wire.parts import PIECE_BYTES, cut, joined
 
 MEMBER_SEND_HWM = 64
 """Messages that a member queues for a coordinator that is away; later ones are dropped."""
@@ -43,9 +46,11 @@ CONNECT_TIMEOUT_MS = 3000
 RECONNECT_NEVER_MS = 3_600_000
 """ZMQ's reconnect interval; the link is closed long before. With -1, ZMQ's value for never, it would discard
 what was received before the connection broke."""
-MAX_MESSAGE_BYTES = 1 << 28
-"""Maximum message size over tcp; a larger one is invalid."""
-_TCP = re.compile(r"tcp://(?P<host>[^\s/:\[\]]+|\[[0-9A-Fa-f:.%\w]+\]):(?P<port>[0-9]+)")
+MAX_PART_BYTES = PIECE_BYTES + 256
+"""Maximum size of a part over tcp, with CURVE's 33 bytes; a peer that announces more is disconnected."""
+HANDSHAKE_MS = 10_000
+"""Maximum time from a tcp connection to the end of its handshake."""
+_TCP = re.compile(r"tcp://(?P<host>[^\s/:\[\]]+|\[[0-9A-Fa-f:.%\w]+\]):(?P<port>[0-9]{1,5})", re.ASCII)
 
 
 def engine_address(run_dir: str, rank: int) -> str:
@@ -83,6 +88,19 @@ def host_and_port(address: str) -> tuple[str, int] | None:
     return None if match is None else (match["host"].strip("[]"), int(match["port"]))
 
 
+def is_ip_address(address: str) -> bool:
+    """Whether this is a tcp:// address with the number of a host, not a name, which ZMQ would resolve while
+    all its connections wait."""
+    host_port = host_and_port(address)
+    if host_port is None or not 0 < host_port[1] < 1 << 16:
+        return False
+    try:
+        ipaddress.ip_address(host_port[0])
+    except ValueError:
+        return False
+    return True
+
+
 def resolve_address(address: str) -> str:
     """A tcp:// address with its host name resolved, so that it can be bound. Raises OSError."""
     host_port = host_and_port(address)
@@ -99,9 +117,9 @@ def tcp_address(host: str, port: int | str) -> str:
 
 
 def new_incarnation() -> int:
-    """A unique number for one run of a supervisor: milliseconds since 1970 and 12 random bits, so that a
-    later run has a higher number. Epochs are counted within it."""
-    return time.time_ns() // 1_000_000 << 12 | secrets.randbits(12)
+    """A random number for one run of a supervisor. Epochs are counted within it. It says nothing about time:
+    clocks may be set back between two runs."""
+    return 1 + secrets.randbits(63 - 1)
 
 
 def engine_identity(rank: int, epoch: int, incarnation: int = 0) -> bytes:
@@ -119,10 +137,13 @@ class PeerGone(ConnectionError):
 class RouterSocket:
     """The ROUTER socket of an engine or the coordinator, which addresses its peers by identity."""
 
-    def __init__(self, *addresses: str, key: ClusterKey | None = None) -> None:
+    def __init__(
+        self, *addresses: str, key: ClusterKey | None = None, receive_queue: int | None = None
+    ) -> None:
         """Binds ``addresses``; the port of a tcp:// address may be "*". Raises zmq.ZMQError on failure.
 
         With ``key``, which tcp:// requires, only peers with the same key are accepted, on every address.
+        ``receive_queue``: messages received from one peer that may wait here; None: any number.
         """
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -132,9 +153,12 @@ class RouterSocket:
         self._socket.setsockopt(zmq.SNDHWM, FRAMES_IN_FLIGHT)
         self._socket.setsockopt(zmq.RCVHWM, MESSAGES_RECEIVED_AHEAD)
         self._socket.setsockopt(zmq.LINGER, 1000)
+        if receive_queue is not None:
+            self._socket.setsockopt(zmq.RCVHWM, receive_queue)
+        self._guard: ZapAuthenticator | None = None
         try:
             if key is not None:
-                key.secure_server(self._socket)
+                self._guard = key.secure_server(self._socket)
             for address in addresses:
                 if address.startswith("tcp:"):
                     assert key is not None
@@ -169,12 +193,17 @@ class RouterSocket:
             identity, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        return identity, parts
+        return identity, joined(parts)
+
+    @property
+    def disconnects(self) -> int:
+        """How many connections have ended. Counted only with a key."""
+        return 0 if self._guard is None else self._guard.disconnects
 
     def send(self, identity: bytes, parts: list[bytes]) -> bool:
         """Sends without blocking; False if the peer's queue is full. Raises PeerGone."""
         try:
-            self._socket.send_multipart([identity, *parts], zmq.NOBLOCK)
+            self._socket.send_multipart([identity, *cut(parts)], zmq.NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -238,12 +267,12 @@ class EngineLink:
 
     def send(self, parts: list[bytes]) -> None:
         """Queues one or more messages as one ZMQ message."""
-        self._socket.send_multipart(parts, zmq.NOBLOCK)
+        self._socket.send_multipart(cut(parts), zmq.NOBLOCK)
 
     def receive(self) -> list[bytes] | None:
         """The parts of one ZMQ message, or None if none waits."""
         try:
-            return self._socket.recv_multipart(zmq.NOBLOCK)
+            return joined(self._socket.recv_multipart(zmq.NOBLOCK))
         except zmq.Again:
             return None
 
@@ -320,7 +349,7 @@ class CoordinatorLink:
     def send(self, part: bytes) -> bool:
         """Sends without blocking. False: the queue is full, and the message is dropped."""
         try:
-            self._socket.send(part, zmq.NOBLOCK)
+            self._socket.send_multipart(cut([part]), zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -328,7 +357,7 @@ class CoordinatorLink:
     def receive(self) -> bytes | None:
         """One message, or None if none waits."""
         try:
-            return self._socket.recv(zmq.NOBLOCK)
+            return b"".join(self._socket.recv_multipart(zmq.NOBLOCK))
         except zmq.Again:
             return None
 
@@ -345,4 +374,5 @@ def _set_tcp_options(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_PART_BYTES)

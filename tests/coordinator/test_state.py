@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.coordinator.state import LEASE_S, CoordinatorState, Outgoing
+import msgspec
+import pytest
+
+from penstock.coordinator.state import LEASE_S, MAX_SERVERS, PAUSE_S, CoordinatorState, Outgoing
+from penstock.metrics import families as f
+from penstock.metrics.board import KEPT_STARTS
+from penstock.metrics.merge import totals, view_of
+from penstock.metrics.snapshot import Series, Snapshot, decode_snapshot, encode_snapshot
 from penstock.wire.coordination import (
     COORDINATOR_PROTOCOL_VERSION,
     EngineAddress,
@@ -17,6 +24,7 @@ from penstock.wire.coordination import (
     Rejoin,
     ServerJoin,
 )
+from penstock.wire.messages import WireError
 
 ENGINE, SERVER = (
     EngineJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0),
@@ -48,6 +56,7 @@ def test_an_api_server_without_submits_has_none_accepted() -> None:
 
 def test_news_are_told_once_and_not_too_often() -> None:
     known = board()
+    assert known.take_updates(0.0) == []
     assert known.next_update_at() is None
     known.receive(b"engine", BUSY, 0.0)
     assert known.take_updates(10.0)
@@ -70,22 +79,23 @@ def test_only_engines_that_changed_are_told() -> None:
     assert [engine.rank for engine in news.engines] == [1]
 
 
-def test_an_api_server_that_joins_late_is_told_everything_at_once() -> None:
+def test_an_api_server_that_joins_late_is_told_everything() -> None:
     known = board()
     known.receive(b"engine", BUSY, 0.0)
     known.take_updates(0.0)
-    assert known.receive(b"late", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 3, 0), 0.0) == [
-        (b"late", JoinAccepted()),
-        (b"late", FleetLoad([EngineLoad(0, 0, 7, 2, 5, 125, 9)])),
-    ]
+    late = ServerJoin(COORDINATOR_PROTOCOL_VERSION, 3, 0)
+    assert known.receive(b"late", late, 0.0) == [(b"late", JoinAccepted())]
+    assert known.take_updates(1.0) == [(b"late", FleetLoad([EngineLoad(0, 0, 7, 2, 5, 125, 9)]))]
 
 
 def test_what_could_not_be_sent_is_told_again() -> None:
     known = board()
     known.receive(b"engine", BUSY, 0.0)
     told = known.take_updates(0.0)
-    known.on_send_failed(b"server")
-    assert known.take_updates(1.0) == told
+    known.on_send_failed(b"server", 0.0)
+    assert known.take_updates(PAUSE_S / 2) == []
+    assert known.next_update_at() == PAUSE_S
+    assert known.take_updates(PAUSE_S) == told
 
 
 def test_an_api_server_that_joins_again_is_told_nothing_twice() -> None:
@@ -101,6 +111,7 @@ def test_a_successor_takes_its_predecessors_place() -> None:
     known.receive(b"engine", BUSY, 0.0)
     known.receive(b"engine again", EngineJoin(COORDINATOR_PROTOCOL_VERSION, 0, 1), 0.0)
     assert known.receive(b"engine", BUSY, 0.0) == [(b"engine", Rejoin())]
+    known.remove_member(b"server")
     known.receive(b"server again", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 1), 0.0)
     known.receive(b"engine again", EngineReport(0, 0, 0, 0, []), 0.0)
     assert known.take_updates(0.0) == [(b"server again", FleetLoad([EngineLoad(0, 1, 0, 0, 0, 0, 0)]))]
@@ -130,34 +141,90 @@ def test_another_protocol_is_refused_by_its_version() -> None:
 # -- metrics
 
 
+def metrics_of(
+    process: str, epoch: int, sequence: int, incarnation: int = 0, tokens: int = 1
+) -> ProcessMetrics:
+    series = [Series(f.DELIVERED.name, ("1",), tokens)]
+    snapshot = Snapshot(process, epoch, sequence, series, incarnation)
+    return ProcessMetrics(process, epoch, sequence, encode_snapshot(snapshot), incarnation)
+
+
 def test_metrics_go_to_all_other_api_servers() -> None:
     known = board()
     known.receive(b"other", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 2, 0), 0.0)
-    metrics = ProcessMetrics("api-server 1", 0, 5, b"...")
+    metrics = metrics_of("api-server 1", 0, 5)
     known.receive(b"server", metrics, 0.0)
     assert known.take_updates(0.0) == [(b"other", metrics)]
     known.receive(b"server", metrics, 0.0)
     assert known.take_updates(1.0) == [], "it is the same"
-    later = ProcessMetrics("api-server 1", 0, 6, b"...")
+    later = metrics_of("api-server 1", 0, 6)
     known.receive(b"server", later, 0.0)
     assert known.take_updates(2.0) == [(b"other", later)]
 
 
 def test_metrics_of_the_dead_stay() -> None:
     known = board()
-    metrics = ProcessMetrics("api-server 1", 0, 5, b"...")
+    metrics = metrics_of("api-server 1", 0, 5)
     known.receive(b"server", metrics, 0.0)
     known.remove_member(b"server")
-    assert known.receive(b"server again", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 1), 0.0) == [
-        (b"server again", JoinAccepted()),
-        (b"server again", metrics),
-    ]
+    known.receive(b"server again", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 1), 0.0)
+    assert known.take_updates(0.0) == [(b"server again", metrics)]
+
+
+def test_metrics_of_many_restarts_become_one_sum() -> None:
+    known = board()
+    for epoch in range(500):
+        known.receive(b"server", metrics_of("api-server 1", epoch, 5, tokens=10), 0.0)
+    known.receive(b"other", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 2, 0), 0.0)
+    told = [message for identity, message in known.take_updates(0.0) if identity == b"other"]
+    snapshots = [decode_snapshot(message.snapshot) for message in told if isinstance(message, ProcessMetrics)]
+    assert len(snapshots) == 1 + KEPT_STARTS
+    assert totals(view_of(*snapshots))[f.DELIVERED.name] == {("1",): 5000}
+
+
+def test_invented_processes_find_no_room() -> None:
+    known = board()
+    for process in ("stranger 1", "engine 99999", "engine 01", "engine", "engine -1", "api-server 1 "):
+        with pytest.raises(WireError, match="no process"):
+            known.receive(b"server", metrics_of(process, 0, 1), 0.0)
+    few = CoordinatorState(ranks=2, incarnation=7)
+    few.receive(b"server", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 0, 7), 0.0)
+    with pytest.raises(WireError, match="engine 2, which is no process of this fleet"):
+        few.receive(b"server", metrics_of("engine 2", 0, 1), 0.0)
+    with pytest.raises(WireError, match="another run of the head"):
+        few.receive(b"server", metrics_of("api-server 2", 0, 1, 8), 0.0)
+    few.receive(b"server", metrics_of("engine 1", 0, 1, 8), 0.0)
+    with pytest.raises(WireError, match="under another name"):
+        known.receive(
+            b"server", msgspec.structs.replace(metrics_of("engine 1", 0, 1), process="engine 2"), 0.0
+        )
+    with pytest.raises(WireError, match="not a snapshot"):
+        known.receive(b"server", ProcessMetrics("engine 1", 0, 1, b"\xff"), 0.0)
 
 
 def test_metrics_of_strangers_make_them_join() -> None:
     assert CoordinatorState().receive(b"server", ProcessMetrics("api-server 1", 0, 5, b""), 0.0) == [
         (b"server", Rejoin())
     ]
+
+
+def test_api_servers_of_another_run_are_refused() -> None:
+    known = CoordinatorState(incarnation=7)
+    assert "run" in refusal(known.receive(b"old", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 0, 6), 0.0))
+    accepted = known.receive(b"own", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 0, 7), 0.0)
+    assert accepted == [(b"own", JoinAccepted(7))]
+
+
+def test_members_are_bounded_and_those_that_speak_stay() -> None:
+    known = board()
+    for number in range(3 * MAX_SERVERS):
+        known.receive(b"%d" % number, ServerJoin(COORDINATOR_PROTOCOL_VERSION, number % 7, number), 0.0)
+        if number % 100 == 0:
+            assert known.receive(b"server", SERVER, 0.0) == []
+    assert len(known._servers) == MAX_SERVERS
+    for number in range(1000):
+        known.receive(b"%d" % number, remote(0, 1000 + number), 0.0)
+    assert len(known._contests) == 1
 
 
 # -- engines of other hosts
@@ -185,8 +252,8 @@ def test_api_servers_are_told_where_engines_are() -> None:
     assert known.take_updates(0.0) == [(b"server", place_of(remote(1, 7)))]
     assert known.receive(b"far", remote(1, 7), 1.0) == [(b"far", JoinAccepted())]
     assert known.take_updates(1.0) == [], "it says every second that it is there"
-    answers = known.receive(b"late", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 3, 0), 2.0)
-    assert answers == [(b"late", JoinAccepted()), (b"late", place_of(remote(1, 7)))]
+    known.receive(b"late", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 3, 0), 2.0)
+    assert known.take_updates(2.0) == [(b"late", place_of(remote(1, 7)))]
 
 
 def test_api_servers_are_told_that_one_has_left() -> None:
@@ -240,7 +307,7 @@ def test_the_heads_own_ranks_are_no_one_elses() -> None:
     reason = refusal(known.receive(b"far", remote(1, 8), 0.0))
     assert "rank 1 is one of the head's own, which are 0 to 1" in reason
     assert known.receive(b"own", EngineJoin(COORDINATOR_PROTOCOL_VERSION, 1, 0, 7), 0.0) == [
-        (b"own", JoinAccepted())
+        (b"own", JoinAccepted(7))
     ]
 
 

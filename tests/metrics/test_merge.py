@@ -1,4 +1,4 @@
-"""Views of a fleet: whatever way snapshots travel, their sums are the same and never go backwards."""
+"""Totals over a fleet's processes, and the format of their snapshots."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.metrics import families as f
-from penstock.metrics.merge import merge_views, totals, view_of
+from penstock.metrics.merge import totals, view_of
 from penstock.metrics.snapshot import (
     MAX_LABEL_LENGTH,
     MAX_SNAPSHOT_BYTES,
     Distribution,
-    ProcessKey,
     Series,
     Snapshot,
     decode_snapshot,
@@ -45,43 +44,6 @@ def snapshot(process: int, epoch: int, sequence: int, incarnation: int = 0) -> S
 
 
 snapshots = st.builds(snapshot, st.integers(0, 2), st.integers(0, 2), st.integers(0, 20))
-views = st.lists(snapshots, max_size=8).map(lambda some: view_of(*some))
-
-
-@given(views, views)
-def test_merging_is_commutative(a: dict[ProcessKey, Snapshot], b: dict[ProcessKey, Snapshot]) -> None:
-    assert merge_views(a, b) == merge_views(b, a)
-
-
-@given(views, views, views)
-def test_merging_is_associative(
-    a: dict[ProcessKey, Snapshot],
-    b: dict[ProcessKey, Snapshot],
-    c: dict[ProcessKey, Snapshot],
-) -> None:
-    assert merge_views(merge_views(a, b), c) == merge_views(a, merge_views(b, c)) == merge_views(a, b, c)
-
-
-@given(views)
-def test_merging_twice_changes_nothing(a: dict[ProcessKey, Snapshot]) -> None:
-    assert merge_views(a, a) == merge_views(a) == a
-
-
-@given(views, views)
-def test_totals_never_go_backwards(
-    known: dict[ProcessKey, Snapshot], news: dict[ProcessKey, Snapshot]
-) -> None:
-    before, after = totals(known), totals(merge_views(known, news))
-    for name, values in before.items():
-        for labels, value in values.items():
-            later = after[name][labels]
-            if isinstance(value, Distribution):
-                assert isinstance(later, Distribution)
-                assert all(a <= b for a, b in zip(value.counts, later.counts, strict=True))
-                assert value.total <= later.total
-            else:
-                assert not isinstance(later, Distribution)
-                assert value <= later  # the gauge is the number of restarts, which only grows as well
 
 
 @given(st.lists(snapshots, max_size=12).flatmap(lambda some: st.tuples(st.just(some), st.permutations(some))))

@@ -25,6 +25,7 @@ from penstock.wire.messages import EngineInfo, WireError, encode
 from penstock.wire.sockets import CoordinatorLink, engine_address, engine_identity, host_and_port, tcp_address
 
 log = logging.getLogger(__name__)
+_complain = RateLimitedLog(log, logging.ERROR)
 
 REPORT_INTERVAL_S = 0.1
 """Minimum seconds between two reports while the engine is busy."""
@@ -48,9 +49,9 @@ class EngineMembership:
         self._reported: object = None
         """The figures of the last report."""
         self._next_report = self._next_join = float("-inf")
-        self._complain = RateLimitedLog(log, logging.ERROR)
         self.joined = False
         """Whether the coordinator has accepted the engine."""
+        self._head = 0
 
     @classmethod
     def from_launch(cls, launch: Launch, address: str, info: EngineInfo) -> EngineMembership | None:
@@ -115,16 +116,23 @@ class EngineMembership:
         if self._link.send(encode(report)):
             self._reported, self._next_report = figures, now + REPORT_INTERVAL_S
 
+    def current_head(self) -> int:
+        """Incarnation of the head that has accepted this engine last, 0: none has. Raises
+        JoinRejectedError."""
+        self._read()
+        return self._head
+
     def _read(self) -> None:
         while (part := self._link.receive()) is not None:
             try:
                 message = decode_from_coordinator(part)
             except WireError as error:
-                self._complain("coordinator", "the coordinator sent what cannot be understood: %s", error)
+                _complain("coordinator", "the coordinator sent what cannot be understood: %.300s", error)
                 continue
             match message:
                 case JoinAccepted():
                     self.joined = True
+                    self._head = message.incarnation
                 case Rejoin():
                     self._next_join, self._reported = float("-inf"), None
                 case JoinRejected():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.engine.group.wave_protocol import WaveProtocol
 from penstock.wire.control import Launch
-from penstock.wire.messages import encode
+from penstock.wire.messages import WireError, encode
 from penstock.wire.sockets import PeerLinks, engine_address, engine_identity
 from penstock.wire.waves import WaveMessage, decode_from_peer
 
@@ -56,8 +56,11 @@ class WaveGroup:
         peer = self._peers.get(identity)
         if peer is None:
             return False
-        for part in parts:
-            self._protocol.receive(peer, decode_from_peer(part))
+        try:
+            for part in parts:
+                self._protocol.receive(peer, decode_from_peer(part))
+        except WireError as error:
+            raise WireError(f"rank {peer}: {error}") from None
         return True
 
     def advance(self, has_work: bool) -> bool:

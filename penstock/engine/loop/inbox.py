@@ -58,11 +58,17 @@ class Inbox:
         stats: EngineStats,
         clock: Callable[[], float] = time.monotonic,
         refuse_streams: Callable[[], RequestRejected | None] = lambda: None,
+        current_head: Callable[[], int] = lambda: 0,
+        probe: Callable[[], None] = lambda: None,
     ) -> None:
-        """``refuse_streams`` returns why new streams are refused, None: they are not."""
+        """``refuse_streams`` returns why new streams are refused, None: they are not. ``current_head``
+        returns the incarnation of the head that this engine belongs to, 0: unknown. ``probe`` drops the API
+        servers whose connection has broken."""
         self._engine = engine
         self._calls = calls
         self._refuse_streams = refuse_streams
+        self._current_head = current_head
+        self._probe = probe
         self._stats = stats
         self._clock = clock
         self._publisher = publisher
@@ -154,15 +160,7 @@ class Inbox:
         if identity != server_identity(hello.server, hello.epoch, hello.incarnation, hello.connection):
             raise WireError(f"its Hello, of API server {hello.server}, is not this peer's")
         order = hello.incarnation, hello.epoch, hello.connection
-        known = self._peers.get(hello.server)
-        if known is not None and order < known.order:
-            raise WireError(f"a later process or connection serves as API server {hello.server}")
-        if known is not None and known.identity != identity:
-            reason = f"another process or connection serves as API server {hello.server}"
-            self._publisher.dismiss(known, reason)
-        elif known is not None:
-            self._peers.detach(known)
-        self.drop_left()
+        self._make_way(identity, hello.server, order)
         self._refused.discard(identity)
         self._publisher.attach(hello.server, identity, order)
         welcome = Welcome(
@@ -173,6 +171,27 @@ class Inbox:
             incarnation=self._incarnation,
         )
         self._publisher.send(hello.server, welcome)
+
+    def _make_way(self, identity: bytes, server: int, order: tuple[int, int, int]) -> None:
+        """Detach the API server that has this one's number. Raises WireError if it keeps the number.
+
+        Incarnations tell only whether two processes are of one run. Of two runs, the head's takes the
+        number; another one takes it only from a process that is gone.
+        """
+        known = self._peers.get(server)
+        if known is not None and known.order[0] == order[0]:
+            if order < known.order:
+                raise WireError(f"a later process or connection serves as API server {server}")
+        elif known is not None and order[0] != self._current_head():
+            self._probe()
+            known = self._peers.get(server)
+            if known is not None:
+                raise WireError(f"it is not of this engine's head, whose API server {server} is connected")
+        if known is not None and known.identity != identity:
+            self._publisher.dismiss(known, f"another process or connection serves as API server {server}")
+        elif known is not None:
+            self._peers.detach(known)
+        self.drop_left()
 
     def _on_submit(self, peer: Peer, request: Submit) -> None:
         peer.accepted += 1

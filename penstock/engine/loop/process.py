@@ -46,6 +46,8 @@ SHUTDOWN_FLUSH_TIMEOUT_S = 2.0
 """Seconds for peers to take the last messages; the supervisor waits 5 s after Stop."""
 GROUP_EXIT_TIMEOUT_S = 2.0
 """Further seconds that a rank of a wave group steps along for its peers. All are stopped at the same time."""
+PROBE_INTERVAL_S = 1.0
+"""Minimum seconds between two looks for API servers whose connection has broken."""
 DRAIN_GRACE_S = 0.5
 """Seconds that a draining engine waits for requests that API servers sent before they received Draining."""
 MESSAGES_PER_STEP = 1024
@@ -167,6 +169,8 @@ class EngineLoop:
             calls=self._calls,
             stats=self._stats,
             refuse_streams=sleep.refusal,
+            current_head=(lambda: incarnation) if membership is None else membership.current_head,
+            probe=self._probe_servers,
         )
         self._reporter = MetricsReporter(
             engine,
@@ -183,7 +187,9 @@ class EngineLoop:
         self._membership = membership
         self._group = group
         self._clock = time.monotonic
-        self._next_control = self._next_heartbeat = 0.0
+        self._next_control = self._next_heartbeat = self._next_probe = 0.0
+        self._disconnects = 0
+        """``disconnects`` of the socket at the last probe."""
         self._stopped = False
         self._draining = False
         """The host is ending: the engine finishes what it runs and asks for no new streams."""
@@ -233,6 +239,17 @@ class EngineLoop:
             handled += 1
             if self._group is None or not self._group.try_handle(*message):
                 self._inbox.receive(*message)
+
+    def _probe_servers(self) -> None:
+        """Send metrics to every API server, and drop those whose connection has broken: ZMQ tells only who
+        sends. At most every :data:`PROBE_INTERVAL_S`."""
+        now = self._clock()
+        if now >= self._next_probe:
+            self._next_probe = now + PROBE_INTERVAL_S
+            self._disconnects = self._socket.disconnects
+            self._reporter.report(now)
+            self._publisher.flush()
+            self._inbox.drop_left()
 
     # -- the step
 
@@ -308,6 +325,8 @@ class EngineLoop:
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_INTERVAL_S
             commands.heartbeat()
+        if self._disconnects != self._socket.disconnects:
+            self._probe_servers()
         for command in commands.receive():
             if isinstance(command, Stop):
                 self._stopped = True

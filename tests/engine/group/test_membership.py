@@ -142,3 +142,12 @@ def test_a_refusal_is_final() -> None:
     with pytest.raises(JoinRejectedError, match="too old"):
         membership.poll(0.0, Load(1), {}, 1, idle=True)
     assert link.take() == []
+
+
+def test_it_belongs_to_the_head_that_has_accepted_it_last() -> None:
+    link, membership = made()
+    assert membership.current_head() == 0
+    link.incoming += [encode(JoinAccepted(9)), encode(JoinAccepted(4))]
+    assert membership.current_head() == 4
+    link.incoming.append(encode(Rejoin()))
+    assert membership.current_head() == 4

@@ -66,7 +66,7 @@ def test_only_peers_of_the_same_epoch_are_heard() -> None:
 
 def test_a_peer_that_cannot_be_understood_breaks_the_group() -> None:
     group = WaveGroup(0, 2, interval=1, epoch=0, links=Told())
-    with pytest.raises(WireError):
+    with pytest.raises(WireError, match="rank 1"):
         group.try_handle(engine_identity(1, 0), [b"\xff"])
     with pytest.raises(WaveProtocolError):
         group.try_handle(engine_identity(1, 0), [encode(StartWave(3))])

@@ -113,6 +113,9 @@ class Desk:
         self.stats = EngineStats()
         self.publisher = Publisher(self)
         self.refusal: RequestRejected | None = None
+        self.head = 0
+        self.broken: list[int] = []
+        """API servers whose connection has broken, which a probe finds."""
         self.inbox = Inbox(
             engine,
             self.publisher,
@@ -121,7 +124,15 @@ class Desk:
             calls=RpcServer(engine.call, {}, self.publisher.send, lambda: 0),
             stats=self.stats,
             refuse_streams=lambda: self.refusal,
+            current_head=lambda: self.head,
+            probe=self._probe,
         )
+
+    def _probe(self) -> None:
+        for server in self.broken:
+            if (peer := self.publisher.peers.get(server)) is not None:
+                self.publisher.peers.detach(peer)
+        self.inbox.drop_left()
 
     def send(self, identity: bytes, parts: list[bytes]) -> bool:
         if identity in self.gone:
@@ -400,13 +411,48 @@ def test_a_process_that_is_refused_again_and_again_is_logged_once(
     assert caplog.text.count("api-server 3") == 1
 
 
-def test_an_api_server_of_an_earlier_head_is_refused(desk: Desk) -> None:
-    for incarnation in (8, 7):
-        hello = Hello(ENGINE_PROTOCOL_VERSION, 0, 5, incarnation)
-        desk.handle(server_identity(0, 5, incarnation), [encode(hello)])
+def of_run(incarnation: int, epoch: int = 0, connection: int = 0) -> tuple[bytes, Hello]:
+    """API server 0 of one run of the head."""
+    hello = Hello(ENGINE_PROTOCOL_VERSION, 0, epoch, incarnation, connection)
+    return server_identity(0, epoch, incarnation, connection), hello
+
+
+@pytest.mark.parametrize(("first", "second"), [(8, 7), (7, 8)])
+def test_the_api_server_of_another_head_is_refused(desk: Desk, first: int, second: int) -> None:
+    desk.head = first
+    for incarnation in (first, second):
+        desk.take(*of_run(incarnation, 5))
     assert [type(message) for _, message in desk.sent] == [Welcome, GoAway]
-    desk.take(server_identity(0, 5, 8), submit(2))
-    assert desk.engine.asked[-1] == ("submit", 0, 2), "the later one's streams are not dropped"
+    desk.take(of_run(first, 5)[0], submit(2))
+    assert desk.engine.asked[-1] == ("submit", 0, 2), "the first one's streams are not dropped"
+
+
+@pytest.mark.parametrize(("first", "second"), [(8, 7), (7, 8)])
+def test_the_api_server_of_the_head_that_this_engine_has_joined_replaces_another(
+    desk: Desk, first: int, second: int
+) -> None:
+    desk.take(*of_run(first, 5))
+    desk.head = second
+    desk.take(*of_run(second))
+    assert [type(message) for _, message in desk.sent].count(Welcome) == 2
+    desk.take(of_run(second)[0], submit(2))
+    assert desk.engine.asked[-1] == ("submit", 0, 2)
+
+
+@pytest.mark.parametrize(("first", "second"), [(8, 7), (7, 8)])
+def test_an_api_server_that_is_gone_gives_way_to_any_other(desk: Desk, first: int, second: int) -> None:
+    desk.take(*of_run(first, 5))
+    desk.broken = [0]
+    desk.take(*of_run(second))
+    assert [type(message) for _, message in desk.sent] == [Welcome, Welcome]
+
+
+def test_a_late_hello_of_a_process_that_was_followed_is_refused(desk: Desk) -> None:
+    desk.broken = [0]
+    desk.take(*of_run(7, 5, 1))
+    for epoch, connection in ((5, 0), (4, 9)):
+        desk.take(*of_run(7, epoch, connection))
+    assert [type(message) for _, message in desk.sent] == [Welcome, GoAway, GoAway]
 
 
 def test_refusals_are_not_remembered_without_end(desk: Desk) -> None:

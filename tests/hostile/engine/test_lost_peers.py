@@ -31,6 +31,7 @@ class ScriptedSocket:
     """Hands out prepared messages; sends to peers in ``gone`` raise PeerGone."""
 
     address = "inproc://scripted"
+    disconnects = 0
 
     def __init__(self) -> None:
         self.incoming: deque[tuple[bytes, list[bytes]]] = deque()

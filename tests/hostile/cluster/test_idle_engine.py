@@ -1,0 +1,130 @@
+"""An idle engine of another host: it notices dead connections to API servers, and belongs to one head."""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import zmq
+
+from penstock.config.serve import ServeConfig
+from penstock.engine.loop.process import EngineLoop
+from penstock.engine.synthetic.engine import SyntheticEngine
+from penstock.wire.channel import ChildChannel, ControlChannel
+from penstock.wire.control import Stop
+from penstock.wire.curve import ClusterKey
+from penstock.wire.messages import (
+    ENGINE_PROTOCOL_VERSION,
+    EngineMetrics,
+    FromEngine,
+    GoAway,
+    Hello,
+    Welcome,
+    decode_from_engine,
+    encode,
+)
+from penstock.wire.sockets import EngineLink, RouterSocket, server_identity
+from tests.engine.conftest import model_dir  # noqa: F401 - a fixture
+
+WAIT_S = 30.0
+KEY = ClusterKey.generate()
+
+
+@pytest.fixture
+def address(model_dir: Path) -> Iterator[str]:  # noqa: F811
+    """Of a running engine that has joined no head."""
+    engine = SyntheticEngine(ServeConfig(engine="synthetic"), str(model_dir))
+    socket = RouterSocket("tcp://127.0.0.1:*", key=KEY)
+    loop = EngineLoop(engine, socket, 0, 0, incarnation=3)
+    supervisor, theirs = ChildChannel.pair()
+    control = ControlChannel(theirs.detach())
+    thread = threading.Thread(target=loop.run, args=(control,), daemon=True)
+    thread.start()
+    yield socket.address
+    supervisor.send(Stop())
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    for channel in (control, supervisor):
+        channel.close()
+    socket.close()
+
+
+class Server:
+    """API server 0 of the head with this incarnation."""
+
+    def __init__(self, address: str, incarnation: int, stack: ExitStack) -> None:
+        self._address = address
+        self._incarnation = incarnation
+        self._connection = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stack.callback(self._context.term)
+        stack.callback(lambda: self.link.close())
+        self.link = self._connect()
+
+    def _connect(self) -> EngineLink:
+        identity = server_identity(0, 0, self._incarnation, self._connection)
+        link = EngineLink(self._context, self._address, identity, KEY)
+        link.send([encode(Hello(ENGINE_PROTOCOL_VERSION, 0, 0, self._incarnation, self._connection))])
+        self._connection += 1
+        return link
+
+    def answer(self) -> FromEngine:
+        """The first message that is not about metrics."""
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            parts = self.link.receive()
+            if parts is None:
+                select.select([self.link.fd], [], [], 0.05)
+            elif not isinstance(message := decode_from_engine(parts[0]), EngineMetrics):
+                return message
+        raise AssertionError("no answer")
+
+    def until_welcome(self) -> None:
+        """Connect again and again, as API servers do."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            assert time.monotonic() < deadline
+            self.link.close()
+            self.link = self._connect()
+            if isinstance(self.answer(), Welcome):
+                return
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_an_idle_engine_notices_a_dead_connection(
+    address: str, stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        server = Server(address, 7, stack)
+        assert isinstance(server.answer(), Welcome)
+        server.link.close()
+        deadline = time.monotonic() + WAIT_S
+        while "is gone" not in caplog.text:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("first", "second"), [(8, 7), (7, 8)])
+def test_another_heads_api_server_is_taken_once_the_first_one_is_gone(
+    address: str, stack: ExitStack, first: int, second: int
+) -> None:
+    former, latter = Server(address, first, stack), Server(address, second, stack)
+    if isinstance(former.answer(), GoAway):  # whichever came first has it
+        former, latter = latter, former
+        assert isinstance(former.answer(), Welcome)
+    else:
+        assert isinstance(latter.answer(), GoAway)
+    former.link.close()
+    latter.until_welcome()

@@ -1,0 +1,28 @@
+"""Long parts cross in pieces and arrive whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.wire.parts import PIECE_BYTES, cut, joined
+
+LENGTHS = [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES, 3 * PIECE_BYTES + 5]
+
+
+@pytest.mark.parametrize("first", LENGTHS)
+@pytest.mark.parametrize("second", LENGTHS)
+def test_what_was_cut_is_joined(first: int, second: int) -> None:
+    parts = [b"a" * first, b"", b"b" * second, b"c"]
+    pieces = cut(parts)
+    assert max(map(len, pieces)) <= PIECE_BYTES
+    assert joined(pieces) == parts
+
+
+def test_short_parts_are_not_touched() -> None:
+    parts = [b"header", bytes(PIECE_BYTES - 1)]
+    assert cut(parts) is parts
+    assert joined(parts) is parts
+
+
+def test_a_last_piece_that_is_missing_counts_as_empty() -> None:
+    assert joined([bytes(PIECE_BYTES)]) == [bytes(PIECE_BYTES)]
