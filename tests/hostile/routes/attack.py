@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +23,10 @@ TIMEOUT_S = 60.0
 """For one reply, on a loaded machine."""
 MOST_GROWTH_MIB = 50.0
 MOST_GAP_RATIO = 10.0
-UNAVAILABLE = frozenset({429, 503})
+OVERLOADED = frozenset({429, 503})
 """The documented answers to overload."""
+DEAD = frozenset({"no_engine"})
+"""Codes of 503 that say that something has failed: nobody stops an engine."""
 JSON = {"Content-Type": "application/json"}
 
 
@@ -79,7 +82,7 @@ def fault(reply: Reply, fields: frozenset[str]) -> str | None:
     """What is wrong with a reply to a case with these fields; None: nothing."""
     if 200 <= reply.status < 300:
         return None
-    if reply.status == 500 or not (400 <= reply.status < 500 or reply.status in UNAVAILABLE):
+    if not 400 <= reply.status < 500 and reply.status not in OVERLOADED:
         return f"status {reply.status}: {reply.body[:300]!r}"
     try:
         error = reply.error
@@ -88,10 +91,16 @@ def fault(reply: Reply, fields: frozenset[str]) -> str | None:
     message = error.get("message")
     if not isinstance(message, str) or not message or not {"type", "param", "code"} <= error.keys():
         return f"an error without its fields: {reply.body[:300]!r}"
+    if error["code"] in DEAD:
+        return f"an engine is lost: {reply.body[:300]!r}"
     told = f"{message} {error['param']}"
-    if reply.status == 400 and fields and not any(name in told for name in fields) and not _of_body(told):
+    if reply.status == 400 and fields and not _names(told, fields) and not _of_body(told):
         return f"an error that names none of {sorted(fields)[:6]}: {reply.body[:300]!r}"
     return None
+
+
+def _names(told: str, fields: frozenset[str]) -> bool:
+    return any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", told) for name in fields)
 
 
 def _of_body(told: str) -> bool:

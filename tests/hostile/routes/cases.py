@@ -96,8 +96,7 @@ def _case(path: str, name: str, value: bytes, others: dict[str, Any]) -> Case:
     fields = {key: json.dumps(each).encode() for key, each in (_BASE[path] | others).items()}
     if path == "/tokenize" and name == "messages":
         del fields["prompt"]
-    names = {name, *others} - {"stream", "n"} | {name}
-    return Case(path, json_object(fields | {name: value}), frozenset(names | set(_BASE[path])))
+    return Case(path, json_object(fields | {name: value}), frozenset((name, *others)))
 
 
 def singles(path: str) -> Iterator[Case]:
