@@ -48,6 +48,7 @@ from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.channel import ControlChannel, SupervisorGone
 from penstock.wire.control import (
+    HEARTBEAT_INTERVAL_S,
     AgreedStates,
     Drain,
     EnableThroughputLog,
@@ -119,6 +120,7 @@ class _Server:
         loop.add_reader(self._control.fileno(), self._on_command)
         self._engine_client.connect()
         with contextlib.ExitStack() as ends:
+            ends.callback(asyncio.ensure_future(self._send_heartbeats()).cancel)
             if launch.coordinator is not None:
                 self._coordinator_client = CoordinatorClient(launch, self._engine_client)
                 ends.callback(self._coordinator_client.close)
@@ -255,6 +257,13 @@ class _Server:
         return ListeningSocket(socket.socket(fileno=launch.listen_fd))
 
     # -- while it runs
+
+    async def _send_heartbeats(self) -> None:
+        """Tell the supervisor that this loop runs; reports that found no room go with the next."""
+        with contextlib.suppress(SupervisorGone):  # the reader of commands ends the process
+            while True:
+                self._control.heartbeat()
+                await asyncio.sleep(HEARTBEAT_INTERVAL_S)
 
     def _clients(self) -> tuple[int, int]:
         """Number of open connections, and reply bytes that wait for them."""

@@ -16,7 +16,7 @@ from penstock.coordinator.state import CoordinatorState, Outgoing
 from penstock.metrics.gc_policy import GarbageCollector, GcPauses
 from penstock.metrics.snapshot import Snapshot, encode_snapshot, process_name, process_series
 from penstock.wire.channel import ControlChannel
-from penstock.wire.control import Launch, Stop
+from penstock.wire.control import HEARTBEAT_INTERVAL_S, Launch, Stop
 from penstock.wire.coordination import FromCoordinator, ProcessMetrics, decode_from_member
 from penstock.wire.messages import WireError, encode
 from penstock.wire.sockets import PeerGone, RouterSocket, coordinator_address, resolve_address
@@ -53,10 +53,16 @@ def run(control: ControlChannel) -> int:
         collector.start()
         control.ready()
         own_metrics = CoordinatorMetrics(launch, collector.pauses)
+        heartbeat_at = 0.0
         while not any(isinstance(command, Stop) for command in control.receive()):
+            if (now := time.monotonic()) >= heartbeat_at:
+                heartbeat_at = now + HEARTBEAT_INTERVAL_S
+                control.heartbeat()
             if (metrics := own_metrics.next_report(time.monotonic())) is not None:
                 state.add_metrics(metrics)
-            if socket.wait(coordinator.run_once(time.monotonic()), control.fileno()):
+            due = coordinator.run_once(time.monotonic())
+            wait_s = HEARTBEAT_INTERVAL_S if due is None else min(due, HEARTBEAT_INTERVAL_S)
+            if socket.wait(wait_s, control.fileno()):
                 collector.on_busy()
             else:
                 collector.on_idle()

@@ -6,10 +6,10 @@ import contextlib
 import logging
 import math
 import selectors
-import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.snapshot import Snapshot, encode_snapshot, process_name, process_series
 from penstock.supervisor.children.actions import (
@@ -22,19 +22,21 @@ from penstock.supervisor.children.actions import (
     Spawn,
     WriteLog,
 )
-from penstock.supervisor.children.child_process import ChildProcess
+from penstock.supervisor.children.child_process import MAX_REPORTS_PER_S, ChildProcess
 from penstock.supervisor.children.process_manager import ProcessManager
+from penstock.supervisor.running_clock import MAX_WAIT_S, RunningClock
 from penstock.supervisor.signals import SignalReceiver, SignalRequest
 from penstock.supervisor.startup.progress_display import ProgressDisplay
 from penstock.wire.channel import ChildGone
-from penstock.wire.control import ControlError, Info, SupervisorMetrics
+from penstock.wire.control import ControlError, Info, SupervisorCommand, SupervisorMetrics
 
 log = logging.getLogger(__name__)
 
 METRICS_INTERVAL_S = 1.0
 """Minimum time between two reports of this process's metrics; it does not wake up to send one."""
 _PROCESS = process_name("supervisor", 0)
-
+_FINAL_READS = 16
+"""Reads of what a child reported before it exited: far more than its socket holds."""
 
 StartProcess = Callable[[ProcessName, int, int], ChildProcess]
 """Starts a child's process, given its name, epoch and restarts. May raise OSError."""
@@ -65,8 +67,12 @@ class Supervisor:
         self._collector = collector
         self._actions: deque[Action] = deque()
         self._processes: dict[ProcessName, ChildProcess] = {}
+        self._paused: dict[ProcessName, float] = {}
+        """Children that report too much, and when their reports are read again."""
         self._selector = selectors.DefaultSelector()
         self._signals = SignalReceiver()
+        self._clock = RunningClock()
+        self._rarely = {level: RateLimitedLog(log, level) for level in (logging.INFO, logging.WARNING)}
         self._metrics_sent_at = -math.inf
         self._sequence = 0
 
@@ -75,17 +81,17 @@ class Supervisor:
         with self._signals, self._selector:
             self._selector.register(self._signals, selectors.EVENT_READ, None)
             try:
-                self._execute(self._manager.start(time.monotonic()))
+                self._execute(self._manager.start(self._clock.now()))
                 while self._manager.exit_code is None:
-                    for key, _ in self._selector.select(self._timeout()):
-                        if key.data is None:
-                            self._on_signals()
-                        else:
-                            self._on_message(key.data)
+                    events = self._wait()
+                    self._on_signals()
+                    for key, ready in events:
+                        if key.data is not None:
+                            self._on_channel(key.data, ready)
                     self._display.refresh()
-                    self._execute(self._manager.tick(time.monotonic()))
+                    self._execute(self._manager.tick(self._clock.now()))
                     self._collector.on_idle()
-                    self._send_metrics(time.monotonic())
+                    self._send_metrics(self._clock.now())
                 return self._manager.exit_code
             finally:
                 self._display.close()
@@ -99,17 +105,27 @@ class Supervisor:
         self._sequence += 1
         series = list(process_series(_PROCESS, 0, self._collector.pauses))
         message = SupervisorMetrics(snapshot=encode_snapshot(Snapshot(_PROCESS, 0, self._sequence, series)))
-        for name, process in self._processes.items():
+        for name in self._processes:
             if name.role == "api-server":
-                with contextlib.suppress(ChildGone):
-                    process.channel.offer(message)
+                self._send(name, message)
 
-    def _timeout(self) -> float | None:
-        deadline = self._manager.next_deadline()
-        waits = [] if deadline is None else [max(0.0, deadline - time.monotonic())]
+    def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Waits for the next event or deadline."""
+        now = self._clock.now()
+        for name in [name for name, until in self._paused.items() if until <= now]:
+            del self._paused[name]
+            self._watch(name)
+        timeout = 0.0 if self._signals.pending else max(0.0, min([*self._due_times(now)]) - now)
+        self._clock.wait(timeout)
+        return self._selector.select(timeout)
+
+    def _due_times(self, now: float) -> Iterator[float]:
+        yield now + MAX_WAIT_S
+        yield from self._paused.values()
+        if (deadline := self._manager.next_deadline()) is not None:
+            yield deadline
         if self._display.refresh_s is not None:
-            waits.append(self._display.refresh_s)
-        return min(waits, default=None)
+            yield now + self._display.refresh_s
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -117,26 +133,62 @@ class Supervisor:
         requests = [(signum, self._signals.request(signum)) for signum in self._signals.receive()]
         for signum, request in requests:
             if request is SignalRequest.ROLLING_RESTART:
-                self._execute(self._manager.start_rolling_restart(time.monotonic()))
+                self._execute(self._manager.start_rolling_restart(self._clock.now()))
             elif request is SignalRequest.SHUT_DOWN:
                 self._display.close()
-                self._execute(self._manager.signalled(signum, time.monotonic()))
+                self._execute(self._manager.signalled(signum, self._clock.now()))
         if any(request is SignalRequest.REAP for _, request in requests):
             self._reap()
 
-    def _on_message(self, name: ProcessName) -> None:
+    def _on_channel(self, name: ProcessName, events: int) -> None:
         process = self._processes.get(name)
         if process is None:
             return  # reaped since the selector returned
         try:
-            for report in process.channel.receive():
-                self._execute(self._manager.report(name, report, time.monotonic()))
+            if events & selectors.EVENT_WRITE:
+                process.channel.flush()
+            if events & selectors.EVENT_READ:
+                self._read(name, process)
         except ChildGone:
-            self._unregister(process)
-            self._execute(self._manager.channel_closed(name, time.monotonic()))
+            process.listening = False
+            self._execute(self._manager.channel_closed(name, self._clock.now()))
         except ControlError as error:
-            self._unregister(process)
-            self._execute(self._manager.protocol_error(name, str(error), time.monotonic()))
+            process.listening = False
+            self._execute(self._manager.protocol_error(name, str(error), self._clock.now()))
+        self._watch(name)
+
+    def _read(self, name: ProcessName, process: ChildProcess) -> None:
+        reports = process.channel.receive()
+        for report in reports:
+            self._execute(self._manager.report(name, report, self._clock.now()))
+        now = self._clock.now()
+        process.count_reports(len(reports), now)
+        if (until := process.paused_until(now)) is not None:
+            self._paused[name] = until
+            text = "%s sends more than %d reports a second on its control channel; the rest waits"
+            self._rarely[logging.WARNING](f"flood of {name}", text, name, MAX_REPORTS_PER_S)
+
+    def _send(self, name: ProcessName, command: SupervisorCommand) -> None:
+        with contextlib.suppress(ChildGone):  # its exit is reported separately
+            self._processes[name].channel.send(command)
+        self._watch(name)
+
+    def _watch(self, name: ProcessName) -> None:
+        """Polls a child's channel: for reports unless it is paused, and for room while messages wait."""
+        process = self._processes.get(name)
+        if process is None:
+            return
+        events = 0
+        if process.listening:
+            events |= 0 if name in self._paused else selectors.EVENT_READ
+            events |= selectors.EVENT_WRITE if process.channel.unsent else 0
+        key = self._selector.get_map().get(process.channel)
+        if key is None and events:
+            self._selector.register(process.channel, events, name)
+        elif key is not None and not events:
+            self._selector.unregister(process.channel)
+        elif key is not None and key.events != events:
+            self._selector.modify(process.channel, events, name)
 
     def _reap(self) -> None:
         for name, process in list(self._processes.items()):
@@ -144,16 +196,19 @@ class Supervisor:
             if returncode is None:
                 continue
             self._read_final_reports(name, process)
+            process.listening = False
+            self._watch(name)
+            self._paused.pop(name, None)
             del self._processes[name]
-            self._unregister(process)
             process.close()
-            self._execute(self._manager.exited(name, returncode, time.monotonic()))
+            self._execute(self._manager.exited(name, returncode, self._clock.now()))
 
     def _read_final_reports(self, name: ProcessName, process: ChildProcess) -> None:
         """What a child reported before it exited, above all why."""
         with contextlib.suppress(ChildGone, ControlError):
-            for report in process.channel.receive():
-                self._execute(self._manager.report(name, report, time.monotonic()))
+            for _ in range(_FINAL_READS if process.listening else 0):
+                for report in process.channel.receive():
+                    self._execute(self._manager.report(name, report, self._clock.now()))
 
     # -- actions -----------------------------------------------------------------------------------
 
@@ -170,15 +225,17 @@ class Supervisor:
             case Spawn(name, epoch):
                 self._spawn(name, epoch)
             case Send(name, command):
-                with contextlib.suppress(ChildGone):  # its exit is reported separately
-                    self._processes[name].channel.send(command)
+                self._send(name, command)
             case Kill(name):
                 if name in self._processes:  # its start, ordered together with the kill, may have failed
                     self._processes[name].kill()
             case ShowProgress(name, progress):
                 self._display.progress(str(name), progress)
-            case WriteLog(level, text):
-                log.log(level, text)
+            case WriteLog(level, text, subject):
+                if subject is None:
+                    log.log(level, text)
+                else:
+                    self._rarely[level](subject, "%s", text)
             case AnnounceReady():
                 self._display.close()
                 self._announce(
@@ -191,15 +248,11 @@ class Supervisor:
         try:
             process = self._start(name, epoch, self._manager.restarts(name))
         except OSError as error:
-            self._execute(self._manager.start_failed(name, str(error), time.monotonic()))
+            self._execute(self._manager.start_failed(name, str(error), self._clock.now()))
             return
         self._processes[name] = process
-        self._selector.register(process.channel, selectors.EVENT_READ, name)
+        self._watch(name)
         log.debug("%s is process %d", name, process.pid)
-
-    def _unregister(self, process: ChildProcess) -> None:
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(process.channel)
 
     def _kill_all(self) -> None:
         for process in self._processes.values():

@@ -130,6 +130,7 @@ class _Service:
             startup_timeout=self.config.startup_timeout,
             drain_timeout=self.config.drain_timeout,
             engine_hang_timeout=self.config.engine_hang_timeout,
+            api_server_hang_timeout=self.config.api_server_hang_timeout,
             coordinator=self._coordinator is not None and not self.config.headless,
             expert_parallel=self.config.enable_expert_parallel,
         )

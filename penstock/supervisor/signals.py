@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Self
@@ -18,6 +20,9 @@ from typing import Self
 TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a process by default, as terminals and service managers send them to a whole group."""
 
+
+RAISE_INTERVAL_S = 0.5
+"""Signals that follow an interruption within this time are taken for the same."""
 
 # -- supervisor, before its event loop -----------------------------------------------------------------
 
@@ -45,11 +50,16 @@ def handlers_restored() -> Iterator[None]:
 def interruptible() -> Iterator[None]:
     """Termination signals raise Interrupted in the block, so that its context managers clean up.
 
-    After the block they do nothing, so that they do not interrupt the clean-up of outer blocks.
+    After the block they do nothing, so that they do not interrupt the clean-up of outer blocks; nor do they
+    for RAISE_INTERVAL_S after one that has.
     """
+    quiet_until = 0.0
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise Interrupted(signum)
+        nonlocal quiet_until
+        if time.monotonic() >= quiet_until:  # an exception in a callback may have been lost: not only once
+            quiet_until = time.monotonic() + RAISE_INTERVAL_S
+            raise Interrupted(signum)
 
     # nohup ignores SIGHUP
     handled = [signum for signum in TERMINATION_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
@@ -76,9 +86,9 @@ class SignalRequest(enum.Enum):
 
 
 class SignalReceiver:
-    """Turns signals into bytes on a socket, so that they are handled between events, never within one.
+    """Notes signals and wakes the event loop, so that they are handled between events, never within one.
 
-    Make it in the main thread when the supervisor starts, and use it as a context. The handlers stay after
+    However many come, none is lost: equal ones that wait count as one. Make it in the main thread when the supervisor starts, and use it as a context. The handlers stay after
     the block, so that a late signal does not interrupt the caller's clean-up.
     """
 
@@ -87,6 +97,8 @@ class SignalReceiver:
         # As nohup starts a process. SIGHUP then still starts a rolling restart, but a closed terminal ends
         # nothing.
         self._ignored_sighup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        self._pending: dict[int, None] = {}
+        """Signals that have come since the last :meth:`receive`, in order."""
 
     def __enter__(self) -> Self:
         self._read, self._write = socket.socketpair()
@@ -95,8 +107,11 @@ class SignalReceiver:
         self._wakeup_before = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         for signum in (*TERMINATION_SIGNALS, signal.SIGCHLD):
             if signum in (signal.SIGCHLD, signal.SIGHUP) or signal.getsignal(signum) != signal.SIG_IGN:
-                signal.signal(signum, _do_nothing)
+                signal.signal(signum, self._note)
         return self
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self._pending[signum] = None
 
     def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(self._wakeup_before)
@@ -107,9 +122,18 @@ class SignalReceiver:
         """Readable when signals have come."""
         return self._read.fileno()
 
-    def receive(self) -> bytes:
-        """The numbers of the signals that have come, in order."""
-        return self._read.recv(4096)
+    @property
+    def pending(self) -> bool:
+        """Whether signals have come; the socket may have had no room for the byte of each."""
+        return bool(self._pending)
+
+    def receive(self) -> list[int]:
+        """The numbers of the signals that have come, each once, in order."""
+        with contextlib.suppress(BlockingIOError):
+            while self._read.recv(4096):
+                pass
+        received, self._pending = self._pending, {}
+        return list(received)
 
     def request(self, signum: int) -> SignalRequest:
         """What ``signum`` asks for, now."""
@@ -128,8 +152,8 @@ def _has_controlling_terminal() -> bool:
     """Whether this process has a controlling terminal; one that was closed does not count."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # then it cannot be told
     return True
 
 
@@ -158,4 +182,4 @@ def leave_signals_to_supervisor() -> None:
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:
-    """In the supervisor's event loop the wake-up descriptor carries the signal."""
+    """The signal interrupts nothing."""

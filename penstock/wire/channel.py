@@ -1,13 +1,19 @@
-"""The control channel's two ends: messages of :mod:`penstock.wire.control` over a Unix socket pair."""
+"""The control channel's two ends: messages of :mod:`penstock.wire.control` over a Unix socket pair.
+
+Neither end waits for the other: a process that is stopped, hangs or sends without end costs its peer no more
+than an :class:`Outbox` and the bytes of one read per turn.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import select
 import socket
 import threading
-from typing import Any
+import time
+from collections.abc import Hashable
 
 from penstock.wire.control import (
+    MAX_FAILURE_CHARACTERS,
     ChildReport,
     ControlError,
     DrainEngine,
@@ -17,6 +23,7 @@ from penstock.wire.control import (
     LineBuffer,
     ProcessFailed,
     Progress,
+    ProposeState,
     Ready,
     StatesAdopted,
     SupervisorCommand,
@@ -25,8 +32,12 @@ from penstock.wire.control import (
     encode,
 )
 
+LAST_WORD_TIMEOUT_S = 5.0
+"""How long a child that fails waits for its supervisor to take the reason."""
 # Bytes per read; one read rarely returns more than one message.
 _READ_BYTES = 1 << 16
+
+Message = Launch | SupervisorCommand | ChildReport
 
 
 class ChannelClosed(ConnectionError):
@@ -44,8 +55,9 @@ class ChildGone(ChannelClosed):
 class ControlChannel:
     """The child's end.
 
-    Owns the descriptor it is given. Reports may be sent from any thread; sending blocks only while the
-    socket buffer is full. Every method raises :class:`SupervisorGone` when the supervisor is gone.
+    Owns the descriptor it is given. Reports may be sent from any thread, and none waits for the supervisor:
+    one that finds no room is sent with the next, a heartbeat at the latest. Every method raises
+    :class:`SupervisorGone` when the supervisor is gone.
     """
 
     def __init__(self, fd: int) -> None:
@@ -58,7 +70,8 @@ class ControlChannel:
     def launch(self) -> Launch:
         """The Launch message; the first access waits for it. Raises ControlError if another message comes."""
         while self._launch is None:
-            for line in self._stream.read(wait=True):
+            self._stream.wait(select.POLLIN)
+            for line in self._stream.read():
                 message = decode_for_child(line)
                 if self._launch is None:
                     if not isinstance(message, Launch):
@@ -78,13 +91,13 @@ class ControlChannel:
         return self._stream.sock.fileno()
 
     def receive(self) -> list[SupervisorCommand]:
-        """Commands that have arrived, possibly none, without waiting.
+        """Commands of one read, possibly none, without waiting.
 
         Raises SupervisorGone at end of file, after all commands before it were returned.
         """
         commands, self._commands = self._commands, []
         try:
-            commands += [_command(decode_for_child(line)) for line in self._stream.read(wait=False)]
+            commands += [_command(decode_for_child(line)) for line in self._stream.read()]
         except SupervisorGone:
             if not commands:
                 raise
@@ -92,39 +105,44 @@ class ControlChannel:
 
     def progress(self, text: str, fraction: float | None = None) -> None:
         """Reports startup progress; ``fraction`` is 0 to 1."""
-        self._stream.write(Progress(text=text, fraction=fraction))
+        self._stream.send(Progress(text=text, fraction=fraction))
 
     def ready(self, info: Info | None = None) -> None:
         """Reports that the process serves."""
-        self._stream.write(Ready(info=info or {}))
+        self._stream.send(Ready(info=info or {}))
         self._reported_ready = True
 
     def drain_engine(self, rank: int, draining: bool) -> None:
         """Asks that an engine stop getting new streams, or get them again."""
-        self._stream.write(DrainEngine(rank=rank, draining=draining))
+        self._stream.send(DrainEngine(rank=rank, draining=draining))
 
     def adopted(self, revision: int) -> None:
         """Confirms that this API server applies a revision of the agreed states."""
-        self._stream.write(StatesAdopted(revision=revision))
+        self._stream.send(StatesAdopted(revision=revision))
 
     def heartbeat(self) -> None:
-        """Reports that an engine's loop runs; dropped when the socket buffer is full."""
-        self._stream.offer(Heartbeat())
+        """Reports that the process's loop runs."""
+        self._stream.send(Heartbeat())
 
     def failed(self, message: str, *, fatal: bool) -> None:
-        """Reports why the process exits; ``fatal``: a restart would fail the same way."""
-        self._stream.write(ProcessFailed(message=message, fatal=fatal))
+        """Reports why the process exits; ``fatal``: a restart would fail the same way. Waits up to
+        LAST_WORD_TIMEOUT_S until the report is sent."""
+        self._stream.send(ProcessFailed(message=message[:MAX_FAILURE_CHARACTERS], fatal=fatal))
+        deadline = time.monotonic() + LAST_WORD_TIMEOUT_S
+        while self._stream.unsent and (left := deadline - time.monotonic()) > 0:
+            self._stream.wait(select.POLLOUT, left)
+            self._stream.flush()
 
     def forward(self, report: ChildReport) -> None:
         """Sends a report that was made elsewhere: a proposal, or one of a process that this one proxies."""
-        self._stream.write(report)
+        self._stream.send(report)
 
     def close(self) -> None:
         self._stream.sock.close()
 
 
 class ChildChannel:
-    """The supervisor's end of one child's channel. Reads never block."""
+    """The supervisor's end of one child's channel. No method blocks."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._stream = _Stream(sock, ChildGone)
@@ -139,16 +157,22 @@ class ChildChannel:
         return self._stream.sock.fileno()
 
     def send(self, message: Launch | SupervisorCommand) -> None:
-        """Raises ChildGone."""
-        self._stream.write(message)
+        """Sends what the child has room for; the rest waits for :meth:`flush`. Raises ChildGone, and
+        ControlError for a message too long."""
+        self._stream.send(message)
 
-    def offer(self, message: SupervisorCommand) -> None:
-        """Sends ``message`` unless the socket buffer is full. Raises ChildGone."""
-        self._stream.offer(message)
+    @property
+    def unsent(self) -> bool:
+        """Whether messages wait for room: call :meth:`flush` when the descriptor is writable."""
+        return self._stream.unsent
+
+    def flush(self) -> None:
+        """Sends messages that wait. Raises ChildGone."""
+        self._stream.flush()
 
     def receive(self) -> list[ChildReport]:
-        """Reports that have arrived, possibly none. Raises ChildGone at end of file, ControlError."""
-        return [decode_for_supervisor(line) for line in self._stream.read(wait=False)]
+        """Reports of one read, possibly none. Raises ChildGone at end of file, ControlError."""
+        return [decode_for_supervisor(line) for line in self._stream.read()]
 
     def close(self) -> None:
         self._stream.sock.close()
@@ -160,48 +184,94 @@ def _command(message: Launch | SupervisorCommand) -> SupervisorCommand:
     return message
 
 
+def subject(message: Message) -> Hashable:
+    """What a message is about: it takes the place of an unsent one about the same."""
+    match message:
+        case DrainEngine():
+            return DrainEngine, message.rank
+        case ProposeState():  # of two with the same base, the supervisor would refuse one anyway
+            return ProposeState, message.name
+    return type(message)
+
+
+class Outbox:
+    """Messages that wait for room in a socket, at most one for each :func:`subject`.
+
+    Every message replaces the older ones about its subject: states are sent as a whole, and what is ordered
+    or reported twice is ordered or reported. So a peer that does not read costs a line for each subject.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, bytes] = {}
+        self._started = b""
+        """What is left of a line that was sent in part."""
+
+    def __bool__(self) -> bool:
+        return bool(self._started or self._waiting)
+
+    def put(self, message: Message) -> None:
+        """Raises ControlError for a message too long."""
+        line = encode(message)
+        self._waiting.pop(subject(message), None)
+        self._waiting[subject(message)] = line
+
+    def next_bytes(self) -> bytes:
+        """What is to be sent next; the bytes of one line."""
+        if not self._started and self._waiting:
+            self._started = self._waiting.pop(next(iter(self._waiting)))
+        return self._started
+
+    def sent(self, count: int) -> None:
+        """So many bytes of :meth:`next_bytes` are sent."""
+        self._started = self._started[count:]
+
+
 class _Stream:
-    """Messages over a socket. Raises ``gone`` at end of file and when the peer has closed."""
+    """Messages over a socket, without waiting. Raises ``gone`` at end of file and when the peer has closed."""
 
     def __init__(self, sock: socket.socket, gone: type[ChannelClosed]) -> None:
-        sock.setblocking(True)
+        sock.setblocking(False)
         self.sock = sock
         self._gone = gone
         self._lines = LineBuffer()
-        self._write_lock = threading.Lock()
+        self._outbox = Outbox()
+        self._lock = threading.Lock()
 
-    def read(self, *, wait: bool) -> list[bytes]:
-        """Complete lines that have arrived. ``wait``: block until the first read returns data."""
-        lines: list[bytes] = []
-        while True:
-            try:
-                data = self.sock.recv(_READ_BYTES, 0 if wait else socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return lines
-            except ConnectionResetError:
-                data = b""  # the peer closed with unread data
-            if not data:
-                if lines:
-                    return lines  # the next read sees the end of file again
-                raise self._gone("the other end of the control channel is closed")
-            lines += self._lines.feed(data)
-            wait = False
+    def wait(self, event: int, timeout_s: float | None = None) -> None:
+        """Waits for one of poll's events."""
+        poll = select.poll()
+        poll.register(self.sock, event)
+        poll.poll(None if timeout_s is None else timeout_s * 1000)
 
-    def write(self, message: Any) -> None:
-        """Blocks while the socket's buffer is full."""
-        line = encode(message)
+    def read(self) -> list[bytes]:
+        """The lines that one read completes, possibly none: what a peer sends without end waits in its own
+        buffer meanwhile."""
         try:
-            with self._write_lock:
-                self.sock.sendall(line)
-        except ConnectionError as error:
-            raise self._gone(str(error)) from error
+            data = self.sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        except ConnectionResetError:
+            data = b""  # the peer closed with unread data
+        if not data:
+            raise self._gone("the other end of the control channel is closed")
+        return self._lines.feed(data)
 
-    def offer(self, message: Any) -> None:
-        """Writes unless the socket's buffer is full."""
-        line = encode(message)
+    @property
+    def unsent(self) -> bool:
+        return bool(self._outbox)
+
+    def send(self, message: Message) -> None:
+        with self._lock:
+            self._outbox.put(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what there is room for."""
         try:
-            with self._write_lock, contextlib.suppress(BlockingIOError):
-                sent = self.sock.send(line, socket.MSG_DONTWAIT)
-                self.sock.sendall(line[sent:])
+            with self._lock:
+                while data := self._outbox.next_bytes():
+                    self._outbox.sent(self.sock.send(data))
+        except BlockingIOError:
+            return
         except ConnectionError as error:
             raise self._gone(str(error)) from error

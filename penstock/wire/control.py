@@ -15,7 +15,7 @@ SupervisorMetrics    supervisor               API server  none
 Progress             child                    supervisor  none
 Ready                child                    supervisor  none
 ProcessFailed        child                    supervisor  none; the process exits
-Heartbeat            engine                   supervisor  none
+Heartbeat            any child                supervisor  none
 DrainEngine          API server               supervisor  EnginesDraining, to every API server
 ProposeState         API server               supervisor  AgreedStates, to every API server
 StatesAdopted        API server               supervisor  AgreedStates, once every API server has confirmed
@@ -27,20 +27,29 @@ code) are three different signals. A child that reads end of file has lost its s
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from penstock.config.serve import ServeConfig
 from penstock.wire.curve import ClusterKey
 
 # Maximum bytes of a line, newline included. The largest message, Launch, takes about 1 kB.
 MAX_LINE_BYTES = 1 << 20
+MAX_FAILURE_CHARACTERS = 4096
+"""Longest reason that a child reports; the rest is cut off."""
+MAX_STATES = 64
+"""Settings that API servers may agree on; all of them travel in one line."""
+MAX_STATE_BYTES = 8192
+"""Maximum size of a proposed setting's line."""
 HEARTBEAT_INTERVAL_S = 1.0
-"""Minimum time between two heartbeats of an engine."""
+"""Minimum time between two heartbeats of a process."""
 
 Role = Literal["api-server", "engine", "coordinator"]
 Info = dict[str, str | int | float | bool]
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+"""A number, a version or a revision that a child reports."""
 
 
 class ControlError(ValueError):
@@ -148,13 +157,13 @@ class ProcessFailed(_Message, frozen=True, tag="failed"):
 
 
 class Heartbeat(_Message, frozen=True, tag="beat"):
-    """An engine's loop runs: sent between steps and while idle, see HEARTBEAT_INTERVAL_S."""
+    """The process's loop runs: sent between steps and while idle, see HEARTBEAT_INTERVAL_S."""
 
 
 class DrainEngine(_Message, frozen=True, tag="drain-engine"):
     """Stop giving engine ``rank`` new streams (``draining``), or give it streams again."""
 
-    rank: int
+    rank: Count
     draining: bool
 
 
@@ -183,7 +192,7 @@ class ProposeState(_Message, frozen=True, tag="propose-state"):
     name: str
     key: str
     # Version of the state before the change; 0 for a state that never changed.
-    base: int
+    base: Count
     arguments: dict[str, Any]
 
 
@@ -199,7 +208,7 @@ class AgreedStates(_Message, frozen=True, tag="agreed-states"):
 class StatesAdopted(_Message, frozen=True, tag="states-adopted"):
     """The API server applies this revision of the agreed states."""
 
-    revision: int
+    revision: Count
 
 
 class EnableThroughputLog(_Message, frozen=True, tag="speak"):
@@ -219,8 +228,8 @@ ChildReport = Progress | Ready | ProcessFailed | Heartbeat | DrainEngine | Propo
 _to_child: msgspec.json.Decoder[Launch | SupervisorCommand] = msgspec.json.Decoder(Launch | SupervisorCommand)
 _to_supervisor: msgspec.json.Decoder[ChildReport] = msgspec.json.Decoder(ChildReport)
 
-# msgspec raises UnicodeDecodeError for a string that is not UTF-8.
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+# msgspec raises UnicodeDecodeError for a string that is not UTF-8, RecursionError for lists within lists.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 # -- lines, without I/O --------------------------------------------------------------------------------
@@ -244,6 +253,9 @@ class LineBuffer:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The lines that ``data`` completes, without newlines. Raises ControlError for a line too long."""
+        if b"\n" not in data and len(self._partial) + len(data) < MAX_LINE_BYTES:
+            self._partial += data
+            return []
         self._partial += data
         lines = self._partial.split(b"\n")
         self._partial = lines.pop()
@@ -263,9 +275,12 @@ def decode_for_child(line: bytes) -> Launch | SupervisorCommand:
 def decode_for_supervisor(line: bytes) -> ChildReport:
     """Raises ControlError unless ``line`` is a message to the supervisor."""
     try:
-        return _to_supervisor.decode(line)
+        report = _to_supervisor.decode(line)
     except _UNREADABLE as error:
         raise _refusal(line, error) from error
+    if isinstance(report, ProposeState) and len(line) > MAX_STATE_BYTES:
+        raise ControlError(f"a proposed setting of {len(line)} bytes, at most {MAX_STATE_BYTES}")
+    return report
 
 
 def _refusal(line: bytes, error: Exception) -> ControlError:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import select
 import selectors
 import signal
 import socket
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from penstock.config.errors import ConfigError
 from penstock.supervisor.children.child_main import main
 from penstock.wire.channel import ControlChannel
-from penstock.wire.control import Drain, Launch, Role, Stop
+from penstock.wire.control import HEARTBEAT_INTERVAL_S, Drain, EnginesDraining, Launch, Role, Stop
 from penstock.wire.handover import HandoverReceiver
 
 log = logging.getLogger("penstock.fake")
@@ -39,7 +40,7 @@ def serve(control: ControlChannel, launch: Launch, *, deaf: bool = False) -> int
         taker.report(0, accepts=True)
     control.ready({"device": "fake", "pid": os.getpid()} if launch.role == "engine" else {})
     while True:
-        for key, _ in selector.select():
+        for key, _ in selector.select(HEARTBEAT_INTERVAL_S):
             if listener is not None and key.fileobj is listener:
                 with contextlib.suppress(BlockingIOError):  # another API server was faster
                     answer(listener.accept()[0], launch)
@@ -53,6 +54,7 @@ def serve(control: ControlChannel, launch: Launch, *, deaf: bool = False) -> int
                 log.info("got %s", type(order).__name__)
                 if isinstance(order, Stop) or (isinstance(order, Drain) and not deaf):
                     return 0
+        control.heartbeat()
 
 
 def answer(connection: socket.socket, launch: Launch) -> None:
@@ -95,6 +97,52 @@ def slow(control: ControlChannel, launch: Launch) -> int:
     return serve(control, launch)
 
 
+def ready_then(*parts: bytes, endless: bool = False) -> Callable[[ControlChannel, Launch], int]:
+    """Serves, and writes bytes to the control channel that are none of its messages; ``endless``: for ever."""
+
+    def run(control: ControlChannel, launch: Launch) -> int:
+        control.ready()
+        with socket.socket(fileno=os.dup(control.fileno())) as raw:
+            raw.setblocking(True)
+            while True:
+                for part in parts:
+                    raw.sendall(part)
+                if not endless:
+                    return serve(control, launch)
+
+    return run
+
+
+def toggling(control: ControlChannel, launch: Launch) -> int:
+    """Serves, and has an engine drained and resumed without end, as fast as the supervisor answers."""
+    control.ready()
+    draining, toggled = False, 0
+    while True:
+        draining, toggled = not draining, toggled + 1
+        control.drain_engine(0, draining=draining)
+        if toggled == 700:
+            log.info("has toggled an engine 700 times")
+        orders: list[object] = []
+        while not any(isinstance(order, EnginesDraining) for order in orders):
+            select.select([control], [], [], HEARTBEAT_INTERVAL_S)
+            control.heartbeat()
+            orders = [*control.receive()]
+            if any(isinstance(order, Stop | Drain) for order in orders):
+                return 0
+
+
+def mute(control: ControlChannel, launch: Launch) -> int:
+    """Ready, and never heard of again, nor does it read what it is told."""
+    control.ready()
+    while True:
+        signal.pause()
+
+
+def nested(depth: int) -> bytes:
+    arguments = b'{"a":' * depth + b"1" + b"}" * depth
+    return b'{"type":"propose-state","name":"a","key":"k","base":0,"arguments":%s}\n' % arguments
+
+
 BEHAVIOURS: dict[str, Callable[[ControlChannel, Launch], int]] = {
     "serve": serve,
     "deaf": lambda control, launch: serve(control, launch, deaf=True),
@@ -105,6 +153,14 @@ BEHAVIOURS: dict[str, Callable[[ControlChannel, Launch], int]] = {
     "die": dying,
     "hang": hanging,
     "slow": slow,
+    "not UTF-8": ready_then(b'{"type":"failed","message":"\xff","fatal":false}\n'),
+    "too long": ready_then(b"x" * (2 << 20)),
+    "too deep": ready_then(nested(100_000)),
+    "text": ready_then(b"Loading weights...\n"),
+    "no such engine": ready_then(b'{"type":"drain-engine","rank":-1,"draining":true}\n'),
+    "flood": ready_then(b'{"type":"beat"}\n' * 4000, endless=True),
+    "toggle": toggling,
+    "mute": mute,
 }
 
 

@@ -29,6 +29,7 @@ def test_a_server_that_cannot_be_started_is_given_up(expert_parallel: bool) -> N
         startup_timeout=60,
         drain_timeout=1,
         engine_hang_timeout=60,
+        api_server_hang_timeout=60,
         expert_parallel=expert_parallel,
     )
     supervisor = Supervisor(

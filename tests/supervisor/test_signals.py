@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 from collections.abc import Iterator
 
@@ -54,7 +56,44 @@ def test_signals_are_received_in_order() -> None:
     with SignalReceiver() as receiver:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGHUP)
-        assert receiver.receive() == bytes([signal.SIGTERM, signal.SIGHUP])
+        assert receiver.pending
+        assert receiver.receive() == [signal.SIGTERM, signal.SIGHUP]
+        assert not receiver.pending
+        assert receiver.receive() == []
+
+
+def test_a_signal_behind_a_storm_of_others_is_received() -> None:
+    """The wake-up socket has room for some hundred."""
+    with SignalReceiver() as receiver:
+        for _ in range(2000):
+            signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGTERM)
+        assert receiver.receive() == [signal.SIGHUP, signal.SIGTERM]
+        assert receiver.receive() == []
+
+
+def test_sighup_without_descriptors_is_no_closed_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "_has_controlling_terminal", lambda: True)
+    receiver = SignalReceiver()
+    monkeypatch.undo()
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert receiver.request(signal.SIGHUP) is SignalRequest.ROLLING_RESTART
+
+
+def test_signals_that_follow_an_interruption_do_not_interrupt_the_clean_up() -> None:
+    cleaned = False
+    with pytest.raises(Interrupted), interruptible():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            for _ in range(50):
+                signal.raise_signal(signal.SIGTERM)
+            cleaned = True
+    assert cleaned
 
 
 def test_a_signal_interrupts_the_block_and_nothing_after_it() -> None:

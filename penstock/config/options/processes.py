@@ -32,6 +32,15 @@ class ProcessOptions(HostOptions, frozen=True, kw_only=True, forbid_unknown_fiel
             ge=0,
         ),
     ] = 60.0
+    api_server_hang_timeout: Annotated[
+        float,
+        option(
+            "Maximum time without a heartbeat before an API server, or the coordinator, is killed and "
+            "restarted, in seconds. 0: no limit.",
+            "Processes",
+            ge=0,
+        ),
+    ] = 60.0
     resume_timeout: Annotated[
         float,
         option(

@@ -51,10 +51,12 @@ class ShowProgress:
 
 @dataclass(frozen=True, slots=True)
 class WriteLog:
-    """Write a log line; ``level`` is one of :mod:`logging`'s."""
+    """Write a log line; ``level`` is one of :mod:`logging`'s. With a ``subject``, one line a minute about it,
+    because a child or a sender of signals can cause more at any rate."""
 
     level: int
     text: str
+    subject: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

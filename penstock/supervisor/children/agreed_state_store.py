@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.supervisor.children.actions import ProcessName
-from penstock.wire.control import AgreedState, AgreedStates, ProposeState
+from penstock.wire.control import MAX_STATES, AgreedState, AgreedStates, ProposeState
 
 
 class AgreedStateStore:
@@ -21,10 +21,13 @@ class AgreedStateStore:
         """The revision that each API server has applied."""
 
     def propose(self, change: ProposeState) -> bool:
-        """Records a change and returns True; False: the state has changed since the change was prepared."""
+        """Records a change and returns True; False: the state has changed since the change was prepared, or
+        there are MAX_STATES other states."""
         states = {state.name: state for state in self.agreed.states}
         state = states.get(change.name)
         if (0 if state is None else state.version) != change.base:
+            return False
+        if state is None and len(states) >= MAX_STATES:
             return False
         revision = self.agreed.revision + 1
         states[change.name] = AgreedState(
@@ -34,8 +37,8 @@ class AgreedStateStore:
         return True
 
     def confirm(self, server: ProcessName, revision: int) -> None:
-        """An API server has applied a revision."""
-        self._confirmed[server] = revision
+        """An API server has applied a revision; one that does not exist counts as the latest."""
+        self._confirmed[server] = min(revision, self.agreed.revision)
 
     def forget(self, server: ProcessName) -> None:
         """An API server has exited."""

@@ -42,19 +42,25 @@ class ApiServerBroadcast:
         """An API server asks that an engine get no new streams, or get them again."""
         if report.rank >= self._all_engines:
             text = f"{child.name} asked for engine {report.rank}, which does not exist"
-            self._children.log(logging.ERROR, text)
+            self._children.log_rarely(logging.WARNING, f"unknown engine of {child.name}", text)
+            return
+        if report.draining == (report.rank in self._draining):
+            self._children.send(child, self._engines_draining())
             return
         change = self._draining.add if report.draining else self._draining.discard
         change(report.rank)
         how = "gets no new streams" if report.draining else "gets new streams again"
-        self._children.log(logging.INFO, f"engine {report.rank} {how}")
+        text = f"engine {report.rank} {how}"
+        self._children.log_rarely(logging.INFO, text, text)
         self._send_to_all(self._engines_draining())
 
     def propose(self, child: Child, change: ProposeState) -> None:
         """Decides a change that all engines have prepared. The sender of one that is outdated gets the agreed
         states."""
         if self._agreed_states.propose(change):
-            self._children.log(logging.INFO, f"agreed: {change.name} {change.arguments}")
+            arguments = ", ".join(f"{name} {value}" for name, value in change.arguments.items())
+            text = f"agreed by all engines: {change.name} ({arguments})"
+            self._children.log_rarely(logging.INFO, text, text)
             self._send_to_all(self._agreed_states.agreed)
         else:
             self._children.send(child, self._agreed_states.agreed)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 from collections.abc import Callable, Sequence
 
+from penstock.exit_codes import StartupError
 from penstock.supervisor.signals import termination_signals_blocked
-from penstock.wire.channel import ChildChannel, ChildGone
-from penstock.wire.control import Launch
+from penstock.wire.channel import ChildChannel
+from penstock.wire.control import ControlError, Launch
 
 _STDERR = 2
+MAX_REPORTS_PER_S = 1000
+"""Reports of one child that are read within a second; later ones wait in its own outbox."""
 
 
 class ChildProcess:
@@ -22,6 +24,11 @@ class ChildProcess:
         self._popen = popen
         self.channel = channel
         self._on_end = on_end
+        self.listening = True
+        """Whether its reports are still of use: False once its channel has ended or carried nonsense."""
+        self._second = 0.0
+        self._reports = 0
+        """Reports read since ``_second``."""
 
     @classmethod
     def start(
@@ -33,9 +40,14 @@ class ChildProcess:
         Must run in the main thread, see
         :func:`penstock.supervisor.children.parent_death.exit_with_supervisor`. The child inherits standard
         error, also as its standard output, and nothing on standard input. ``on_end`` is called when it has
-        exited. Raises OSError when no process can be started.
+        exited. Raises OSError when no process can be started, StartupError for options that take too much
+        room.
         """
         channel, theirs = ChildChannel.pair()
+        try:
+            channel.send(launch)
+        except ControlError as error:
+            raise StartupError(f"the options are too long to be passed on: {error}") from None
         inherited = [fd for fd in (theirs.fileno(), launch.listen_fd, launch.handover_fd) if fd is not None]
         try:
             with termination_signals_blocked(), theirs:
@@ -48,9 +60,18 @@ class ChildProcess:
         except OSError:
             channel.close()
             raise
-        with contextlib.suppress(ChildGone):  # it has exited already; its exit code says why
-            channel.send(launch)
         return cls(popen, channel, on_end)
+
+    def count_reports(self, count: int, now: float) -> None:
+        """So many reports were read."""
+        if now >= self._second + 1.0:
+            self._second, self._reports = now, 0
+        self._reports += count
+
+    def paused_until(self, now: float) -> float | None:
+        """When reports are read again, after too many of them; None: now."""
+        until = self._second + 1.0
+        return until if self._reports > MAX_REPORTS_PER_S and now < until else None
 
     @property
     def pid(self) -> int:

@@ -217,6 +217,10 @@ class ChildTable:
         """A log line; ``level`` is one of :mod:`logging`'s."""
         self.add_action(WriteLog(level, text))
 
+    def log_rarely(self, level: int, subject: str, text: str) -> None:
+        """A log line, once a minute about ``subject``: what it tells can happen at any rate."""
+        self.add_action(WriteLog(level, text, subject))
+
     def add_action(self, action: Action) -> None:
         self._actions.append(action)
 

@@ -2,7 +2,7 @@
 
 It is fed events (a report, an exit, a signal, the time) and answers each with the actions to take. Parts of
 it: the states of a child (``child_state``), shutdown (``lifecycle``), restarts after a crash (``recovery``,
-``restart_policy``), hung engines (``hang_detection``), replaced API servers (``rolling_restart``), and what
+``restart_policy``), hung processes (``hang_detection``), replaced API servers (``rolling_restart``), and what
 all API servers must know (``api_server_broadcast``).
 """
 
@@ -27,12 +27,14 @@ from penstock.wire.control import (
     Progress,
     ProposeState,
     Ready,
+    Role,
     StatesAdopted,
 )
 
 
 class ProcessManager:
-    """All children of one ``penstock serve``. Times are seconds of any monotonic clock."""
+    """All children of one ``penstock serve``. Times are seconds of a clock that only runs while the supervisor
+    does."""
 
     def __init__(
         self,
@@ -42,13 +44,15 @@ class ProcessManager:
         startup_timeout: float,
         drain_timeout: float,
         engine_hang_timeout: float,
+        api_server_hang_timeout: float,
         coordinator: bool = False,
         expert_parallel: bool = False,
         first_rank: int = 0,
         all_engines: int | None = None,
     ) -> None:
         """``engines`` start here, from ``first_rank`` on, of ``all_engines`` on all hosts (None: there are no
-        others). ``engine_hang_timeout`` 0: engines may be silent for any time. ``coordinator``: start one.
+        others). A hang timeout of 0: these processes may be silent for any time; that of API servers is the
+        coordinator's too. ``coordinator``: start one.
         ``expert_parallel``: the engines are one group, restarted together. Without API servers, as on a
         headless host, engines are drained instead."""
         names = [ProcessName("coordinator", 0)] if coordinator else []
@@ -57,7 +61,12 @@ class ProcessManager:
         self._children = ChildTable(names, startup_timeout)
         self._lifecycle = Lifecycle(self._children, "api-server" if api_servers else "engine", drain_timeout)
         self._recovery = Recovery(self._children, self._lifecycle, expert_parallel=expert_parallel)
-        self._hang_detector = HangDetector(self._children, self._recovery, engine_hang_timeout)
+        hang_timeouts: dict[Role, float] = {
+            "engine": engine_hang_timeout,
+            "api-server": api_server_hang_timeout,
+            "coordinator": api_server_hang_timeout,
+        }
+        self._hang_detector = HangDetector(self._children, self._recovery, hang_timeouts)
         self._rolling_restart = RollingRestart(self._children, api_servers)
         self._broadcast = ApiServerBroadcast(self._children, engines if all_engines is None else all_engines)
         self._startup_timeout = startup_timeout
@@ -86,7 +95,7 @@ class ProcessManager:
     def next_deadline(self) -> float | None:
         """When :meth:`tick` has something to do."""
         deadlines = [child.deadline for child in self._children]
-        deadlines += [self._lifecycle.deadline, self._hang_detector.next_check()]
+        deadlines.append(self._lifecycle.deadline)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     # -- events, each returns the actions to take --------------------------------------------------
@@ -102,10 +111,10 @@ class ProcessManager:
         child = self._children[name]
         match report:
             case Progress():
-                child.last_progress = report.text
                 if child.state is ChildState.STARTING and not child.exiting:
+                    child.last_progress = report.text
                     child.deadline = now + self._startup_timeout
-                self._children.add_action(ShowProgress(name, report))
+                    self._children.add_action(ShowProgress(name, report))
             case Ready():
                 self._on_ready(child, report, now)
             case Heartbeat():
@@ -146,7 +155,7 @@ class ProcessManager:
         child = self._children[name]
         if returncode == EXIT_FATAL and child.failure is None:
             child.failure = ProcessFailed(message="it would fail the same way again", fatal=True)
-        orderly = child.killed or returncode == EXIT_OK
+        orderly = returncode == EXIT_OK or (child.killed and child.failure is None)
         self._on_exit(child, describe_exit(returncode, killed=child.killed), now, orderly=orderly)
         return self._children.take_actions()
 
@@ -159,14 +168,13 @@ class ProcessManager:
         """SIGHUP: replace the API servers one by one."""
         if self.phase is not Phase.SERVING or self._rolling_restart.running:
             doing = "replacing API servers" if self._rolling_restart.running else self.phase.name.lower()
-            self._children.log(logging.WARNING, f"SIGHUP while {doing}: ignored")
+            self._children.log_rarely(logging.WARNING, "SIGHUP", f"SIGHUP while {doing}: ignored")
         else:
             self._rolling_restart.start(now)
         return self._children.take_actions()
 
     def tick(self, now: float) -> list[Action]:
         """Handles the deadlines that have passed."""
-        self._hang_detector.check(now)
         for child in self._children:
             if child.deadline is not None and child.deadline <= now:
                 child.deadline = None
@@ -202,7 +210,7 @@ class ProcessManager:
     def _on_deadline(self, child: Child, now: float) -> None:
         if child.state is ChildState.WAITING:
             self._children.spawn(child, now)
-        elif child.state is ChildState.READY and not child.exiting:
+        elif self._hang_detector.is_watched(child):
             self._hang_detector.on_silence(child, now)
         else:
             if child.state is ChildState.STARTING and not child.exiting:

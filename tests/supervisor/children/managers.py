@@ -26,6 +26,7 @@ def make(
     coordinator: bool = False,
     first_rank: int = 0,
     all_engines: int | None = None,
+    server_hang_timeout: float = 0,
 ) -> ProcessManager:
     """With ``engines``, or an expert-parallel ``group`` of so many."""
     return ProcessManager(
@@ -34,6 +35,7 @@ def make(
         startup_timeout=STARTUP_S,
         drain_timeout=DRAIN_S,
         engine_hang_timeout=hang_timeout,
+        api_server_hang_timeout=server_hang_timeout,
         coordinator=coordinator,
         expert_parallel=group > 0,
         first_rank=first_rank,

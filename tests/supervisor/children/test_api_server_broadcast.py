@@ -61,7 +61,7 @@ def test_a_decision_is_told_to_all_api_servers_and_again_when_all_act_by_it() ->
     manager = serving(2)
     actions = manager.report(OTHER, SLEEP, 2.0)
     assert done(actions) == [Send(SERVER, agreed()), Send(OTHER, agreed())]
-    assert said(actions) == ["agreed: sleep {'level': 1}"]
+    assert said(actions) == ["agreed by all engines: sleep (level 1)"]
     assert manager.report(SERVER, StatesAdopted(revision=1), 3.0) == []
     everyone = [Send(SERVER, agreed(1)), Send(OTHER, agreed(1))]
     assert manager.report(OTHER, StatesAdopted(revision=1), 3.0) == everyone

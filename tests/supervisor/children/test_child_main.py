@@ -14,7 +14,7 @@ import pytest
 
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_ORPHANED
 from penstock.wire.channel import ChildChannel, ChildGone
-from penstock.wire.control import ChildReport, ProcessFailed, Ready, Stop
+from penstock.wire.control import ChildReport, Heartbeat, ProcessFailed, Ready, Stop
 from tests.launches import launch
 from tests.supervisor.harness import PATIENCE_S
 
@@ -37,12 +37,12 @@ class Child:
             )
 
     def report(self) -> ChildReport:
-        """The next one; it comes alone."""
+        """The next one but heartbeats; it comes alone."""
         while True:
             with socket.socket(fileno=os.dup(self.channel.fileno())) as waiting:
                 waiting.settimeout(PATIENCE_S)
                 waiting.recv(1, socket.MSG_PEEK)
-            reports = self.channel.receive()
+            reports = [each for each in self.channel.receive() if not isinstance(each, Heartbeat)]
             if reports:
                 [report] = reports
                 return report

@@ -5,17 +5,18 @@ import signal
 import pytest
 
 from penstock.supervisor.children.actions import Action, Kill, ProcessName, Spawn
-from penstock.supervisor.children.hang_detection import HEARTBEAT_CHECK_INTERVAL_S
 from penstock.supervisor.children.process_manager import ProcessManager
 from penstock.wire.control import Heartbeat, Ready
 from tests.supervisor.children.managers import (
     ENGINE,
     HANG_S,
+    OTHER,
     SERVER,
     STARTUP_S,
     done,
     errors,
     make,
+    ready,
     serving,
     watched,
 )
@@ -32,31 +33,40 @@ def test_an_engine_that_falls_silent_is_killed_and_started_again() -> None:
     assert manager.tick(36.0) == [Spawn(ENGINE, 1)]
 
 
-@pytest.mark.parametrize("stopped", [HANG_S - 5.0, HANG_S, HANG_S + 0.5, 10 * HANG_S])
-def test_time_in_which_the_supervisor_was_stopped_itself_is_nobody_s_silence(stopped: float) -> None:
-    manager = serving(hang_timeout=HANG_S)
-    assert watched(manager, 1.0, 6.0) == []
-    again = 6.0 + stopped
-    assert manager.tick(again) == []
-    left = 1.0 + HANG_S - 6.0 - HEARTBEAT_CHECK_INTERVAL_S
-    assert watched(manager, again, again + left - 0.1) == []
-    assert done(watched(manager, again + left - 0.1, again + left + 2 * HEARTBEAT_CHECK_INTERVAL_S)) == [
-        Kill(ENGINE)
-    ]
+@pytest.mark.parametrize("name", [ProcessName("coordinator", 0), SERVER])
+def test_an_api_server_or_coordinator_that_falls_silent_is_killed_and_started_again(
+    name: ProcessName,
+) -> None:
+    manager = ready(make(coordinator=True, server_hang_timeout=HANG_S))
+    for other in manager.names():
+        if other != name:
+            manager.report(other, Heartbeat(), 20.0)
+    assert done(watched(manager, 1.0, 1.0 + HANG_S)) == [Kill(name)]
+    [error] = errors(manager.exited(name, -signal.SIGKILL, 22.0))
+    assert "not heard of for 20 s (--api-server-hang-timeout)" in error
+    assert manager.tick(23.0) == [Spawn(name, 1)]
 
 
-def test_a_word_that_came_while_the_supervisor_was_stopped_gives_no_more_than_the_timeout() -> None:
-    manager = serving(hang_timeout=HANG_S)
-    manager.report(ENGINE, Heartbeat(), 100.0)
-    assert manager.tick(100.0) == []
-    assert done(watched(manager, 100.0, 100.0 + HANG_S)) == [Kill(ENGINE)]
+def test_a_retiring_api_server_that_falls_silent_is_killed() -> None:
+    manager = ready(make(server_hang_timeout=HANG_S))
+    manager.start_rolling_restart(2.0)
+    manager.report(OTHER, Ready(), 3.0)
+    manager.report(OTHER, Heartbeat(), 15.0)
+    assert done(watched(manager, 3.0, 15.0 + HANG_S - 1)) == [Kill(SERVER)]
+    [error] = errors(manager.exited(SERVER, -signal.SIGKILL, 35.0))
+    assert "before it had served all it had: not heard of for 20 s" in error
 
 
-def test_api_servers_and_starting_engines_need_not_be_heard() -> None:
-    manager = make(hang_timeout=HANG_S)
+def test_processes_that_start_need_not_be_heard() -> None:
+    manager = make(hang_timeout=HANG_S, server_hang_timeout=HANG_S)
     manager.start(0.0)
-    manager.report(SERVER, Ready(), 0.0)
     assert manager.tick(STARTUP_S - 0.1) == []
+
+
+def test_without_a_timeout_nobody_need_be_heard() -> None:
+    manager = serving()
+    assert manager.next_deadline() is None
+    assert manager.tick(1e6) == []
 
 
 # -- an expert-parallel group ------------------------------------------------------------------------
