@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -58,4 +59,4 @@ class ByteSource:
         """``whole``, cut at up to ``most`` places. Two bytes for each place."""
         cuts = sorted(self.number(2) % (len(whole) + 1) for _ in range(self.below(most + 1)))
         edges = [0, *cuts, len(whole)]
-        return [whole[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+        return [whole[start:end] for start, end in itertools.pairwise(edges)]

@@ -1,4 +1,4 @@
-"""What parses server-sent events: the parser itself, and the gateway's observer of a model server's stream."""
+"""What parses server-sent events: the parser itself, and the gateway's observer of streams."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _control_seeds() -> tuple[bytes, ...]:
 
 _HTTP = (
     b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}",
     b"POST /x?y=1 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2;e=1\r\n{}\r\n0\r\nT: 1\r\n\r\n",
     b"HEAD * HTTP/1.0\r\nConnection: keep-alive\r\nExpect: 100-continue\r\nUpgrade: h2c\r\n\r\n",
 )
@@ -121,19 +121,26 @@ _REPLIES = (
 _EVENTS = (
     b'data: {"choices":[{"index":0,"text":" a"}]}\n\n' * 2
     + b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\ndata: [DONE]\n\n',
-    b'event: content_block_delta\r\ndata: {"type":"content_block_delta","delta":{"text":"a"}}\r\n\r\n: c\r\n\r\n',
-    b'\xef\xbb\xbfdata: {"error":{"message":"gone"}}\r\rdata: {"type":"message_start","message":{"usage":{}}}\r\r',
+    b'event: content_block_delta\r\ndata: {"type":"content_block_delta","delta":{"text":"a"}}\r\n\r\n'
+    b": c\r\n\r\n",
+    b'\xef\xbb\xbfdata: {"error":{"message":"gone"}}\r\r'
+    b'data: {"type":"message_start","message":{"usage":{}}}\r\r',
     b'data: {"type":"response.completed","response":{"usage":{"input_tokens":1}}}\n\n',
 )
 _TEXTS = (
-    "\0\x05\x06\x08\n\1", "\2hm\3\x0f\x05\x06\x08\n", "\4\x09\x07\x08\n;", "\0{", "\x17\x0f\x17\x0c",
-)  # fmt: skip
+    "\0\x05\x06\x08\n\1",
+    "\2hm\3\x0f\x05\x06\x08\n",
+    "\4\x09\x07\x08\n;",
+    "\0{",
+    "\x17\x0f\x17\x0c",
+)
 _BODIES = (
     b'{"prompt": "x", "max_tokens": 4, "stop": ["a"], "logit_bias": {"1": 2.5}, "n": 2, "stream": true}',
     b'{"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "logprobs": true, '
     b'"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}}',
     b'{"tokens": [1, 2, 3]}',
-    b'{"prompt": [[1], [2]], "structured_outputs": {"regex": "a+"}, "stream_options": {"include_usage": true}}',
+    b'{"prompt": [[1], [2]], "structured_outputs": {"regex": "a+"}, '
+    b'"stream_options": {"include_usage": true}}',
 )
 
 TARGETS: dict[str, Target] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -16,8 +17,7 @@ from penstock.generation.parsers.json_calls import JsonCallsParser
 from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.named_call import NamedCallParser
 from penstock.generation.parsers.think import ThinkParser
-from penstock.http.errors import ApiError
-from tests.generation.planning import Planners, planners
+from tests.generation.planning import Planners, error_or_none, planners
 from tests.hostile.fuzz.byte_source import ByteSource
 
 # -- output parsers
@@ -30,10 +30,36 @@ PARSERS: tuple[Callable[[], OutputParser], ...] = (
     partial(NamedCallParser, "f"),
 )
 FRAGMENTS = (
-    "<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", '{"name": "f"', ', "arguments": ',
-    '"parameters": ', '{"x": 1}', "{", "}", "[", "]", '"', "\\", ";", ",", ":", " ", "\n", "null", "é", "\u2028",
-    '{"name": "g", "arguments": {"y": "}"}}', "<", "text", "\\u00e9", "\\ud800", "1e999",
-)  # fmt: skip
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+    "<|python_tag|>",
+    '{"name": "f"',
+    ', "arguments": ',
+    '"parameters": ',
+    '{"x": 1}',
+    "{",
+    "}",
+    "[",
+    "]",
+    '"',
+    "\\",
+    ";",
+    ",",
+    ":",
+    " ",
+    "\n",
+    "null",
+    "é",
+    "\u2028",
+    '{"name": "g", "arguments": {"y": "}"}}',
+    "<",
+    "text",
+    "\\u00e9",
+    "\\ud800",
+    "1e999",
+)
 """Single bytes below their number stand for these, so that a fuzzer finds them at once."""
 
 
@@ -68,7 +94,7 @@ def output_parsers(data: bytes) -> None:
     cut_at, text = source.take(12), output_text(source.rest())
     cuts = sorted(cut * 256 % (len(text) + 1) if cut > 200 else cut % (len(text) + 1) for cut in cut_at)
     edges = [0, *cuts, len(text)]
-    pieces = [text[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [text[start:end] for start, end in itertools.pairwise(edges)]
     for make in PARSERS:
         whole = _joined(make(), [text])
         assert _joined(make(), pieces) == whole == _joined(make(), list(text))
@@ -81,22 +107,24 @@ def output_parsers(data: bytes) -> None:
 
 # -- request bodies
 
-HERMES = (
-    "{%- if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<tool_call>"
-    "<|im_end|>{% endif %}{% for m in messages %}{% if loop.first and m.role == 'system' %}{{ m.content | trim }}"
-    "{% elif m.role == 'tool' %}<tool_response>{{ m.content }}{% if loop.last or messages[loop.index0 + 1].role "
-    "!= 'tool' %}<|im_end|>{% endif %}{% else %}{{ m.role }}{{ (m.content or '').split('</think>')[-1].lstrip() }}"
-    "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.name }}{{ call.function.arguments | tojson }}"
-    "{% for k, v in call.function.arguments | items %}{{ k }}={{ v }}{% endfor %}{% endfor %}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}assistant{% endif %}{% if enable_thinking %}<think>{% endif %}"
-)
-PARTS = (
-    "{{ bos_token }}{{ strftime_now('%Y') }}{% set first = messages[0] %}{% for m in messages %}"
-    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
-    "{% for part in m['content'] %}{{ part['text'] + '!' }}{% endfor %}{% endfor %}"
-    "{% for d in documents or [] %}{{ d.title.upper() }}{{ d['text'][:20] }}{% endfor %}"
-    "{{ date_string.strip() if date_string else '' }}{{ custom | length if custom else '' }}"
-)
+HERMES = """
+{%- if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}<tool_call>{% endif -%}
+{%- for m in messages -%}
+{%- if loop.first and m.role == 'system' %}{{ m.content | trim }}
+{%- elif m.role == 'tool' %}<tool_response>{{ m.content }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>{% endif -%}
+{%- else %}{{ m.role }}{{ (m.content or '').split('</think>')[-1].lstrip() }}
+{%- for call in m.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments | tojson }}
+{%- for k, v in call.function.arguments | items %}{{ k }}={{ v }}{% endfor %}{% endfor %}{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}assistant{% endif %}{% if enable_thinking %}<think>{% endif %}"""
+PARTS = """
+{%- set first = messages[0] %}{{ bos_token }}{{ strftime_now('%Y') }}
+{%- for m in messages -%}
+{%- if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles alternate') }}{% endif -%}
+{%- for part in m['content'] %}{{ part['text'] + '!' }}{% endfor %}{% endfor -%}
+{%- for d in documents or [] %}{{ d.title.upper() }}{{ d['text'][:20] }}{% endfor -%}
+{{- date_string.strip() if date_string else '' }}{{ custom | length if custom else '' }}"""
 
 
 @cache
@@ -112,9 +140,8 @@ def _planners() -> tuple[Planners, ...]:
 def _try_all(body: bytes) -> None:
     for made in _planners():
         for plan in (made.completion, made.chat, made.tokenize, made.detokenize):
-            try:
-                plan(body)  # type: ignore[operator]
-            except ApiError as error:
+            error = error_or_none(plan, body)
+            if error is not None:
                 assert 400 <= error.status < 500, error.body()
                 assert msgspec.json.decode(error.body())["error"]["message"]
 
@@ -131,19 +158,63 @@ def bodies(data: bytes) -> None:
 
 
 _ODD: tuple[Any, ...] = (
-    None, "", "x", "user", "assistant", "system", "tool", 0, -1, 1.5, 10**30, True, [], {}, [[]], {"": {}},
-    "{}", "[1]", '{"a": {"b": [1, "}"]}}', "\u2028\ufeff\x00", "{{ 7 * 7 }}", "{% raw %}", "</think>",
-    "<|im_end|>", [{"type": "text", "text": "part"}], [{"type": "image_url"}], ["a", "b"], [None],
-    {"name": "f", "arguments": {"x": 1}}, {"__class__": 1, "items": 2}, "𝕏" * 40,
-)  # fmt: skip
+    None,
+    "",
+    "x",
+    "user",
+    "assistant",
+    "system",
+    "tool",
+    0,
+    -1,
+    1.5,
+    10**30,
+    True,
+    [],
+    {},
+    [[]],
+    {"": {}},
+    "{}",
+    "[1]",
+    '{"a": {"b": [1, "}"]}}',
+    "\u2028\ufeff\x00",
+    "{{ 7 * 7 }}",
+    "{% raw %}",
+    "</think>",
+    "<|im_end|>",
+    [{"type": "text", "text": "part"}],
+    [{"type": "image_url"}],
+    ["a", "b"],
+    [None],
+    {"name": "f", "arguments": {"x": 1}},
+    {"__class__": 1, "items": 2},
+    "𝕏" * 40,
+)
 _MESSAGE = (
-    "role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "refusal", "function_call",
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "reasoning_content",
+    "refusal",
+    "function_call",
     "surprise",
-)  # fmt: skip
+)
 _FIELDS = (
-    "tools", "documents", "chat_template_kwargs", "tool_choice", "add_generation_prompt", "echo",
-    "continue_final_message", "reasoning_effort", "response_format", "parallel_tool_calls", "stream", "max_tokens",
-)  # fmt: skip
+    "tools",
+    "documents",
+    "chat_template_kwargs",
+    "tool_choice",
+    "add_generation_prompt",
+    "echo",
+    "continue_final_message",
+    "reasoning_effort",
+    "response_format",
+    "parallel_tool_calls",
+    "stream",
+    "max_tokens",
+)
 _VARIABLES = ("custom", "date_string", "enable_thinking", "messages", "tools", "loop", "bos_token", "range")
 
 
@@ -170,7 +241,7 @@ def _message(source: ByteSource) -> dict[str, Any]:
 
 
 def conversations(data: bytes) -> None:
-    """Conversations of odd messages with odd variables are rendered, or refused with an error of the client."""
+    """Odd conversations with odd variables are rendered, or refused with an error of the client."""
     source = ByteSource(data)
     body: dict[str, Any] = {"messages": [_message(source) for _ in range(source.below(4))], "max_tokens": 4}
     for _ in range(source.below(4)):

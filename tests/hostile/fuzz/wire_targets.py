@@ -148,7 +148,7 @@ def coordinator(data: bytes) -> None:
 
 
 def control_lines(data: bytes) -> None:
-    """Lines of the control channel do not depend on how they were cut; each is a message or a ControlError."""
+    """Lines of the control channel do not depend on their cuts; each is a message or a ControlError."""
     source = ByteSource(data)
     cut_at, stream = source.take(14), source.rest()
     whole, cut = control.LineBuffer(), control.LineBuffer()

@@ -36,7 +36,7 @@ def test_some_hostile_bodies(demo: Server, path: str) -> None:
     attack(demo, demo.url, fast_cases(path, 1), FAST_S)
 
 
-@pytest.mark.parametrize("path", (CHAT, COMPLETIONS))
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_some_hostile_bodies_through_the_gateway(demo: Server, front: Gateway, path: str) -> None:
     attack(demo, front.url, fast_cases(path, 2), FAST_S, psutil.Process(front.process.pid))
 
@@ -50,14 +50,14 @@ def test_every_hostile_value(demo: Server, path: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("path", (CHAT, COMPLETIONS))
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_hostile_values_in_pairs(demo: Server, path: str) -> None:
     attack(demo, demo.url, [*sample(list(couples(path)), 300), *sample(list(pairs(path)), 1 << 30)], SLOW_S)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("path", (CHAT, COMPLETIONS))
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_hostile_values_through_the_gateway(demo: Server, front: Gateway, path: str) -> None:
     cases = [*sample(list(singles(path)), 800), *sample(list(pairs(path)), 400)]
     attack(demo, front.url, sample(cases, 1 << 30), SLOW_S / 2, psutil.Process(front.process.pid))

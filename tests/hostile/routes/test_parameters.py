@@ -12,9 +12,9 @@ from urllib.parse import quote
 import pytest
 
 from tests.gateway.processes import Gateway
+from tests.hostile.memory_watch import MemoryWatch
 from tests.hostile.routes.attack import JSON, Client, Faults, fault
 from tests.hostile.routes.conftest import processes_of
-from tests.hostile.memory_watch import MemoryWatch
 from tests.integration.server import Server
 
 METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE")
@@ -39,22 +39,68 @@ _TEXTS = (
     "a" * 30_000,
 )
 _PATHS = (
-    "/", "//", "/.", "/..", "/../../etc/passwd", "/%00", "/%ff", "/%", "/%2e%2e/", "/v1", "/v1/", "/v1//completions",
-    "/v1/completions/", "/V1/completions", "/v1/completions%20", "/v1/models/", "/v1/models/%00", "/v1/models/..",
-    "/v1/models/" + "a" * 30_000, "/admin/engines/", "/admin/engines/x/drain", "/admin/engines/-1/drain",
-    "/admin/engines/99999999999999999999/resume", "/admin/engines/" + "9" * 5000 + "/drain", "/debug/gc?x=1",
-    "/health?" + "a=1&" * 5000, "/metrics?name[]=x", "/docs/../health", "*", "http://other/health", "/" + "a/" * 10_000,
-)  # fmt: skip
+    "/",
+    "//",
+    "/.",
+    "/..",
+    "/../../etc/passwd",
+    "/%00",
+    "/%ff",
+    "/%",
+    "/%2e%2e/",
+    "/v1",
+    "/v1/",
+    "/v1//completions",
+    "/v1/completions/",
+    "/V1/completions",
+    "/v1/completions%20",
+    "/v1/models/",
+    "/v1/models/%00",
+    "/v1/models/..",
+    "/v1/models/" + "a" * 30_000,
+    "/admin/engines/",
+    "/admin/engines/x/drain",
+    "/admin/engines/-1/drain",
+    "/admin/engines/99999999999999999999/resume",
+    "/admin/engines/" + "9" * 5000 + "/drain",
+    "/debug/gc?x=1",
+    "/health?" + "a=1&" * 5000,
+    "/metrics?name[]=x",
+    "/docs/../health",
+    "*",
+    "http://other/health",
+    "/" + "a/" * 10_000,
+)
 _HEADERS: tuple[dict[str, str], ...] = (
-    {"Authorization": "Bearer "}, {"Authorization": "Bearer " + "a" * 20_000}, {"Authorization": "Basic YTpi"},
-    {"Authorization": "é"}, {"X-Request-Id": "a" * 300}, {"X-Request-Id": "\xff\x01"}, {"X-Session-Id": "s" * 60_000},
-    {"X-data-parallel-rank": "9" * 5000}, {"X-data-parallel-rank": "-1"}, {"X-data-parallel-rank": "1.5"},
-    {"X-data-parallel-rank": "0, 0"}, {"Idempotency-Key": "k" * 300}, {"Idempotency-Key": ""}, {"Expect": "200-ok"},
-    {"Content-Type": "application/json; charset=latin-1"}, {"Content-Type": "a" * 1000}, {"Accept": "x/" * 5000},
-    {"Content-Encoding": "gzip"}, {"Transfer-Encoding": "gzip"}, {"Connection": "close, keep-alive"}, {"Range": "bytes=0-1"},
-    {"Origin": "null"}, {"Origin": "http://a" * 1000}, {"traceparent": "00-" + "0" * 50}, {"traceparent": "x" * 9000},
-    {"Via": "1.1 x"}, {"Upgrade": "websocket", "Connection": "Upgrade"}, {"Cookie": "a=b; " * 2000},
-)  # fmt: skip
+    {"Authorization": "Bearer "},
+    {"Authorization": "Bearer " + "a" * 20_000},
+    {"Authorization": "Basic YTpi"},
+    {"Authorization": "é"},
+    {"X-Request-Id": "a" * 300},
+    {"X-Request-Id": "\xff\x01"},
+    {"X-Session-Id": "s" * 60_000},
+    {"X-data-parallel-rank": "9" * 5000},
+    {"X-data-parallel-rank": "-1"},
+    {"X-data-parallel-rank": "1.5"},
+    {"X-data-parallel-rank": "0, 0"},
+    {"Idempotency-Key": "k" * 300},
+    {"Idempotency-Key": ""},
+    {"Expect": "200-ok"},
+    {"Content-Type": "application/json; charset=latin-1"},
+    {"Content-Type": "a" * 1000},
+    {"Accept": "x/" * 5000},
+    {"Content-Encoding": "gzip"},
+    {"Transfer-Encoding": "gzip"},
+    {"Connection": "close, keep-alive"},
+    {"Range": "bytes=0-1"},
+    {"Origin": "null"},
+    {"Origin": "http://a" * 1000},
+    {"traceparent": "00-" + "0" * 50},
+    {"traceparent": "x" * 9000},
+    {"Via": "1.1 x"},
+    {"Upgrade": "websocket", "Connection": "Upgrade"},
+    {"Cookie": "a=b; " * 2000},
+)
 
 
 class Request(NamedTuple):

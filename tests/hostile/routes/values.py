@@ -72,10 +72,26 @@ def fields_of(struct: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
 
 
 _OF_ANY_TYPE = (
-    b"null", b"true", b'""', b'"x"', b"0", b"-1", b"1.5", b"[]", b"{}", b"[null]", b"NaN", b"-Infinity", b"1e999",
-    b"1" * 5000, b'"\\ud800"', b'"\xff"', b"[" * DEEP + b"]" * DEEP, b"[" * TOO_DEEP,
+    b"null",
+    b"true",
+    b'""',
+    b'"x"',
+    b"0",
+    b"-1",
+    b"1.5",
+    b"[]",
+    b"{}",
+    b"[null]",
+    b"NaN",
+    b"-Infinity",
+    b"1e999",
+    b"1" * 5000,
+    b'"\\ud800"',
+    b'"\xff"',
+    b"[" * DEEP + b"]" * DEEP,
+    b"[" * TOO_DEEP,
     b'{"a":' * DEEP + b"1" + b"}" * DEEP,
-)  # fmt: skip
+)
 _INTS = (
     0,
     1,
@@ -97,15 +113,40 @@ _INTS = (
 )
 _FLOATS = (b"-0.0", b"0.5", b"2", b"-2.1", b"1e-320", b"1e308", b"-1e308", b"1e30")
 _TEXTS = (
-    "user", "a" * 65, "a" * 1025, "\x00", "\r\n\r\n", "é\u2028😀", "(" * 300, "a{1000}{1000}", "(a|aa)+$", "../../etc",
-    '{"$ref": "#"}', "start: a\na: a", "start: " + "a? " * 200, "none", "auto", "required", "text", "json_schema",
-)  # fmt: skip
+    "user",
+    "a" * 65,
+    "a" * 1025,
+    "\x00",
+    "\r\n\r\n",
+    "é\u2028😀",
+    "(" * 300,
+    "a{1000}{1000}",
+    "(a|aa)+$",
+    "../../etc",
+    '{"$ref": "#"}',
+    "start: a\na: a",
+    "start: " + "a? " * 200,
+    "none",
+    "auto",
+    "required",
+    "text",
+    "json_schema",
+)
 SCHEMAS: tuple[Any, ...] = (
-    {"$ref": "#"}, {"type": "object"}, {"type": "nonsense"}, {"enum": []}, {"enum": list(range(500))}, {"not": {}},
-    {"allOf": [{"type": "string"}, {"type": "integer"}]}, {"type": "array", "minItems": 10**9}, {"pattern": "((((a*)*)*)*)*b"},
-    {"type": "string", "minLength": 10**7}, {"properties": {f"p{i}": {"type": "string"} for i in range(300)}},
-    {"type": "function", "function": {"name": "f"}}, {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
-)  # fmt: skip
+    {"$ref": "#"},
+    {"type": "object"},
+    {"type": "nonsense"},
+    {"enum": []},
+    {"enum": list(range(500))},
+    {"not": {}},
+    {"allOf": [{"type": "string"}, {"type": "integer"}]},
+    {"type": "array", "minItems": 10**9},
+    {"pattern": "((((a*)*)*)*)*b"},
+    {"type": "string", "minLength": 10**7},
+    {"properties": {f"p{i}": {"type": "string"} for i in range(300)}},
+    {"type": "function", "function": {"name": "f"}},
+    {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+)
 
 
 def _values(type: inspect.Type, depth: int) -> Iterator[bytes]:
