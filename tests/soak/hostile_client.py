@@ -254,8 +254,15 @@ async def _receive(sock: socket.socket) -> bytes:
 async def _read(sock: socket.socket, *, until_end: bool) -> bytes:
     """What comes until the connection closes, or only the first reply's head."""
     data = b""
-    while (until_end or b"\r\n\r\n" not in data) and (more := await _receive(sock)):
+    while (until_end or b"\r\n\r\n" not in _final(data)) and (more := await _receive(sock)):
         data += more
+    return _final(data)
+
+
+def _final(data: bytes) -> bytes:
+    """Without interim replies such as 100 (Continue)."""
+    while data.startswith(b"HTTP/1.1 1") and b"\r\n\r\n" in data:
+        _, _, data = data.partition(b"\r\n\r\n")
     return data
 
 

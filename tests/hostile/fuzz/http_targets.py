@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.gateway.upstream.http_client import Connection, ConnectionPool, Headers
-from penstock.http.asgi import ClientGone, read_any_body, send_json
-from penstock.http.errors import ApiError
+from penstock.http.asgi import send_json
 from tests.hostile.fuzz.byte_source import ByteSource
 from tests.http.connections import FakeTransport, connection
 
 TURNS = 8
 """Iterations of the event loop without a change after which nothing more happens."""
-BODY_LIMIT = 4096
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _loop = asyncio.new_event_loop()
 
@@ -35,20 +33,16 @@ class Served:
     async def app(self, scope: Any, receive: Any, send: Any, sink: Any) -> None:
         """Reads the body and answers."""
         self.started += 1
-        try:
-            body = await read_any_body(receive, BODY_LIMIT, _too_large)
-        except ClientGone:
-            return
-        except ApiError as error:
-            await send_json(send, error.body(), error.status, [(b"connection", b"close")])
-            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
         seen = scope["method"], scope["raw_path"], scope["query_string"], tuple(scope["headers"]), body
         self.requests.append(seen)
         await send_json(send, b"{}")
-
-
-def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"more than {limit} bytes")
 
 
 class _Failures(logging.Handler):
