@@ -72,7 +72,7 @@ def read_request(raw: bytes) -> RequestBody:
         if not raw.isascii():
             raw.decode()  # msgspec checks the UTF-8 of decoded strings only, and fields are rewritten later
         body = _decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BodyError(str(error)) from None
     options = body.stream_options
     return RequestBody(
