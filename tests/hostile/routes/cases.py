@@ -77,6 +77,11 @@ class Case(NamedTuple):
     fields: frozenset[str]
 
     @property
+    def constrained(self) -> bool:
+        """Whether it may ask for a grammar."""
+        return any(word in self.body for word in (b"structured_outputs", b"response_format", b"tools"))
+
+    @property
     def big(self) -> bool:
         return len(self.body) > BIG_BYTES
 
