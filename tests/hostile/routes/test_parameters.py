@@ -196,8 +196,8 @@ def attack(server: Server, url: str, every: int) -> None:
     requests = [*documented(document), *odd()]
     with MemoryWatch(processes_of(server)) as memory:
         faults = try_all(url, requests[::every])
-    assert not faults.found, faults
-    assert faults.statuses[200] > 10
+    assert not faults.found, str(faults)
+    assert faults.statuses[200] > 3
     assert max(memory.grown_mib.values()) < MOST_GROWTH_MIB, memory.grown_mib
     assert server.complete(max_tokens=2)["choices"]
 
