@@ -101,8 +101,22 @@ def fault(reply: Reply, fields: frozenset[str]) -> str | None:
     return None
 
 
+WORDS = {
+    "prompt": ("Token id", "prompt contains", "one prompt"),
+    "messages": ("prompt contains", "conversation"),
+    "tokens": ("Token id",),
+    "tools": ("structured output",),
+    "tool_choice": ("structured output",),
+    "response_format": ("structured output",),
+    "structured_outputs": ("structured output",),
+    "temperature": ("greedy sampling",),
+}
+"""Other words for fields: those of vLLM's messages, and of an engine, which does not know the field."""
+
+
 def _names(told: str, fields: frozenset[str]) -> bool:
-    return any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", told) for name in fields)
+    named = any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", told) for name in fields)
+    return named or any(word in told for name in fields for word in WORDS.get(name, ()))
 
 
 def _of_body(told: str) -> bool:

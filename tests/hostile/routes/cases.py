@@ -114,7 +114,7 @@ def singles(path: str) -> Iterator[Case]:
 def pairs(path: str) -> Iterator[Case]:
     """Values of the fields' own types with each companion; big ones with those that multiply them only."""
     for field in fields_of(REQUESTS[path]):
-        if field.encode_name in UNSUPPORTED[path]:
+        if field.encode_name in UNSUPPORTED.get(path, ()):
             continue
         for value in typed_values(field.type):
             for others in companions(path):

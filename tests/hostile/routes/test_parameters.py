@@ -21,6 +21,8 @@ METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE")
 FAST = 6
 """Every n-th request is among those that always run."""
 MOST_GROWTH_MIB = 50.0
+AWAKE_MIB = 150.0
+"""What an engine that has slept takes again: weights and cache."""
 _TEXTS = (
     "",
     "0",
@@ -134,9 +136,8 @@ def documented(document: dict[str, Any]) -> Iterator[Request]:
                     if place == "path":
                         yield Request(method.upper(), path.replace(f"{{{name}}}", quote(value)))
                     elif place == "query":
-                        yield Request(
-                            method.upper(), f"{plain}?{name}={quote(value)}", {}, frozenset((name,))
-                        )
+                        named: frozenset[str] = frozenset(() if "profile" in path else (name,))
+                        yield Request(method.upper(), f"{plain}?{name}={quote(value)}", {}, named)
                         yield Request(method.upper(), f"{plain}?{name}=1&{name}={quote(value)}")
                     elif value.isprintable():
                         yield Request(method.upper(), plain, {name: value.encode().decode("latin-1")})
@@ -198,7 +199,8 @@ def attack(server: Server, url: str, every: int) -> None:
         faults = try_all(url, requests[::every])
     assert not faults.found, str(faults)
     assert faults.statuses[200] > 3
-    assert max(memory.grown_mib.values()) < MOST_GROWTH_MIB, memory.grown_mib
+    for name, mib in memory.grown_mib.items():
+        assert mib < MOST_GROWTH_MIB + AWAKE_MIB * ("engine" in name), memory.grown_mib
     assert server.complete(max_tokens=2)["choices"]
 
 
