@@ -85,6 +85,8 @@ class Connection(asyncio.Protocol):
                 self._break(f"not HTTP/1.1: {error}")
                 return
             self._reusable = False  # bytes that nobody asked for follow the reply
+        if self._bodyless:
+            self._body.clear()  # sent nevertheless
         if self._body and self._receiver is not None:
             body = b"".join(self._body)  # the pieces of one read, joined
             self._body.clear()

@@ -11,8 +11,8 @@ from tests.hostile.routes.cases import CHAT, COMPLETIONS, REQUESTS, Case, couple
 from tests.hostile.routes.conftest import processes_of
 from tests.integration.server import Server
 
-FAST_CASES = {CHAT: 120, COMPLETIONS: 120, "/tokenize": 40, "/detokenize": 20}
-FAST_S = 2.0
+FAST_CASES = {CHAT: 60, COMPLETIONS: 60, "/tokenize": 40, "/detokenize": 20}
+FAST_S = 1.5
 SLOW_S = 90.0
 """Time limit of a group; the machine decides how many cases it has time for."""
 
