@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 
 EXIT_OK = 0
@@ -14,6 +15,14 @@ EXIT_FATAL = 3
 """Of a child: it would fail the same way again, so it is not restarted."""
 EXIT_ORPHANED = 4
 """Of a child: its supervisor has ended."""
+
+
+_EXHAUSTED = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+
+
+def is_exhausted(number: int | None) -> bool:
+    """Whether an error number says that the machine is out of disk space, descriptors or memory."""
+    return number in _EXHAUSTED
 
 
 class StartupError(Exception):

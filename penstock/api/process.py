@@ -14,6 +14,7 @@ import contextlib
 import logging
 import socket
 import time
+from collections.abc import Iterator
 
 import uvloop
 
@@ -24,6 +25,7 @@ from penstock.api.metrics_endpoint import MetricsEndpoint
 from penstock.api.operations import OperationRoutes
 from penstock.api.throughput_log import ThroughputLog
 from penstock.api.tokenize import TokenizeRoutes
+from penstock.config.errors import ConfigError
 from penstock.dialects.registry import make_dialects
 from penstock.dispatch.coordinator_client import CoordinatorClient
 from penstock.dispatch.engine_client import EngineClient
@@ -73,6 +75,15 @@ def run(control: ControlChannel) -> int:
     return code
 
 
+@contextlib.contextmanager
+def _model_files() -> Iterator[None]:
+    """A file of the model that cannot be used is the operator's to repair: its error names it in one line."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
 class _Server:
     """Builds the parts, in the order in which what they need becomes known."""
 
@@ -102,8 +113,9 @@ class _Server:
         self._ended = loop.create_future()
         launch = self._launch
         self._control.progress("loading tokenizer")
-        tokenizer = Tokenizer.load(launch.tokenizer_dir)
-        template = ChatTemplate.load(launch.tokenizer_dir, self._config.chat_template)
+        with _model_files():
+            tokenizer = Tokenizer.load(launch.tokenizer_dir)
+            template = ChatTemplate.load(launch.tokenizer_dir, self._config.chat_template)
         places = {rank: engine_address(launch.run_dir, rank) for rank in launch.local_ranks}
         self._engine_client = EngineClient(
             launch.engine_count,
@@ -154,7 +166,8 @@ class _Server:
         launch = self._launch
         defaults = SamplingDefaults()
         if self._config.generation_config == "auto":
-            defaults = sampling_defaults(launch.model_dir)
+            with _model_files():
+                defaults = sampling_defaults(launch.model_dir)
         model_info = ModelInfo(
             names=tuple(launch.served_model_names),
             max_model_len=info.max_model_len,
@@ -252,9 +265,13 @@ class _Server:
     def _connection_source(self) -> ConnectionSource:
         launch = self._launch
         if launch.handover_fd is not None:
-            return HandedOverConnections(HandoverReceiver(launch.handover_fd))
+            return HandedOverConnections(HandoverReceiver(launch.handover_fd), self._on_full)
         assert launch.listen_fd is not None
-        return ListeningSocket(socket.socket(fileno=launch.listen_fd))
+        listener = socket.socket(fileno=launch.listen_fd)
+        return ListeningSocket(listener, self._config.max_connections, self._on_full)
+
+    def _on_full(self) -> None:
+        self._metrics.accept_pauses += 1
 
     # -- while it runs
 

@@ -37,3 +37,5 @@ class Command(Generic[C]):
     help: str
     config: type[C]
     run: Callable[[C, Origins], int]
+    handles_signals: bool = False
+    """Whether ``run`` has handlers for SIGINT and SIGTERM; otherwise SIGINT raises KeyboardInterrupt."""

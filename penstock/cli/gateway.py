@@ -19,4 +19,5 @@ COMMAND = Command(
     "Route requests to OpenAI-compatible model servers.",
     GatewayConfig,
     run,
+    handles_signals=True,
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from penstock import __version__
-from penstock.cli import parser
+from penstock.cli import early_signals, parser
 from penstock.cli.command import Command
 from penstock.config.errors import ConfigError, did_you_mean
 from penstock.config.introspect import Option, options_of
@@ -95,6 +95,8 @@ def _run(argv: list[str]) -> int:
     except SystemExit:  # --help
         return 0
     config, origins = resolve(command.config, arguments, os.environ, file=file, other_options=all_options)
+    if not command.handles_signals:
+        early_signals.restore()
     return command.run(config, origins)
 
 

@@ -19,4 +19,5 @@ COMMAND = Command(
     "Serve a model over the OpenAI HTTP API. Put MODEL before options that take several values.",
     ServeConfig,
     run,
+    handles_signals=True,
 )

@@ -22,6 +22,7 @@ from penstock import __version__, logging_setup
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origins
+from penstock.config.secret_files import warn_if_open_to_others
 from penstock.exit_codes import EXIT_FAILED, EXIT_OK, StartupError
 from penstock.gateway.app import GatewayApp
 from penstock.gateway.relay.relay import Relay
@@ -156,6 +157,7 @@ def read_certificate(config: GatewayConfig) -> tuple[bytes, bytes] | None:
             read.append(Path(path).read_bytes())
         except OSError as error:
             raise ConfigError(f"--ext-proc-{name}-file {path}: {error.strerror}") from None
+    warn_if_open_to_others("--ext-proc-key-file", str(files["key"]))
     return read[0], read[1]
 
 
@@ -297,7 +299,10 @@ class _Gateway:
             max_backlog=MAX_BACKLOG,
         )
         self._http = HttpServer(
-            self._app, ListeningSocket(self._listener.socket), limits, on_listening=self._announce
+            self._app,
+            ListeningSocket(self._listener.socket, config.max_connections),
+            limits,
+            on_listening=self._announce,
         )
         return pool
 

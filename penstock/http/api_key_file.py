@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import stat
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +11,7 @@ import msgspec
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origins
+from penstock.config.secret_files import warn_if_open_to_others
 from penstock.config.serve import ServeConfig
 
 log = logging.getLogger(__name__)
@@ -48,12 +47,10 @@ def _read(path: str) -> dict[str, str]:
     """Origin of each key, such as its line → key. Empty lines and comments (#) are skipped."""
     try:
         with open(path, encoding="utf-8") as file:
-            mode = os.fstat(file.fileno()).st_mode
             lines = [line.strip() for line in file]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--api-key-file {path}: {error}") from error
-    if mode & stat.S_IROTH:
-        log.warning("--api-key-file %s can be read by every user of this machine; chmod o-r it", path)
+    warn_if_open_to_others("--api-key-file", path)
     keys = {
         f"--api-key-file {path}: line {number}": line
         for number, line in enumerate(lines, 1)

@@ -1,22 +1,38 @@
-"""Connection sources of an HTTP server: a listening socket, or connections that the supervisor hands over."""
+"""Connection sources of an HTTP server: a listening socket, or connections that the supervisor hands over.
+
+A source takes no more connections at a time than the process has descriptors for: others wait in the
+listening socket, or go to another API server. Without descriptors, connections would be reset.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import resource
 import socket
 import ssl
-from collections.abc import Callable
-from typing import Protocol
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
-from penstock.wire.handover import HandoverReceiver
+from penstock.config.errors import ConfigError
+from penstock.exit_codes import is_exhausted
+from penstock.logging_setup import RateLimitedLog
+from penstock.wire.handover import MAX_RECEIVED_AT_ONCE, HandoverReceiver
 
 log = logging.getLogger(__name__)
+rarely = RateLimitedLog(log)
 
 BACKLOG = 4096
 """Connections that may wait to be accepted, the same number as in the listener's owner."""
 REPORT_AGAIN_S = 0.05
 """Seconds before a report that found no room is repeated."""
+
+RETRY_S = 1.0
+"""Seconds without accepting after the system had no descriptor or memory for another connection."""
+RESERVED_DESCRIPTORS = 6
+"""Descriptors that connections leave free, for links to restarted engines and for files."""
 
 ProtocolFactory = Callable[[], asyncio.Protocol]
 """Makes the protocol of one connection."""
@@ -41,17 +57,111 @@ class ConnectionSource(Protocol):
         """Accepted connections that have no protocol yet."""
 
 
+def descriptors_left() -> int:
+    """Descriptors that this process may still open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit - len(os.listdir("/dev/fd"))
+
+
+def connection_room() -> int:
+    """The connections for which this process has descriptors left. Raises ConfigError if there are none."""
+    room = descriptors_left() - RESERVED_DESCRIPTORS
+    if room < 1:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise ConfigError(
+            f"the limit of {limit} open files leaves no room for connections; "
+            f"{limit - room + 1} at least are needed (ulimit -n)"
+        )
+    return room
+
+
+class _OpenConnections:
+    """Connects accepted sockets to their protocols, and counts them until they are lost."""
+
+    def __init__(self, on_full: Callable[[], None]) -> None:
+        self.tasks: set[asyncio.Task[None]] = set()
+        """Tasks that connect accepted sockets to their protocols."""
+        self.count = 0
+        """Accepted connections that are not closed."""
+        self._on_full = on_full
+        self._room = 0
+        self._connect: Callable[[socket.socket], Coroutine[Any, Any, object]]
+        self._lost: Callable[[], None]
+
+    def open(
+        self,
+        make: ProtocolFactory,
+        tls: ssl.SSLContext | None,
+        handshake_timeout_s: float,
+        lost: Callable[[], None],
+    ) -> None:
+        """``lost`` is called for a connection that has failed before it had a protocol."""
+        loop = asyncio.get_running_loop()
+        timeout_s = None if tls is None else handshake_timeout_s
+        self._room = connection_room()
+        self._connect = lambda connection: loop.connect_accepted_socket(
+            make, connection, ssl=tls, ssl_handshake_timeout=timeout_s
+        )
+        self._lost = lost
+
+    @property
+    def room(self) -> int:
+        """Connections that may be added now."""
+        return self._room - self.count
+
+    @property
+    def full(self) -> bool:
+        return self.room < 1
+
+    def report_full(self) -> None:
+        """Tells, once a minute, that further connections wait."""
+        self._on_full()
+        text = "%d connections are open, as many as the limit of open files allows (ulimit -n); others wait"
+        rarely("full", text, self.count)
+
+    def add(self, connection: socket.socket) -> None:
+        self.count += 1
+        task = asyncio.get_running_loop().create_task(self._run(connection))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _run(self, connection: socket.socket) -> None:
+        try:
+            await self._connect(connection)
+        except OSError as error:  # the client is gone, or its TLS handshake failed
+            log.debug("an accepted connection failed: %s", error)
+            self._lost()
+
+
 class ListeningSocket:
     """Accepts on a listening socket, TCP or Unix, which other processes may share."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        max_connections: int,
+        on_full: Callable[[], None] = lambda: None,
+    ) -> None:
+        """The server refuses connections beyond ``max_connections``; ``on_full`` is called when accepting
+        stops for want of descriptors."""
         self._listener = listener
+        self._max_connections = max_connections
         self._server: asyncio.Server | None = None
+        """With descriptors for every connection: accepts them at two thirds of the CPU time."""
+        self._connections = _OpenConnections(on_full)
+        self._accepting = False
+        self._resume: asyncio.TimerHandle | None = None
+        self._closed = False
 
     async def open(
         self, make: ProtocolFactory, tls: ssl.SSLContext | None, handshake_timeout_s: float
     ) -> None:
         loop = asyncio.get_running_loop()
+        if connection_room() < self._max_connections + BACKLOG:
+            self._listener.setblocking(False)
+            self._connections.open(make, tls, handshake_timeout_s, self.on_lost)
+            self._set_accepting(True)
+            return
         create = loop.create_unix_server if self._listener.family == socket.AF_UNIX else loop.create_server
         self._server = await create(
             make,
@@ -62,76 +172,111 @@ class ListeningSocket:
         )
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._set_accepting(False)
+        if self._resume is not None:
+            self._resume.cancel()
         if self._server is not None:
             self._server.close()
         self._listener.close()
 
     def on_lost(self) -> None:
-        pass
+        self._connections.count -= 1
+        if self._server is None and self._resume is None:
+            self._set_accepting(True)
 
     @property
     def pending(self) -> int:
-        return 0
+        return len(self._connections.tasks)
+
+    def _set_accepting(self, accepting: bool) -> None:
+        loop = asyncio.get_running_loop()
+        if accepting and not self._accepting and not self._closed:
+            loop.add_reader(self._listener.fileno(), self._accept)
+        elif self._accepting and not accepting:
+            loop.remove_reader(self._listener.fileno())
+        self._accepting = accepting and not self._closed
+
+    def _accept(self) -> None:
+        for _ in range(MAX_RECEIVED_AT_ONCE):
+            if self._connections.full:
+                self._connections.report_full()
+                self._set_accepting(False)
+                return
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if is_exhausted(error.errno):
+                    self._pause(error)
+                    return
+                continue  # this connection is broken already, see accept(2)
+            connection.setblocking(False)
+            self._connections.add(connection)
+
+    def _pause(self, error: OSError) -> None:
+        rarely("accept", "cannot accept connections: %s; trying again", os.strerror(error.errno or 0))
+        self._set_accepting(False)
+        self._resume = asyncio.get_running_loop().call_later(RETRY_S, self._on_resume)
+
+    def _on_resume(self) -> None:
+        self._resume = None
+        self._set_accepting(True)
 
 
 class HandedOverConnections:
     """Receives connections that the supervisor has accepted, and reports how many are open."""
 
-    def __init__(self, receiver: HandoverReceiver) -> None:
+    def __init__(self, receiver: HandoverReceiver, on_full: Callable[[], None] = lambda: None) -> None:
+        """``on_full`` is called when it takes no more for want of descriptors."""
         self._receiver = receiver
-        self._pending: set[asyncio.Task[None]] = set()
-        """Tasks that connect accepted connections to their protocols."""
-        self._open = 0
-        """Received connections that are not closed."""
-        self._accepts = False
+        self._connections = _OpenConnections(on_full)
+        self._open = False
+        self._accepting = False
         self._next_report: asyncio.Handle | None = None
 
     async def open(
         self, make: ProtocolFactory, tls: ssl.SSLContext | None, handshake_timeout_s: float
     ) -> None:
-        self._accepts = True
-        timeout_s = None if tls is None else handshake_timeout_s
-        asyncio.get_running_loop().add_reader(self._receiver.fileno(), self._receive, make, tls, timeout_s)
+        self._connections.open(make, tls, handshake_timeout_s, self.on_lost)
+        self._open = True
+        self._set_accepting(True)
         self._report()
 
     def close(self) -> None:
-        if self._accepts:
-            self._accepts = False
-            asyncio.get_running_loop().remove_reader(self._receiver.fileno())
+        if self._open:
+            self._open = False
+            self._set_accepting(False)
             self._report()
 
     def on_lost(self) -> None:
-        self._open -= 1
-        if self._accepts:
+        self._connections.count -= 1
+        if self._open:
+            self._set_accepting(True)
             self._report_soon()
 
     @property
     def pending(self) -> int:
-        return len(self._pending)
+        return len(self._connections.tasks)
 
-    def _receive(self, make: ProtocolFactory, tls: ssl.SSLContext | None, timeout_s: float | None) -> None:
+    def _set_accepting(self, accepting: bool) -> None:
         loop = asyncio.get_running_loop()
-        for connection in self._receiver.receive():
-            task = loop.create_task(self._connect(connection, make, tls, timeout_s))
-            self._pending.add(task)
-            task.add_done_callback(self._pending.discard)
-            self._open += 1
-        self._report()
+        if accepting and not self._accepting:
+            loop.add_reader(self._receiver.fileno(), self._receive)
+        elif self._accepting and not accepting:
+            loop.remove_reader(self._receiver.fileno())
+        self._accepting = accepting
 
-    async def _connect(
-        self,
-        connection: socket.socket,
-        make: ProtocolFactory,
-        tls: ssl.SSLContext | None,
-        timeout_s: float | None,
-    ) -> None:
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                make, connection, ssl=tls, ssl_handshake_timeout=timeout_s
-            )
-        except OSError as error:  # the client is gone, or its TLS handshake failed
-            log.debug("a handed over connection failed: %s", error)
-            self.on_lost()
+    def _receive(self) -> None:
+        for connection in self._receiver.receive(self._connections.room):
+            self._connections.add(connection)
+        if self._connections.full:
+            self._connections.report_full()
+            self._set_accepting(False)
+        self._report()
 
     # -- reports: one per event loop iteration
 
@@ -143,7 +288,7 @@ class HandedOverConnections:
         if self._next_report is not None:
             self._next_report.cancel()
             self._next_report = None
-        if not self._receiver.report(self._open, accepts=self._accepts):
+        if not self._receiver.report(self._connections.count, accepts=self._accepting):
             self._report_soon(REPORT_AGAIN_S)
-        elif not self._accepts:
+        elif not self._open:
             self._receiver.close()

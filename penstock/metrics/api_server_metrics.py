@@ -27,6 +27,8 @@ class ApiServerMetrics:
     """Streams that lost their engine, by outcome."""
     refused: Counter[str] = field(default_factory=Counter)
     """Requests rejected for overload or for lack of an engine, by error code."""
+    accept_pauses: int = 0
+    """Times that no more connections were accepted for want of descriptors."""
     ttft: Histogram = field(default_factory=lambda: Histogram(f.CLIENT_TTFT.bounds))
     itl: Histogram = field(default_factory=lambda: Histogram(f.CLIENT_ITL.bounds))
     e2e: Histogram = field(default_factory=lambda: Histogram(f.CLIENT_E2E.bounds))
@@ -50,6 +52,7 @@ class ApiServerMetrics:
             yield Series(f.INTERRUPTED.name, (server, outcome), self.interrupted[outcome])
         for reason in dict.fromkeys((*REFUSALS, *self.refused)):
             yield Series(f.REFUSED.name, (server, reason), self.refused[reason])
+        yield Series(f.ACCEPT_PAUSES.name, (server,), self.accept_pauses)
         yield histogram_series(f.CLIENT_TTFT, (server,), self.ttft)
         yield histogram_series(f.CLIENT_ITL, (server,), self.itl)
         yield histogram_series(f.CLIENT_E2E, (server,), self.e2e)

@@ -188,6 +188,12 @@ DECODE_TIME = _histogram(
 # -- API servers
 
 CONNECTIONS = _gauge("penstock:connections", "connections", _SERVER, "Open client connections.")
+ACCEPT_PAUSES = _counter(
+    "penstock:accept_pauses",
+    "pauses",
+    _SERVER,
+    "Times that no more connections were accepted, as the limit of open files was reached.",
+)
 STREAMS = _gauge("penstock:streams", "streams", _SERVER, "Streams with a handle, ending ones included.")
 ADAPTER_STREAMS = _gauge(
     "penstock:adapter_streams",

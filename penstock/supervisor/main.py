@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from penstock.config.errors import ConfigError
 from penstock.config.introspect import options_of
 from penstock.config.options.hosts import HEAD
 from penstock.config.origins import Origins
+from penstock.config.secret_files import warn_if_open_to_others
 from penstock.config.serve import ServeConfig
 from penstock.exit_codes import EXIT_FAILED, StartupError, exit_code_of
 from penstock.http.api_key_file import load_api_keys
@@ -29,12 +31,21 @@ from penstock.supervisor.children.module_command import module_command
 from penstock.supervisor.children.process_manager import ProcessManager
 from penstock.supervisor.event_loop import Supervisor
 from penstock.supervisor.listening.acceptor import Acceptor
-from penstock.supervisor.signals import Interrupted, handlers_restored, interruptible
+from penstock.supervisor.signals import (
+    Interrupted,
+    handlers_restored,
+    interruptible,
+    termination_signals_blocked,
+)
 from penstock.supervisor.startup.banner import banner
 from penstock.supervisor.startup.cluster import traits_of
 from penstock.supervisor.startup.cluster_key import read_cluster_key
 from penstock.supervisor.startup.file_limit import raise_file_limit
-from penstock.supervisor.startup.model_resolution import ResolvedModel, resolve_model
+from penstock.supervisor.startup.model_resolution import (
+    ResolvedModel,
+    check_chat_template,
+    resolve_model,
+)
 from penstock.supervisor.startup.progress_display import make_progress_display
 from penstock.supervisor.startup.run_directory import RunDirectory
 from penstock.wire.control import Info, Launch
@@ -69,13 +80,20 @@ def serve(
     if not config.headless:
         config = load_api_keys(config, origins or {})
         server_context(config)  # API servers make their own; errors are reported here, once
+        if config.ssl_keyfile is not None:
+            warn_if_open_to_others("--ssl-keyfile", config.ssl_keyfile)
+        elif config.ssl_certfile is not None:  # it holds the key, too
+            warn_if_open_to_others("--ssl-certfile", config.ssl_certfile)
     try:
         with handlers_restored(), contextlib.ExitStack() as owned, interruptible():
             listener = None
             if local_api_servers:
                 listener = owned.enter_context(open_listener(config, origins or {}))
-            run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
+            with termination_signals_blocked():  # it is removed whatever comes
+                run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
             model = resolve_model(config, run_dir)
+            if local_api_servers:
+                check_chat_template(config, model)
             raise_file_limit()
             acceptor = None
             if listener is not None and local_api_servers > 1:
@@ -97,6 +115,7 @@ def serve(
         log.error("%s", error)
         return EXIT_FAILED
     except Interrupted as interruption:
+        log.info("%s: ended before anything was started", signal.Signals(interruption.signum).name)
         return exit_code_of(interruption.signum)
 
 

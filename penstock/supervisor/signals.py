@@ -88,8 +88,9 @@ class SignalRequest(enum.Enum):
 class SignalReceiver:
     """Notes signals and wakes the event loop, so that they are handled between events, never within one.
 
-    However many come, none is lost: equal ones that wait count as one. Make it in the main thread when the supervisor starts, and use it as a context. The handlers stay after
-    the block, so that a late signal does not interrupt the caller's clean-up.
+    However many come, none is lost: equal ones that wait count as one. Make it in the main thread when the
+    supervisor starts, and use it as a context. The handlers stay after the block, so that a late signal does
+    not interrupt the caller's clean-up.
     """
 
     def __init__(self) -> None:
@@ -162,8 +163,8 @@ def _has_controlling_terminal() -> bool:
 
 @contextlib.contextmanager
 def termination_signals_blocked() -> Iterator[None]:
-    """For the start of a child: it inherits the mask, and unblocks the signals once it has handlers. The
-    supervisor's own signals stay pending meanwhile."""
+    """Signals stay pending in the block. A child that is started in it inherits the mask, and unblocks the
+    signals once it has handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
     try:
         yield

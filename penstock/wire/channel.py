@@ -227,7 +227,8 @@ class Outbox:
 
 
 class _Stream:
-    """Messages over a socket, without waiting. Raises ``gone`` at end of file and when the peer has closed."""
+    """Messages over a socket, without waiting. Raises ``gone`` at end of file and when the peer has
+    closed."""
 
     def __init__(self, sock: socket.socket, gone: type[ChannelClosed]) -> None:
         sock.setblocking(False)

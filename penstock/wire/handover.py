@@ -18,6 +18,8 @@ _REPORT_REQUEST = b"?"
 _REPORT = struct.Struct("<QI?")
 MAX_RECEIVED_AT_ONCE = 64
 """Maximum connections that an API server takes per turn of its loop."""
+MAX_REPORTS_AT_ONCE = 1024
+"""Maximum reports of one API server that are read per turn of the acceptor."""
 
 
 class HandoverReport(NamedTuple):
@@ -29,6 +31,10 @@ class HandoverReport(NamedTuple):
     """Connections open now."""
     accepts: bool
     """Whether it accepts more."""
+
+
+class HandoverError(ValueError):
+    """A message that is no report, or counts connections that were never sent."""
 
 
 class HandoverSender:
@@ -62,11 +68,17 @@ class HandoverSender:
             self._ours.send(_REPORT_REQUEST)
 
     def report(self) -> HandoverReport | None:
-        """The latest report since the last call, or None."""
+        """The latest of the reports since the last call, or None; at most MAX_REPORTS_AT_ONCE are read.
+
+        Raises HandoverError.
+        """
         latest = None
         with contextlib.suppress(BlockingIOError):
-            while True:
-                latest = HandoverReport._make(_REPORT.unpack(self._ours.recv(_REPORT.size)))
+            for _ in range(MAX_REPORTS_AT_ONCE):
+                data = self._ours.recv(_REPORT.size + 1)
+                if len(data) != _REPORT.size:
+                    raise HandoverError(f"a message of {len(data)} bytes instead of a report: {data!r}")
+                latest = HandoverReport._make(_REPORT.unpack(data))
         return latest
 
     def reclaim(self) -> tuple[int, list[socket.socket]]:
@@ -76,6 +88,8 @@ class HandoverSender:
         with contextlib.suppress(BlockingIOError):
             while True:
                 kind, received = _receive(self._theirs)
+                if not kind:  # the API server has shut the socket
+                    break
                 count += kind == _CONNECTION
                 connections += received
         return count, connections
@@ -100,12 +114,12 @@ class HandoverReceiver:
         """Readable when :meth:`receive` has something to take."""
         return self._sock.fileno()
 
-    def receive(self) -> list[socket.socket]:
-        """Waiting connections, at most :data:`MAX_RECEIVED_AT_ONCE`. The kernel closes those that this
-        process is out of descriptors for."""
+    def receive(self, limit: int = MAX_RECEIVED_AT_ONCE) -> list[socket.socket]:
+        """Waiting connections, at most ``limit`` and :data:`MAX_RECEIVED_AT_ONCE`. The kernel closes those
+        that this process is out of descriptors for."""
         connections: list[socket.socket] = []
         with contextlib.suppress(BlockingIOError):
-            for _ in range(MAX_RECEIVED_AT_ONCE):
+            for _ in range(min(limit, MAX_RECEIVED_AT_ONCE)):
                 kind, received = _receive(self._sock)
                 if kind == _CONNECTION:
                     self._taken += 1

@@ -115,7 +115,9 @@ def test_every_token_before_a_fault_is_delivered(
         if done:
             assert events.pop() == "[DONE]"
         error = json.loads(events[-1])["error"]
-        assert "injected" in error["message"] or "Injected" in error["message"]
+        expected = "ended: it failed" if fault.startswith("error") else "injected"
+        assert expected in error["message"]
+        assert "InjectedFault" not in reply.text, "the class of an error is for the operator"
         assert len(tokens_of(events[:-1])) == (7 if fault.startswith("error") else 8)
         assert "[DONE]" not in events
 

@@ -98,7 +98,7 @@ def slow(control: ControlChannel, launch: Launch) -> int:
 
 
 def ready_then(*parts: bytes, endless: bool = False) -> Callable[[ControlChannel, Launch], int]:
-    """Serves, and writes bytes to the control channel that are none of its messages; ``endless``: for ever."""
+    """Serves, and writes these bytes to the control channel; ``endless``: for ever."""
 
     def run(control: ControlChannel, launch: Launch) -> int:
         control.ready()

@@ -15,6 +15,7 @@ import pytest
 
 from penstock.exit_codes import EXIT_FAILED, EXIT_OK
 from penstock.supervisor.children.lifecycle import SIGNAL_DEBOUNCE_S
+from tests.certificates import Certificates
 from tests.supervisor.harness import PATIENCE_S, Running, Serve
 
 
@@ -313,3 +314,28 @@ def test_signals_to_a_child_are_left_to_the_supervisor(serve: Serve) -> None:
     running.process.send_signal(signal.SIGTERM)
     assert running.exit_code() == EXIT_OK
     assert "killed by" not in running.text
+
+
+# -- files ---------------------------------------------------------------------------------------------
+
+
+def test_a_chat_template_is_checked_before_anything_starts(serve: Serve, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% if %}")
+    running = serve(chat_template=str(template))
+    assert running.exit_code() == 1  # the exit code of run_serve.py for a ConfigError
+    assert running.text == (
+        f"penstock: error: --chat-template {template}: chat template in {template}: line 1: "
+        "Expected an expression, got 'end of statement block'\n"
+    )
+
+
+def test_a_private_key_that_others_can_read_is_warned_about(
+    serve: Serve, certificates: Certificates, tmp_path: Path
+) -> None:
+    key = tmp_path / "key.pem"
+    key.write_bytes(Path(certificates.key).read_bytes())
+    key.chmod(0o644)
+    running = serve({"engine": ["fatal"]}, ssl_certfile=certificates.chain, ssl_keyfile=str(key))
+    assert running.exit_code() == EXIT_FAILED
+    assert f"--ssl-keyfile {key} can be read by every user" in running.text

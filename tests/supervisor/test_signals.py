@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -85,14 +87,16 @@ def test_sighup_without_descriptors_is_no_closed_terminal(monkeypatch: pytest.Mo
 
 
 def test_signals_that_follow_an_interruption_do_not_interrupt_the_clean_up() -> None:
-    cleaned = False
-    with pytest.raises(Interrupted), interruptible():
-        try:
+    cleaned = []
+
+    def clean_up() -> None:
+        for _ in range(50):
             signal.raise_signal(signal.SIGTERM)
-        finally:
-            for _ in range(50):
-                signal.raise_signal(signal.SIGTERM)
-            cleaned = True
+        cleaned.append(True)
+
+    with contextlib.suppress(Interrupted), interruptible(), ExitStack() as owned:
+        owned.callback(clean_up)
+        signal.raise_signal(signal.SIGTERM)
     assert cleaned
 
 

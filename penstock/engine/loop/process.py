@@ -195,8 +195,9 @@ class EngineLoop:
                 self.run_once(commands)
         except SupervisorGone:
             raise  # everything ends
-        except Exception as error:
-            self._shut_down(f"{type(error).__name__}: {error}")
+        except Exception:
+            # Clients get this reason; the supervisor logs the error.
+            self._shut_down("it failed")
             raise
         self._shut_down("engine is shutting down")
         if self._group is not None:

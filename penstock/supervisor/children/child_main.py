@@ -13,11 +13,12 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+import zmq
 from setproctitle import setproctitle
 
 from penstock import logging_setup
 from penstock.config.errors import ConfigError
-from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED
+from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED, is_exhausted
 from penstock.supervisor.children import parent_death
 from penstock.supervisor.signals import leave_signals_to_supervisor
 from penstock.wire.channel import ControlChannel, SupervisorGone
@@ -43,13 +44,20 @@ def main(fd: int, role_main: Callable[[Role], Callable[[ControlChannel], int]] |
     except SupervisorGone:
         return EXIT_ORPHANED
     except Exception as error:
-        if not isinstance(error, ConfigError | JoinRejectedError):  # the supervisor logs it in one line
+        if not _is_plain(error):  # the supervisor logs it in one line
             log.exception("%s ends because of an error", launch.name)
         # A first start would fail again with the same options on the same machine; a restart may have met
         # something that passes (its predecessor's memory is not free yet).
         fatal = isinstance(error, JoinRejectedError) or (launch.epoch == 0 and not control.reported_ready)
         control.failed(f"{type(error).__name__}: {error}", fatal=fatal)
         return EXIT_FATAL if fatal else EXIT_FAILED
+
+
+def _is_plain(error: Exception) -> bool:
+    """Whether the message of an error says all, without a traceback."""
+    if isinstance(error, OSError | zmq.ZMQError):
+        return is_exhausted(error.errno)
+    return isinstance(error, ConfigError | JoinRejectedError)
 
 
 def open_control_channel(fd: int, title: str = "penstock: {}") -> ControlChannel:

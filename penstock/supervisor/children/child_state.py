@@ -94,6 +94,8 @@ class Child:
     # Its own report, or why it is killed. Logged when it has exited.
     failure: ProcessFailed | None = None
     exit_cause: ExitCause = ExitCause.NONE
+    # False after a start for which the system had no process, memory or descriptor.
+    started: bool = True
     _state: ChildState = ChildState.GONE
 
     @property
@@ -123,6 +125,7 @@ class Child:
         self.restarts += 1
         self.failure, self.last_progress = None, None
         self.exit_cause = ExitCause.NONE
+        self.started = True
 
     def ready(self, info: Info) -> None:
         self._apply(ChildEvent.READY)

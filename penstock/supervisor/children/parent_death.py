@@ -31,6 +31,9 @@ def exit_with_supervisor(supervisor_pid: int, control_fd: int) -> None:
 def _wait_for_hangup(control_fd: int) -> None:
     poll = select.poll()
     poll.register(control_fd, 0)  # hang-ups are always reported
-    while not any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poll.poll()):
-        pass
+    events = 0
+    while not events & (select.POLLHUP | select.POLLERR):
+        for _, events in poll.poll():
+            if events & select.POLLNVAL:  # closed here: this process ends with an exit code of its own
+                return
     os._exit(EXIT_ORPHANED)

@@ -33,8 +33,8 @@ from penstock.wire.control import (
 
 
 class ProcessManager:
-    """All children of one ``penstock serve``. Times are seconds of a clock that only runs while the supervisor
-    does."""
+    """All children of one ``penstock serve``. Times are those of
+    :class:`~penstock.supervisor.running_clock.RunningClock`."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class ProcessManager:
     def start_failed(self, name: ProcessName, message: str, now: float) -> list[Action]:
         """The operating system refused to start the process."""
         child = self._children[name]
-        child.failure = ProcessFailed(message=message, fatal=False)
+        child.failure, child.started = ProcessFailed(message=message, fatal=False), False
         self._on_exit(child, "could not be started", now)
         return self._children.take_actions()
 

@@ -59,7 +59,9 @@ class Recovery:
             and child.exit_cause is not ExitCause.KILLED_WITH_GROUP
             for child in gone
         )
-        delay = None if fatal else gone[0].policy.next_delay(now)
+        # A first start that the system refuses is given up like any other.
+        started = self._lifecycle.phase is Phase.STARTING or all(child.started for child in gone)
+        delay = None if fatal else gone[0].policy.next_delay(now, started=started)
         name = join_names(gone) if len(gone) == 1 else f"the group of {join_names(gone)}"
         if delay is not None:
             self._children.log(logging.INFO, f"{name} is started again in {delay:g} s")

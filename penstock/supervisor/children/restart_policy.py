@@ -23,10 +23,12 @@ class RestartPolicy:
         self._ready_at = now
         self._failed_starts = 0
 
-    def next_delay(self, now: float) -> float | None:
+    def next_delay(self, now: float, *, started: bool = True) -> float | None:
         """Counts an exit. Returns seconds to wait before the next start; None: it failed too often, give
-        up."""
-        if self._ready_at is None:
+        up. Not ``started``: the system refused another process, which says nothing about this one."""
+        if not started:
+            pass
+        elif self._ready_at is None:
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
                 return None

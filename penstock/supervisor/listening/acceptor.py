@@ -7,7 +7,7 @@ evenly.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import logging
 import os
 import selectors
@@ -20,8 +20,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Self
 
+from penstock.exit_codes import is_exhausted
+from penstock.http.connection_source import descriptors_left
+from penstock.logging_setup import RateLimitedLog
 from penstock.supervisor.listening.least_connections import LeastConnectionsBalancer
-from penstock.wire.handover import HandoverSender
+from penstock.wire.handover import HandoverError, HandoverSender
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +32,9 @@ MAX_ACCEPTS_PER_TURN = 32
 """Connections accepted before reports are read again."""
 RETRY_S = 1.0
 """Seconds to wait after the system had no descriptor or memory for another connection."""
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+_RESERVED_DESCRIPTORS = 32
+"""Descriptors for the children. The others bound the connections in transit: all can be taken back."""
 
 
 class ConnectionTarget:
@@ -57,16 +62,20 @@ class Acceptor:
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
-        self._balancer: LeastConnectionsBalancer[ConnectionTarget] = LeastConnectionsBalancer()
+        self._balancer: LeastConnectionsBalancer[ConnectionTarget] = LeastConnectionsBalancer(
+            max_in_transit=max(1, descriptors_left() - _RESERVED_DESCRIPTORS)
+        )
         # Targets added (True) and removed by the main thread, which then writes a byte to the socket.
         self._changes: deque[tuple[ConnectionTarget, bool]] = deque()
         self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
         self._woken.setblocking(False)
         # Accepted connections that no API server could get yet.
         self._waiting: deque[socket.socket] = deque()
         self._listener_registered = False
         # When accepting goes on after the system was exhausted.
         self._resume_at: float | None = None
+        self._rarely = RateLimitedLog(log, logging.ERROR)
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="acceptor", daemon=True)
 
@@ -77,7 +86,7 @@ class Acceptor:
 
     def __exit__(self, *_: object) -> None:
         self._ending = True
-        self._wake.send(b"x")
+        self._wake_up()
         self._thread.join()
         self._apply_changes()  # targets removed at last
         for connection in self._waiting:
@@ -92,7 +101,11 @@ class Acceptor:
 
     def _post(self, target: ConnectionTarget, added: bool) -> None:
         self._changes.append((target, added))
-        self._wake.send(b"x")
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full of bytes that wake it up
+            self._wake.send(b"x")
 
     # -- in the thread -----------------------------------------------------------------------------
 
@@ -142,8 +155,9 @@ class Acceptor:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in _EXHAUSTED:
-                    log.error("cannot accept connections: %s; trying again", os.strerror(error.errno or 0))
+                if is_exhausted(error.errno):
+                    text = "cannot accept connections: %s; trying again"
+                    self._rarely("accept", text, os.strerror(error.errno or 0))
                     self._resume_at = time.monotonic() + RETRY_S
                     return
                 continue  # this connection is broken already, see accept(2)
@@ -174,15 +188,23 @@ class Acceptor:
             else:
                 self._take_back(target)
                 self._balancer.remove(target)
-                self._selector.unregister(target.sender)
+                with contextlib.suppress(KeyError):  # what it reported was nonsense
+                    self._selector.unregister(target.sender)
                 target.sender.close()
 
     def _on_wake(self) -> None:
         self._woken.recv(4096)
 
     def _on_report(self, target: ConnectionTarget) -> None:
-        report = target.sender.report()
-        if report is not None:
-            self._balancer.on_report(target, report, time.monotonic())
-            if not report.accepts:
-                self._take_back(target)
+        try:
+            report = target.sender.report()
+            if report is not None:
+                self._balancer.on_report(target, report, time.monotonic())
+        except (HandoverError, OSError) as error:
+            log.error("%s gets no more connections: %s", target.name, error)
+            self._selector.unregister(target.sender)
+            self._balancer.exclude(target)
+            self._take_back(target)
+            return
+        if report is not None and not report.accepts:
+            self._take_back(target)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from penstock.wire.handover import HandoverReport
+from penstock.wire.handover import HandoverError, HandoverReport
 
 STALL_S = 5.0
 """Seconds after which an API server that takes none of its waiting connections counts as hung: others get
@@ -47,9 +48,11 @@ class LeastConnectionsBalancer(Generic[Server]):
     Times are seconds of any monotonic clock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_in_transit: int = sys.maxsize) -> None:
+        """``max_in_transit``: maximum connections that were sent and not taken yet, over all servers."""
         self._servers: dict[Server, _ServerState] = {}
         self._sent = 0
+        self._max_in_transit = max_in_transit
 
     def add(self, server: Server) -> None:
         """Adds a server; it gets connections once it reports that it accepts them."""
@@ -60,7 +63,9 @@ class LeastConnectionsBalancer(Generic[Server]):
 
     def choose(self) -> Server | None:
         """The server with the fewest connections, among equals the one whose last connection is oldest; None:
-        no server takes any."""
+        no server takes any, or too many connections are on their way."""
+        if sum(state.untaken for state in self._servers.values()) >= self._max_in_transit:
+            return None
         chosen, fewest = None, (0, 0)
         for server, state in self._servers.items():
             if state.report.accepts and not state.excluded:
@@ -86,13 +91,21 @@ class LeastConnectionsBalancer(Generic[Server]):
             state.waits_since = now
 
     def on_report(self, server: Server, report: HandoverReport, now: float) -> None:
-        """The server reports its connections, and gets some again if it was excluded."""
+        """The server reports its connections, and gets some again if it was excluded. Raises HandoverError if
+        it has taken connections that it never got."""
         state = self._servers[server]
+        if report.taken > state.sent:
+            raise HandoverError(f"it counts {report.taken} connections of {state.sent}")
         taken_before, state.report, state.excluded = state.report.taken, report, False
         if not state.untaken:
             state.waits_since = None
         elif report.taken > taken_before:
             state.waits_since = now
+
+    def exclude(self, server: Server) -> None:
+        """The server gets no more connections, as nothing it reports can be trusted."""
+        state = self._servers[server]
+        state.report, state.waits_since = _NO_REPORT._replace(taken=state.report.taken), None
 
     def connections_taken_back(self, server: Server, count: int) -> None:
         """Connections sent to the server, which it had not taken, are no longer its own."""

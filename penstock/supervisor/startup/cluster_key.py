@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import stat
 from pathlib import Path
 
 from penstock.config.errors import ConfigError
+from penstock.config.secret_files import warn_if_open_to_others
 from penstock.wire.curve import ClusterKey
-
-log = logging.getLogger(__name__)
 
 KEY_FILE_PREFIX = "penstock-cluster-key-1 "
 """Precedes the secret key in the only line of a key file."""
@@ -27,13 +24,11 @@ def read_cluster_key(path: str) -> str:
     """The secret key of a file. Raises ConfigError, whose message does not show the key."""
     try:
         with open(path, encoding="ascii") as file:
-            mode = os.fstat(file.fileno()).st_mode
             text = file.read(256).strip()
         if not text.startswith(KEY_FILE_PREFIX):
             raise ValueError("is no key file; penstock keys FILE makes one")
         secret = ClusterKey(text.removeprefix(KEY_FILE_PREFIX)).secret
     except (OSError, ValueError) as error:
         raise ConfigError(f"--cluster-key-file {path}: {error}") from None
-    if mode & stat.S_IROTH:
-        log.warning("--cluster-key-file %s can be read by every user of this machine; chmod o-r it", path)
+    warn_if_open_to_others("--cluster-key-file", path)
     return secret

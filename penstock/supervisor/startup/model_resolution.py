@@ -46,6 +46,18 @@ def resolve_model(config: ServeConfig, run_dir: str, *, for_engine: bool = True)
     return ResolvedModel(str(model_dir), str(_tokenizer_directory(config, model_dir, run_dir)), names)
 
 
+def check_chat_template(config: ServeConfig, model: ResolvedModel) -> None:
+    """Raises ConfigError for a --chat-template that API servers could not use."""
+    if config.chat_template is None:
+        return
+    from penstock.generation.chat_template import ChatTemplate
+
+    try:
+        ChatTemplate.load(model.tokenizer_dir, config.chat_template)
+    except ValueError as error:
+        raise ConfigError(f"--chat-template {config.chat_template}: {error}") from None
+
+
 def _check_software(config: ServeConfig) -> None:
     if config.engine == "torch":
         _require_torch()

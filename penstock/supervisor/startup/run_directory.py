@@ -38,39 +38,49 @@ class RunDirectory:
         self.path = ""
 
     def __enter__(self) -> Self:
-        """Raises ConfigError for a path that cannot be used, StartupError when another instance uses it."""
+        """Raises ConfigError for a path that cannot be used, StartupError when another instance uses it or
+        the disk is full."""
         if self._given is None:
             self.path = _temporary()
         else:
             self.path = _prepare(self._given)
         try:
             self._lock_fd = _lock(Path(self.path))
-        except StartupError:
-            self._remove_temporary()
+            _remove_sockets(self.path)
+        except (StartupError, OSError) as error:
+            self._release()
+            if isinstance(error, OSError):
+                raise StartupError(f"run directory {self.path}: {error.strerror}") from None
             raise
-        _remove_sockets(self.path)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._given is None:
-            self._remove_temporary()
-        else:
-            _remove_sockets(self.path)
-        if self._lock_fd is not None:
-            os.ftruncate(self._lock_fd, 0)
-            os.close(self._lock_fd)
+        if self._given is not None:
+            with contextlib.suppress(OSError):
+                _remove_sockets(self.path)
+        self._release()
 
-    def _remove_temporary(self) -> None:
+    def _release(self) -> None:
         if self._given is None:
             shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock_fd is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._lock_fd, 0)
+            os.close(self._lock_fd)
+            self._lock_fd = None
 
 
 def _temporary() -> str:
     for parent in (tempfile.gettempdir(), "/tmp"):
         short = len(os.fsencode(parent)) + len(f"/{_PREFIX}12345678") <= MAX_PATH_BYTES
         if short and os.access(parent, os.W_OK):
-            _remove_abandoned(Path(parent))
-            return tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+            try:
+                _remove_abandoned(Path(parent))
+                return tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+            except OSError as error:
+                raise StartupError(
+                    f"no run directory can be made in {parent}: {error.strerror}; name one with --run-dir"
+                ) from None
     raise StartupError("no temporary directory with a short path can be written to; name one with --run-dir")
 
 
@@ -122,8 +132,12 @@ def _lock(path: Path) -> int:
             f"--run-dir {path}: in use by another penstock (process {holder}); "
             "end it or choose another directory"
         ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 

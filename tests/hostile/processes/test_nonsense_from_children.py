@@ -1,4 +1,4 @@
-"""What a child may send on its control channel: the supervisor survives it, names the child, and restarts it."""
+"""Whatever a child sends on its control channel: the supervisor names the child, restarts it, and goes on."""
 
 from __future__ import annotations
 

@@ -211,3 +211,18 @@ def test_a_group_that_the_machine_refuses_in_part_is_tried_again_as_a_whole() ->
     assert done(manager.start_failed(GROUP[1], "no memory", 0.0)) == []
     manager.exited(GROUP[2], -signal.SIGKILL, 0.1)
     assert manager.tick(1.0) == [Spawn(name, 1) for name in GROUP]
+
+
+def test_a_restart_that_the_system_refuses_is_tried_until_it_succeeds() -> None:
+    """Without descriptors or processes for a while: that is no fault of the engine."""
+    manager = serving()
+    manager.exited(ENGINE, -signal.SIGKILL, 2.0)
+    now = 2.0
+    for epoch in range(1, 20):
+        now += 40.0
+        assert done(manager.tick(now)) == [Spawn(ENGINE, epoch)]
+        manager.start_failed(ENGINE, "Too many open files", now)
+        assert manager.exit_code is None
+    manager.tick(now + 40.0)
+    manager.report(ENGINE, Ready(), now + 41.0)
+    assert manager.phase is Phase.SERVING

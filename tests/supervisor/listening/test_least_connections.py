@@ -59,6 +59,18 @@ def test_nobody_gets_one_before_it_accepts_or_after() -> None:
     assert balancer.choose() is None
 
 
+def test_connections_wait_while_too_many_are_on_their_way() -> None:
+    balancer: LeastConnectionsBalancer[str] = LeastConnectionsBalancer(max_in_transit=3)
+    for server in "ab":
+        balancer.add(server)
+        balancer.on_report(server, HandoverReport(0, 0, True), 0.0)
+    assert [give(balancer) for _ in range(4)] == ["a", "b", "a", None]
+    balancer.on_report("b", HandoverReport(taken=1, open=1, accepts=True), 0.0)
+    assert [give(balancer), give(balancer)] == ["b", None]
+    balancer.connections_taken_back("a", 2)
+    assert give(balancer) == "a"
+
+
 def test_one_that_left_gets_none() -> None:
     balancer = balancer_of("a", "b")
     balancer.remove("a")
