@@ -109,7 +109,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
         raise ValueError(f"a snapshot of {len(data)} bytes, at most {MAX_SNAPSHOT_BYTES} are taken")
     try:
         snapshot = _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not a snapshot: {error}") from None
     known = [each for each in snapshot.series if _fits(each)]
     return msgspec.structs.replace(snapshot, series=known)

@@ -5,9 +5,11 @@ Events keep their raw bytes, because a relay passes on the bytes that it receive
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 _BOM = b"\xef\xbb\xbf"
+_find_line_end = re.compile(rb"[\r\n]").search
 
 
 class SSEError(ValueError):
@@ -41,6 +43,9 @@ class SSEParser:
         """Whether the next byte starts an event; False while it may belong to the end of the last event or to
         the byte order mark."""
         self._at_start = True
+        """The stream may still begin with a byte order mark, whose bytes are incomplete."""
+        self._marked = False
+        """Pending begins with the byte order mark of the stream."""
         self._after_cr = False
         """The last event ended with CR; an LF that comes next belongs to that line end."""
 
@@ -76,12 +81,14 @@ class SSEParser:
             if _BOM.startswith(self._pending[:3]) and len(self._pending) < 3:
                 return []
             self._at_start = False
+            self._marked = self._pending.startswith(_BOM)
         events = []
         while (end := self._end_of_event()) is not None:
             raw = bytes(self._pending[:end])
             del self._pending[:end]
             self._scanned = 0
-            events.append(_event(raw))
+            events.append(_event(raw, raw[3:] if self._marked else raw))
+            self._marked = False
             self._after_cr = raw.endswith(b"\r") and not self._pending
         if len(self._pending) > self._max_event_bytes:
             raise SSEError(f"an event of more than {self._max_event_bytes} bytes")
@@ -92,15 +99,14 @@ class SSEParser:
         pending = self._pending
         at = max(0, self._scanned - 3)
         while True:
-            lf, cr = pending.find(b"\n", at), pending.find(b"\r", at)
-            if lf < 0 and cr < 0:
+            found = _find_line_end(pending, at)
+            if found is None:
                 self._scanned = len(pending)
                 return None
-            line_end = lf if cr < 0 else cr if lf < 0 else min(lf, cr)
+            line_end = found.start()
             after = _behind_line_end(pending, line_end)
             if line_end == 0 or _begins_with_line_end(pending, after):
-                end = after if line_end == 0 else _behind_line_end(pending, after)
-                return end
+                return after if line_end == 0 else _behind_line_end(pending, after)
             at = after
 
 
@@ -123,10 +129,10 @@ def _is_plain(chunk: bytes) -> bool:
     )
 
 
-def _event(raw: bytes) -> Event:
+def _event(raw: bytes, body: bytes) -> Event:
+    """``body``: the raw bytes without the byte order mark."""
     data: list[bytes] = []
     name = b""
-    body = raw[3:] if raw.startswith(_BOM) else raw
     for line in body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"):
         field, _, value = line.partition(b":")
         value = value[1:] if value.startswith(b" ") else value

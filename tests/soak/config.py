@@ -28,6 +28,15 @@ class SoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     concurrency: Annotated[
         int, option("Number of clients, each with one request in flight.", "Load", ge=1, le=4096)
     ] = 48
+    hostile: Annotated[
+        int,
+        option(
+            "Number of hostile clients among the others: malformed, huge, cancelled, pipelined, slow.",
+            "Load",
+            ge=0,
+            le=1024,
+        ),
+    ] = 4
     seed: Annotated[int, option("Seed of requests, client behaviour and faults.", "Load", ge=0)] = 0
     round_s: Annotated[
         float,
@@ -53,9 +62,13 @@ class SoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hang_timeout: Annotated[
         float,
         option(
-            "Time without a heartbeat before an engine is killed and restarted, in seconds.", "Server", gt=0
+            "Time without a heartbeat before a process is killed and restarted, in seconds.", "Server", gt=0
         ),
     ] = 8.0
+    gateway: Annotated[
+        bool,
+        option("Put a gateway in front of the server. Only engines are killed then.", "Server"),
+    ] = False
     server_args: ServerArgs = None
 
     # -- bounds
@@ -97,6 +110,7 @@ def soak_arguments(config: SoakConfig, run_dir: str) -> list[str]:
         "--api-server-count": config.api_server_count,
         "--data-parallel-size": config.engines,
         "--engine-hang-timeout": config.hang_timeout,
+        "--api-server-hang-timeout": config.hang_timeout,
         "--max-model-len": BASE_MODEL_LEN * 2,
         "--max-stream-backlog": SOAK_BACKLOG,
         "--run-dir": run_dir,

@@ -57,6 +57,9 @@ class FaultInjector:
         self._hang_timeout_s = hang_timeout_s
         self._engines_up = engines_up
         self._find = find
+        self.front: psutil.Process | None = None
+        """The gateway in front of the server. Its clients then have no connection to an API server, whose end
+        they could not tell from a fault: API servers are only paused."""
         self._cut: dict[int, float] = {}
         """Client ports of connections whose API server was killed, with the time."""
         self._kinds: dict[str, tuple[Fault, int]] = {
@@ -64,8 +67,13 @@ class FaultInjector:
             "hang engine": (self._hang_engine, 1),
             "pause engine": (self._pause_engine, 2),
             "kill API server": (self._kill_server, 3),
+            "hang API server": (self._hang_server, 1),
             "pause API server": (self._pause_server, 2),
             "kill coordinator": (self._kill_coordinator, 1),
+            "hang coordinator": (self._hang_coordinator, 1),
+            "pause coordinator": (self._pause_coordinator, 1),
+            "pause supervisor": (self._pause_supervisor, 1),
+            "pause gateway": (self._pause_gateway, 2),
             "replace API servers": (self._replace, 1),
         }
 
@@ -98,15 +106,26 @@ class FaultInjector:
         return True
 
     async def _hang_engine(self) -> bool:
+        return await self._hang(await self._engine())
+
+    async def _hang_server(self) -> bool:
+        victim = self._served_directly("api-server")
+        if victim is not None:
+            await self._remember_clients(victim[1])
+        return await self._hang(victim)
+
+    async def _hang_coordinator(self) -> bool:
+        return await self._hang(self._victim("coordinator"))
+
+    async def _hang(self, victim: tuple[ProcessInstance, psutil.Process] | None) -> bool:
         """For longer than the hang timeout: it must be killed and restarted."""
-        victim = await self._engine()
         if victim is None:
             return False
         instance, process = victim
         self.killed.add(instance)
         process.suspend()
         if not await _until(lambda: not is_alive(instance), self._hang_timeout_s + GONE_S):
-            self._find("hung engine not replaced", f"{instance.title}, process {instance.pid}")
+            self._find(f"hung {instance.role} not replaced", f"{instance.title}, process {instance.pid}")
             self._kill(instance, process)
         return True
 
@@ -116,10 +135,19 @@ class FaultInjector:
     async def _pause_server(self) -> bool:
         return await self._pause(self._victim("api-server"))
 
+    async def _pause_coordinator(self) -> bool:
+        return await self._pause(self._victim("coordinator"))
+
+    async def _pause_supervisor(self) -> bool:
+        return await self._pause_process(self._processes.supervisor)
+
+    async def _pause_gateway(self) -> bool:
+        return self.front is not None and await self._pause_process(self.front)
+
     async def _pause(self, victim: tuple[ProcessInstance, psutil.Process] | None) -> bool:
-        if victim is None:
-            return False
-        process = victim[1]
+        return victim is not None and await self._pause_process(victim[1])
+
+    async def _pause_process(self, process: psutil.Process) -> bool:
         process.suspend()
         try:
             await asyncio.sleep(self._random.uniform(*PAUSES_S))
@@ -129,18 +157,22 @@ class FaultInjector:
 
     async def _kill_server(self) -> bool:
         """Stopped first, so that it accepts no connection after its client ports are read."""
-        victim = self._victim("api-server")
+        victim = self._served_directly("api-server")
         if victim is None:
             return False
         instance, process = victim
+        await self._remember_clients(process)
+        self._kill(instance, process)
+        return True
+
+    async def _remember_clients(self, process: psutil.Process) -> None:
+        """Stops the process, and remembers the clients that it has then: they lose it."""
         process.suspend()
         await _until(lambda: process.status() == psutil.STATUS_STOPPED, GONE_S)
         ports = client_ports(process, self._port)
         now = time.monotonic()
         self._cut = {port: at for port, at in self._cut.items() if now - at <= REMEMBERED_S}
         self._cut |= dict.fromkeys(ports, now)
-        self._kill(instance, process)
-        return True
 
     async def _kill_coordinator(self) -> bool:
         victim = self._victim("coordinator")
@@ -152,7 +184,7 @@ class FaultInjector:
     async def _replace(self) -> bool:
         """Starts a rolling restart of the API servers."""
         old = self._processes.with_role("api-server")
-        if self.spared or not all(map(_settled, old)):
+        if self.front is not None or self.spared or not all(map(_settled, old)):
             return False
         self.retired |= set(old)
         self._processes.supervisor.send_signal(signal.SIGHUP)
@@ -165,6 +197,9 @@ class FaultInjector:
         if await self._engines_up() < 2:
             return None
         return self._victim("engine")
+
+    def _served_directly(self, role: str) -> tuple[ProcessInstance, psutil.Process] | None:
+        return self._victim(role) if self.front is None else None
 
     def _victim(self, role: str) -> tuple[ProcessInstance, psutil.Process] | None:
         """A random process of this role; None while one is being replaced."""

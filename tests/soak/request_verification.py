@@ -26,6 +26,7 @@ class RequestEnd(enum.StrEnum):
     LEFT = "client left"
     CUT = "cut, the client did not read"
     SERVER_KILLED = "its API server was killed"
+    HOSTILE = "hostile, and may generate tokens"
     # -- what must not happen
     WRONG = "wrong reply"
     FAILED = "failed"
@@ -77,7 +78,11 @@ class ClientCounts(msgspec.Struct):
 class RequestVerifier:
     """Verifies each request once. ``killed`` returns whether its API server was killed."""
 
-    def __init__(self, oracle: Oracle, killed: Callable[[SentRequest], bool]) -> None:
+    def __init__(
+        self, oracle: Oracle, killed: Callable[[SentRequest], bool], *, through_gateway: bool = False
+    ) -> None:
+        """``through_gateway``: a client that does not read is cut by an error of the gateway."""
+        self._through_gateway = through_gateway
         self.counts = ClientCounts()
         self.findings: dict[str, list[str]] = {}
         """Samples of defects by kind, at most MOST_SAMPLES each."""
@@ -116,6 +121,12 @@ class RequestVerifier:
             self.record_defect(end, f"{reason}; {_shown(spec)}")
         return end
 
+    def record_hostile(self, tokens: int) -> None:
+        """Counts a hostile request for which engines may generate up to ``tokens`` tokens."""
+        if tokens:
+            self.counts.ends[RequestEnd.HOSTILE] += 1
+            self.counts.partial_asked += tokens
+
     def record_unsent(self, error: Exception) -> None:
         """Records a request whose connection failed, a defect: the listening socket is never closed."""
         self.counts.ends[RequestEnd.BROKEN] += 1
@@ -129,6 +140,8 @@ class RequestVerifier:
         if seen.whole and seen.status != 200:
             fits = seen.status == spec.status and bool(seen.error)
             return (RequestEnd.REFUSED if fits else RequestEnd.FAILED), f"HTTP {seen.status}: {seen.error}"
+        if seen.error and self._through_gateway and spec.behaviour is ClientBehaviour.STALL:
+            return RequestEnd.CUT, ""
         if seen.error:
             return RequestEnd.FAILED, seen.error
         if spec.status != 200:

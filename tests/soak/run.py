@@ -8,11 +8,13 @@ import random
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
+import psutil
 import uvloop
 
 from penstock.bench.deadline import ProgressCallback
@@ -23,6 +25,7 @@ from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.soak.client import ClientPool
 from tests.soak.config import SoakConfig, soak_arguments
 from tests.soak.fault_injection import FaultInjector
+from tests.soak.hostile_client import HostileClient
 from tests.soak.leaks import MOST_FILES, Growth, MemorySample, growth, leaks
 from tests.soak.oracle import Oracle
 from tests.soak.report import SoakReport
@@ -54,17 +57,33 @@ def measure(config: SoakConfig, say: ProgressCallback) -> SoakReport:
     with tempfile.TemporaryDirectory(prefix="penstock-soak-") as directory:
         say("starting penstock serve --engine synthetic")
         server = ServerProcess(soak_arguments(config, directory), START_S)
-        with server:
-            soak = _Soak(config, server, Path(directory), say)
+        with server, _front(config, server) as gateway:
+            soak = _Soak(config, server, Path(directory), say, gateway)
             uvloop.run(soak.run())
         return soak.report(server.exit_code)
+
+
+@contextlib.contextmanager
+def _front(config: SoakConfig, server: ServerProcess) -> Iterator[ServerProcess | None]:
+    """The gateway in front of the server, if there is to be one."""
+    if not config.gateway:
+        yield None
+        return
+    arguments = ["gateway", "--port=0", "--access-log=none", "--endpoints", server.url]
+    with ServerProcess(arguments, START_S) as gateway:
+        yield gateway
 
 
 class _Soak:
     """One run."""
 
     def __init__(
-        self, config: SoakConfig, server: ServerProcess, directory: Path, say: ProgressCallback
+        self,
+        config: SoakConfig,
+        server: ServerProcess,
+        directory: Path,
+        say: ProgressCallback,
+        gateway: ServerProcess | None,
     ) -> None:
         rng = random.Random(config.seed)
         oracle = Oracle(DEMO_DIR)
@@ -82,9 +101,21 @@ class _Soak:
             engines_up=self._engines_up,
             find=lambda kind, text: self._verifier.record_defect(kind, text),
         )
-        self._verifier = RequestVerifier(oracle, self._faults.was_killed)
+        self._gateway: ProcessInstance | None = None
+        if gateway is not None:
+            self._faults.front = psutil.Process(gateway.pid)
+            self._gateway = ProcessInstance("gateway", gateway.pid, self._faults.front.create_time())
+        self._verifier = RequestVerifier(oracle, self._faults.was_killed, through_gateway=gateway is not None)
         self._mix = RequestMix(oracle, random.Random(rng.random()))
-        self._clients = ClientPool(server.url, random.Random(rng.random()))
+        url = server.url if gateway is None else gateway.url
+        self._clients = ClientPool(url, random.Random(rng.random()))
+        self._hostile = HostileClient(
+            url,
+            random.Random(rng.random()),
+            find=lambda kind, text: self._verifier.record_defect(kind, text),
+            count=lambda tokens: self._verifier.record_hostile(tokens),
+            killed=self._faults.was_killed,
+        )
         self._samples: dict[ProcessInstance, list[MemorySample]] = defaultdict(list)
         self._balances: list[TokenBalance] = []
         self._files: list[int] = []
@@ -152,6 +183,7 @@ class _Soak:
             if disturb_every is not None:
                 injecting = group.create_task(self._faults.run(disturb_every))
             clients = [group.create_task(self._client(end)) for _ in range(self._config.concurrency)]
+            clients += [group.create_task(self._attack(end)) for _ in range(self._config.hostile)]
             await asyncio.sleep(seconds)
             if injecting is not None:
                 injecting.cancel()
@@ -161,6 +193,11 @@ class _Soak:
         """One request after the other until ``end``."""
         while asyncio.get_running_loop().time() < end and self._left_s() > 0:
             await self._request(self._mix.draw())
+
+    async def _attack(self, end: float) -> None:
+        """One hostile act after the other until ``end``."""
+        while asyncio.get_running_loop().time() < end and self._left_s() > 0:
+            await self._hostile.once()
 
     async def _request(self, spec: RequestSpec) -> None:
         try:
@@ -212,7 +249,8 @@ class _Soak:
         config = self._config
         several = config.api_server_count > 1 or config.engines > 1
         processes = config.api_server_count + config.engines + 1 + several
-        alone = found.connections <= 1  # of this request
+        # That of this request; a gateway keeps some.
+        alone = found.connections <= 1 or config.gateway
         up = found.engines_up == config.engines
         return up and alone and found.idle and len(self._processes.alive()) == processes
 
@@ -242,6 +280,8 @@ class _Soak:
 
     def _deaths(self) -> int:
         """Number of processes with counts that died since the last call. Those not killed are defects."""
+        if self._gateway is not None and not is_alive(self._gateway):
+            self._verifier.record_defect("death", "the gateway died by itself")
         dead = {each for each in self._processes.seen if not is_alive(each)} - self._dead
         self._dead |= dead
         dead -= self._faults.retired - self._faults.killed
@@ -253,7 +293,7 @@ class _Soak:
         objects = await self._tracked_objects()
         requests = self._verifier.counts.requests
         now = time.monotonic() - self._began
-        for each in self._processes.alive():
+        for each in [*self._processes.alive(), *([self._gateway] if self._gateway else [])]:
             process = process_of(each)
             if process is not None:
                 resident, descriptors = process.memory_info().rss, process.num_fds()

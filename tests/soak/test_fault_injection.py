@@ -133,6 +133,28 @@ def test_engines_are_killed_while_another_is_up(fake: Fake) -> None:
     assert made.done == {"kill engine": 1}
 
 
+@pytest.mark.parametrize("role", ["API server", "coordinator"])
+def test_a_process_that_hangs_and_is_not_replaced_is_found(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    monkeypatch.setattr(fault_injection, "GONE_S", 0.1)
+    made, found = disturber(fake)
+    mine = SentRequest(fake.client.getsockname()[1], time.monotonic(), reused=False)
+    assert asyncio.run(made.once(f"hang {role}"))
+    assert found == [f"hung {role.lower().replace(' ', '-')} not replaced"]
+    until(lambda: len(fake.processes.alive()) == len(TITLES))
+    mine.ended_at = time.monotonic()
+    assert made.was_killed(mine) == (role == "API server")
+
+
+def test_behind_a_gateway_api_servers_are_only_paused(fake: Fake) -> None:
+    made, _ = disturber(fake)
+    made.front = psutil.Process()
+    for kind in ("kill API server", "hang API server", "replace API servers"):
+        assert not asyncio.run(made.once(kind))
+    assert len(fake.with_role("api-server")) == 1
+
+
 def test_what_is_spared_is_left_alone(fake: Fake) -> None:
     made, _ = disturber(fake)
     made.spared = frozenset(("engine 1", "api-server 0", "coordinator 0"))
@@ -144,7 +166,7 @@ def test_what_is_spared_is_left_alone(fake: Fake) -> None:
 
 def test_pauses_end(fake: Fake) -> None:
     made, _ = disturber(fake)
-    for kind in ("pause engine", "pause API server"):
+    for kind in ("pause engine", "pause API server", "pause coordinator", "pause supervisor"):
         assert asyncio.run(made.once(kind))
     stopped = [each for each in fake.processes.alive() if psutil.Process(each.pid).status() == "stopped"]
     assert stopped == []

@@ -51,6 +51,16 @@ def test_a_server_that_fails_a_stream_does_not_pass() -> None:
 
 
 @pytest.mark.slow
+def test_a_soak_through_a_gateway() -> None:
+    config = SoakConfig(
+        minutes=0.2, round_s=6.0, concurrency=8, api_server_count=1, engines=2, gateway=True, seed=5
+    )
+    report = measure(config, lambda line: None)
+    assert report.passed, render(report)
+    assert report.ends["hostile, and may generate tokens"]
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_soak_with_deaths() -> None:
     config = SoakConfig(minutes=0.6, round_s=12.0, concurrency=24, disturb_every=1.0, seed=3)

@@ -160,7 +160,7 @@ def _errors(
     if found.deaths:
         return
     complete = clients.ended_with(RequestEnd.COMPLETE)
-    others = clients.ended_with(RequestEnd.LEFT, RequestEnd.CUT) + clients.retried
+    others = clients.ended_with(RequestEnd.LEFT, RequestEnd.CUT, RequestEnd.HOSTILE) + clients.retried
     completed = after.completed - before.completed
     if not complete <= completed <= complete + others:
         yield f"API servers completed {completed:,.0f} requests, clients {complete:,}, and left {others:,}"

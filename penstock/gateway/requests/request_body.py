@@ -69,8 +69,10 @@ class RequestBody(msgspec.Struct, frozen=True):
 def read_request(raw: bytes) -> RequestBody:
     """Decode the body of a generation request. Raises BodyError."""
     try:
+        if not raw.isascii():
+            raw.decode()  # msgspec checks the UTF-8 of decoded strings only, and fields are rewritten later
         body = _decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BodyError(str(error)) from None
     options = body.stream_options
     return RequestBody(

@@ -96,7 +96,7 @@ def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
     try:
         event = _read(data)
         return _parse_typed(event, name) if event.type or name else _parse_chunk(event)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ContentError(f"{error}: {data[:200]!r}") from None
 
 
@@ -104,7 +104,7 @@ def read_reply(body: bytes) -> ParsedEvent:
     """Parse the body of a reply that is not streamed. Raises ContentError."""
     try:
         event = _read(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ContentError(f"{error}: {body[:200]!r}") from None
     return ParsedEvent(usage=read_usage(event.usage), error=_error(event), end=True)
 

@@ -26,16 +26,15 @@ class EventTemplate:
 
     def __init__(self) -> None:
         self._misses = 0
-        self._forget()
-
-    def _forget(self) -> None:
-        self._head, self._tail = b"\0", b""  # no event starts so
+        self._head: bytes | None = None
+        """None: there is no template."""
+        self._tail = b""
 
     def matches(self, raw: bytes) -> bool:
         """Whether these bytes are one complete event that differs from the template only in its text,
         which is not empty."""
         head, tail = self._head, self._tail
-        if not (raw.startswith(head) and raw.endswith(tail)):
+        if head is None or not (raw.startswith(head) and raw.endswith(tail)):
             return False
         if _is_text(raw, len(head), len(raw) - len(tail)) is None:
             return False
@@ -51,7 +50,4 @@ class EventTemplate:
         """Take a parsed event as the new template. It did not match, and has tokens and nothing else."""
         self._misses += 1
         parts = _split(raw) if self._misses <= MOST_MISSES else None
-        if parts is None:
-            self._forget()
-            return
-        self._head, self._tail = parts.groups()
+        self._head, self._tail = (None, b"") if parts is None else parts.groups()

@@ -81,8 +81,12 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._break(f"not HTTP/1.1: {error}")
-            return
+            if not self._complete:
+                self._break(f"not HTTP/1.1: {error}")
+                return
+            self._reusable = False  # bytes that nobody asked for follow the reply
+        if self._bodyless:
+            self._body.clear()  # sent nevertheless
         if self._body and self._receiver is not None:
             body = b"".join(self._body)  # the pieces of one read, joined
             self._body.clear()
@@ -104,6 +108,8 @@ class Connection(asyncio.Protocol):
     # -- httptools
 
     def on_message_begin(self) -> None:
+        if self._complete:
+            raise UpstreamError("a second reply to one request")
         self._headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:

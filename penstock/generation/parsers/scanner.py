@@ -42,6 +42,7 @@ class CallScanner:
         self._quoted = False
         self._depth = 0
         self._ready = ""
+        self._has_arguments = False
 
     @property
     def done(self) -> bool:
@@ -128,8 +129,11 @@ class CallScanner:
             self._end_value()
 
     def _begin_value(self, char: str) -> None:
-        if self._key in ARGUMENTS and self.name is not None:
-            self.started = True
+        if (self._has_arguments and self._key in ARGUMENTS) or (self.name and self._key == "name"):
+            self._key = ""  # a repeated key: the first one's value may be sent already
+        if self._key in ARGUMENTS:
+            self._has_arguments = True
+            self.started = self.name is not None
         self._value = ""
         if char in "{[":
             self._state, self._depth, self._quoted = _State.IN_NESTED, 0, False

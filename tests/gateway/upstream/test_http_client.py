@@ -168,6 +168,17 @@ def test_connections_are_used_again() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("more", [CHUNKED.replace(b"200 OK", b"418 No"), b"surplus"])
+def test_what_follows_a_reply_is_no_part_of_it_and_ends_the_connection(more: bytes) -> None:
+    async def main() -> None:
+        async with pool_to(answering(OK + more, close=False)) as pool:
+            collected, connection = await ask(pool)
+            assert (collected.status, collected.body, collected.end) == (200, b"hello", "end")
+            assert not connection.usable
+
+    asyncio.run(main())
+
+
 def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
     async def main() -> None:
         async with pool_to(answering(OK)) as pool:

@@ -1,0 +1,189 @@
+"""What parses HTTP: the server's protocol on a fake connection, and the gateway's client of model servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.gateway.upstream.http_client import Connection, ConnectionPool, Headers
+from penstock.http.asgi import send_json
+from tests.hostile.fuzz.byte_source import ByteSource
+from tests.http.connections import FakeTransport, connection
+
+TURNS = 8
+"""Iterations of the event loop without a change after which nothing more happens."""
+_STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
+_loop = asyncio.new_event_loop()
+
+
+class Served:
+    """What one connection's application saw, and what was written."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[Any, ...]] = []
+        self.started = 0
+        self.written = b""
+        self.statuses: list[int] = []
+        self.ended = ""
+
+    async def app(self, scope: Any, receive: Any, send: Any, sink: Any) -> None:
+        """Reads the body and answers."""
+        self.started += 1
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        seen = scope["method"], scope["raw_path"], scope["query_string"], tuple(scope["headers"]), body
+        self.requests.append(seen)
+        await send_json(send, b"{}")
+
+
+class _Failures(logging.Handler):
+    """Errors that the protocol logs instead of raising them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(self.format(record))
+
+
+_LOGGERS = [logging.getLogger(name) for name in ("penstock.http.http1", "uvicorn.error", "asyncio")]
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[list[str]]:
+    """The errors that are logged meanwhile."""
+    failures = _Failures()
+    for logger in _LOGGERS:
+        logger.addHandler(failures)
+    try:
+        yield failures.seen
+    finally:
+        for logger in _LOGGERS:
+            logger.removeHandler(failures)
+
+
+async def _settle(transport: FakeTransport, served: Served) -> None:
+    quiet, before = 0, (-1, -1)
+    while quiet < TURNS:
+        await asyncio.sleep(0)
+        now = len(transport.written), served.started
+        quiet, before = (quiet + 1 if now == before else 0), now
+
+
+async def serve(pieces: list[bytes]) -> Served:
+    """One connection that receives ``pieces`` and then closes."""
+    served = Served()
+
+    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:  # uvicorn wants a function
+        await served.app(scope, receive, send, sink)
+
+    protocol, transport = connection(app)
+    for piece in pieces:
+        if transport.is_closing():
+            break
+        if piece:
+            protocol.data_received(piece)
+        await _settle(transport, served)
+    served.ended = transport.end
+    protocol.connection_lost(None)
+    await _settle(transport, served)
+    served.written = transport.written
+    served.statuses = [int(status) for status in _STATUS.findall(transport.written)]
+    return served
+
+
+def http_server(data: bytes) -> None:
+    """A request stream. However it is cut, the application sees the same requests, and each that it sees gets
+    one reply; what is no request gets one refusal, and the connection closes."""
+    source = ByteSource(data)
+    cut_at, stream = source.take(8), source.rest()
+    with _logged() as failures:
+        whole = _loop.run_until_complete(serve([stream]))
+        cut = _loop.run_until_complete(serve(ByteSource(cut_at).pieces(stream, 3)))
+    assert not failures, failures
+    for served in (whole, cut):
+        finals = [status for status in served.statuses if status >= 200]
+        assert 500 not in finals, served.written
+        assert len(finals) <= served.started + 1, served.written
+        assert len(finals) >= len(served.requests) or served.ended, (served.requests, served.written)
+        assert not served.written or served.written.startswith(b"HTTP/1.1 "), served.written
+    assert whole.requests == cut.requests, (whole.requests, cut.requests)
+
+
+class _Reply:
+    """A receiver of the gateway's client."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: Headers = []
+        self.body = b""
+        self.ends: list[str] = []
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        assert not self.ends
+        self.status, self.headers = status, list(headers)
+
+    def on_body(self, data: bytes) -> None:
+        assert not self.ends
+        self.body += data
+
+    def on_end(self) -> None:
+        self.ends.append("end")
+
+    def on_broken(self, reason: str) -> None:
+        self.ends.append("broken")
+
+
+def _relayed(request: bytes, pieces: list[bytes]) -> tuple[_Reply, _Reply]:
+    """The replies to two requests over one connection, the second if the first leaves it usable."""
+    pool = ConnectionPool("http://model-server:80", connect_timeout_s=1.0)
+    upstream = Connection(pool)
+    transport = FakeTransport()
+    upstream.connection_made(transport)
+    first, second = _Reply(), _Reply()
+    upstream.send(request, first)
+    receiver = first
+    for piece in pieces:
+        if transport.is_closing():
+            break
+        if piece:
+            upstream.data_received(piece)
+        if first.ends and receiver is first and upstream.usable:
+            receiver = second
+            upstream.send(request, second)
+    if not transport.is_closing():
+        upstream.eof_received()
+    upstream.connection_lost(None)
+    return first, second
+
+
+def http_client(data: bytes) -> None:
+    """Bytes of a model server. Every reply ends exactly once, and its head and body do not depend on how its
+    bytes were cut."""
+    source = ByteSource(data)
+    request = b"HEAD / HTTP/1.1\r\n\r\n" if source.byte() == 1 else b"POST / HTTP/1.1\r\n\r\n"
+    cut_at, stream = source.take(8), source.rest()
+
+    async def both() -> tuple[_Reply, _Reply, _Reply]:
+        first, second = _relayed(request, [stream])
+        cut, _ = _relayed(request, ByteSource(cut_at).pieces(stream, 3))
+        await asyncio.sleep(0)  # what was sent on a closed connection is told in the next iteration
+        return first, second, cut
+
+    first, second, cut = _loop.run_until_complete(both())
+    for reply in (first, cut):
+        assert len(reply.ends) == 1, reply.ends
+    assert len(second.ends) <= 1, second.ends
+    assert cut.body.startswith(first.body) or first.body.startswith(cut.body), (first.body, cut.body)
+    if first.ends == cut.ends == ["end"]:
+        assert (first.status, first.headers, first.body) == (cut.status, cut.headers, cut.body)
