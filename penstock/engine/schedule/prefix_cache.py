@@ -101,6 +101,7 @@ class PrefixCache:
         if chain is None or not chain.reads_cache:
             return found
         if chain.awaited in self._promised:
+            self._awaited.add(chain.awaited)  # it may have been settled and promised again since
             return None
         digests = chain.digests[: (length - 1) // self._blocks.block_size]
         for digest in digests:

@@ -137,11 +137,11 @@ def test_messages_of_a_peer_that_is_gone_are_not_worth_a_line(
 
 def test_an_api_server_whose_number_is_taken_is_told(rig: Rig) -> None:
     """Also when its queue is full at that moment: it would wait for its streams for ever."""
-    first = rig.hello(0, incarnation=1)
+    first = rig.hello(0, connection=0)
     rig.socket.says(first, submit(1, 4000))
     rig.turns(3)
     rig.socket.full.add(first)
-    thief = rig.hello(0, incarnation=2)
+    thief = rig.hello(0, connection=1)
     rig.turns(3)
     assert rig.socket.received[first].others[1:] == []
     rig.socket.full.clear()
