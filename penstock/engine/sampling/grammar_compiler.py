@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Condition, Lock, Thread, current_thread
+from threading import Condition, Lock, Thread, current_thread, stack_size
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -38,6 +38,9 @@ QUEUE_TIMEOUT_S = 60.0
 """Seconds that a grammar may wait for its compilation."""
 MAX_QUEUED_BYTES = 16 << 20
 """Bytes of grammars that wait for their compilation, per API server, small and large ones each."""
+STACK_BYTES = 16 << 20
+"""Stack of a compiler thread. llguidance recurses as deep as rules refer to one another; API servers pass on
+what a stack of 2 MiB was enough for, which is the default of threads where ``ulimit -s`` is unlimited."""
 MAX_LATE_THREADS = 4
 """Threads that may be lost to compilations beyond their time, until one of them ends."""
 MAX_CACHE_BYTES = 512 << 20
@@ -296,7 +299,9 @@ class GrammarCompiler:
                 # a daemon: an engine's process, which ends by os._exit, does not wait for a compilation
                 thread = Thread(target=self._work, args=(small_only,), name="penstock-grammar", daemon=True)
                 self._workers[small_only] = thread
+                former = stack_size(STACK_BYTES)
                 thread.start()
+                stack_size(former)
 
     # -- in threads
 

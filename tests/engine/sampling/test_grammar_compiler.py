@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,3 +191,28 @@ def test_a_grammar_that_is_not_valid_is_compiled_once(compiler: FakeCompiler) ->
     compiler.until(first)
     assert str(first.error) == "structured output: bad"
     assert compiler.request(0, "bad") is first
+
+
+DEEP = """
+import json, sys, threading
+from pathlib import Path
+from penstock.engine.sampling.grammar_compiler import GrammarCompiler, State
+
+threading.stack_size(2 << 20)
+links = {f"r{n}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/r{n + 1}"}}} for n in range(800)}
+schema = {"$ref": "#/$defs/r0", "$defs": {**links, "r800": {"type": "string"}}}
+compiler = GrammarCompiler(4096, [2], Path(sys.argv[1]))
+compilation = compiler.request(0, json.dumps({"grammars": [{"json_schema": schema}]}))
+while compilation.state is not State.DONE:
+    compiler.wait(60)
+    compiler.take_finished()
+print("compiled:", compilation.error)
+"""
+
+
+def test_a_deep_grammar_that_an_api_server_has_checked_does_not_overflow_the_stack() -> None:
+    """In a process of its own, whose threads have the stack in which API servers check grammars."""
+    tokenizer = Path(__file__).parents[2] / "data" / "tiny_llama" / "tokenizer.json"
+    command = [sys.executable, "-c", DEEP, str(tokenizer)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "compiled: None\n"), ended.stderr
