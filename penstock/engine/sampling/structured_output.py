@@ -21,6 +21,8 @@ from penstock.wire.frames import FinishReason
 
 Slots = NDArray[np.intp]
 
+MAX_TEXT_BYTES = 64 << 20
+"""Grammar texts of running streams, of which llguidance keeps one per matcher."""
 COMPLETE_STOP_REASONS = ("NoExtension", "NoExtensionBias", "EndOfSentence")
 """llguidance's stop reasons for complete output; all others mean that a limit was exceeded."""
 
@@ -37,6 +39,8 @@ class GrammarMatchers:
         committed for used slots only."""
         self._matchers: dict[int, LLMatcher] = {}
         self._compilations: dict[int, Compilation] = {}
+        self._text_bytes = 0
+        """Length of the texts of all matchers."""
         self._filler: ThreadPoolExecutor | None = None
         self._executor: LLExecutor
         self._filling: Future[None] | None = None
@@ -64,6 +68,11 @@ class GrammarMatchers:
         if self._compiler is not None:
             self._compiler.wait(seconds)
 
+    def has_room(self, compilation: Compilation) -> bool:
+        """Whether another stream with this grammar may start now."""
+        size = len(compilation.grammar)
+        return not self._text_bytes or self._text_bytes + size <= MAX_TEXT_BYTES
+
     def set(self, slot: int, compilation: Compilation) -> None:
         """Give the slot a matcher of a grammar that is compiled, advanced by the output that a resumed stream
         has already."""
@@ -73,13 +82,18 @@ class GrammarMatchers:
         matcher.consume_tokens(table.history[slot, table.base[slot] : table.length[slot]].tolist())
         self._matchers[slot] = matcher
         self._compilations[slot] = compilation
+        self._text_bytes += len(compilation.grammar)
         if self._filler is None:
             self._filler = ThreadPoolExecutor(1, "penstock-mask")
             self._executor = LLExecutor()
 
     def clear(self, slot: int) -> None:
         matcher = self._matchers.pop(slot, None)
-        if matcher is not None and self._compilations.pop(slot).state is State.EVICTED:
+        if matcher is None:
+            return
+        compilation = self._compilations.pop(slot)
+        self._text_bytes -= len(compilation.grammar)
+        if compilation.state is State.EVICTED:
             assert self._compiler is not None
             self._compiler.free_later(matcher)  # it may be the last one of its grammar
 

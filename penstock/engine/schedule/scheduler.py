@@ -25,7 +25,7 @@ from penstock.engine.batch.logprobs import LogprobsBuffer
 from penstock.engine.batch.rows import concat_rows, empty_rows
 from penstock.engine.batch.slots import FAILED, SlotTable
 from penstock.engine.sampling.grammar_compiler import Compilation, State
-from penstock.engine.sampling.metadata import NO_TOKEN, READS_HISTORY, SamplingMetadata
+from penstock.engine.sampling.metadata import NO_TOKEN, READS_HISTORY, SamplingFeature, SamplingMetadata
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.prefix_cache import BlockHashChain, PrefixCache
 from penstock.engine.schedule.step_cost import StepCost
@@ -38,6 +38,8 @@ from penstock.wire.messages import Submit, WireError
 
 Slots = NDArray[np.intp]
 
+GRAMMAR_ROOM = "room for a grammar"
+"""What streams wait for whose grammar's text is too long beside those of the running streams."""
 MAX_HELD_PER_STEP = 128
 """Waiting streams that a step may find unable to start yet: their grammar is being compiled, or another
 stream is computing their prefix. They are held, and the next step looks at those behind them. Hashing the
@@ -91,6 +93,8 @@ class Scheduler:
         self._admitted = np.zeros(0, np.intp)
         """Slots in use: the most important priority first, then in order of admission."""
         self._queue = WaitingQueue(config, self._withdraw_compilation)
+        self._has_freed_grammar = False
+        """Whether a stream with a grammar has left since the last step."""
         self._aborted: dict[int, None] = {}
         """Slots of aborted streams."""
         self._clock = clock
@@ -185,6 +189,7 @@ class Scheduler:
 
     def _clear(self, slot: int) -> None:
         self._release_blocks(slot, forever=True)
+        self._has_freed_grammar |= bool(self.sampling.needs[slot] & SamplingFeature.GRAMMAR)
         self.sampling.clear(slot)
 
     def _release_blocks(self, slot: int, *, forever: bool) -> None:
@@ -301,6 +306,9 @@ class Scheduler:
         grammar is not valid."""
         for digest in self.prefix_cache.take_settled():
             self._queue.release(digest)
+        if self._has_freed_grammar:
+            self._has_freed_grammar = False
+            self._queue.release(GRAMMAR_ROOM)
         for compilation in self.sampling.grammars.take_finished():
             for waiting in self._queue.release(compilation):
                 if compilation.error is not None:
@@ -371,6 +379,9 @@ class Scheduler:
         contradiction = self.sampling.contradiction(sampling, compilation)
         if contradiction is not None and not waiting.request.resumed:
             raise RequestRejected(contradiction)
+        if not self.sampling.grammars.has_room(compilation):
+            self._queue.hold(waiting, GRAMMAR_ROOM)
+            return False
         return True
 
     def _history_of(self, candidate: int | WaitingStream) -> tuple[BlockHashChain | None, int]:
