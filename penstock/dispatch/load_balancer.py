@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 BLOCK_BYTES = 1024
@@ -17,7 +18,8 @@ AFFINITY_FACTOR, AFFINITY_SLACK = 1.5, 4
 SLACK."""
 
 
-def affinity_keys(prompt: bytes, cache_salt: str | None, session: str | None) -> list[bytes]:
+@lru_cache(maxsize=1)  # the choices of a request have the same, one after the other
+def affinity_keys(prompt: bytes, cache_salt: str | None, session: str | None) -> tuple[bytes, ...]:
     """Keys of what a stream may share with earlier ones, best first: its session, then the prefixes of its
     prompt (int32 token ids), longest first. Keys are digests of 16 bytes, however long the session is."""
     keys = []
@@ -27,8 +29,7 @@ def affinity_keys(prompt: bytes, cache_salt: str | None, session: str | None) ->
         keys.append(digest)
     if session is not None:
         keys.append(blake2b(salt + session.encode(), digest_size=16, person=b"session").digest())
-    keys.reverse()
-    return keys
+    return tuple(reversed(keys))
 
 
 class LoadBalancer:
