@@ -63,7 +63,7 @@ def test_keys_stand_for_whole_beginnings() -> None:
     assert len(affinity_keys(prompt, None, None)) == 3
     assert affinity_keys(prompt, None, None)[1:] == affinity_keys(prompt[: 2 * BLOCK_BYTES], None, None)
     assert not set(affinity_keys(prompt, "salt", None)) & set(affinity_keys(prompt, None, None))
-    assert affinity_keys(prompt[: BLOCK_BYTES - 4], None, None) == []
+    assert affinity_keys(prompt[: BLOCK_BYTES - 4], None, None) == ()
     assert len(affinity_keys(bytes(99 * BLOCK_BYTES), None, "s")) == MOST_BLOCKS + 1
 
 
