@@ -15,6 +15,7 @@ from penstock.metrics.exposition import CONTENT_TYPE, exposition
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.merge import Totals
 from penstock.metrics.snapshot import Labels, Series, Snapshot, process_name, process_series
+from penstock.streaming.engine_faults import FAULTS
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.wire.control import Launch
 
@@ -104,8 +105,10 @@ class MetricsEndpoint:
         yield from self._metrics.series(server)
         for field, count in self._input_processor.unknown_fields().items():
             yield Series(f.UNKNOWN_FIELDS.name, (server, field), count)
-        for (rank, reason), count in self._engine_client.faults.counts.items():
-            yield Series(f.ENGINE_FAULTS.name, (server, str(rank), reason), count)
+        for engine in self._engine_client.engines:
+            for reason in FAULTS:
+                count = self._engine_client.faults.counts[engine.rank, reason]
+                yield Series(f.ENGINE_FAULTS.name, (server, str(engine.rank), reason), count)
         connections, queued = self._clients()
         for family, value in (
             (f.CONNECTIONS, connections),

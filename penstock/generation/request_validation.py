@@ -30,8 +30,6 @@ MAX_STOP_CHARACTERS = 1024
 """Maximum characters of a ``stop`` string: so many may be held back while they could be part of one."""
 MAX_STREAMED_ECHO = 1 << 16
 """Maximum logprobs of an echoed prompt in a stream: they are one event, which takes about 40 ms to format."""
-MAX_BAD_WORD_TOKENS = 16_384
-"""Maximum tokens of all ``bad_words`` together, for the same reason."""
 MAX_BIAS = 100.0
 """Logit biases are clamped to ± this value, as OpenAI documents."""
 
@@ -334,7 +332,6 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
             param="bad_words",
         )
     sequences: dict[tuple[int, ...], None] = {}
-    tokens = 0
     for word in words:
         if not word:
             raise ApiError(400, "bad_words cannot contain an empty string.", param="bad_words")
@@ -343,11 +340,4 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
             ids = tuple(tokenizer.encode(text, add_special_tokens=False))
             if ids:
                 sequences[ids] = None
-                tokens += len(ids)
-        if tokens > MAX_BAD_WORD_TOKENS:
-            raise ApiError(
-                400,
-                f"bad_words has more than {MAX_BAD_WORD_TOKENS} tokens, which are the most that are allowed.",
-                param="bad_words",
-            )
     return tuple(sequences)

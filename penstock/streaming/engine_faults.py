@@ -21,6 +21,7 @@ INVALID_METRICS = "invalid_metrics"
 """Metrics that are too large or another process's: dropped."""
 UNREADABLE = "unreadable"
 """A message that cannot be decoded, or is out of place: the connection is closed."""
+FAULTS = (UNKNOWN_STREAM, OUT_OF_ORDER, INVALID_TOKEN, TOO_MANY_TOKENS, INVALID_METRICS, UNREADABLE)
 
 
 class EngineFaults:

@@ -263,7 +263,7 @@ def test_top_k_of_all_is_zero(given: int, used: int) -> None:
         ({"allowed_token_ids": [99999]}, "allowed_token_ids", "99999"),
         ({"bad_words": ["x"] * 1025}, "bad_words", "has 1025 texts, at most 1024"),
         ({"bad_words": [""]}, "bad_words", "empty string"),
-        ({"bad_words": ["a b c d e f g h " * 5000]}, "bad_words", "more than 16384 tokens"),
+        ({"bad_words": ["a b c d e f g h " * 5000]}, "bad_words", "has 80000 characters, at most 16384"),
         (
             {"allowed_token_ids": [1], "min_tokens": 1},
             "allowed_token_ids and min_tokens",

@@ -144,7 +144,7 @@ def coordinator(data: bytes) -> None:
         for _, reply in [*state.receive(identity, message, now), *state.take_updates(now)]:
             coordination.decode_from_coordinator(encode(reply))
         if member == 3:
-            state.on_send_failed(b"member-0")
+            state.on_send_failed(b"member-0", now)
 
 
 def control_lines(data: bytes) -> None:
