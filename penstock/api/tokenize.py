@@ -19,7 +19,9 @@ from penstock.http.asgi import encode_json, read_body, send_json
 from penstock.http.errors import ApiError
 
 MAX_TOKENS = 1 << 19
-"""Maximum tokens of a text for /tokenize or of a list for /detokenize, unless the context is longer."""
+"""Maximum tokens of a text for /tokenize, unless the context is longer."""
+MAX_DETOKENIZED = 1 << 16
+"""Maximum token ids for /detokenize, likewise. The tokenizer holds the GIL meanwhile: 0.1 s for so many."""
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -104,6 +106,10 @@ class TokenizeRoutes:
                 param=plan.field,
             )
         ids = self._tokenizer.encode(plan.text, plan.add_special_tokens)
+        if len(ids) > most:
+            raise ApiError(
+                400, f"{plan.field} has {len(ids)} tokens, at most {most} are allowed.", param=plan.field
+            )
         strings = self._tokenizer.token_strings(ids) if plan.return_token_strs else None
         reply = {
             "count": len(ids),
@@ -140,7 +146,7 @@ class TokenizeRoutes:
         """Check a body of /detokenize; returns its token ids. Raises ApiError."""
         request = self._detokenize_decoder.decode(body)
         self._processor.check_model(request.model)
-        most = max(MAX_TOKENS, self._processor.model_info.max_model_len)
+        most = max(MAX_DETOKENIZED, self._processor.model_info.max_model_len)
         if len(request.tokens) > most:
             raise ApiError(
                 400, f"tokens has {len(request.tokens)} ids, at most {most} are allowed.", param="tokens"

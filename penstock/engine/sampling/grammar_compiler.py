@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 SMALL_GRAMMAR = 16 << 10
 """Bytes of the text of a small grammar, at most. One of that size takes about 50 milliseconds."""
 COMPILE_TIMEOUT_S = 20.0
-"""Seconds that a compilation may take."""
+"""CPU seconds that a compilation may take: a busy or suspended machine is not the grammar's fault."""
 QUEUE_TIMEOUT_S = 60.0
 """Seconds that a grammar may wait for its compilation."""
 MAX_QUEUED_BYTES = 16 << 20
@@ -53,6 +53,13 @@ EXPIRY_INTERVAL_S = 0.25
 """Seconds between two looks for compilations that exceed their time."""
 
 _LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=MAX_LEXER_STATES)
+
+
+def cpu_seconds(thread: Thread) -> float:
+    """CPU time that a running thread has taken; where the system does not tell, monotonic time."""
+    if thread.ident is None or not hasattr(time, "pthread_getcpuclockid"):
+        return time.monotonic()
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
 def estimated_bytes(text_bytes: int) -> int:
@@ -79,7 +86,7 @@ class Compilation:
     """The API server that asked first."""
     text_bytes: int
     since: float
-    """Time of its request, and from its beginning on, of that."""
+    """Time of its request; from its beginning on, CPU time of its thread at that moment."""
     state: State = State.QUEUED
     users: int = 1
     """Waiting streams that want it."""
@@ -159,12 +166,14 @@ class GrammarCompiler:
         eos: Sequence[int],
         tokenizer: Path,
         clock: Callable[[], float] = time.monotonic,
+        cpu_seconds: Callable[[Thread], float] = cpu_seconds,
     ) -> None:
         """``tokenizer``: a tokenizer.json, read when the first grammar is compiled."""
         self._vocab_size = vocab_size
         self._eos = list(eos)
         self._path = tokenizer
         self._clock = clock
+        self._cpu_seconds = cpu_seconds
         self._tokenizer: LLTokenizer | None = None
         self._loading = Lock()
         self._lock = Condition()
@@ -268,14 +277,14 @@ class GrammarCompiler:
                 queue.remove(waiting)
                 message = f"its grammar waited longer than {QUEUE_TIMEOUT_S:g} s to be compiled."
                 self._fail(waiting, RequestRejected(f"The engine is overloaded: {message}", OVERLOADED))
-        for running in [job for job in self._running if job.since < now - COMPILE_TIMEOUT_S]:
+        for running in self._late_ones():
             thread = self._running.pop(running)
             self._late.add(thread)
             self._fail(
                 running,
                 RequestRejected(
-                    f"structured output: compiling the grammar takes longer than {COMPILE_TIMEOUT_S:g} s; "
-                    "use a simpler one"
+                    f"structured output: compiling the grammar takes more than {COMPILE_TIMEOUT_S:g} s of CPU "
+                    "time; use a simpler one"
                 ),
             )
             self._log_late("grammar", "a grammar of %d bytes takes too long to compile", running.text_bytes)
@@ -283,6 +292,13 @@ class GrammarCompiler:
                 if worker is thread:
                     self._workers[small_only] = None
         self._start_threads()
+
+    def _late_ones(self) -> list[Compilation]:
+        return [
+            running
+            for running, thread in self._running.items()
+            if self._cpu_seconds(thread) > running.since + COMPILE_TIMEOUT_S
+        ]
 
     def _fail(self, compilation: Compilation, error: RequestRejected) -> None:
         """A grammar's own error is remembered like a result; the engine's is not."""
@@ -315,7 +331,7 @@ class GrammarCompiler:
                     compilation = self._next(small_only)
                 dropped, self._dropped = self._dropped, []
                 if compilation is not None:
-                    compilation.state, compilation.since = State.RUNNING, self._clock()
+                    compilation.state, compilation.since = State.RUNNING, self._cpu_seconds(own)
                     self._running[compilation] = own
             dropped.clear()
             if compilation is not None:

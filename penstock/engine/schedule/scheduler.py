@@ -455,7 +455,10 @@ class Scheduler:
             return rows
         if broken:
             failed = slots[ends == FAILED].tolist()
-            rows.failed = [self.table.failure(slot, "engine_error", broken[slot]) for slot in failed]
+            rows.failed = [
+                self.table.failure(slot, "invalid_request", f"structured output: {broken[slot]}")
+                for slot in failed
+            ]
         self._free(slots[ends != FinishReason.NONE])
         return rows
 

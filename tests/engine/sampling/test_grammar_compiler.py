@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -36,7 +38,7 @@ class FakeCompiler(GrammarCompiler):
 
     def __init__(self) -> None:
         self.clock = Clock()
-        super().__init__(8, [1], Path("tokenizer.json"), self.clock)
+        super().__init__(8, [1], Path("tokenizer.json"), self.clock, lambda thread: self.clock.now)
         self.order: list[str] = []
         self.gates: dict[str, Event] = {}
         self.begun: dict[str, Event] = {}
@@ -216,3 +218,26 @@ def test_a_deep_grammar_that_an_api_server_has_checked_does_not_overflow_the_sta
     command = [sys.executable, "-c", DEEP, str(tokenizer)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (ended.returncode, ended.stdout) == (0, "compiled: None\n"), ended.stderr
+
+
+def test_the_time_of_a_thread_that_waits_is_not_the_grammars() -> None:
+    begun, gate, over = Event(), Event(), Event()
+
+    def work() -> None:
+        begun.set()
+        gate.wait(READY_S)
+        while grammar_compiler.cpu_seconds(thread) < before + 0.05:
+            pass
+        over.set()
+        gate.wait(READY_S)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(READY_S)
+    started = time.monotonic()
+    before = grammar_compiler.cpu_seconds(thread)
+    assert not over.wait(0.2), "it waits for the gate"
+    assert grammar_compiler.cpu_seconds(thread) - before < time.monotonic() - started - 0.1
+    gate.set()
+    assert over.wait(READY_S)
+    thread.join(READY_S)
