@@ -283,8 +283,8 @@ class GrammarCompiler:
             self._fail(
                 running,
                 RequestRejected(
-                    f"structured output: compiling the grammar takes more than {COMPILE_TIMEOUT_S:g} s of CPU "
-                    "time; use a simpler one"
+                    f"structured output: compiling the grammar takes more than {COMPILE_TIMEOUT_S:g} s of "
+                    "CPU time; use a simpler one"
                 ),
             )
             self._log_late("grammar", "a grammar of %d bytes takes too long to compile", running.text_bytes)

@@ -71,6 +71,13 @@ def test_grammars_that_break_at_once_are_errors_of_their_requests_alone(server: 
     assert "traceback" not in server.log.lower()
 
 
+def test_a_grammar_that_exceeds_a_limit_later_is_the_requests_error(server: Server) -> None:
+    """A 500 would make a gateway take the server for broken."""
+    reply = complete(server, max_tokens=100, structured_outputs={"regex": "(a?){3000}(a){3000}"})
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["message"].startswith("structured output: ")
+
+
 def test_contradictions_known_at_the_start_name_both_fields(server: Server) -> None:
     reply = complete(server, structured_outputs={"regex": "[0-9]+"}, allowed_token_ids=[5])
     assert reply.status_code == 400
