@@ -137,7 +137,7 @@ def test_a_stream_beyond_the_limits_of_its_grammar_fails_after_its_tokens(
     matcher.consume_token(2)  # what no mask admits: the matcher is broken
     rows = engine.step()
     assert [(failure.stream, failure.position, failure.code) for failure in rows.failed] == [
-        (0, 2, "engine_error")
+        (0, 2, "invalid_request")
     ]
     assert rows.tokens.size == 1
     assert not engine.has_work()
