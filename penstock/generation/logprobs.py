@@ -86,6 +86,8 @@ class _Columns:
 
     def add(self, ids: I32, values: F32) -> None:
         """``ids``, ``values``: [L, W] for any W."""
+        if not len(ids):
+            return  # none of a row's tokens is part of the text
         self._parts.append((ids, values))
         self._pending += len(ids)
         if self._pending >= COMPACTED_AT:

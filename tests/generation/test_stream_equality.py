@@ -147,3 +147,10 @@ def test_joined_events_are_the_whole_reply(name: str, data: st.DataObject) -> No
 @given(data=st.data())
 def test_joined_events_are_the_whole_reply_in_many_more_cases(name: str, data: st.DataObject) -> None:
     check_any(name, data)
+
+
+def test_a_stop_string_within_the_last_character_leaves_the_logprobs_whole() -> None:
+    """A token of half a character, and an end none of whose tokens is part of the text."""
+    fields = {"stop": ["\ufffd"], "return_token_ids": True, "logprobs": 1}
+    stream = [129, 2], FinishReason.EOS
+    in_loop(lambda: check("byte-level BPE", stream, [[129], [2]], 1, False, fields))
