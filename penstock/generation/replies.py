@@ -278,7 +278,8 @@ class RequestReply(ABC):
             if not finish:
                 self._drop(stream, stopped=True)
         elif finish:
-            choice.stop_reason = tokens[-1] if finish is FinishReason.STOP_TOKEN else None
+            is_stop_token = finish is FinishReason.STOP_TOKEN and len(tokens) > 0  # an engine may omit it
+            choice.stop_reason = tokens[-1] if is_stop_token else None
             self._finish_choice(choice, stream, finish)
 
     def _finish_choice(self, choice: Choice, stream: Stream, finish: FinishReason) -> None:

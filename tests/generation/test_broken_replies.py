@@ -21,7 +21,7 @@ from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import PromptLogprobs
 from tests.generation.planning import body, planners, tiny_tokenizer
-from tests.generation.replying import Desk, MemorySink, in_loop, tables_of
+from tests.generation.replying import Desk, MemorySink, in_loop, read_stream, tables_of
 
 PLANNER = planners()
 PLAIN = tiny_tokenizer().encode("a", add_special_tokens=False)
@@ -244,3 +244,17 @@ def test_a_timer_goes_on_after_an_exception() -> None:
         timer.cancel()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("finish", [FinishReason.STOP_TOKEN, FinishReason.EOS])
+def test_an_end_by_a_token_that_the_engine_leaves_out_is_an_end_like_others(finish: FinishReason) -> None:
+    def run() -> None:
+        desk = Desk(tables())
+        reply, sink = desk.streamed(PLANNER.completion(body(max_tokens=9, stream=True)))
+        (handle,) = (choice.stream.handle for choice in reply.choices if choice.stream is not None)
+        desk.deliver(desk.rows(handle, [PLAIN, []], finish))
+        assert read_stream(sink).finish_reason == "stop"
+        assert sink.lines()[-1] == "data: [DONE]"
+        assert desk.outcomes == ["stop"]
+
+    in_loop(run)
