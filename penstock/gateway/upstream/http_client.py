@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Sequence
 from typing import Protocol, cast
 from urllib.parse import urlsplit
@@ -20,6 +21,11 @@ IDLE_S = 30.0
 """Seconds that an idle connection is kept; below the 75 s and 60 s of common servers."""
 MOST_IDLE = 256
 """Idle connections kept per endpoint."""
+MAX_OVERHEAD_BYTES = 256 << 10
+"""Maximum bytes of a reply without content in between: interim replies, head, chunk extensions, trailers."""
+TURN_S = 0.005
+"""A read whose processing takes longer is the connection's last one in this turn of the event loop; the loop
+would go on with up to 32 reads of 256 KiB, which takes seconds for tiny events."""
 
 
 class UpstreamError(ConnectionError):
@@ -53,7 +59,12 @@ class Connection(asyncio.Protocol):
         self._headers: Headers = []
         self._body: list[bytes] = []
         self.on_body = self._body.append  # httptools' callback for each piece of content
-        self._complete = False
+        self._overhead = 0
+        """Bytes received since the latest piece of content."""
+        self._complete = self._has_head = False
+        self._paused = False
+        """By the receiver, whose client is slow."""
+        self._waits_for_turn = False
         self._bodyless = False
         """The request is HEAD: the reply has the length of a body, but no body."""
         self._reusable = True
@@ -78,13 +89,21 @@ class Connection(asyncio.Protocol):
             self._transport.abort()  # a reply without a request
             return
         self.answered = True
+        started = time.perf_counter()
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._break("it switched protocols, which it was not asked to")
+            return
         except httptools.HttpParserError as error:
             if not self._complete:
                 self._break(f"not HTTP/1.1: {error}")
                 return
             self._reusable = False  # bytes that nobody asked for follow the reply
+        self._overhead = 0 if self._body else self._overhead + len(data)
+        if self._overhead > MAX_OVERHEAD_BYTES and not self._complete:
+            self._break(f"more than {MAX_OVERHEAD_BYTES} bytes of headers or trailers")
+            return
         if self._bodyless:
             self._body.clear()  # sent nevertheless
         if self._body and self._receiver is not None:
@@ -93,6 +112,15 @@ class Connection(asyncio.Protocol):
             self._receiver.on_body(body)
         if self._complete and self._receiver is not None:
             self._finish()
+        elif time.perf_counter() - started > TURN_S and not self._transport.is_closing():
+            self._waits_for_turn = True
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._waits_for_turn = False
+        if not self._paused and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def eof_received(self) -> None:
         """The end of the connection ends a body without a length."""
@@ -113,12 +141,16 @@ class Connection(asyncio.Protocol):
         self._headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if not self._has_head:  # a trailer is not passed on
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if status < 100:
+            raise UpstreamError(f"status {status}")
         if status < 200 or self._receiver is None:
             return
+        self._has_head = True
         self._reusable = self._parser.should_keep_alive()
         self._receiver.on_head(status, self._headers)
         if self._bodyless:
@@ -139,7 +171,8 @@ class Connection(asyncio.Protocol):
         self._receiver = receiver
         self._bodyless = request.startswith(b"HEAD ")
         self._parser = httptools.HttpResponseParser(self)
-        self._complete = self.answered = False
+        self._complete = self.answered = self._has_head = False
+        self._overhead = 0
         if self.usable:
             self._transport.write(request)
         else:  # connection_lost, called only once, may be over
@@ -155,12 +188,15 @@ class Connection(asyncio.Protocol):
         """Stop reading. Ignored unless ``receiver`` gets the current reply: its client may still be slow when
         the connection already carries another request."""
         if self._receiver is receiver and not self._transport.is_closing():
+            self._paused = True
             self._transport.pause_reading()
 
     def resume(self, receiver: ReplyReceiver) -> None:
         """Continue reading after :meth:`pause`."""
         if self._receiver is receiver and not self._transport.is_closing():
-            self._transport.resume_reading()
+            self._paused = False
+            if not self._waits_for_turn:
+                self._transport.resume_reading()
 
     def close(self) -> None:
         self._transport.close()
@@ -170,6 +206,7 @@ class Connection(asyncio.Protocol):
 
     def _finish(self) -> None:
         receiver, self._receiver = self._receiver, None
+        self._paused = False
         assert receiver is not None
         if self._transport.get_write_buffer_size():
             self._transport.abort()  # the server answered without reading the whole request

@@ -8,8 +8,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
+import uvloop
 
+from penstock.gateway.upstream import http_client
 from penstock.gateway.upstream.http_client import (
+    MAX_OVERHEAD_BYTES,
     Connection,
     ConnectionPool,
     Headers,
@@ -323,3 +326,112 @@ def test_a_closed_pool_keeps_nothing() -> None:
 
 def test_nobody_waits_for_the_server_to_expect_the_body() -> None:
     assert b"expect" not in request_bytes(b"POST", b"/", b"h", [(b"expect", b"100-continue")], b"b")
+
+
+@pytest.mark.parametrize(
+    ("begin", "endless"),
+    [
+        (b"", CONTINUE),
+        (b"HTTP/1.1 200 OK\r\n", b"a: b\r\n"),
+        (b"HTTP/1.1 200 OK\r\na: ", b"x" * 1000),
+        (CHUNKED[:-7] + b"0\r\n", b"a: b\r\n"),
+        (CHUNKED[:-7] + b"0\r\na: ", b"x" * 1000),
+        (CHUNKED[:-7] + b"2;a=", b"x" * 1000),
+    ],
+    ids=["interim replies", "headers", "a header", "trailers", "a trailer", "a chunk extension"],
+)
+def test_what_is_no_content_is_bounded(begin: bytes, endless: bytes) -> None:
+    sent = 0
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.read(len(REQUEST))
+        writer.write(begin)
+        piece = endless * (65_536 // len(endless))
+        with suppress(ConnectionError):
+            while sent < 100 * MAX_OVERHEAD_BYTES:
+                writer.write(piece)
+                await writer.drain()
+                sent += len(piece)
+
+    async def main() -> None:
+        async with pool_to(peer) as pool:
+            collected, _ = await ask(pool)
+            assert collected.end not in ("end", None)
+            assert collected.body in (b"", b"hello")
+            assert len(collected.headers) <= 1
+
+    asyncio.run(main())
+    assert sent < 100 * MAX_OVERHEAD_BYTES
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [b"HTTP/1.1 000 x\r\nContent-Length: 5\r\n\r\nhello", b"HTTP/1.1 101 x\r\nUpgrade: y\r\n\r\nhello"],
+)
+def test_a_reply_without_a_final_status_is_broken(reply: bytes) -> None:
+    async def main() -> None:
+        async with pool_to(answering(reply, close=False)) as pool:
+            collected, _ = await ask(pool)
+            assert (collected.status, collected.body) == (0, b"")
+            assert collected.end not in ("end", None)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_flood_leaves_turns_to_others(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in turns of the loop: one per read whose processing takes long."""
+    monkeypatch.setattr(http_client, "TURN_S", -1.0)
+    size, reads, turns = 1 << 22, 0, 0
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(len(REQUEST))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
+        await writer.drain()
+
+    class Counting(Collected):
+        def on_body(self, data: bytes) -> None:
+            nonlocal reads
+            reads += 1
+            super().on_body(data)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with pool_to(peer) as pool:
+            connection = await pool.acquire()
+            counting = asyncio.create_task(count())
+            collected = Counting()
+            connection.send(REQUEST, collected)
+            assert await collected.until_end() == "end"
+            counting.cancel()
+            assert len(collected.body) == size
+            assert turns >= reads - 1 > 1
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+
+
+def test_a_slow_client_stays_paused_when_its_turn_comes() -> None:
+    async def main() -> None:
+        async with pool_to(answering(OK[:-2], close=False)) as pool:
+            connection = await pool.acquire()
+            collected = Collected()
+            connection.send(REQUEST, collected)
+            async with asyncio.timeout(WAIT_S):
+                await collected.changed.wait()
+            connection._waits_for_turn = True
+            connection.pause(collected)
+            connection._take_turn()
+            assert not connection._transport.is_reading()
+            connection.resume(collected)
+            assert connection._transport.is_reading()
+
+    asyncio.run(main())
