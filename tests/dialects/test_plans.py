@@ -413,6 +413,31 @@ def test_the_template_gets_tools_documents_and_variables() -> None:
     assert plan.prompts == [json.dumps([tool]) + '[{"text": "d"}]calmlow']
 
 
+CALLS = "{% for message in messages %}{% for call in message.tool_calls %}CALL{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("shows", "shown"),
+    [
+        ("{{ call.function.arguments }}", '{"city": "Be'),
+        ("{{ call.function.arguments | tojson }}", '"{\\"city\\": \\"Be"'),
+        (
+            "{% for k, v in call.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}",
+            'arguments={"city": "Be',
+        ),
+        (
+            "{% for k, v in call.function.arguments | items %}{{ k }}={{ v }}{% endfor %}",
+            'arguments={"city": "Be',
+        ),
+    ],
+)
+def test_a_model_sees_the_arguments_that_it_broke_off(shows: str, shown: str) -> None:
+    history = planners(template=ChatTemplate({"default": CALLS.replace("CALL", shows)}, {}))
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"city": "Be'}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert history.chat(chat_body(messages=messages)).prompts == [shown]
+
+
 def test_a_model_without_template_names_the_option() -> None:
     model_info = ModelInfo(names=("m",), max_model_len=8, vocab_size=8)
     bare = Planners(ServeConfig(), InputProcessor(ServeConfig(), model_info, tiny_tokenizer(), None))

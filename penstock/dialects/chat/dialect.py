@@ -53,7 +53,7 @@ class ChatCompletions(Dialect):
             request.messages,
             add_generation_prompt=opening,
             continue_final_message=bool(request.continue_final_message),
-            tools=request.tools,
+            tools=choice.tools,
             documents=request.documents,
             variables=_template_variables(request),
         )
@@ -114,4 +114,4 @@ def _text_to_echo(message: Message, role: str) -> str:
         return ""
     if isinstance(message.content, str):
         return message.content
-    return "\n".join(part if isinstance(part, str) else part.text or "" for part in message.content)
+    return "\n".join(part if isinstance(part, str) else part.value() or "" for part in message.content)

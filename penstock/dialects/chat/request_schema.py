@@ -26,7 +26,7 @@ class ChatCompletionRequest(GenerateRequest, kw_only=True):
     tools: Annotated[list[Tool] | None, about("Functions for the chat template.")] = None
     tool_choice: Annotated[
         str | JsonObject | None,
-        about("none, auto (default with tools), required, or a function to call."),
+        about("none, auto (default with tools), required, a function to call, or allowed_tools."),
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("false: at most one tool call per message.")] = None
     reasoning_effort: Annotated[str | None, about("A variable for the chat template.")] = None
