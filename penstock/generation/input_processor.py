@@ -204,7 +204,9 @@ class InputProcessor:
             )
         if not messages:
             raise ApiError(
-                400, "Cannot apply chat template to an empty conversation. Provide at least one message."
+                400,
+                "Cannot apply chat template to an empty conversation. Provide at least one message.",
+                param="messages",
             )
         if variables and not RESERVED.isdisjoint(variables):
             name = next(name for name in variables if name in RESERVED)

@@ -203,6 +203,19 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         bool | None, about("Return the prompt (chat: the continued message) before the output.")
     ] = None
     user: Annotated[str | None, about("Your end user; not used.")] = None
+    safety_identifier: Annotated[str | None, about("Your end user; not used.")] = None
+    store: Annotated[bool | None, about("Not used: replies are never stored.")] = None
+    metadata: Annotated[JsonObject | None, about("Not used: replies are never stored.")] = None
+    service_tier: Annotated[
+        str | None, about("Not used: the reply's service_tier is default if the request has one.")
+    ] = None
+    verbosity: Annotated[str | None, about("Not used.")] = None
+    prompt_cache_key: Annotated[
+        str | None, about("Not used: prefixes are found by their tokens; see cache_salt.")
+    ] = None
+    prompt_cache_retention: Annotated[
+        str | None, about("Not used: prefixes are kept while there is room.")
+    ] = None
     session_id: Annotated[str | None, about("Not used: see the header X-Session-ID.")] = None
     prompt_logprobs: Annotated[
         int | None, about("Alternatives to return per prompt token; not with stream.")
