@@ -18,24 +18,23 @@ log = logging.getLogger(__name__)
 
 RESERVED = 12
 """Descriptors that are left for everything but connections: connections to be refused, files, sockets."""
-FEW = 1024
-"""Connections below which the limit is worth a warning."""
 
 
 def limit_to_descriptors(limits: Limits, *, per_connection: int = 1) -> Limits:
     """``limits`` with as many connections as there is room for beside what is open now, and at least one.
 
-    ``per_connection``: descriptors that a connection takes; 2 in a process that opens another one for each.
+    The log has a warning if another number than the default was asked for. ``per_connection``: descriptors
+    that a connection takes; 2 in a process that opens another one for each.
     """
     room = (_limit() - _open_now() - RESERVED) // per_connection
     if room >= limits.max_connections:
         return limits
     room = max(1, room)
+    asked = limits.max_connections != Limits().max_connections
     log.log(
-        logging.WARNING if room < FEW else logging.INFO,
-        "--max-connections %d: the limit of %d open files (ulimit -n) leaves room for %d connections; "
-        "further ones get 503",
-        limits.max_connections,
+        logging.WARNING if asked else logging.INFO,
+        "%sthe limit of %d open files (ulimit -n) leaves room for %d connections; further ones get 503",
+        f"--max-connections {limits.max_connections}: " if asked else "",
         _limit(),
         room,
     )

@@ -29,5 +29,16 @@ def test_connections_are_as_many_as_there_is_room_for(
     assert [str(room) in text for text in caplog.messages] == [True] * (room < 1000)
 
 
+def test_only_a_limit_that_was_set_is_worth_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(descriptors, "_limit", lambda: 500)
+    caplog.set_level(logging.INFO)
+    limit_to_descriptors(Limits())
+    limit_to_descriptors(Limits(max_connections=1000))
+    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]
+    assert ["--max-connections" in text for text in caplog.messages] == [False, True]
+
+
 def test_the_systems_own_figures_make_sense() -> None:
     assert 2 < descriptors._open_now() < descriptors._limit()
