@@ -269,9 +269,9 @@ def malformed(body: bytes, error: Exception) -> ApiError:
             path = _cut_middle(path)
             if isinstance(value, float):
                 return refused(f"{path} must be a finite number, got {value}.", path, value)
-            where = next(place for place, character in enumerate(value) if _is_surrogate(character))
+            place = next(place for place, character in enumerate(value) if _is_surrogate(character))
             return _not_json(
-                f"{path}: character {where} of the string is \\u{ord(value[where]):04x}, half of a surrogate "
+                f"{path}: character {place} of the string is \\u{ord(value[place]):04x}, half of a surrogate "
                 "pair without the other half; cut text between characters.",
                 f"body.{path}",
             )

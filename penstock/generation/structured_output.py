@@ -57,7 +57,7 @@ class Constraint(NamedTuple):
             depth = len(part.path)
             if path[:depth] == part.path:
                 field = part.field + "".join(
-                    f"[{step}]" if isinstance(step, int) else f".{step}" for step in path[depth:]
+                    f"[{step}]" if isinstance(step, int) else f".{shown(step)}" for step in path[depth:]
                 )
                 return invalid_constraint(field, reason, part.function)
         return invalid_constraint(self.field, reason)

@@ -20,7 +20,7 @@ def test_connections_are_as_many_as_there_is_room_for(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(descriptors, "_limit", lambda: files)
+    monkeypatch.setattr(descriptors, "descriptor_limit", lambda: files)
     monkeypatch.setattr(descriptors, "_open_now", lambda: 20)
     caplog.set_level(logging.INFO)
     limits = limit_to_descriptors(Limits(max_connections=1000), per_connection=per_connection)
@@ -32,7 +32,7 @@ def test_connections_are_as_many_as_there_is_room_for(
 def test_only_a_limit_that_was_set_is_worth_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(descriptors, "_limit", lambda: 500)
+    monkeypatch.setattr(descriptors, "descriptor_limit", lambda: 500)
     caplog.set_level(logging.INFO)
     limit_to_descriptors(Limits())
     limit_to_descriptors(Limits(max_connections=1000))
@@ -41,4 +41,4 @@ def test_only_a_limit_that_was_set_is_worth_a_warning(
 
 
 def test_the_systems_own_figures_make_sense() -> None:
-    assert 2 < descriptors._open_now() < descriptors._limit()
+    assert 2 < descriptors._open_now() < descriptors.descriptor_limit()

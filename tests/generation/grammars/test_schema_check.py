@@ -180,6 +180,22 @@ def test_parts_that_only_contradict_each_other_are_named_together(checker: Gramm
     assert field == "response_format.json_schema.schema.properties.b"
 
 
+def test_a_place_is_quoted_in_few_characters(checker: GrammarChecker) -> None:
+    field, message = refused(checker, formatted(schema_of(**{"long" * 1000: {"not": {}}})))
+    assert field is not None
+    assert field.startswith("response_format.json_schema.schema.properties.longlong")
+    assert len(message) < 300
+
+
+def test_a_fault_deep_inside_is_found(checker: GrammarChecker) -> None:
+    schema: dict[str, Any] = {"type": "strin"}
+    for _ in range(40):
+        schema = schema_of(x=schema)
+    field, message = refused(checker, formatted(schema))
+    assert str(field).count(".properties.x") > 2
+    assert message.endswith("Invalid type: strin")
+
+
 def test_the_search_for_the_place_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema_check, "SEARCH_S", -1.0)
     constraint = formatted(schema_of(a={"not": {}}))
