@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 RESERVED = 12
 """Descriptors that are left for everything but connections: connections to be refused, files, sockets."""
+FEW = 1024
+"""Connections below which the log says at every start how many there may be."""
 
 
 def limit_to_descriptors(limits: Limits, *, per_connection: int = 1) -> Limits:
@@ -33,7 +35,7 @@ def limit_to_descriptors(limits: Limits, *, per_connection: int = 1) -> Limits:
     room = max(1, room)
     asked = limits.max_connections != Limits().max_connections
     log.log(
-        logging.WARNING if asked else logging.INFO,
+        logging.WARNING if asked else logging.INFO if room < FEW else logging.DEBUG,
         "%sthe limit of %d open files (ulimit -n) leaves room for %d connections; further ones get 503",
         f"--max-connections {limits.max_connections}: " if asked else "",
         descriptor_limit(),

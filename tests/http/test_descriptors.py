@@ -22,7 +22,7 @@ def test_connections_are_as_many_as_there_is_room_for(
 ) -> None:
     monkeypatch.setattr(descriptors, "descriptor_limit", lambda: files)
     monkeypatch.setattr(descriptors, "_open_now", lambda: 20)
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     limits = limit_to_descriptors(Limits(max_connections=1000), per_connection=per_connection)
     assert limits.max_connections == room
     assert (limits.max_lingering < RESERVED) == (room < 1000)
@@ -32,12 +32,14 @@ def test_connections_are_as_many_as_there_is_room_for(
 def test_only_a_limit_that_was_set_is_worth_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(descriptors, "descriptor_limit", lambda: 500)
-    caplog.set_level(logging.INFO)
-    limit_to_descriptors(Limits())
-    limit_to_descriptors(Limits(max_connections=1000))
-    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]
-    assert ["--max-connections" in text for text in caplog.messages] == [False, True]
+    caplog.set_level(logging.DEBUG)
+    for files in (500, 20_000):
+        monkeypatch.setattr(descriptors, "descriptor_limit", lambda files=files: files)
+        limit_to_descriptors(Limits())
+        limit_to_descriptors(Limits(max_connections=30_000))
+    levels = [record.levelno for record in caplog.records]
+    assert levels == [logging.INFO, logging.WARNING, logging.DEBUG, logging.WARNING]
+    assert ["--max-connections 30000" in text for text in caplog.messages] == [False, True] * 2
 
 
 def test_the_systems_own_figures_make_sense() -> None:
