@@ -174,6 +174,8 @@ def _arguments(function: Function) -> dict[str, Any]:
 
 def _moved(parameters: dict[str, Any], path: Path, field: str) -> Any:
     """The parameters of a tool, ``field``, as the part at ``path`` of the schema of a list of calls."""
+    # References start at the next schema with an $id: without it that is the list's.
+    parameters = {key: value for key, value in parameters.items() if key != "$id"}
     try:
         return _rebased(parameters, "#/" + "/".join(map(str, path)))
     except RecursionError:

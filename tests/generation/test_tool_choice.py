@@ -67,6 +67,17 @@ def test_a_named_function_gets_its_arguments() -> None:
     assert grammar_accepts(bare, '{"any": 1}')
 
 
+@pytest.mark.parametrize(
+    "origin",
+    [{"$id": "https://x.org/f.json"}, {"$schema": "http://json-schema.org/draft-07/schema#"}],
+    ids=lambda origin: next(iter(origin)),
+)
+def test_references_of_parameters_hold_in_the_list_of_calls(origin: dict[str, str]) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": origin | PARAMETERS}}
+    plan = PLAIN.chat(chat_body(tools=[BARE, tool], tool_choice="required"))
+    assert grammar_accepts(plan, '[{"name": "f", "parameters": {"place": {"city": "Bern"}}}]')
+
+
 def test_required_calls_are_a_list_of_any_of_the_tools() -> None:
     plan = PLAIN.chat(chat_body(tools=[BARE, TOOL], tool_choice="required"))
     call = '{"name": "f", "parameters": {"place": {"city": "Bern"}}}'
