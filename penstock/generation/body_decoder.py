@@ -28,6 +28,8 @@ MAX_COMMAS = 1 << 20
 model's context have more."""
 MAX_DIAGNOSED = 1 << 16
 """Largest malformed body in bytes that is parsed again to locate the error."""
+MAX_ESCAPES = 1 << 16
+"""Escapes of a larger one that are searched for half a surrogate pair; all of them take 50 ms."""
 MAX_UNKNOWN_NAMES = 256
 """Maximum number of unknown field names that are counted, by their first MAX_SHOWN characters; clients choose
 the names."""
@@ -167,6 +169,9 @@ _FIRST_BYTES = {
     "int": b"-0123456789",
 }
 """First bytes of a JSON value, by msgspec's type names."""
+_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+"""Escapes of a surrogate, and of two that are one character."""
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 
 
@@ -263,7 +268,8 @@ def malformed(body: bytes, error: Exception) -> ApiError:
             "body.0",
         )
     if len(body) > MAX_DIAGNOSED:
-        return _not_json(f"The request body is not valid JSON: {error}.", "body")
+        known = _unpaired_surrogate(body)
+        return known or _not_json(f"The request body is not valid JSON: {error}.", "body")
     try:
         for path, value in _not_json_values(json.loads(text)):
             path = _cut_middle(path)
@@ -288,6 +294,30 @@ def malformed(body: bytes, error: Exception) -> ApiError:
 
 def _not_json(message: str, param: str) -> ApiError:
     return ApiError(400, message, type=MALFORMED, param=param)
+
+
+def _unpaired_surrogate(body: bytes) -> ApiError | None:
+    """The error for a large body with an unpaired surrogate among its first MAX_ESCAPES escapes."""
+    start = 0
+    for _ in range(MAX_ESCAPES):
+        start = body.find(b"\\u", start)
+        if start < 0:
+            break
+        before = body[max(0, start - MAX_SHOWN) : start]
+        if (len(before) - len(before.rstrip(b"\\"))) % 2:
+            start += 2  # the backslash is escaped itself
+        elif _PAIR.match(body, start):
+            start += 12
+        elif _HALF.match(body, start):
+            escape = body[start : start + 6].decode()
+            return _not_json(
+                f"Byte {start} of the request body is {escape}, half of a surrogate pair without the other "
+                "half; cut text between characters.",
+                "body",
+            )
+        else:
+            start += 6
+    return None
 
 
 def _is_surrogate(character: str) -> bool:

@@ -76,6 +76,17 @@ def test_wrong_messages(body: bytes, path: str, message: str) -> None:
         (b'{"x": ' + b'{"x":' * 5000, "body", "nested too deeply"),
         (b'{"n": ' + b"9" * 5000 + b"}", "body.n", "out of range"),
         (b'{"x": ' + b" " * (1 << 20), "body", "not valid JSON"),
+        (
+            b'{"x": "' + b"y" * (1 << 20) + b'\\ud83d"}',
+            "body",
+            "Byte 1048583 of the request body is \\ud83d, half",
+        ),
+        (
+            b'{"x": "' + b"y" * (1 << 20) + b'\\udc00"}',
+            "body",
+            "Byte 1048583 of the request body is \\udc00, half",
+        ),
+        (b'{"x": "\\ud83d\\ude00\\\\ud83d' + b"y" * (1 << 20), "body", "not valid JSON"),
     ],
 )
 def test_not_json(body: bytes, param: str, message: str) -> None:
