@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE_LENGTH, MAX_CODE_LENGTH = 4096, 64
 """Characters of an engine's error messages and codes that clients get."""
 
+_FIELD = re.compile(r"([a-z_]+): ")
+"""How an engine's message starts that is about one field."""
 _STATUS = {"invalid_request": 400, OVERLOADED: 429, SLEEPING: 503, "engine_error": 500}
 
 
@@ -307,7 +310,9 @@ class EngineClient:
             return
         status = _STATUS.get(failed.code, 500)
         code, message = failed.code[:MAX_CODE_LENGTH], failed.message[:MAX_MESSAGE_LENGTH]
-        self.streams.end(stream, StreamError(status, code, message, failed.retry_after_ms))
+        field = _FIELD.match(message) if status == 400 else None
+        param = None if field is None else field[1]
+        self.streams.end(stream, StreamError(status, code, message, failed.retry_after_ms, param))
 
     def _submit_to_next(self, stream: Stream) -> bool:
         """Submits a stream that an engine with a full queue rejected to the next engine.
