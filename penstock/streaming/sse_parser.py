@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 _BOM = b"\xef\xbb\xbf"
 _find_line_end = re.compile(rb"[\r\n]").search
+_empty_lines = re.compile(rb"[\r\n]*").match
 
 
 class SSEError(ValueError):
@@ -17,7 +18,7 @@ class SSEError(ValueError):
 
 
 class Event(NamedTuple):
-    """One event, or a block of comments."""
+    """One event, a block of comments, or empty lines."""
 
     raw: bytes
     """Its bytes, including the empty line at its end."""
@@ -105,8 +106,12 @@ class SSEParser:
                 return None
             line_end = found.start()
             after = _behind_line_end(pending, line_end)
-            if line_end == 0 or _begins_with_line_end(pending, after):
-                return after if line_end == 0 else _behind_line_end(pending, after)
+            if line_end == 0:  # all of them at once, so that a flood of them is no flood of events
+                run = _empty_lines(pending)
+                assert run is not None, "it matches anything"
+                return run.end()
+            if _begins_with_line_end(pending, after):
+                return _behind_line_end(pending, after)
             at = after
 
 

@@ -52,6 +52,14 @@ class _Event(msgspec.Struct, gc=False):
     message: msgspec.Raw = msgspec.Raw()
 
 
+class _Reply(msgspec.Struct, gc=False):
+    """What is read of a reply that is not streamed; its choices may be many megabytes."""
+
+    usage: UsageFields | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+_reply = msgspec.json.Decoder(_Reply)
 _event = msgspec.json.Decoder(_Event)
 _delta = msgspec.json.Decoder(_Delta)
 _response = msgspec.json.Decoder(_Response)
@@ -94,7 +102,8 @@ def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
     if data == DONE:
         return _END
     try:
-        event = _read(data)
+        _check_encoding(data)
+        event = _event.decode(data)
         return _parse_typed(event, name) if event.type or name else _parse_chunk(event)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ContentError(f"{error}: {data[:200]!r}") from None
@@ -103,17 +112,17 @@ def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
 def read_reply(body: bytes) -> ParsedEvent:
     """Parse the body of a reply that is not streamed. Raises ContentError."""
     try:
-        event = _read(body)
+        _check_encoding(body)
+        reply = _reply.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ContentError(f"{error}: {body[:200]!r}") from None
-    return ParsedEvent(usage=read_usage(event.usage), error=_error(event), end=True)
+    return ParsedEvent(usage=read_usage(reply.usage), error=_error(reply.error), end=True)
 
 
-def _read(data: bytes) -> _Event:
-    """Raises MsgspecError, UnicodeDecodeError."""
+def _check_encoding(data: bytes) -> None:
+    """msgspec checks the UTF-8 of decoded strings only. Raises UnicodeDecodeError."""
     if not data.isascii():
-        data.decode()  # msgspec checks the UTF-8 of decoded strings only
-    return _event.decode(data)
+        data.decode()
 
 
 def _parse_chunk(event: _Event) -> ParsedEvent:
@@ -122,7 +131,7 @@ def _parse_chunk(event: _Event) -> ParsedEvent:
     tokens = False
     for choice in choices or ():
         tokens = tokens or _has_tokens(choice)
-    error = _error(event) if event.error else None
+    error = _error(event.error)
     if event.usage is None and error is None:
         if choices is None:
             raise ContentError("an event without choices, usage or error")
@@ -144,8 +153,8 @@ def _parse_typed(event: _Event, name: bytes) -> ParsedEvent:
     elif kind == "message_start" and event.message:
         usage = _response.decode(event.message).usage
     error = None
-    if kind in ("error", "response.failed") or _error(event) is not None:
-        error = _error(event) or msgspec.json.encode({"type": kind})
+    if kind in ("error", "response.failed") or _error(event.error) is not None:
+        error = _error(event.error) or msgspec.json.encode({"type": kind})
     tokens = kind in _TOKENS
     if kind == "content_block_delta" and event.delta:
         tokens = _has_output(_delta.decode(event.delta))
@@ -170,6 +179,6 @@ def _has_output(delta: _Delta) -> bool:
     )
 
 
-def _error(event: _Event) -> bytes | None:
-    raw = bytes(event.error)
-    return None if raw in (b"", b"null") else raw
+def _error(raw: msgspec.Raw) -> bytes | None:
+    error = bytes(raw) if raw else b"null"
+    return None if error == b"null" else error
