@@ -124,9 +124,8 @@ class GatewayApp:
 
     def is_ready(self) -> bool:
         """Whether a new request would be sent to a model server."""
-        now, scraped = self._clock(), self._config.scrape_interval > 0
-        endpoints = self._relay.pool.endpoints
-        return not self.draining and any(each.is_ready(now, scraped=scraped) for each in endpoints)
+        now = self._clock()
+        return not self.draining and any(each.is_ready(now) for each in self._relay.pool.endpoints)
 
     # -- relaying
 
@@ -161,7 +160,7 @@ class GatewayApp:
     async def _incoming(self, scope: Scope, receive: Receive, record: RequestRecord) -> IncomingRequest:
         if self.draining:
             raise unavailable("The gateway is shutting down.", "draining")
-        self._keys.check(scope["path"], scope)
+        record.client = self._keys.check(scope["path"], scope) or _address_of(scope)
         _check_public(scope["path"])
         generates = scope["method"] == "POST" and scope["path"] in GENERATION_PATHS
         if generates:
@@ -200,6 +199,12 @@ class GatewayApp:
             headers = [(name, value) for name, value in headers if name not in CLIENT_KEYS]
             headers.append((b"authorization", b"Bearer " + self._config.endpoint_api_key.encode()))
         return inject_trace_context(headers, record.trace)
+
+
+def _address_of(scope: Scope) -> str:
+    """The client's address; empty if it has gone already."""
+    client: tuple[str, int] | None = scope["client"]
+    return client[0] if client else ""
 
 
 def _check_public(path: str) -> None:

@@ -259,7 +259,6 @@ class _Gateway:
             self._weights,
             limits=PickerLimits(config.saturated_waiting, config.saturated_kv_used, config.affinity_excess),
             choose=config.picker,
-            scraped=config.scrape_interval > 0,
         )
         self._relay = Relay(
             pool=pool,

@@ -106,9 +106,11 @@ class ProcessorStream:
         self._requests.recorder.metrics.request_started(self._record)
         self._subset = _first_hint(message, SUBSET_NAMESPACE, SUBSETS)
         try:
-            self._requests.keys.check(path, {"headers": message.headers})
+            tenant = self._requests.keys.check(path, {"headers": message.headers})
         except ApiError as error:
             return [self._reject(error.status, str(error.code), str(error))]
+        address = self._headers.get(b"x-forwarded-for", b"").rpartition(b",")[2]  # which Envoy appends
+        self._record.client = tenant or address.decode("latin-1").strip()
         waits = self._request_mode in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED)
         if not waits or message.end:
             return self._pick_endpoint(MessagePart.REQUEST_HEADERS)

@@ -31,6 +31,8 @@ class RequestRecord:
     method: str = ""
     """Empty: unknown, for a request that another gateway process routed for the same Envoy."""
     trace: TraceContext | None = None
+    client: str = ""
+    """Who sends it: the tenant of its key, or else an address; empty: unknown."""
     model: str = ""
     """The model that the client named."""
     target_model: str = ""

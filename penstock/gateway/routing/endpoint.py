@@ -53,11 +53,16 @@ class Endpoint:
     @property
     def is_up(self) -> bool:
         """Whether its breaker is closed and its scrapes succeed."""
-        return self.breaker.closed and self.scrape_failures < 2
+        return self.breaker.closed and self.is_readable
 
-    def is_ready(self, now: float, *, scraped: bool) -> bool:
-        """Whether requests may be sent. ``scraped``: loads are scraped, and two failed scrapes exclude it."""
-        return self.breaker.allows(now) and not (scraped and self.scrape_failures >= 2)
+    @property
+    def is_readable(self) -> bool:
+        """Whether its latest scrapes did not both fail."""
+        return self.scrape_failures < 2
+
+    def is_ready(self, now: float) -> bool:
+        """Whether requests may be sent, if there is no better endpoint."""
+        return self.breaker.allows(now) or self.breaker.avoids
 
     def scrape_succeeded(self, load: EndpointLoad, now: float) -> None:
         self.load, self.scraped_at, self.scrape_failures, self.sent_since_scrape = load, now, 0, 0

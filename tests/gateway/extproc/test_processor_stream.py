@@ -62,7 +62,7 @@ class World:
         )
         self.endpoints = pool.endpoints
         self.endpoints[1].in_flight_tokens = 10**6
-        picker = Picker({"tokens": 1.0}, scraped=False)
+        picker = Picker({"tokens": 1.0})
         relay = Relay(pool, picker, RetryPolicy(pool, picker), Timeouts(), lambda: self.now)
         self.metrics = GatewayMetrics(list)
         rewrites = ModelRewrites([] if rewrite is None else [rewrite])
@@ -181,9 +181,9 @@ def test_the_log_has_the_ids(status: int, caplog: pytest.LogCaptureFixture) -> N
     world = World(access_log="all")
     if status == 503:
         for endpoint in world.endpoints:
-            endpoint.breaker.record_failure(world.now, world.now)
-            endpoint.breaker.record_failure(world.now, world.now)
-            endpoint.breaker.record_failure(world.now, world.now)
+            endpoint.breaker.record_fault(world.now, world.now)
+            endpoint.breaker.record_fault(world.now, world.now)
+            endpoint.breaker.record_fault(world.now, world.now)
     exchange = ProcessorStream(world.requests)
     first = head()
     first.headers += [(b":method", b"POST"), (b"traceparent", TRACEPARENT)]
@@ -465,5 +465,5 @@ def test_the_server_that_answered_is_the_one_that_is_told() -> None:
     exchange.closed()
     world.logged(status=500, upstream="10.0.0.2:8000")
     assert world.counts() == {"model_server_error": 1.0}
-    assert world.endpoints[1].breaker._consecutive_failures == 1
-    assert world.endpoints[0].breaker._consecutive_failures == 0
+    assert world.endpoints[1].breaker._errors == 1
+    assert world.endpoints[0].breaker._errors == 0
