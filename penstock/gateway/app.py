@@ -15,7 +15,7 @@ from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConne
 from penstock.gateway.relay.relay import IncomingRequest, Relay
 from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.requests.model_rewrites import ModelRewrites
-from penstock.gateway.requests.request_body import GENERATION_PATHS, BodyError, RequestBody, read_request
+from penstock.gateway.requests.request_body import GENERATION_PATHS, read_request
 from penstock.gateway.requests.trace_context import TracePropagator, inject_trace_context
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.telemetry.metrics import GatewayMetrics
@@ -145,7 +145,7 @@ class GatewayApp:
         except ClientGone:
             record.outcome, record.reason = Outcome.CLIENT_DISCONNECT, "the request body is incomplete"
         except ApiError as error:
-            record.status, record.reason = error.status, str(error.code)
+            record.status, record.reason = error.status, record.reason or str(error.code)
             error.headers = [*error.headers, named]
             raise
         except Exception:
@@ -169,7 +169,11 @@ class GatewayApp:
         record.bytes_in = len(raw)
         body = None
         if generates:
-            body = self._read_body(raw)
+            try:
+                body = self._rewrites.apply(read_request(raw))
+            except ApiError:
+                record.reason = "bad_body"
+                raise
             record.set_body(body)
             raw = body.raw
         query = scope["query_string"]
@@ -183,12 +187,6 @@ class GatewayApp:
             body=body,
             session=request_header(scope, self._session_header),
         )
-
-    def _read_body(self, raw: bytes) -> RequestBody:
-        try:
-            return self._rewrites.apply(read_request(raw))
-        except BodyError as error:
-            raise ApiError(400, f"The request body cannot be read: {error}", code="bad_body") from None
 
     def _headers(self, scope: Scope, record: RequestRecord) -> Headers:
         headers = [
@@ -219,5 +217,5 @@ def _check_public(path: str) -> None:
 
 
 def _too_large(limit: int) -> ApiError:
-    text = f"The request body is larger than the {limit} bytes of --max-request-bytes."
+    text = f"The request body is larger than the {limit} bytes allowed by --max-request-bytes."
     return ApiError(413, text, code="too_large")

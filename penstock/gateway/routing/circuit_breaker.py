@@ -26,8 +26,8 @@ class CircuitBreaker:
     There are two kinds of failures. A fault (no connection, a broken one, a time-out, a cut stream) shows
     that the endpoint does not work. An error that it answers (5xx, an error event, malformed content) may be
     due to the request. So errors count by client: those of one or two clients do not open the breaker while
-    the endpoint serves others. And a breaker that errors have opened only :attr:`avoids`: without a better endpoint
-    requests are sent nevertheless, and the first good reply closes it.
+    the endpoint serves others. And a breaker that errors have opened only :attr:`avoids`: without a better
+    endpoint requests are sent nevertheless, and the first good reply closes it.
 
     4xx and clients that disconnect are no failures. Times are seconds of any monotonic clock.
     """
