@@ -58,6 +58,8 @@ OTHERS_ADMINISTRATIVE = frozenset(
     }
 )
 """Administrative routes of vLLM and SGLang that Penstock does not have."""
+REFUSALS = {408: "late", 431: "headers_too_large"}
+"""Why a connection refuses a request, by status; 503 has a code, and all others are malformed."""
 VIA = (b"via", b"1.1 penstock")
 """Tells model servers that the client is remote, even when the gateway runs on their own machine."""
 
@@ -91,6 +93,13 @@ class GatewayApp:
         self._write_batch = WriteBatch()
         self._keys = Keys(config.api_key or ())
         self._session_header = config.session_header.lower().encode()
+
+    def refused(self, error: ApiError) -> None:
+        """Count and log a request that the connection answered itself: incomplete, late or malformed."""
+        now = self._clock()
+        reason = str(error.code) if error.status == 503 else REFUSALS.get(error.status, "malformed")
+        record = RequestRecord("", reason=reason, status=error.status, began_at=now, ended_at=now)
+        self._recorder.finish(record)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, protocol: ServerProtocol) -> None:
         path = scope["path"]

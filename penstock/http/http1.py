@@ -25,7 +25,7 @@ from penstock.http.request_head import RequestHead
 from penstock.http.request_reader import RequestReader
 from penstock.http.served_request import ServedRequest
 from penstock.http.sink import Listener, Receive, Scope, Send, Sink
-from penstock.http.slow_clients import SlowClientTimer, Verdict
+from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
 from penstock.streaming.chunked import LAST_CHUNK, chunk, unframed
 
 log = logging.getLogger(__name__)
@@ -211,8 +211,14 @@ class ServerProtocol(Protocol):
             unread=unread,
         )
         match verdict:
-            case Verdict.REQUEST_TIMEOUT:
-                text = f"The request did not arrive within {request_timeout_s:g} s."
+            case Verdict.LATE_HEAD:
+                text = f"The request line and headers did not arrive within {request_timeout_s:g} s"
+                self._refuse(ApiError(408, f"{text} (--header-timeout)."))
+            case Verdict.STALLED_BODY:
+                text = f"Nothing of the request body arrived for {request_timeout_s:g} s (--header-timeout)."
+                self._refuse(ApiError(408, text))
+            case Verdict.SLOW_BODY:
+                text = f"The request body arrives with less than {MIN_BODY_RATE} bytes per second."
                 self._refuse(ApiError(408, text))
             case Verdict.IDLE:
                 self.transport.close()
@@ -249,12 +255,12 @@ class ServerProtocol(Protocol):
             if self._settings.budget.full:
                 reader.clear()
                 raise self._settings.budget.refusal()
-            if self.timer.waiting_since is None:
-                self.timer.on_request_begin(time.monotonic())
+            self.timer.on_body_begin(time.monotonic())
         self._begin(head)
 
     def _take_up_body(self) -> None:
         data, request = self._reader.read_body(), self._request
+        self.timer.body_bytes += len(data)
         if request is not None:  # else it was answered already
             request.add_body(data)
             request.body_complete = self._reader.body_complete

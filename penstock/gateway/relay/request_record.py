@@ -26,6 +26,7 @@ class RequestRecord:
     Compared by identity."""
 
     path: str
+    """Empty: unknown, for a request that was refused before it was complete."""
     request_id: str = ""
     """The client's id, or one that the gateway generated."""
     method: str = ""
