@@ -55,6 +55,8 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = chunk(b":\n\n")
 """An event that clients ignore."""
 _CLOSE = b"connection: close\r\n"
+_KEEP_ALIVE = b"connection: keep-alive\r\n"
+"""For HTTP/1.0, whose connections close otherwise (RFC 9112 §9.3)."""
 
 Application = Callable[[Scope, Receive, Send, Sink], Awaitable[None]]
 
@@ -472,20 +474,25 @@ class ServerProtocol(Protocol):
         self._framed = chunked = self._chunks and not sized and not self._bodyless
         first = b"HTTP/1.1 %d %b\r\n" % (status, responses.get(status, "").encode())
         dated = any(name == b"date" for name, _ in headers)
-        return self._head_from(first + _lines(headers), chunked=chunked, dated=dated)
+        sized = sized or self._bodyless
+        return self._head_from(first + _lines(headers), chunked=chunked, sized=sized, dated=dated)
 
-    def _head_from(self, start: bytes, *, chunked: bool, dated: bool = False) -> bytes:
-        """A reply's head that begins with ``start``; ``dated``: ``start`` has a date header."""
+    def _head_from(self, start: bytes, *, chunked: bool, sized: bool = False, dated: bool = False) -> bytes:
+        """A reply's head that begins with ``start``. ``sized``: the length of its body is known; ``dated``:
+        ``start`` has a date header."""
         request = self._request
         assert request is not None
         request.started = True
         request.streamed = chunked
-        if self._settings.close_after_reply or self._ends_after(request):
+        if self._settings.close_after_reply or not (chunked or sized) or self._ends_after(request):
             request.keep_alive = False
         date = b"" if dated else _lines(self._state.default_headers)
         framing = b"transfer-encoding: chunked\r\n" if chunked else b""
-        close = b"" if request.keep_alive else _CLOSE
-        return b"".join((start, date, framing, close, b"\r\n"))
+        if request.keep_alive:
+            connection = b"" if self._chunks else _KEEP_ALIVE
+        else:
+            connection = _CLOSE
+        return b"".join((start, date, framing, connection, b"\r\n"))
 
     def _ends_after(self, request: ServedRequest) -> bool:
         """Whether the client can send no other request after this one."""

@@ -213,6 +213,34 @@ def test_http_1_0_without_an_end_of_sending_and_with_it(front: tuple[str, psutil
             assert client.rest().endswith(b"data: [DONE]\n\n")
 
 
+def test_http_1_0_keeps_its_connection_if_asked_to(front: tuple[str, psutil.Process]) -> None:
+    """Where the length of the reply is known: chunks are not for HTTP/1.0."""
+    url, _ = front
+    asks = b"Connection: Keep-Alive"
+
+    def old(request: bytes) -> bytes:
+        return request.replace(b"HTTP/1.1", b"HTTP/1.0")
+
+    whole = old(post({"prompt": "x", "max_tokens": 2}, asks))
+    probe = old(PROBE[:-2] + asks + b"\r\n\r\n")
+    with RawClient(url) as client:
+        for request in (probe, whole, probe.replace(b"GET /version", b"HEAD /health"), whole + probe):
+            client.send(request)
+            reply = client.reply(bodyless=request.startswith(b"HEAD"))
+            assert (reply.status, reply.headers["connection"]) == (200, "keep-alive")
+            assert "transfer-encoding" not in reply.headers
+        assert client.reply().status == 200
+        client.send(old(post({"prompt": "x", "max_tokens": 2, "stream": True}, asks)))
+        reply = client.reply()
+        assert reply.closes
+        assert reply.body.endswith(b"data: [DONE]\n\n")
+    for more in (b"", b"Connection: close\r\n", b"Connection: keep-alive, close\r\n"):
+        with RawClient(url) as client:
+            client.send(old(PROBE[:-2] + more + b"\r\n"))
+            assert client.reply().closes
+            assert client.rest() == b""
+
+
 @pytest.mark.parametrize("size", [0, 10, 60, -5], ids=["nothing", "method", "headers", "body"])
 def test_a_client_that_ends_its_sending_side_within_a_request_is_closed(
     front: tuple[str, psutil.Process], size: int
