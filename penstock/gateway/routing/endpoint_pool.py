@@ -92,9 +92,11 @@ class EndpointPool:
 
     async def _scrape(self, endpoint: Endpoint, interval_s: float) -> None:
         began = asyncio.get_running_loop().time()
+        connection = None
         try:
             async with asyncio.timeout(max(2 * interval_s, 1.0)):
-                load = await self.read_load(endpoint)
+                connection = await self.connections(endpoint).acquire()
+                load = await self._read_load(connection)
         except NoLoadError as error:
             if endpoint.reports_load:
                 log.warning("endpoint %s reports no load: %s", endpoint.url, error)
@@ -102,18 +104,16 @@ class EndpointPool:
         except (UpstreamError, TimeoutError) as error:
             if endpoint.scrape_failures == 1:
                 log.warning("endpoint %s cannot be scraped: %s", endpoint.url, str(error) or "time-out")
-            endpoint.scrape_failed()
+            endpoint.scrape_failed(connected=connection is not None)
         else:
             if endpoint.scrape_failures > 1:
                 log.info("endpoint %s can be scraped again", endpoint.url)
             endpoint.scrape_succeeded(load, began)
 
-    async def read_load(self, endpoint: Endpoint) -> EndpointLoad:
-        """Scrape the endpoint's /metrics once. Raises UpstreamError, NoLoadError."""
-        connections = self.connections(endpoint)
-        connection = await connections.acquire()
+    async def _read_load(self, connection: Connection) -> EndpointLoad:
+        """Scrape /metrics once. Raises UpstreamError, NoLoadError."""
         page = _ScrapeReceiver(connection)
-        request = request_bytes(b"GET", b"/metrics", connections.authority, self._scrape_headers, b"")
+        request = request_bytes(b"GET", b"/metrics", connection.authority, self._scrape_headers, b"")
         connection.send(request, page)
         try:
             status = await page.done

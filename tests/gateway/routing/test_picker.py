@@ -131,6 +131,16 @@ def test_endpoints_that_answer_with_errors_are_the_last_resort() -> None:
     assert refusal(PickRequest(tried={good}), [good, bad]).reason == "all_failed"
 
 
+def test_an_endpoint_that_cannot_be_reached_is_left_out() -> None:
+    gone = endpoint("a")
+    gone.scrape_failed(connected=False)
+    assert picker(queue=1.0).pick(PickRequest(), [gone], NOW) is gone, "once may be chance"
+    gone.scrape_failed(connected=False)
+    assert refusal(PickRequest(), [gone]).reason == "none_ready"
+    gone.scrape_succeeded(EndpointLoad(), NOW)
+    assert picker(queue=1.0).pick(PickRequest(), [gone], NOW) is gone
+
+
 @pytest.mark.parametrize(("unreadable", "used"), [(1, 3), (2, 2), (3, 4), (4, 4)])
 def test_unless_most_cannot_be_scraped_those_are_left_out(unreadable: int, used: int) -> None:
     """What ails the scrapes of most need not ail requests."""
