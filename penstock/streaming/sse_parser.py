@@ -13,8 +13,12 @@ _find_line_end = re.compile(rb"[\r\n]").search
 _empty_lines = re.compile(rb"[\r\n]*").match
 
 
+MAX_LINES = 1 << 14
+"""Lines of an event; one of 16 MiB could have millions, which take seconds."""
+
+
 class SSEError(ValueError):
-    """An event exceeds the size limit."""
+    """An event exceeds a limit."""
 
 
 class Event(NamedTuple):
@@ -40,6 +44,8 @@ class SSEParser:
         self._pending = bytearray()
         self._scanned = 0
         """Bytes of pending that contain no empty line."""
+        self._lines = 0
+        """Lines that end in them."""
         self.between_events = False
         """Whether the next byte starts an event; False while it may belong to the end of the last event or to
         the byte order mark."""
@@ -87,7 +93,7 @@ class SSEParser:
         while (end := self._end_of_event()) is not None:
             raw = bytes(self._pending[:end])
             del self._pending[:end]
-            self._scanned = 0
+            self._scanned = self._lines = 0
             events.append(_event(raw, raw[3:] if self._marked else raw))
             self._marked = False
             self._after_cr = raw.endswith(b"\r") and not self._pending
@@ -112,6 +118,9 @@ class SSEParser:
                 return run.end()
             if _begins_with_line_end(pending, after):
                 return _behind_line_end(pending, after)
+            self._lines += line_end >= self._scanned
+            if self._lines > MAX_LINES:
+                raise SSEError(f"an event of more than {MAX_LINES} lines")
             at = after
 
 
