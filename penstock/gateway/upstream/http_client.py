@@ -96,21 +96,25 @@ class Connection(asyncio.Protocol):
             self._transport.abort()  # a reply without a request
             return
         self.answered = True
-        self._unread += data
-        if not (self._paused or self._waits_for_turn):
-            self._process()
+        if self._unread or self._waits_for_turn:
+            self._unread += data  # TLS may have read on
+        else:
+            self._process(data)
 
-    def _process(self) -> None:
+    def _process(self, data: bytes) -> None:
         """Process what has come, as far as this turn of the event loop and the receiver allow."""
-        data, self._unread = self._unread, b""
-        at, started, late = 0, time.perf_counter(), False
-        while at < len(data) and self._receiver is not None and not (late or self._paused):
-            end = at + PIECE_BYTES
-            self._process_piece(data[at:end], last=end >= len(data))
-            at, late = end, time.perf_counter() - started > TURN_S
-        if self._receiver is None:
-            return
-        self._unread = data[at:]
+        at, size, started = 0, len(data), time.perf_counter()
+        while True:
+            piece = data if size <= PIECE_BYTES else data[at : at + PIECE_BYTES]
+            at += PIECE_BYTES
+            self._process_piece(piece, last=at >= size)
+            if self._receiver is None:
+                return
+            late = time.perf_counter() - started > TURN_S
+            if late or self._paused or at >= size:
+                break
+        if at < size:
+            self._unread = data[at:]
         if late:
             self._wait_for_turn()
         if self._lost is not None and not self._unread:
@@ -119,7 +123,6 @@ class Connection(asyncio.Protocol):
     def _process_piece(self, piece: bytes, *, last: bool) -> None:
         """``last``: nothing has come behind it."""
         assert self._parser is not None
-        assert self._receiver is not None
         try:
             self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
@@ -130,16 +133,17 @@ class Connection(asyncio.Protocol):
                 self._break(f"not HTTP/1.1: {error}")
                 return
             self._reusable = False  # bytes that nobody asked for follow the reply
-        self._overhead = 0 if self._body else self._overhead + len(piece)
-        if self._overhead > MAX_OVERHEAD_BYTES and not self._complete:
-            self._break(f"more than {MAX_OVERHEAD_BYTES} bytes of headers or trailers")
-            return
-        if self._bodyless:
-            self._body.clear()  # sent nevertheless
-        if self._body and self._receiver is not None:
+        if self._body:
+            self._overhead = 0
             body = b"".join(self._body)
             self._body.clear()
-            self._receiver.on_body(body)
+            if self._receiver is not None and not self._bodyless:  # it may be sent nevertheless
+                self._receiver.on_body(body)
+        else:
+            self._overhead += len(piece)
+            if self._overhead > MAX_OVERHEAD_BYTES and not self._complete:
+                self._break(f"more than {MAX_OVERHEAD_BYTES} bytes of headers or trailers")
+                return
         if self._complete and self._receiver is not None:
             self._reusable = self._reusable and last
             self._finish()
@@ -156,7 +160,8 @@ class Connection(asyncio.Protocol):
         if self._paused:
             return
         if self._unread:
-            self._process()
+            data, self._unread = self._unread, b""
+            self._process(data)
         if not (self._waits_for_turn or self._paused or self._transport.is_closing()):
             self._transport.resume_reading()
 
