@@ -194,8 +194,15 @@ class GatewayApp:
             headers=self._headers(scope, record),
             raw=raw,
             body=body,
-            session=request_header(scope, self._session_header),
+            session=self._session(scope),
         )
+
+    def _session(self, scope: Scope) -> str | None:
+        """The value of ``--session-header``. Raises ApiError."""
+        name = self._session_header
+        if sum(each == name for each, _ in scope["headers"]) > 1:
+            raise ApiError(400, f"The header {name.decode()!r} is given more than once.", code="bad_header")
+        return request_header(scope, name)
 
     def _headers(self, scope: Scope, record: RequestRecord) -> Headers:
         headers = [

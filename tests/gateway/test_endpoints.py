@@ -117,6 +117,16 @@ def test_sessions_stay_and_models_are_rewritten() -> None:
         assert {call.json["model"] for call in served.calls} == {"small"}
 
 
+def test_a_session_that_is_given_twice_is_refused() -> None:
+    options = ("--session-header", "X-Conversation")
+    with Upstream(good) as server, gateway(server, options=options) as front:
+        headers = [("x-conversation", "a"), ("X-Conversation", "b")]
+        reply = front.client.post("/v1/completions", json={"prompt": "p"}, headers=headers)
+        assert reply.status_code == 400
+        assert "'x-conversation' is given more than once" in reply.json()["error"]["message"]
+        assert not server.calls
+
+
 def test_low_priority_is_shed_when_all_are_saturated() -> None:
     with Upstream(good) as full, gateway(full, options=("--scrape-interval", "0.05")) as front:
         full.metrics = b"vllm:num_requests_waiting 99\n"
