@@ -73,6 +73,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         option("API key to send to the endpoints. Default: the client's own.", "HTTP server", secret=True),
     ] = None
     max_request_bytes: http.MaxRequestBytes = 64 << 20
+    max_header_bytes: http.MaxHeaderBytes = 64 << 10
+    header_timeout: http.HeaderTimeout = 30.0
+    keep_alive_timeout: http.KeepAliveTimeout = 75.0
     max_connections: Annotated[
         int,
         option(

@@ -15,7 +15,7 @@ from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConne
 from penstock.gateway.relay.relay import IncomingRequest, Relay
 from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.requests.model_rewrites import ModelRewrites
-from penstock.gateway.requests.request_body import GENERATION_PATHS, BodyError, RequestBody, read_request
+from penstock.gateway.requests.request_body import GENERATION_PATHS, read_request
 from penstock.gateway.requests.trace_context import TracePropagator, inject_trace_context
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.telemetry.metrics import GatewayMetrics
@@ -58,6 +58,8 @@ OTHERS_ADMINISTRATIVE = frozenset(
     }
 )
 """Administrative routes of vLLM and SGLang that Penstock does not have."""
+REFUSALS = {408: "late", 431: "headers_too_large"}
+"""Why a connection refuses a request, by status; 503 has a code, and all others are malformed."""
 VIA = (b"via", b"1.1 penstock")
 """Tells model servers that the client is remote, even when the gateway runs on their own machine."""
 
@@ -92,6 +94,13 @@ class GatewayApp:
         self._keys = Keys(config.api_key or ())
         self._session_header = config.session_header.lower().encode()
 
+    def refused(self, error: ApiError) -> None:
+        """Count and log a request that the connection answered itself: incomplete, late or malformed."""
+        now = self._clock()
+        reason = str(error.code) if error.status == 503 else REFUSALS.get(error.status, "malformed")
+        record = RequestRecord("", reason=reason, status=error.status, began_at=now, ended_at=now)
+        self._recorder.finish(record)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send, protocol: ServerProtocol) -> None:
         path = scope["path"]
         try:
@@ -124,9 +133,8 @@ class GatewayApp:
 
     def is_ready(self) -> bool:
         """Whether a new request would be sent to a model server."""
-        now, scraped = self._clock(), self._config.scrape_interval > 0
-        endpoints = self._relay.pool.endpoints
-        return not self.draining and any(each.is_ready(now, scraped=scraped) for each in endpoints)
+        now = self._clock()
+        return not self.draining and any(each.is_ready(now) for each in self._relay.pool.endpoints)
 
     # -- relaying
 
@@ -146,7 +154,7 @@ class GatewayApp:
         except ClientGone:
             record.outcome, record.reason = Outcome.CLIENT_DISCONNECT, "the request body is incomplete"
         except ApiError as error:
-            record.status, record.reason = error.status, str(error.code)
+            record.status, record.reason = error.status, record.reason or str(error.code)
             error.headers = [*error.headers, named]
             raise
         except Exception:
@@ -161,7 +169,7 @@ class GatewayApp:
     async def _incoming(self, scope: Scope, receive: Receive, record: RequestRecord) -> IncomingRequest:
         if self.draining:
             raise unavailable("The gateway is shutting down.", "draining")
-        self._keys.check(scope["path"], scope)
+        record.client = self._keys.check(scope["path"], scope) or _address_of(scope)
         _check_public(scope["path"])
         generates = scope["method"] == "POST" and scope["path"] in GENERATION_PATHS
         if generates:
@@ -170,7 +178,11 @@ class GatewayApp:
         record.bytes_in = len(raw)
         body = None
         if generates:
-            body = self._read_body(raw)
+            try:
+                body = self._rewrites.apply(read_request(raw))
+            except ApiError:
+                record.reason = "bad_body"
+                raise
             record.set_body(body)
             raw = body.raw
         query = scope["query_string"]
@@ -182,14 +194,15 @@ class GatewayApp:
             headers=self._headers(scope, record),
             raw=raw,
             body=body,
-            session=request_header(scope, self._session_header),
+            session=self._session(scope),
         )
 
-    def _read_body(self, raw: bytes) -> RequestBody:
-        try:
-            return self._rewrites.apply(read_request(raw))
-        except BodyError as error:
-            raise ApiError(400, f"The request body cannot be read: {error}", code="bad_body") from None
+    def _session(self, scope: Scope) -> str | None:
+        """The value of ``--session-header``. Raises ApiError."""
+        name = self._session_header
+        if sum(each == name for each, _ in scope["headers"]) > 1:
+            raise ApiError(400, f"The header {name.decode()!r} is given more than once.", code="bad_header")
+        return request_header(scope, name)
 
     def _headers(self, scope: Scope, record: RequestRecord) -> Headers:
         headers = [
@@ -200,6 +213,12 @@ class GatewayApp:
             headers = [(name, value) for name, value in headers if name not in CLIENT_KEYS]
             headers.append((b"authorization", b"Bearer " + self._config.endpoint_api_key.encode()))
         return inject_trace_context(headers, record.trace)
+
+
+def _address_of(scope: Scope) -> str:
+    """The client's address; empty if it has gone already."""
+    client: tuple[str, int] | None = scope["client"]
+    return client[0] if client else ""
 
 
 def _check_public(path: str) -> None:
@@ -214,5 +233,5 @@ def _check_public(path: str) -> None:
 
 
 def _too_large(limit: int) -> ApiError:
-    text = f"The request body is larger than the {limit} bytes of --max-request-bytes."
+    text = f"The request body is larger than the {limit} bytes allowed by --max-request-bytes."
     return ApiError(413, text, code="too_large")

@@ -62,9 +62,6 @@ CHECK_INTERVAL_S = 0.25
 """Interval of checks for time-outs, and so the most by which they are late."""
 FILE_INTERVAL_S = 1.0
 """Interval of checks whether the endpoints file has changed."""
-HEADER_TIMEOUT_S = 30.0
-KEEP_ALIVE_S = 75.0
-MAX_HEADER_BYTES = 64 << 10
 MAX_BACKLOG = 4 << 20
 HELD_BODIES = 16
 """Bodies of the maximum size that the gateway may hold altogether: it keeps a body until its reply has ended,
@@ -259,7 +256,6 @@ class _Gateway:
             self._weights,
             limits=PickerLimits(config.saturated_waiting, config.saturated_kv_used, config.affinity_excess),
             choose=config.picker,
-            scraped=config.scrape_interval > 0,
         )
         self._relay = Relay(
             pool=pool,
@@ -297,10 +293,10 @@ class _Gateway:
             is_ready=self._app.is_ready,
         )
         limits = Limits(
-            header_timeout_s=HEADER_TIMEOUT_S,
-            keep_alive_timeout_s=KEEP_ALIVE_S,
+            header_timeout_s=config.header_timeout,
+            keep_alive_timeout_s=config.keep_alive_timeout,
             max_connections=config.max_connections,
-            max_header_bytes=MAX_HEADER_BYTES,
+            max_header_bytes=config.max_header_bytes,
             max_backlog=MAX_BACKLOG,
             max_held_bytes=HELD_BODIES * config.max_request_bytes,
         )
@@ -309,6 +305,7 @@ class _Gateway:
             ListeningSocket(self._listener.socket, config.max_connections),
             limits,
             on_listening=self._announce,
+            on_refusal=self._app.refused,
             descriptors_per_connection=2,  # one of them to a model server
         )
         return pool

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar, cast
 
@@ -255,6 +256,11 @@ def malformed(body: bytes, error: Exception) -> ApiError:
         return _not_json("The request body is empty; it must be a JSON object.", "body")
     if isinstance(error, RecursionError):
         return _not_json("The request body is nested too deeply.", "body")
+    if body.startswith(BOM_UTF8):
+        return _not_json(
+            "The request body begins with a byte order mark (BOM, EF BB BF), which JSON does not allow.",
+            "body.0",
+        )
     try:
         text = body.decode()
     except UnicodeDecodeError as bad:

@@ -14,7 +14,7 @@ class Limits:
     """Limits per server and per connection."""
 
     header_timeout_s: float = 30.0
-    """Maximum duration of a TLS handshake, and of receiving one request."""
+    """Maximum duration of a TLS handshake, of receiving the head of a request, and of a pause in its body."""
     keep_alive_timeout_s: float = 75.0
     """Idle time after which a connection is closed."""
     max_connections: int = 65536

@@ -39,7 +39,7 @@ class Cors:
 
         Raises ApiError if the announced request is not allowed.
         """
-        if scope["method"] != "OPTIONS" or not self._origins:
+        if scope["method"] != "OPTIONS":
             return None
         method = request_header(scope, b"access-control-request-method")
         origin = request_header(scope, b"origin")

@@ -25,7 +25,7 @@ from penstock.http.request_head import RequestHead
 from penstock.http.request_reader import RequestReader
 from penstock.http.served_request import ServedRequest
 from penstock.http.sink import Listener, Receive, Scope, Send, Sink
-from penstock.http.slow_clients import SlowClientTimer, Verdict
+from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
 from penstock.streaming.chunked import LAST_CHUNK, chunk, unframed
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = chunk(b":\n\n")
 """An event that clients ignore."""
 _CLOSE = b"connection: close\r\n"
+_KEEP_ALIVE = b"connection: keep-alive\r\n"
+"""For HTTP/1.0, whose connections close otherwise (RFC 9112 §9.3)."""
 
 Application = Callable[[Scope, Receive, Send, Sink], Awaitable[None]]
 
@@ -211,8 +213,14 @@ class ServerProtocol(Protocol):
             unread=unread,
         )
         match verdict:
-            case Verdict.REQUEST_TIMEOUT:
-                text = f"The request did not arrive within {request_timeout_s:g} s."
+            case Verdict.LATE_HEAD:
+                text = f"The request line and headers did not arrive within {request_timeout_s:g} s"
+                self._refuse(ApiError(408, f"{text} (--header-timeout)."))
+            case Verdict.STALLED_BODY:
+                text = f"Nothing of the request body arrived for {request_timeout_s:g} s (--header-timeout)."
+                self._refuse(ApiError(408, text))
+            case Verdict.SLOW_BODY:
+                text = f"The request body arrives with less than {MIN_BODY_RATE} bytes per second."
                 self._refuse(ApiError(408, text))
             case Verdict.IDLE:
                 self.transport.close()
@@ -249,12 +257,12 @@ class ServerProtocol(Protocol):
             if self._settings.budget.full:
                 reader.clear()
                 raise self._settings.budget.refusal()
-            if self.timer.waiting_since is None:
-                self.timer.on_request_begin(time.monotonic())
+            self.timer.on_body_begin(time.monotonic())
         self._begin(head)
 
     def _take_up_body(self) -> None:
         data, request = self._reader.read_body(), self._request
+        self.timer.body_bytes += len(data)
         if request is not None:  # else it was answered already
             request.add_body(data)
             request.body_complete = self._reader.body_complete
@@ -466,20 +474,25 @@ class ServerProtocol(Protocol):
         self._framed = chunked = self._chunks and not sized and not self._bodyless
         first = b"HTTP/1.1 %d %b\r\n" % (status, responses.get(status, "").encode())
         dated = any(name == b"date" for name, _ in headers)
-        return self._head_from(first + _lines(headers), chunked=chunked, dated=dated)
+        sized = sized or self._bodyless
+        return self._head_from(first + _lines(headers), chunked=chunked, sized=sized, dated=dated)
 
-    def _head_from(self, start: bytes, *, chunked: bool, dated: bool = False) -> bytes:
-        """A reply's head that begins with ``start``; ``dated``: ``start`` has a date header."""
+    def _head_from(self, start: bytes, *, chunked: bool, sized: bool = False, dated: bool = False) -> bytes:
+        """A reply's head that begins with ``start``. ``sized``: the length of its body is known; ``dated``:
+        ``start`` has a date header."""
         request = self._request
         assert request is not None
         request.started = True
         request.streamed = chunked
-        if self._settings.close_after_reply or self._ends_after(request):
+        if self._settings.close_after_reply or not (chunked or sized) or self._ends_after(request):
             request.keep_alive = False
         date = b"" if dated else _lines(self._state.default_headers)
         framing = b"transfer-encoding: chunked\r\n" if chunked else b""
-        close = b"" if request.keep_alive else _CLOSE
-        return b"".join((start, date, framing, close, b"\r\n"))
+        if request.keep_alive:
+            connection = b"" if self._chunks else _KEEP_ALIVE
+        else:
+            connection = _CLOSE
+        return b"".join((start, date, framing, connection, b"\r\n"))
 
     def _ends_after(self, request: ServedRequest) -> bool:
         """Whether the client can send no other request after this one."""

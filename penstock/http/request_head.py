@@ -27,8 +27,12 @@ _CHECKED = frozenset(
         b"content-type",
         b"expect",
         b"host",
+        b"origin",
         b"transfer-encoding",
         b"x-api-key",
+        b"x-data-parallel-rank",
+        b"x-request-id",
+        b"x-session-id",
     )
 )
 """Headers of which a second one would make the request ambiguous; those of Connection are joined."""
@@ -116,6 +120,7 @@ def parse_head(head: bytes) -> RequestHead:
     raw_path, query = _split_target(method, target)
     headers, checked = _parse_headers(rest[:-2])
     new = minor != b"0"
+    connection = checked.get(b"connection", b"")
     host = checked.get(b"host")
     if (host is None and new) or (host is not None and host.translate(None, _HOST_CHARACTERS)):
         raise ApiError(
@@ -135,7 +140,7 @@ def parse_head(head: bytes) -> RequestHead:
         version="1.1" if new else "1.0",
         headers=headers,
         length=_body_length(checked, chunks=new),
-        keep_alive=new and not _closes(checked.get(b"connection", b"")),
+        keep_alive=not _has_token(connection, b"close") and (new or _has_token(connection, b"keep-alive")),
         expects_continue=bool(expect),
     )
 
@@ -260,10 +265,10 @@ def _body_length(checked: dict[bytes, bytes], *, chunks: bool) -> int | None:
     return None
 
 
-def _closes(connection: bytes) -> bool:
-    """Whether values of the header Connection have the token close."""
+def _has_token(connection: bytes, wanted: bytes) -> bool:
+    """Whether values of the header Connection have the token ``wanted``."""
     lower = connection.lower()
-    return b"close" in lower and b"close" in (token.strip() for token in lower.split(b","))
+    return wanted in lower and wanted in (token.strip() for token in lower.split(b","))
 
 
 def _shown(text: bytes) -> str:

@@ -10,14 +10,19 @@ from typing import NamedTuple
 
 _BOM = b"\xef\xbb\xbf"
 _find_line_end = re.compile(rb"[\r\n]").search
+_empty_lines = re.compile(rb"[\r\n]*").match
+
+
+MAX_LINES = 1 << 14
+"""Lines of an event; one of 16 MiB could have millions, which take seconds."""
 
 
 class SSEError(ValueError):
-    """An event exceeds the size limit."""
+    """An event exceeds a limit."""
 
 
 class Event(NamedTuple):
-    """One event, or a block of comments."""
+    """One event, a block of comments, or empty lines."""
 
     raw: bytes
     """Its bytes, including the empty line at its end."""
@@ -39,6 +44,8 @@ class SSEParser:
         self._pending = bytearray()
         self._scanned = 0
         """Bytes of pending that contain no empty line."""
+        self._lines = 0
+        """Lines that end in them."""
         self.between_events = False
         """Whether the next byte starts an event; False while it may belong to the end of the last event or to
         the byte order mark."""
@@ -86,7 +93,7 @@ class SSEParser:
         while (end := self._end_of_event()) is not None:
             raw = bytes(self._pending[:end])
             del self._pending[:end]
-            self._scanned = 0
+            self._scanned = self._lines = 0
             events.append(_event(raw, raw[3:] if self._marked else raw))
             self._marked = False
             self._after_cr = raw.endswith(b"\r") and not self._pending
@@ -105,8 +112,15 @@ class SSEParser:
                 return None
             line_end = found.start()
             after = _behind_line_end(pending, line_end)
-            if line_end == 0 or _begins_with_line_end(pending, after):
-                return after if line_end == 0 else _behind_line_end(pending, after)
+            if line_end == 0:  # all of them at once, so that a flood of them is no flood of events
+                run = _empty_lines(pending)
+                assert run is not None, "it matches anything"
+                return run.end()
+            if _begins_with_line_end(pending, after):
+                return _behind_line_end(pending, after)
+            self._lines += line_end >= self._scanned
+            if self._lines > MAX_LINES:
+                raise SSEError(f"an event of more than {MAX_LINES} lines")
             at = after
 
 

@@ -114,6 +114,14 @@ ALL = [
     Recording(
         "error event, then done", _sse(TEXT, ERROR, "[DONE]"), 1, None, Outcome.MODEL_SERVER_ERROR, error=True
     ),
+    Recording(
+        "something after the end",
+        _sse(TEXT, USAGE, "[DONE]") + _sse(TEXT, USAGE.replace("3", "9"), ERROR, "{"),
+        1,
+        TokenUsage(7, 3),
+        Outcome.OK,
+        stripped=_sse(TEXT, "[DONE]") + _sse(TEXT, ERROR, "{"),
+    ),
     Recording("truncated", _sse(ROLE, HELLO), 1, None, Outcome.NETWORK_ERROR),
     Recording(
         "truncated within an event", _sse(TEXT) + b'data: {"choices":[{"te', 1, None, Outcome.NETWORK_ERROR

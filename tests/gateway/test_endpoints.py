@@ -117,6 +117,16 @@ def test_sessions_stay_and_models_are_rewritten() -> None:
         assert {call.json["model"] for call in served.calls} == {"small"}
 
 
+def test_a_session_that_is_given_twice_is_refused() -> None:
+    options = ("--session-header", "X-Conversation")
+    with Upstream(good) as server, gateway(server, options=options) as front:
+        headers = [("x-conversation", "a"), ("X-Conversation", "b")]
+        reply = front.client.post("/v1/completions", json={"prompt": "p"}, headers=headers)
+        assert reply.status_code == 400
+        assert "'x-conversation' is given more than once" in reply.json()["error"]["message"]
+        assert not server.calls
+
+
 def test_low_priority_is_shed_when_all_are_saturated() -> None:
     with Upstream(good) as full, gateway(full, options=("--scrape-interval", "0.05")) as front:
         full.metrics = b"vllm:num_requests_waiting 99\n"
@@ -147,12 +157,56 @@ def test_a_server_that_tells_no_load_is_up(status: int) -> None:
             eventually(lambda: sum("reports no load" in line for line in front.lines) == 1)
 
 
-def test_a_server_whose_metrics_fail_is_down() -> None:
-    with Upstream(good) as server:
-        server.on_metrics = lambda call: call.reply(503, b"loading", "text/plain")
-        with gateway(server, options=("--scrape-interval", "0.05")) as front:
-            eventually(lambda: front.counts("endpoint_up") == {server.url: 0})
-            assert refused_by(front, "none_ready").status_code == 503
+@pytest.mark.parametrize(
+    "on_metrics",
+    [lambda call: call.reply(503, b"loading", "text/plain"), lambda call: call.wait_until_gone()],
+    ids=["503", "time-out"],
+)
+def test_a_server_whose_metrics_fail_is_used_without_a_better_one(on_metrics: Behaviour) -> None:
+    with Upstream(good) as server, Upstream(good) as other:
+        server.on_metrics = on_metrics
+        with gateway(server, other, options=("--scrape-interval", "0.05")) as front:
+            eventually(lambda: front.counts("endpoint_up") == {server.url: 0, other.url: 1})
+            calls = len(server.calls)
+            assert {front.complete().status_code for _ in range(10)} == {200}
+            assert len(server.calls) == calls
+            other.on_metrics = on_metrics
+            eventually(lambda: set(front.counts("endpoint_up").values()) == {0})
+            assert is_ready(front)
+            assert {front.complete().status_code for _ in range(20)} == {200}
+            assert len(server.calls) > calls
+
+
+def poisoned(call: Call) -> None:
+    """One client's prompt makes it fail."""
+    if call.json["prompt"] == "poison":
+        call.reply(500, b"{}")
+    else:
+        good(call)
+
+
+def test_one_clients_errors_take_no_server_from_others() -> None:
+    keys = ("--api-key", "good", "bad")
+    with Upstream(poisoned) as one, Upstream(poisoned) as other, gateway(one, other, options=keys) as front:
+
+        def ask(key: str, prompt: str) -> int:
+            front.client.headers["authorization"] = f"Bearer {key}"
+            return front.complete(prompt=prompt).status_code
+
+        while not (one.calls and other.calls):  # equal endpoints are picked at random
+            assert ask("good", "p") == 200
+        for _ in range(5):
+            assert [ask("bad", "poison") for _ in range(6)] == [500] * 6
+            assert ask("good", "p") == 200
+        assert front.counts("endpoint_up") == {one.url: 1, other.url: 1}
+
+
+def test_servers_that_all_answer_with_errors_are_asked_nevertheless() -> None:
+    with Upstream(poisoned) as one, Upstream(poisoned) as other, gateway(one, other) as front:
+        assert {front.complete(prompt="poison").status_code for _ in range(20)} == {500}
+        assert set(front.counts("endpoint_up").values()) == {0}
+        assert is_ready(front)
+        assert front.complete().status_code == 200
 
 
 def test_loads_are_read_with_the_key() -> None:

@@ -288,7 +288,35 @@ def test_a_client_that_does_not_read_is_no_fault_of_the_server() -> None:
         assert front.client.get("/ready").status_code == 200
 
 
-def test_a_body_that_is_no_json_is_refused(front: Gateway) -> None:
+def test_a_body_that_is_no_json_is_refused_as_by_a_server(front: Gateway) -> None:
     reply = front.client.post("/v1/completions", content=b"{")
     assert reply.status_code == 400
-    assert reply.json()["error"]["code"] == "bad_body"
+    error = reply.json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("Bad Request", "body.1", 400)
+    assert front.counts("rejection_total")["bad_body"]
+
+
+@pytest.mark.parametrize("status", [204, 304])
+@pytest.mark.parametrize(
+    "framing",
+    ["content-length: 5\r\n\r\nhello", "transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", "\r\n"],
+)
+def test_replies_whose_status_has_no_body(
+    upstream: Upstream, front: Gateway, status: int, framing: str
+) -> None:
+    def answers(call: Call) -> None:
+        call.send(f"HTTP/1.1 {status} X\r\netag: x\r\n{framing}".encode())
+        call.connection.close()
+
+    upstream.behaviour = answers
+    request = b"GET /x HTTP/1.1\r\nhost: h\r\n\r\n"
+    reply = raw_exchange(front, request + request.replace(b"h\r\n\r\n", b"h\r\nconnection: close\r\n\r\n"))
+    upstream.behaviour = good
+    heads = reply.split(b"\r\n\r\n")
+    assert len(heads) == 3
+    assert heads[2] == b"", "no body follows a head"
+    for head in heads[:2]:
+        assert head.startswith(b"HTTP/1.1 %d " % status)
+        assert b"etag: x" in head
+        assert b"transfer-encoding" not in head
+        assert status == 304 or b"content-length" not in head

@@ -32,7 +32,7 @@ class Fleet:
         self.seen: list[tuple[float, str]] = []
         """What clients saw, after at most two retries."""
         self._answer = answer
-        self._picker = Picker(WEIGHTS, scraped=False, rng=random.Random(1))
+        self._picker = Picker(WEIGHTS, rng=random.Random(1))
         self._blocks = prefix_blocks("m", b"x" * 2000) if blocks else []
         self._order = itertools.count()
         self._answers: list[tuple[float, int, float, PickRequest, Endpoint, Outcome]] = []

@@ -26,7 +26,14 @@ def preflight(origin: str = CHAT, method: str = "POST", **headers: str) -> dict[
 
 def test_without_allowed_origins_nothing_is_said() -> None:
     assert cors().reply_headers(scope(origin=CHAT)) == []
-    assert cors().preflight(preflight()) is None
+    assert cors().preflight(scope("OPTIONS")) is None
+
+
+def test_without_allowed_origins_a_preflight_names_the_option() -> None:
+    with pytest.raises(
+        ApiError, match=f"The origin '{CHAT}' is not allowed by this server's --allowed-origins"
+    ):
+        cors().preflight(preflight())
 
 
 def test_a_page_that_is_allowed_may_read_the_reply() -> None:

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from penstock.gateway.routing.endpoint import EndpointLoad
-from penstock.gateway.routing.load_scrape import read_load
+from tests.gateway.routing.test_load_scrape import read_load
 from tests.integration.server import VLLM_START_S, Server, in_vllm, total, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -22,6 +22,24 @@ ApiKeyFile = Annotated[
 
 MaxRequestBytes = Annotated[int, option("Maximum size of a request body, in bytes.", "HTTP server", ge=1024)]
 
+MaxHeaderBytes = Annotated[
+    int, option("Maximum size of request line and headers together, in bytes.", "HTTP server", ge=1024)
+]
+
+HeaderTimeout = Annotated[
+    float,
+    option(
+        "Maximum time for a client to send the headers of a request, for a pause within its body, and for "
+        "its TLS handshake, in seconds. After that time a body must come with 1 KiB/s on average.",
+        "HTTP server",
+        gt=0,
+    ),
+]
+
+KeepAliveTimeout = Annotated[
+    float, option("Time after which an idle connection is closed, in seconds.", "HTTP server", gt=0)
+]
+
 
 class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the HTTP server: address, authentication and limits."""
@@ -70,22 +88,9 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
         int, option("Number of API server processes.", "HTTP server", ge=1, le=1024)
     ] = 1
     max_request_bytes: MaxRequestBytes = 64 << 20
-    max_header_bytes: Annotated[
-        int,
-        option("Maximum size of request line and headers together, in bytes.", "HTTP server", ge=1024),
-    ] = 64 << 10
-    header_timeout: Annotated[
-        float,
-        option(
-            "Maximum time for a client to send a complete request (headers and body), and for its TLS "
-            "handshake, in seconds.",
-            "HTTP server",
-            gt=0,
-        ),
-    ] = 30.0
-    keep_alive_timeout: Annotated[
-        float, option("Time after which an idle connection is closed, in seconds.", "HTTP server", gt=0)
-    ] = 75.0
+    max_header_bytes: MaxHeaderBytes = 64 << 10
+    header_timeout: HeaderTimeout = 30.0
+    keep_alive_timeout: KeepAliveTimeout = 75.0
     max_connections: Annotated[
         int,
         option(

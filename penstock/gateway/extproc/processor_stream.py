@@ -16,7 +16,7 @@ from penstock.gateway.extproc.messages import (
 from penstock.gateway.extproc.routed_requests import NAMESPACE, PROCESS_KEY, RoutedRequest, RoutedRequests
 from penstock.gateway.relay.attempt import error_body, expected_reply, local_reply_headers, make_observer
 from penstock.gateway.relay.request_record import RequestRecord
-from penstock.gateway.requests.request_body import GENERATION_PATHS, BodyError, RequestBody, read_request
+from penstock.gateway.requests.request_body import GENERATION_PATHS, RequestBody, read_request
 from penstock.gateway.requests.trace_context import TRACESTATE, inject_trace_context
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.response_observer import ReplyObserver, StreamObserver
@@ -107,9 +107,11 @@ class ProcessorStream:
         self._requests.recorder.metrics.request_started(self._record)
         self._subset = _first_hint(message, SUBSET_NAMESPACE, SUBSETS)
         try:
-            self._requests.keys.check(path, {"headers": message.headers})
+            tenant = self._requests.keys.check(path, {"headers": message.headers})
         except ApiError as error:
-            return [self._reject(error.status, str(error.code), str(error))]
+            return [self._reject(error.status, str(error.code), error.message, error.body())]
+        address = self._headers.get(b"x-forwarded-for", b"").rpartition(b",")[2]  # which Envoy appends
+        self._record.client = tenant or address.decode("latin-1").strip()
         waits = self._request_mode in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED)
         if not waits or message.end:
             return self._pick_endpoint(MessagePart.REQUEST_HEADERS)
@@ -123,7 +125,7 @@ class ProcessorStream:
         self._body += message.body
         limit = self._requests.max_request_bytes
         if len(self._body) > limit:
-            text = f"The request body is larger than the {limit} bytes of --max-request-bytes."
+            text = f"The request body is larger than the {limit} bytes allowed by --max-request-bytes."
             return [self._reject(413, "too_large", text)]
         if not message.end and self._request_mode is BodyMode.FULL_DUPLEX_STREAMED:
             return []
@@ -147,8 +149,8 @@ class ProcessorStream:
         if raw and record.path in GENERATION_PATHS:
             try:
                 body = self._requests.rewrites.apply(read_request(raw))
-            except BodyError as error:
-                return [self._reject(400, "bad_body", f"The request body cannot be read: {error}")]
+            except ApiError as error:
+                return [self._reject(error.status, "bad_body", error.message, error.body())]
             record.set_body(body)
         session = self._headers.get(self._requests.session_header)
         named = None if session is None else session.decode("latin-1")
@@ -196,14 +198,15 @@ class ProcessorStream:
         )
         yield from _chunks(MessagePart.REQUEST_BODY, rewritten or raw, end=part is MessagePart.REQUEST_BODY)
 
-    def _reject(self, status: int, reason: str, message: str) -> ImmediateResponse:
+    def _reject(self, status: int, reason: str, message: str, body: bytes | None = None) -> ImmediateResponse:
+        """``body`` replaces the gateway's own shape of the error."""
         record, self._record = self._record, None
         assert record is not None, "a request is rejected once"
         self._body.clear()
         record.outcome, record.reason, record.status = Outcome.REJECTED, reason, status
         self._requests.finish(record)
         return ImmediateResponse(
-            status, local_reply_headers(status), error_body(reason, message), f"penstock_{reason}"
+            status, local_reply_headers(status), body or error_body(reason, message), f"penstock_{reason}"
         )
 
     # -- the reply

@@ -204,16 +204,16 @@ class RoutedRequests:
 
         For an unobserved reply, the time to its first byte stands in for the time to its first token.
         """
-        now = self.relay.clock()
+        now, client = self.relay.clock(), routed.record.client
         upstream = routed.served or entry.upstream
         served = next((row for row, each in enumerate(routed.endpoints) if each.destination == upstream), 0)
         tried = routed.endpoints[: served + 1] if entry.attempts > 1 else [routed.endpoints[served]]
         for endpoint in tried[:-1]:
-            endpoint.breaker.record_failure(now, routed.picked_at)
+            endpoint.breaker.record_error(now, routed.picked_at, client)  # or a fault: Envoy does not say
         if outcome is Outcome.REJECTED:
             tried[-1].breaker.release_probe()
             return
-        tried[-1].breaker.record_outcome(outcome, now, routed.picked_at)
+        tried[-1].breaker.record_outcome(outcome, now, routed.picked_at, client)
         first = routed.record.seen.first_token_at
         if first is not None:
             tried[-1].add_ttft(first - routed.record.began_at)
@@ -233,7 +233,9 @@ class RoutedRequests:
         if routed.observer is None:
             routed.endpoints[0].breaker.release_probe()
         else:
-            routed.endpoints[0].breaker.record_outcome(record.outcome, self.relay.clock(), routed.picked_at)
+            routed.endpoints[0].breaker.record_outcome(
+                record.outcome, self.relay.clock(), routed.picked_at, record.client
+            )
         self.finish(record)
 
     def _remove(self, routed: RoutedRequest) -> None:

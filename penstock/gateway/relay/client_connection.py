@@ -74,6 +74,8 @@ class HttpClientConnection:
 
     def start(self, status: int, headers: Headers) -> None:
         """Send the head of the reply; without a content-length among ``headers`` the body is chunked."""
+        if status == 204:  # it has none (RFC 9110 §8.6), whatever the model server says
+            headers = [header for header in headers if header[0] != b"content-length"]
         if not any(name == REQUEST_ID for name, _ in headers):
             headers = [*headers, self._request_id]
         self._protocol.begin(status, headers)

@@ -254,7 +254,7 @@ class _RequestRelay:
         status = record.status if attempt is not None else None
         record.outcome = classify_outcome(ending, status or None, record.seen, record.path)
         record.reason = reason or failure_reason(record)
-        endpoint.breaker.record_outcome(record.outcome, now, self._sent_at)
+        endpoint.breaker.record_outcome(record.outcome, now, self._sent_at, record.client)
         if record.seen.first_token_at is not None and record.sent_at is not None:
             endpoint.add_ttft(record.seen.first_token_at - record.sent_at)
         if ending is TransportResult.CLIENT_GONE or (attempt is not None and attempt.relayed):

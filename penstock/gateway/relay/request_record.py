@@ -26,11 +26,14 @@ class RequestRecord:
     Compared by identity."""
 
     path: str
+    """Empty: unknown, for a request that was refused before it was complete."""
     request_id: str = ""
     """The client's id, or one that the gateway generated."""
     method: str = ""
     """Empty: unknown, for a request that another gateway process routed for the same Envoy."""
     trace: TraceContext | None = None
+    client: str = ""
+    """Who sends it: the tenant of its key, or else an address; empty: unknown."""
     model: str = ""
     """The model that the client named."""
     target_model: str = ""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.generation.body_decoder import malformed, wrong_type
+
 GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 STREAMING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 """Routes whose requests have ``stream_options.include_usage``."""
-
-
-class BodyError(ValueError):
-    """The body is not a JSON object, or a field has the wrong type."""
 
 
 class _StreamOptions(msgspec.Struct):
@@ -18,7 +16,7 @@ class _StreamOptions(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    model: str = ""
+    model: str | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     priority: int | None = None
@@ -27,7 +25,8 @@ class _Body(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw()
 
 
-_decoder = msgspec.json.Decoder(_Body)
+_decode_exact = msgspec.json.Decoder(_Body).decode
+_decode_lax = msgspec.json.Decoder(_Body, strict=False).decode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encode = msgspec.json.Encoder().encode
 
@@ -67,20 +66,31 @@ class RequestBody(msgspec.Struct, frozen=True):
 
 
 def read_request(raw: bytes) -> RequestBody:
-    """Decode the body of a generation request. Raises BodyError."""
+    """Decode the body of a generation request, as Penstock's server does: it accepts, for instance, a number
+    as a boolean, and its errors are the same. Raises ApiError."""
     try:
         if not raw.isascii():
             raw.decode()  # msgspec checks the UTF-8 of decoded strings only, and fields are rewritten later
-        body = _decoder.decode(raw)
+        body = _decode(raw)
+    except msgspec.ValidationError as error:
+        raise wrong_type(raw, str(error)) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BodyError(str(error)) from None
-    options = body.stream_options
+        raise malformed(raw, error) from None
+    options, model = body.stream_options, body.model or ""
     return RequestBody(
         raw=raw,
-        model=body.model,
+        model=model,
         stream=bool(body.stream),
         include_usage=None if options is None else options.include_usage,
         priority=body.priority or 0,
         prompt=bytes(body.messages or body.prompt or body.input),
-        asked_model=body.model,
+        asked_model=model,
     )
+
+
+def _decode(raw: bytes) -> _Body:
+    """Raises msgspec's errors, and RecursionError."""
+    try:
+        return _decode_exact(raw)
+    except msgspec.ValidationError:
+        return _decode_lax(raw)

@@ -6,6 +6,7 @@ of 200 bytes in about a microsecond.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -13,6 +14,15 @@ import msgspec
 from penstock.gateway.responses.token_usage import TokenUsage, UsageFields, read_usage
 
 DONE = b"[DONE]"
+
+
+LARGE_BYTES = 64 << 10
+"""Size of an event from which on its output is searched for instead of decoded."""
+_find_output = re.compile(
+    rb'"(?:text|content|reasoning|reasoning_content|refusal|thinking|partial_json)"\s*:\s*"[^"]'
+    rb'|"tool_calls"\s*:\s*\[\s*[^\]\s]'
+).search
+"""Finds a field of :class:`_Delta` or :class:`_Choice` that is not empty."""
 
 
 class ContentError(ValueError):
@@ -52,7 +62,28 @@ class _Event(msgspec.Struct, gc=False):
     message: msgspec.Raw = msgspec.Raw()
 
 
+class _LargeEvent(msgspec.Struct, gc=False):
+    """An event whose choices are not decoded: a million of them would take a second."""
+
+    type: str = ""
+    choices: msgspec.Raw = msgspec.Raw()
+    usage: UsageFields | None = None
+    error: msgspec.Raw = msgspec.Raw()
+    delta: msgspec.Raw = msgspec.Raw()
+    response: _Response | None = None
+    message: msgspec.Raw = msgspec.Raw()
+
+
+class _Reply(msgspec.Struct, gc=False):
+    """What is read of a reply that is not streamed; its choices may be many megabytes."""
+
+    usage: UsageFields | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+_reply = msgspec.json.Decoder(_Reply)
 _event = msgspec.json.Decoder(_Event)
+_large_event = msgspec.json.Decoder(_LargeEvent)
 _delta = msgspec.json.Decoder(_Delta)
 _response = msgspec.json.Decoder(_Response)
 
@@ -94,7 +125,8 @@ def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
     if data == DONE:
         return _END
     try:
-        event = _read(data)
+        _check_encoding(data)
+        event = _event.decode(data) if len(data) <= LARGE_BYTES else _read_large(data)
         return _parse_typed(event, name) if event.type or name else _parse_chunk(event)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ContentError(f"{error}: {data[:200]!r}") from None
@@ -103,17 +135,32 @@ def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
 def read_reply(body: bytes) -> ParsedEvent:
     """Parse the body of a reply that is not streamed. Raises ContentError."""
     try:
-        event = _read(body)
+        _check_encoding(body)
+        reply = _reply.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ContentError(f"{error}: {body[:200]!r}") from None
-    return ParsedEvent(usage=read_usage(event.usage), error=_error(event), end=True)
+    return ParsedEvent(usage=read_usage(reply.usage), error=_error(reply.error), end=True)
 
 
-def _read(data: bytes) -> _Event:
-    """Raises MsgspecError, UnicodeDecodeError."""
+def _check_encoding(data: bytes) -> None:
+    """msgspec checks the UTF-8 of decoded strings only. Raises UnicodeDecodeError."""
     if not data.isascii():
-        data.decode()  # msgspec checks the UTF-8 of decoded strings only
-    return _event.decode(data)
+        data.decode()
+
+
+def _read_large(data: bytes) -> _Event:
+    """The event in ``data``, whose choices and delta stand for theirs. Raises msgspec's errors."""
+    large = _large_event.decode(data)
+    choices = None
+    raw = bytes(large.choices) if large.choices else b"null"
+    if raw.startswith(b"["):
+        choices = [_Choice("x" if _find_output(raw) else None)] if raw.strip(b"[] \t\r\n") else []
+    elif raw != b"null":
+        raise msgspec.ValidationError("Expected `array | null` - at `$.choices`")
+    delta = large.delta
+    if len(delta) > LARGE_BYTES:
+        delta = msgspec.Raw(b'{"text":"x"}' if _find_output(delta) else b"{}")
+    return _Event(large.type, choices, large.usage, large.error, delta, large.response, large.message)
 
 
 def _parse_chunk(event: _Event) -> ParsedEvent:
@@ -122,7 +169,7 @@ def _parse_chunk(event: _Event) -> ParsedEvent:
     tokens = False
     for choice in choices or ():
         tokens = tokens or _has_tokens(choice)
-    error = _error(event) if event.error else None
+    error = _error(event.error)
     if event.usage is None and error is None:
         if choices is None:
             raise ContentError("an event without choices, usage or error")
@@ -144,8 +191,8 @@ def _parse_typed(event: _Event, name: bytes) -> ParsedEvent:
     elif kind == "message_start" and event.message:
         usage = _response.decode(event.message).usage
     error = None
-    if kind in ("error", "response.failed") or _error(event) is not None:
-        error = _error(event) or msgspec.json.encode({"type": kind})
+    if kind in ("error", "response.failed") or _error(event.error) is not None:
+        error = _error(event.error) or msgspec.json.encode({"type": kind})
     tokens = kind in _TOKENS
     if kind == "content_block_delta" and event.delta:
         tokens = _has_output(_delta.decode(event.delta))
@@ -170,6 +217,6 @@ def _has_output(delta: _Delta) -> bool:
     )
 
 
-def _error(event: _Event) -> bytes | None:
-    raw = bytes(event.error)
-    return None if raw in (b"", b"null") else raw
+def _error(raw: msgspec.Raw) -> bytes | None:
+    error = bytes(raw) if raw else b"null"
+    return None if error == b"null" else error

@@ -118,9 +118,11 @@ class StreamObserver:
         try:
             meaning = read_event(event.data, event.name)
         except ContentError as error:
-            if seen.content_problem is None:
+            if seen.content_problem is None and not seen.ended:
                 seen.content_problem = str(error)
             return EMPTY_EVENT
+        if seen.ended:  # what follows the terminator counts nothing
+            return meaning
         if meaning.tokens:
             self._count_tokens(now)
             if meaning is TOKENS_ONLY:
@@ -132,6 +134,7 @@ class StreamObserver:
             seen.error = meaning.error
         if meaning.end:
             seen.ended = True
+            self._template = EventTemplate()  # without it nothing bypasses this method
         return meaning
 
     def _count_tokens(self, now: float) -> None:

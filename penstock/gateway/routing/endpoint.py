@@ -38,6 +38,8 @@ class Endpoint:
     """When ``load`` was scraped; None: never."""
     scrape_failures: int = 0
     """Consecutive failed scrapes."""
+    reachable: bool = True
+    """Whether the latest scrape got a connection."""
     reports_load: bool = True
     """False after a scrape without any known load metric."""
     in_flight: int = 0
@@ -53,11 +55,17 @@ class Endpoint:
     @property
     def is_up(self) -> bool:
         """Whether its breaker is closed and its scrapes succeed."""
-        return self.breaker.closed and self.scrape_failures < 2
+        return self.breaker.closed and self.is_readable
 
-    def is_ready(self, now: float, *, scraped: bool) -> bool:
-        """Whether requests may be sent. ``scraped``: loads are scraped, and two failed scrapes exclude it."""
-        return self.breaker.allows(now) and not (scraped and self.scrape_failures >= 2)
+    @property
+    def is_readable(self) -> bool:
+        """Whether its latest scrapes did not both fail."""
+        return self.scrape_failures < 2
+
+    def is_ready(self, now: float) -> bool:
+        """Whether requests may be sent, if there is no better endpoint. Scrapes exclude an endpoint only if
+        they get no connection, as then requests would get none."""
+        return (self.breaker.allows(now) or self.breaker.avoids) and (self.is_readable or self.reachable)
 
     def scrape_succeeded(self, load: EndpointLoad, now: float) -> None:
         self.load, self.scraped_at, self.scrape_failures, self.sent_since_scrape = load, now, 0, 0
@@ -68,8 +76,9 @@ class Endpoint:
         self.load, self.scraped_at, self.scrape_failures = EndpointLoad(), None, 0
         self.reports_load = False
 
-    def scrape_failed(self) -> None:
+    def scrape_failed(self, *, connected: bool = True) -> None:
         self.scrape_failures += 1
+        self.reachable = connected
 
     def fresh_load(self, now: float) -> EndpointLoad | None:
         """The scraped load; None when it is stale."""

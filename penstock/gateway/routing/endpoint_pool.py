@@ -8,13 +8,20 @@ from collections.abc import Callable, Iterable
 
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
-from penstock.gateway.routing.load_scrape import NoLoadError, read_load
-from penstock.gateway.upstream.http_client import ConnectionPool, Headers, UpstreamError, request_bytes
+from penstock.gateway.routing.load_scrape import LoadReader, NoLoadError
+from penstock.gateway.upstream.http_client import (
+    Connection,
+    ConnectionPool,
+    Headers,
+    UpstreamError,
+    request_bytes,
+)
 from penstock.gateway.upstream.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
 
-MOST_SCRAPE_BYTES = 16 << 20
+MOST_SCRAPE_BYTES = 4 << 20
+"""Maximum size of a scrape. One of vLLM has about 100 KB for each of its engines."""
 FAILING_STATUSES = frozenset({500, 502, 503, 504})
 """Scrape statuses of a failing server. Others mean that it has no metrics page, or denies access."""
 
@@ -85,9 +92,11 @@ class EndpointPool:
 
     async def _scrape(self, endpoint: Endpoint, interval_s: float) -> None:
         began = asyncio.get_running_loop().time()
+        connection = None
         try:
             async with asyncio.timeout(max(2 * interval_s, 1.0)):
-                load = await self.read_load(endpoint)
+                connection = await self.connections(endpoint).acquire()
+                load = await self._read_load(connection)
         except NoLoadError as error:
             if endpoint.reports_load:
                 log.warning("endpoint %s reports no load: %s", endpoint.url, error)
@@ -95,18 +104,16 @@ class EndpointPool:
         except (UpstreamError, TimeoutError) as error:
             if endpoint.scrape_failures == 1:
                 log.warning("endpoint %s cannot be scraped: %s", endpoint.url, str(error) or "time-out")
-            endpoint.scrape_failed()
+            endpoint.scrape_failed(connected=connection is not None)
         else:
             if endpoint.scrape_failures > 1:
                 log.info("endpoint %s can be scraped again", endpoint.url)
             endpoint.scrape_succeeded(load, began)
 
-    async def read_load(self, endpoint: Endpoint) -> EndpointLoad:
-        """Scrape the endpoint's /metrics once. Raises UpstreamError, NoLoadError."""
-        connections = self.connections(endpoint)
-        connection = await connections.acquire()
-        page = _ScrapeReceiver()
-        request = request_bytes(b"GET", b"/metrics", connections.authority, self._scrape_headers, b"")
+    async def _read_load(self, connection: Connection) -> EndpointLoad:
+        """Scrape /metrics once. Raises UpstreamError, NoLoadError."""
+        page = _ScrapeReceiver(connection)
+        request = request_bytes(b"GET", b"/metrics", connection.authority, self._scrape_headers, b"")
         connection.send(request, page)
         try:
             status = await page.done
@@ -116,23 +123,30 @@ class EndpointPool:
         if status != 200:
             problem = f"its /metrics answered with status {status}"
             raise UpstreamError(problem) if status in FAILING_STATUSES else NoLoadError(problem)
-        return read_load(bytes(page.body))
+        return page.reader.load()
 
 
 class _ScrapeReceiver:
-    """Receives the reply to a scrape."""
+    """Receives the reply to a scrape, and reads it as it comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.body = bytearray()
-        self._status = 0
+        """The status. Raises UpstreamError, NoLoadError."""
+        self.reader = LoadReader()
+        self._connection = connection
+        self._status = self._size = 0
 
     def on_head(self, status: int, headers: Headers) -> None:
         self._status = status
 
     def on_body(self, data: bytes) -> None:
-        if len(self.body) < MOST_SCRAPE_BYTES:
-            self.body += data
+        self._size += len(data)
+        if self._size > MOST_SCRAPE_BYTES:
+            self._connection.abort()
+            if not self.done.done():
+                self.done.set_exception(NoLoadError(f"its /metrics is larger than {MOST_SCRAPE_BYTES} bytes"))
+        elif self._status == 200:
+            self.reader.feed(data)
 
     def on_end(self) -> None:
         if not self.done.done():

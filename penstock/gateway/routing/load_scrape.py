@@ -33,6 +33,8 @@ _LINE = re.compile(
     rb"^(%b)(?:\{([^\n]*)\})? +([^ \n]+)" % "|".join([*_WAITING, *_RUNNING, *_KV_USED, _ADAPTERS]).encode(),
     re.MULTILINE,
 )
+MAX_LINE_BYTES = 64 << 10
+"""Maximum bytes that are read of a line."""
 _LABEL = re.compile(rb'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 
@@ -40,28 +42,50 @@ class NoLoadError(ValueError):
     """A scrape found no load: the server is up, but does not export it, or denies access."""
 
 
-def read_load(text: bytes) -> EndpointLoad:
-    """The load in an exposition. Several series of a name are several engines: requests are summed, KV use is
-    the maximum. Raises NoLoadError when it has none of the known names."""
-    waiting, running, kv_used = 0.0, 0.0, 0.0
-    adapters: frozenset[str] = frozenset()
-    max_adapters, newest = 0, -1.0
-    found = False
-    for raw_name, labels, raw_value in _LINE.findall(text):
-        found = True
-        name, value = raw_name.decode(), _number(raw_value)
-        if name in _WAITING:
-            waiting += value
-        elif name in _RUNNING:
-            running += value
-        elif name in _KV_USED:
-            kv_used = max(kv_used, value)
-        elif value > newest:  # the value of a series is its timestamp; old series stay
-            newest = value
-            adapters, max_adapters = _read_adapters(dict(_LABEL.findall(labels)))
-    if not found:
-        raise NoLoadError("its /metrics has none of the known load metrics")
-    return EndpointLoad(int(waiting), int(running), min(kv_used, 1.0), adapters, max_adapters)
+class LoadReader:
+    """Reads the load in an exposition as it comes, in pieces. Several series of a name are several engines:
+    requests are summed, KV use is the maximum."""
+
+    def __init__(self) -> None:
+        self._line = b""
+        """Start of the line that is incomplete."""
+        self._found = False
+        self._waiting = self._running = self._kv_used = 0.0
+        self._adapters: tuple[frozenset[str], int] = frozenset(), 0
+        self._adapters_at = -1.0
+
+    def feed(self, piece: bytes) -> None:
+        """Read the lines that ``piece`` completes. A line is read up to MAX_LINE_BYTES."""
+        end = piece.rfind(b"\n") + 1
+        if end:
+            self._read(self._line + piece[:end])
+            self._line = piece[end:]
+        else:
+            self._line = (self._line + piece)[:MAX_LINE_BYTES]
+
+    def load(self) -> EndpointLoad:
+        """The load; nothing else comes. Raises NoLoadError when there was none of the known names."""
+        self._read(self._line)
+        if not self._found:
+            raise NoLoadError("its /metrics has none of the known load metrics")
+        adapters, max_adapters = self._adapters
+        return EndpointLoad(
+            int(self._waiting), int(self._running), min(self._kv_used, 1.0), adapters, max_adapters
+        )
+
+    def _read(self, lines: bytes) -> None:
+        for raw_name, labels, raw_value in _LINE.findall(lines):
+            self._found = True
+            name, value = raw_name.decode(), _number(raw_value)
+            if name in _WAITING:
+                self._waiting += value
+            elif name in _RUNNING:
+                self._running += value
+            elif name in _KV_USED:
+                self._kv_used = max(self._kv_used, value)
+            elif value > self._adapters_at:  # the value of a series is its timestamp; old series stay
+                self._adapters_at = value
+                self._adapters = _read_adapters(dict(_LABEL.findall(labels)))
 
 
 def _read_adapters(labels: dict[bytes, bytes]) -> tuple[frozenset[str], int]:

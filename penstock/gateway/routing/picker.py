@@ -83,14 +83,12 @@ class Picker:
         *,
         limits: PickerLimits | None = None,
         choose: Literal["max-score", "power-of-two"] = "max-score",
-        scraped: bool = True,
         rng: random.Random | None = None,
     ) -> None:
-        """``weights`` by scorer name, see :data:`SCORERS`; ``scraped``: loads are scraped."""
+        """``weights`` by scorer name, see :data:`SCORERS`."""
         self.index = PrefixIndex()
         self._limits = limits or PickerLimits()
         self._choose = choose
-        self._scraped = scraped
         self._rng = rng or random.Random()
         self._sessions: OrderedDict[int, Endpoint] = OrderedDict()
         """By Python's hash of the session's name, which a client chooses at any length."""
@@ -143,8 +141,8 @@ class Picker:
         allowed, subset = endpoints, request.subset
         if subset is not None:
             allowed = [endpoint for endpoint in endpoints if endpoint.url in subset]
-        ready = [endpoint for endpoint in allowed if endpoint.is_ready(now, scraped=self._scraped)]
-        fresh = [endpoint for endpoint in ready if endpoint not in request.tried]
+        ready = _without_errors([endpoint for endpoint in allowed if endpoint.is_ready(now)], now)
+        fresh = _readable([endpoint for endpoint in ready if endpoint not in request.tried])
         if not fresh:
             if ready:
                 raise NoEndpointError(
@@ -211,6 +209,18 @@ class Picker:
         busy = _requests(endpoints)
         most = self._limits.affinity_excess * min(busy) + AFFINITY_SLACK
         return [score if count <= most else 0.0 for score, count in zip(scores, busy, strict=True)]
+
+
+def _without_errors(endpoints: list[Endpoint], now: float) -> list[Endpoint]:
+    """Those that do not answer with errors; all if all do."""
+    return [endpoint for endpoint in endpoints if endpoint.breaker.allows(now)] or endpoints
+
+
+def _readable(endpoints: list[Endpoint]) -> list[Endpoint]:
+    """Those whose /metrics can be read. All if most cannot: what ails the scrapes need not ail requests, and
+    a few endpoints would not bear the load of all."""
+    readable = [endpoint for endpoint in endpoints if endpoint.is_readable]
+    return readable if 2 * len(readable) >= len(endpoints) else endpoints
 
 
 # -- scorers -------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def log_request(record: RequestRecord) -> None:
         "request_id": record.request_id or None,
         "trace_id": record.trace and record.trace.trace_id_hex,
         "method": record.method or None,
-        "path": record.path,
+        "path": record.path or None,
         "model": record.model or None,
         "target_model": None if record.target_model == record.model else record.target_model,
         "streamed": record.streamed or None,

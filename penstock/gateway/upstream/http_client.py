@@ -23,9 +23,10 @@ MOST_IDLE = 256
 """Idle connections kept per endpoint."""
 MAX_OVERHEAD_BYTES = 256 << 10
 """Maximum bytes of a reply without content in between: interim replies, head, chunk extensions, trailers."""
-TURN_S = 0.005
-"""A read whose processing takes longer is the connection's last one in this turn of the event loop; the loop
-would go on with up to 32 reads of 256 KiB, which takes seconds for tiny events."""
+PIECE_BYTES = 4 << 10
+"""Bytes that are processed at a time. The loop reads up to 256 KiB at once: half a second for tiny events."""
+TURN_S = 0.002
+"""A piece after which processing has taken longer is the connection's last one in this turn of the loop."""
 
 
 class UpstreamError(ConnectionError):
@@ -38,7 +39,7 @@ class ReplyReceiver(Protocol):
     def on_head(self, status: int, headers: Headers) -> None: ...
 
     def on_body(self, data: bytes) -> None:
-        """The content in one read, without transfer encoding."""
+        """The next content, without transfer encoding, at most :data:`PIECE_BYTES`."""
         ...
 
     def on_end(self) -> None: ...
@@ -55,16 +56,22 @@ class Connection(asyncio.Protocol):
         self._pool = pool
         self._transport: asyncio.Transport
         self._receiver: ReplyReceiver | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = None
         self._headers: Headers = []
         self._body: list[bytes] = []
         self.on_body = self._body.append  # httptools' callback for each piece of content
         self._overhead = 0
         """Bytes received since the latest piece of content."""
         self._complete = self._has_head = False
+        self._unread = b""
+        """Bytes that have come and are not processed; the transport does not read while there are any."""
         self._paused = False
         """By the receiver, whose client is slow."""
         self._waits_for_turn = False
+        self._ended = False
+        """The server has ended the connection in order."""
+        self._lost: str | None = None
+        """Why the connection was lost; None: it was not."""
         self._bodyless = False
         """The request is HEAD: the reply has the length of a body, but no body."""
         self._reusable = True
@@ -89,9 +96,35 @@ class Connection(asyncio.Protocol):
             self._transport.abort()  # a reply without a request
             return
         self.answered = True
-        started = time.perf_counter()
+        if self._unread or self._waits_for_turn:
+            self._unread += data  # TLS may have read on
+        else:
+            self._process(data)
+
+    def _process(self, data: bytes) -> None:
+        """Process what has come, as far as this turn of the event loop and the receiver allow."""
+        at, size, started = 0, len(data), time.perf_counter()
+        while True:
+            piece = data if size <= PIECE_BYTES else data[at : at + PIECE_BYTES]
+            at += PIECE_BYTES
+            self._process_piece(piece, last=at >= size)
+            if self._receiver is None:
+                return
+            late = time.perf_counter() - started > TURN_S
+            if late or self._paused or at >= size:
+                break
+        if at < size:
+            self._unread = data[at:]
+        if late:
+            self._wait_for_turn()
+        if self._lost is not None and not self._unread:
+            self._on_lost()
+
+    def _process_piece(self, piece: bytes, *, last: bool) -> None:
+        """``last``: nothing has come behind it."""
+        assert self._parser is not None
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
             self._break("it switched protocols, which it was not asked to")
             return
@@ -100,38 +133,62 @@ class Connection(asyncio.Protocol):
                 self._break(f"not HTTP/1.1: {error}")
                 return
             self._reusable = False  # bytes that nobody asked for follow the reply
-        self._overhead = 0 if self._body else self._overhead + len(data)
-        if self._overhead > MAX_OVERHEAD_BYTES and not self._complete:
-            self._break(f"more than {MAX_OVERHEAD_BYTES} bytes of headers or trailers")
-            return
-        if self._bodyless:
-            self._body.clear()  # sent nevertheless
-        if self._body and self._receiver is not None:
-            body = b"".join(self._body)  # the pieces of one read, joined
+        if self._body:
+            self._overhead = 0
+            body = b"".join(self._body)
             self._body.clear()
-            self._receiver.on_body(body)
+            if self._receiver is not None and not self._bodyless:  # it may be sent nevertheless
+                self._receiver.on_body(body)
+        else:
+            self._overhead += len(piece)
+            if self._overhead > MAX_OVERHEAD_BYTES and not self._complete:
+                self._break(f"more than {MAX_OVERHEAD_BYTES} bytes of headers or trailers")
+                return
         if self._complete and self._receiver is not None:
+            self._reusable = self._reusable and last
             self._finish()
-        elif time.perf_counter() - started > TURN_S and not self._transport.is_closing():
-            self._waits_for_turn = True
+
+    def _wait_for_turn(self) -> None:
+        """Continue in the next turn of the event loop, after other connections."""
+        self._waits_for_turn = True
+        if not self._transport.is_closing():
             self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._take_turn)
+        asyncio.get_running_loop().call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
         self._waits_for_turn = False
-        if not self._paused and not self._transport.is_closing():
+        if self._paused:
+            return
+        if self._unread:
+            data, self._unread = self._unread, b""
+            self._process(data)
+        if not (self._waits_for_turn or self._paused or self._transport.is_closing()):
             self._transport.resume_reading()
 
     def eof_received(self) -> None:
-        """The end of the connection ends a body without a length."""
-        if self._receiver is not None and self._headers and not self._reusable and not self._is_framed():
+        self._ended = True
+        if not self._unread and self._ends_with_connection():
             self._finish()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._reusable = False
         self._pool.forget(self)
-        self._break(str(exc) if exc else "the connection was closed before the reply was complete")
-        del self._parser  # breaks a reference cycle
+        self._lost = str(exc) if exc else "the connection was closed before the reply was complete"
+        if not self._unread:
+            self._on_lost()
+
+    def _on_lost(self) -> None:
+        """The connection is lost, and what came before is processed."""
+        assert self._lost is not None
+        if self._ended and self._ends_with_connection():
+            self._finish()
+        else:
+            self._break(self._lost)
+        self._parser = None  # breaks a reference cycle
+
+    def _ends_with_connection(self) -> bool:
+        """Whether the end of the connection ends the reply: a body without a length."""
+        return self._receiver is not None and self._has_head and not self._is_framed()
 
     # -- httptools
 
@@ -145,6 +202,7 @@ class Connection(asyncio.Protocol):
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        assert self._parser is not None
         status = self._parser.get_status_code()
         if status < 100:
             raise UpstreamError(f"status {status}")
@@ -157,6 +215,7 @@ class Connection(asyncio.Protocol):
             self._complete, self._reusable = True, False  # the parser would wait for a body
 
     def on_message_complete(self) -> None:
+        assert self._parser is not None
         if self._parser.get_status_code() >= 200:
             self._complete = True
 
@@ -180,22 +239,25 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Discard the rest of the reply; closing the connection cancels the request at the server."""
-        self._receiver = None
+        self._receiver, self._unread = None, b""
         self._reusable = False
         self._transport.abort()
 
     def pause(self, receiver: ReplyReceiver) -> None:
         """Stop reading. Ignored unless ``receiver`` gets the current reply: its client may still be slow when
         the connection already carries another request."""
-        if self._receiver is receiver and not self._transport.is_closing():
+        if self._receiver is receiver:
             self._paused = True
-            self._transport.pause_reading()
+            if not self._transport.is_closing():
+                self._transport.pause_reading()
 
     def resume(self, receiver: ReplyReceiver) -> None:
         """Continue reading after :meth:`pause`."""
-        if self._receiver is receiver and not self._transport.is_closing():
+        if self._receiver is receiver:
             self._paused = False
-            if not self._waits_for_turn:
+            if self._unread and not self._waits_for_turn:
+                self._wait_for_turn()
+            elif not (self._waits_for_turn or self._transport.is_closing()):
                 self._transport.resume_reading()
 
     def close(self) -> None:

@@ -120,7 +120,7 @@ def test_a_bad_body_is_refused(front: Gateway, edge: Envoy) -> None:
     before = front.counts()
     reply = edge.client.post("/v1/completions", content=b"{")
     assert reply.status_code == 400
-    assert reply.json()["error"]["code"] == "bad_body"
+    assert reply.json()["error"]["type"] == "Bad Request", "as a server's"
     assert outcome_of(front, before) == "rejected"
 
 

@@ -62,7 +62,7 @@ class World:
         )
         self.endpoints = pool.endpoints
         self.endpoints[1].in_flight_tokens = 10**6
-        picker = Picker({"tokens": 1.0}, scraped=False)
+        picker = Picker({"tokens": 1.0})
         relay = Relay(pool, picker, RetryPolicy(pool, picker), Timeouts(), lambda: self.now)
         self.metrics = GatewayMetrics(list)
         rewrites = ModelRewrites([] if rewrite is None else [rewrite])
@@ -181,9 +181,9 @@ def test_the_log_has_the_ids(status: int, caplog: pytest.LogCaptureFixture) -> N
     world = World(access_log="all")
     if status == 503:
         for endpoint in world.endpoints:
-            endpoint.breaker.record_failure(world.now, world.now)
-            endpoint.breaker.record_failure(world.now, world.now)
-            endpoint.breaker.record_failure(world.now, world.now)
+            endpoint.breaker.record_fault(world.now, world.now)
+            endpoint.breaker.record_fault(world.now, world.now)
+            endpoint.breaker.record_fault(world.now, world.now)
     exchange = ProcessorStream(world.requests)
     first = head()
     first.headers += [(b":method", b"POST"), (b"traceparent", TRACEPARENT)]
@@ -260,14 +260,14 @@ def test_a_rewritten_model_changes_the_body() -> None:
 @pytest.mark.parametrize(
     ("world", "told", "data", "status", "code"),
     [
-        (World(), head(), b"{", 400, "bad_body"),
+        (World(), head(), b"{", 400, 400),
         (World(limit=10), head(), BODY, 413, "too_large"),
         (World(key="secret"), head(), BODY, 401, "invalid_api_key"),
         (World(), head(metadata=EMPTY_SUBSET), BODY, 503, "none_ready"),
     ],
     ids=["bad body", "too large", "no key", "empty subset"],
 )
-def test_refusals(world: World, told: ProcessingRequest, data: bytes, status: int, code: str) -> None:
+def test_refusals(world: World, told: ProcessingRequest, data: bytes, status: int, code: object) -> None:
     exchange = ProcessorStream(world.requests)
     answers = exchange.receive(told)
     if not isinstance(answers[-1], ImmediateResponse):
@@ -465,5 +465,5 @@ def test_the_server_that_answered_is_the_one_that_is_told() -> None:
     exchange.closed()
     world.logged(status=500, upstream="10.0.0.2:8000")
     assert world.counts() == {"model_server_error": 1.0}
-    assert world.endpoints[1].breaker._consecutive_failures == 1
-    assert world.endpoints[0].breaker._consecutive_failures == 0
+    assert world.endpoints[1].breaker._errors == 1
+    assert world.endpoints[0].breaker._errors == 0

@@ -53,15 +53,15 @@ def test_without_another_endpoint_there_is_no_retry() -> None:
 def test_an_endpoint_with_an_open_breaker_is_none() -> None:
     policy, request, other = policy_after_failure()
     for _ in range(CONSECUTIVE_FAILURES):
-        other.breaker.record_failure(NOW, NOW)
+        other.breaker.record_fault(NOW, NOW)
     assert not policy.allows(request, NOW)
 
 
-def test_an_endpoint_that_cannot_be_scraped_is_none() -> None:
+def test_an_endpoint_that_cannot_be_scraped_is_one() -> None:
     policy, request, other = policy_after_failure()
     other.scrape_failed()
     other.scrape_failed()
-    assert not policy.allows(request, NOW)
+    assert policy.allows(request, NOW), "only what fails requests is taken out"
 
 
 @pytest.mark.parametrize(("priority", "allowed"), [(0, True), (-1, False)])

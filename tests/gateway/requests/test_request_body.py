@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.gateway.requests.model_rewrites import ModelRewrites
-from penstock.gateway.requests.request_body import BodyError, read_request
+from penstock.gateway.requests.request_body import read_request
+from penstock.generation.body_decoder import BodyDecoder
+from penstock.generation.request_schemas import GenerateRequest
+from penstock.http.errors import ApiError
 
 
 def body(**fields: Any) -> bytes:
@@ -23,10 +26,52 @@ def test_what_is_read() -> None:
     assert (read.include_usage, read.prompt) == (False, b'"p"')
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"model": 1}', b'{"priority": "high"}', b"\xff{}"])
-def test_what_cannot_be_read(raw: bytes) -> None:
-    with pytest.raises(BodyError):
+SERVER = BodyDecoder(GenerateRequest, strict=False)
+"""What reads a server's requests."""
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b" ",
+        b"{",
+        b"[]",
+        b'{"model": 1}',
+        b'{"priority": "high"}',
+        b'{"stream": "x"}',
+        b'{"stream": 2}',
+        b'{"stream_options": []}',
+        b'{"stream_options": {"include_usage": "x"}}',
+        b"\xff{}",
+        b"\xef\xbb\xbf{}",
+        b'{"a": NaN}',
+        b"[" * 100_000,
+        b'{"model": "m" "n"}',
+        b'{"model": "\\ud800"}',
+    ],
+)
+def test_what_cannot_be_read_has_the_servers_error(raw: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
         read_request(raw)
+    with pytest.raises(ApiError) as servers:
+        SERVER.decode(raw)
+    assert caught.value.body() == servers.value.body()
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("value", ["1", "0", '"true"', '"1"', "null", "true"])
+def test_what_a_server_takes_as_true_is_true(value: str) -> None:
+    raw = b'{"model":null,"priority":"5","stream":%b}' % value.encode()
+    read, servers = read_request(raw), SERVER.decode(raw)
+    assert read.stream is bool(servers.stream)
+    assert (read.model, read.priority) == ("", servers.priority)
+
+
+def test_a_byte_order_mark_is_named() -> None:
+    for size in (0, 1 << 20):
+        with pytest.raises(ApiError, match="byte order mark"):
+            read_request(b"\xef\xbb\xbf{}" + b" " * size)
 
 
 def test_usage_is_asked_for_without_touching_the_rest() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from penstock.gateway.responses.event_reader import LARGE_BYTES
 from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome, TransportResult, classify_outcome
 from penstock.gateway.responses.response_observer import Observation, ReplyObserver, StreamObserver
+from penstock.streaming.sse_parser import MAX_LINES
 from tests.gateway.streams import ALL, ROLE, TEXT, USAGE, Recording, _sse
 from tests.golden_replies import load_cases
 
@@ -77,6 +79,56 @@ def test_bytes_after_nonsense_are_relayed() -> None:
     out, seen = watch([b"data: {\n\n", b"whatever", b" comes"], strip_usage=True)
     assert out == b"data: {\n\nwhatever comes"
     assert seen.content_problem
+
+
+PADDING = '"logprobs":[%s0]' % ("0, " * LARGE_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("event", "tokens"),
+    [
+        ('{"choices":[{"text":"a",%s}]}', 1),
+        ('{"choices":[{"text":"",%s}]}', 0),
+        ('{"choices":[{"delta":{"content":"a"},%s}]}', 1),
+        ('{"choices":[{"delta":{"tool_calls": [ {} ]},%s}]}', 1),
+        ('{"choices":[{"delta":{"tool_calls":[]},%s}]}', 0),
+        ('{"choices":[],%s,"usage":{"prompt_tokens":7,"completion_tokens":3}}', 0),
+        ('{"choices":null,%s,"usage":{"prompt_tokens":7}}', 0),
+        ('{"type":"content_block_delta","delta":{"text":"a",%s}}', 1),
+        ('{"type":"content_block_delta","delta":{"text":"",%s}}', 0),
+        ('{"choices":[{"text":"a",%s}],"error":{"message":"x"}}', 1),
+        ('{"choices":{"text":"a",%s}}', 0),
+        ('{"choices":[{"text":"a",%s]}', 0),
+    ],
+)
+def test_a_large_event_says_the_same_as_a_small_one(event: str, tokens: int) -> None:
+    outs, seens = zip(
+        *(
+            watch([_sse(event % padding, "[DONE]")], strip_usage=True)
+            for padding in ('"logprobs":[]', PADDING)
+        ),
+        strict=True,
+    )
+    small, large = seens
+    assert small.token_events == large.token_events == tokens
+    assert (small.usage, small.error) == (large.usage, large.error)
+    assert (small.content_problem is None) == (large.content_problem is None)
+    assert (outs[0] == _sse("[DONE]")) == (outs[1] == _sse("[DONE]"))
+
+
+def test_an_event_may_have_many_lines_however_they_are_cut() -> None:
+    event = b"data:\r\n" * (MAX_LINES // 2) + b"data: [DONE]\r\n\r\n"
+    for size in (1, 3, 1 << 20):
+        _, seen = watch([event[at : at + size] for at in range(0, len(event), size)])
+        assert seen.content_problem != f"an event of more than {MAX_LINES} lines"
+
+
+@pytest.mark.parametrize("line", [b":\n", b"data:\n", b"x\r\n"])
+def test_an_event_of_endless_lines_is_relayed_unread(line: bytes) -> None:
+    chunk = line * 1000
+    out, seen = watch([chunk] * 20 + [b"\n"])
+    assert out == chunk * 20 + b"\n"
+    assert seen.content_problem == f"an event of more than {MAX_LINES} lines"
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.routing.circuit_breaker import (
     CONSECUTIVE_FAILURES,
     FIRST_OPEN_S,
     MAX_OPEN_S,
     MIN_REQUESTS,
+    WINDOW_S,
     CircuitBreaker,
 )
 
@@ -16,7 +20,7 @@ def opened() -> CircuitBreaker:
     for _ in range(CONSECUTIVE_FAILURES):
         assert breaker.allows(0.0)
         breaker.request_sent(0.0)
-        breaker.record_failure(0.0, 0.0)
+        breaker.record_fault(0.0, 0.0)
     return breaker
 
 
@@ -29,29 +33,29 @@ def test_failures_in_a_row_open_it() -> None:
 def test_a_success_in_between_keeps_it_closed() -> None:
     breaker = CircuitBreaker()
     for _ in range(CONSECUTIVE_FAILURES - 1):
-        breaker.record_failure(0.0, 0.0)
+        breaker.record_fault(0.0, 0.0)
     breaker.record_success(0.0, 0.0)
-    breaker.record_failure(0.0, 0.0)
+    breaker.record_fault(0.0, 0.0)
     assert breaker.allows(0.0)
 
 
 def test_many_failures_among_successes_open_it() -> None:
     breaker = CircuitBreaker()
     for _ in range(MIN_REQUESTS):
-        breaker.record_failure(0.0, 0.0)
+        breaker.record_fault(0.0, 0.0)
         breaker.record_success(0.0, 0.0)
         if not breaker.closed:
             break
-    breaker.record_failure(0.0, 0.0)
+    breaker.record_fault(0.0, 0.0)
     assert not breaker.closed
 
 
 def test_old_failures_are_forgotten() -> None:
     breaker = CircuitBreaker()
     for _ in range(MIN_REQUESTS // 2 - 1):
-        breaker.record_failure(0.0, 0.0)
+        breaker.record_fault(0.0, 0.0)
         breaker.record_success(0.0, 0.0)
-    breaker.record_failure(1000.0, 1000.0)
+    breaker.record_fault(1000.0, 1000.0)
     assert breaker.closed
 
 
@@ -68,14 +72,14 @@ def test_a_good_probe_closes_it() -> None:
     breaker.record_success(2.1, 2.0)
     assert breaker.closed
     assert breaker.allows(2.1)
-    breaker.record_failure(2.2, 2.2)
+    breaker.record_fault(2.2, 2.2)
     assert breaker.closed, "what was before the recovery no longer counts"
 
 
 def test_a_bad_probe_doubles_the_pause() -> None:
     breaker = opened()
     breaker.request_sent(FIRST_OPEN_S)
-    breaker.record_failure(FIRST_OPEN_S, FIRST_OPEN_S)
+    breaker.record_fault(FIRST_OPEN_S, FIRST_OPEN_S)
     assert not breaker.allows(2.9 * FIRST_OPEN_S)
     assert breaker.allows(3 * FIRST_OPEN_S)
 
@@ -95,7 +99,7 @@ def test_a_lost_probe_does_not_close_the_endpoint_for_good() -> None:
 
 def test_requests_that_were_sent_before_it_opened_do_not_count_as_probes() -> None:
     breaker = opened()
-    breaker.record_failure(0.5, 0.5)
+    breaker.record_fault(0.5, 0.5)
     breaker.record_success(0.6, 0.6)
     assert not breaker.allows(0.9)
     assert breaker.allows(FIRST_OPEN_S)
@@ -105,5 +109,103 @@ def test_long_replies_from_before_do_not_speak_for_the_probe() -> None:
     breaker = opened()
     breaker.record_success(2.0, sent_at=-60.0)
     assert not breaker.closed
-    breaker.record_failure(2.0, sent_at=-60.0)
+    breaker.record_fault(2.0, sent_at=-60.0)
     assert breaker.allows(2.0), "nor do they make the pause longer"
+
+
+# -- errors that the endpoint answers
+
+
+def test_errors_of_one_client_do_not_open_it_while_others_are_served() -> None:
+    breaker = CircuitBreaker()
+    breaker.record_success(0.0, 0.0, "good")
+    for _ in range(100):
+        breaker.record_error(1.0, 1.0, "bad")
+    assert breaker.closed
+    breaker.record_error(1.0, 1.0, "another")
+    assert breaker.closed, "two clients neither"
+
+
+def test_errors_of_three_clients_open_it() -> None:
+    breaker = CircuitBreaker()
+    breaker.record_success(0.0, 0.0, "good")
+    for client in ("a", "b", "c"):
+        breaker.record_error(1.0, 1.0, client)
+    assert not breaker.allows(1.0)
+    assert breaker.avoids
+
+
+@pytest.mark.parametrize("served_at", [None, -WINDOW_S])
+def test_errors_of_the_only_client_open_it(served_at: float | None) -> None:
+    """Nobody else was served lately."""
+    breaker = CircuitBreaker()
+    if served_at is not None:
+        breaker.record_success(served_at, served_at, "good")
+    breaker.record_success(0.0, 0.0, "only")
+    for _ in range(CONSECUTIVE_FAILURES):
+        assert breaker.allows(0.0)
+        breaker.record_error(0.0, 0.0, "only")
+    assert not breaker.allows(0.0)
+    assert breaker.avoids
+
+
+def errored() -> CircuitBreaker:
+    breaker = CircuitBreaker()
+    for _ in range(CONSECUTIVE_FAILURES):
+        breaker.record_error(0.0, 0.0, "only")
+    return breaker
+
+
+def test_a_good_reply_closes_what_errors_have_opened() -> None:
+    breaker = errored()
+    breaker.record_success(0.2, -0.1, "other")
+    assert not breaker.closed, "it was sent before"
+    breaker.record_success(0.2, 0.1, "other")
+    assert breaker.closed
+
+
+def test_requests_sent_while_it_avoids_do_not_make_the_pause_longer() -> None:
+    breaker = errored()
+    for _ in range(10):
+        breaker.request_sent(0.5)
+        breaker.record_error(0.6, 0.5, "only")
+    assert breaker.allows(FIRST_OPEN_S)
+
+
+def test_faults_close_an_endpoint_that_is_only_avoided() -> None:
+    breaker = errored()
+    for _ in range(CONSECUTIVE_FAILURES):
+        breaker.record_fault(0.5, 0.5)
+    assert not breaker.avoids
+    assert not breaker.allows(0.6)
+
+
+def test_a_probe_that_is_answered_with_an_error_is_avoided() -> None:
+    breaker = opened()
+    breaker.request_sent(FIRST_OPEN_S)
+    breaker.record_error(FIRST_OPEN_S, FIRST_OPEN_S, "a")
+    assert breaker.avoids, "it is there"
+
+
+def test_4xx_is_neither_a_failure_nor_a_success() -> None:
+    breaker = CircuitBreaker()
+    for _ in range(CONSECUTIVE_FAILURES):
+        breaker.record_outcome(Outcome.CLIENT_ERROR, 0.0, 0.0, "a")
+        breaker.record_outcome(Outcome.MODEL_SERVER_ERROR, 0.0, 0.0, "a")
+    assert breaker.avoids
+    breaker.request_sent(FIRST_OPEN_S)
+    breaker.record_outcome(Outcome.CLIENT_ERROR, FIRST_OPEN_S, FIRST_OPEN_S, "a")
+    assert breaker.avoids
+    assert breaker.allows(FIRST_OPEN_S), "the next request is the probe"
+    breaker = opened()
+    breaker.request_sent(FIRST_OPEN_S)
+    breaker.record_outcome(Outcome.CLIENT_ERROR, FIRST_OPEN_S, FIRST_OPEN_S, "a")
+    assert breaker.closed, "it can be reached again"
+
+
+def test_it_remembers_few_clients() -> None:
+    breaker = CircuitBreaker()
+    for number in range(1000):
+        breaker.record_success(0.0, 0.0, f"good {number}")
+        breaker.record_error(0.0, 0.0, f"bad {number}")
+    assert len(breaker._served) + len(breaker._failing) < 20

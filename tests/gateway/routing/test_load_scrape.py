@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.gateway.routing.endpoint import EndpointLoad
-from penstock.gateway.routing.load_scrape import NoLoadError, read_load
+from penstock.gateway.routing.load_scrape import MAX_LINE_BYTES, LoadReader, NoLoadError
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -26,6 +26,14 @@ LLAMA_CPP = (
 )
 
 
+def read_load(text: bytes, size: int = 1 << 20) -> EndpointLoad:
+    """The load in an exposition that comes in pieces of ``size``."""
+    reader = LoadReader()
+    for at in range(0, len(text), size):
+        reader.feed(text[at : at + size])
+    return reader.load()
+
+
 @pytest.mark.parametrize(
     ("text", "load"),
     [
@@ -37,7 +45,19 @@ LLAMA_CPP = (
     ],
 )
 def test_loads(text: bytes, load: EndpointLoad) -> None:
-    assert read_load(text) == load
+    for size in (1, 7, 1 << 20):
+        assert read_load(text, size) == load
+    assert read_load(text.removesuffix(b"\n")) == load, "the end of its last line may be missing"
+
+
+def test_a_line_without_end_takes_no_memory() -> None:
+    reader = LoadReader()
+    reader.feed(b"vllm:num_requests_waiting 2\nother{x=")
+    for _ in range(40):
+        reader.feed(b"y" * 4096)
+        assert len(reader._line) <= MAX_LINE_BYTES
+    reader.feed(b"\nvllm:num_requests_running 3\n")
+    assert reader.load() == EndpointLoad(2, 3)
 
 
 @pytest.mark.parametrize("text", [b"", b"<html>", b"process_cpu_seconds_total 1\n"])

@@ -112,12 +112,44 @@ def test_power_of_two_takes_the_better_of_two() -> None:
 def test_failed_endpoints_are_left_out() -> None:
     good, broken, down, tried = (endpoint(name) for name in "abcd")
     for _ in range(3):
-        broken.breaker.record_failure(NOW, NOW)
+        broken.breaker.record_fault(NOW, NOW)
     down.scrape_failed()
     down.scrape_failed()
     for _ in range(20):
         request = PickRequest(tried={tried})
         assert picker(queue=1.0).pick(request, [good, broken, down, tried], NOW) is good
+
+
+def test_endpoints_that_answer_with_errors_are_the_last_resort() -> None:
+    good, bad, worse = (endpoint(name) for name in "abc")
+    for each in (bad, worse):
+        for _ in range(3):
+            each.breaker.record_error(NOW, NOW)
+    for _ in range(20):
+        assert picker(queue=1.0).pick(PickRequest(), [good, bad, worse], NOW) is good
+    assert picker(queue=1.0).pick(PickRequest(), [bad, worse], NOW) in (bad, worse)
+    assert refusal(PickRequest(tried={good}), [good, bad]).reason == "all_failed"
+
+
+def test_an_endpoint_that_cannot_be_reached_is_left_out() -> None:
+    gone = endpoint("a")
+    gone.scrape_failed(connected=False)
+    assert picker(queue=1.0).pick(PickRequest(), [gone], NOW) is gone, "once may be chance"
+    gone.scrape_failed(connected=False)
+    assert refusal(PickRequest(), [gone]).reason == "none_ready"
+    gone.scrape_succeeded(EndpointLoad(), NOW)
+    assert picker(queue=1.0).pick(PickRequest(), [gone], NOW) is gone
+
+
+@pytest.mark.parametrize(("unreadable", "used"), [(1, 3), (2, 2), (3, 4), (4, 4)])
+def test_unless_most_cannot_be_scraped_those_are_left_out(unreadable: int, used: int) -> None:
+    """What ails the scrapes of most need not ail requests."""
+    endpoints = [endpoint(name) for name in "abcd"]
+    for each in endpoints[:unreadable]:
+        each.scrape_failed()
+        each.scrape_failed()
+    chooser = picker(queue=1.0)
+    assert len({chooser.pick(PickRequest(), endpoints, NOW) for _ in range(200)}) == used
 
 
 def refusal(request: PickRequest, endpoints: list[Endpoint]) -> NoEndpointError:
@@ -129,7 +161,7 @@ def refusal(request: PickRequest, endpoints: list[Endpoint]) -> NoEndpointError:
 def test_none_ready() -> None:
     down = endpoint("a")
     for _ in range(3):
-        down.breaker.record_failure(NOW, NOW)
+        down.breaker.record_fault(NOW, NOW)
     assert (refusal(PickRequest(), [down]).status, refusal(PickRequest(), []).reason) == (503, "none_ready")
 
 

@@ -435,3 +435,151 @@ def test_a_slow_client_stays_paused_when_its_turn_comes() -> None:
             assert connection._transport.is_reading()
 
     asyncio.run(main())
+
+
+# -- large reads
+
+
+class FakeTransport(asyncio.Transport):
+    """A connection whose reads the test makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading = True
+        self.closing = False
+
+    def write(self, data: object) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.closing = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+class Pieces(Collected):
+    """Remembers the sizes of what came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def on_body(self, data: bytes) -> None:
+        self.sizes.append(len(data))
+        super().on_body(data)
+
+
+LARGE = b"HTTP/1.1 200 OK\r\nContent-Length: 262144\r\n\r\n" + bytes(262_144)
+"""A reply that comes in one read."""
+
+
+@pytest.fixture
+def slow_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every piece takes long."""
+    monkeypatch.setattr(http_client, "TURN_S", -1.0)
+
+
+def large_read(read: bytes = LARGE) -> tuple[Connection, FakeTransport, Pieces]:
+    connection = Connection(ConnectionPool("http://127.0.0.1:1", connect_timeout_s=WAIT_S))
+    transport, pieces = FakeTransport(), Pieces()
+    connection.connection_made(transport)
+    connection.send(REQUEST, pieces)
+    connection.data_received(read)
+    return connection, transport, pieces
+
+
+@pytest.mark.usefixtures("slow_pieces")
+def test_a_large_read_takes_turns() -> None:
+    async def main() -> None:
+        _, transport, pieces = large_read()
+        turns = 0
+        while pieces.end is None:
+            assert not transport.reading
+            assert len(pieces.sizes) == turns + 1, "one piece in a turn"
+            await asyncio.sleep(0)
+            turns += 1
+        assert (pieces.end, pieces.body) == ("end", bytes(262_144))
+        assert transport.reading
+        assert max(pieces.sizes) <= http_client.PIECE_BYTES
+        assert turns >= 262_144 // http_client.PIECE_BYTES
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("slow_pieces")
+@pytest.mark.parametrize("framed", [True, False])
+def test_what_came_before_the_connection_was_lost_counts(framed: bool) -> None:
+    """TLS reads on, and says so at once."""
+
+    async def main() -> None:
+        read = LARGE if framed else LARGE.replace(b"Content-Length: 262144", b"Connection: close")
+        connection, transport, pieces = large_read(read)
+        connection.eof_received()
+        transport.close()
+        connection.connection_lost(None)
+        assert await pieces.until_end() == "end"
+        assert pieces.body == bytes(262_144)
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("slow_pieces")
+def test_half_of_a_large_read_is_broken() -> None:
+    async def main() -> None:
+        connection, transport, pieces = large_read(LARGE[:100_000])
+        transport.close()
+        connection.connection_lost(ConnectionResetError("reset"))
+        assert await pieces.until_end() == "reset"
+        assert len(pieces.body) > 99_000
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("slow_pieces")
+def test_a_slow_client_stops_a_large_read() -> None:
+    async def main() -> None:
+        connection, transport, pieces = large_read()
+        connection.pause(pieces)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(pieces.sizes) == 1
+        assert not transport.reading
+        connection.resume(pieces)
+        assert await pieces.until_end() == "end"
+        assert pieces.body == bytes(262_144)
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("slow_pieces")
+def test_an_aborted_reply_gets_nothing_of_a_large_read() -> None:
+    async def main() -> None:
+        connection, _, pieces = large_read()
+        connection.abort()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (len(pieces.sizes), pieces.end) == (1, None)
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("slow_pieces")
+def test_what_follows_a_large_reply_ends_the_connection() -> None:
+    async def main() -> None:
+        connection, _, pieces = large_read(LARGE + bytes(10_000))
+        assert await pieces.until_end() == "end"
+        assert (pieces.body, connection.usable) == (bytes(262_144), False)
+
+    asyncio.run(main())

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.gateway.requests.request_body import BodyError, read_request
+from penstock.gateway.requests.request_body import read_request
 from penstock.generation.chat_template import ChatTemplate
 from penstock.generation.parsers.delta import Delta, OutputParser
 from penstock.generation.parsers.hermes import HermesParser
@@ -17,6 +17,7 @@ from penstock.generation.parsers.json_calls import JsonCallsParser
 from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.named_call import NamedCallParser
 from penstock.generation.parsers.think import ThinkParser
+from penstock.http.errors import ApiError
 from tests.generation.planning import Planners, error_or_none, planners
 from tests.hostile.fuzz.byte_source import ByteSource
 
@@ -151,7 +152,7 @@ def bodies(data: bytes) -> None:
     _try_all(data)
     try:
         request = read_request(data)
-    except BodyError:
+    except ApiError:
         return
     assert read_request(request.with_usage()).include_usage is True
     assert read_request(request.with_model("other").raw).model == "other"

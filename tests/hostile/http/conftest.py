@@ -22,6 +22,5 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="package")
 def gateway(server: Server) -> Iterator[Gateway]:
-    options = ("--api-key", KEY, "--max-request-bytes", "1048576")
-    with running_gateway(server.url, options=options) as running:
+    with running_gateway(server.url, options=OPTIONS) as running:
         yield running

@@ -119,6 +119,10 @@ CASES = [
     Case("Expect", post(BODY, b"Expect: 100-continue"), 200),
     Case("unknown expectation", post(BODY, b"Expect: 200-ok"), 417, "Expect"),
     Case("two expectations", post(BODY, *[b"Expect: 100-continue"] * 2), 400, "'expect'"),
+    Case("two ranks", post(BODY, *[b"X-data-parallel-rank: 0"] * 2), 400, "'x-data-parallel-rank'"),
+    Case("two sessions", post(BODY, b"X-Session-ID: a", b"X-Session-ID: b"), 400, "'x-session-id'"),
+    Case("two ids", post(BODY, b"X-Request-Id: a", b"X-Request-Id: b"), 400, "'x-request-id'"),
+    Case("two origins", post(BODY, b"Origin: http://a", b"Origin: http://b"), 400, "'origin'"),
     Case("Upgrade", get(b"GET /version HTTP/1.1", b"Connection: upgrade", b"Upgrade: websocket"), 200),
     Case("Upgrade of a POST", post(BODY, b"Connection: upgrade", b"Upgrade: h2c"), 200),
     Case("Connection: close among others", get(b"GET /version HTTP/1.1", b"Connection: x, Close"), 200),
@@ -155,6 +159,9 @@ CASES = [
     Case("a size with 0x", chunked(b"0x5\r\n"), 400, "size of a chunk"),
     Case("a size of 17 digits", chunked(b"0" * 16 + b"5\r\n"), 400, "size of a chunk"),
     Case("a space after the size", chunked(b"5 \r\n"), 400, "size of a chunk"),
+    Case("spaces after the size", chunked(b"5  \r\nhello\r\n" + END), 400, "size of a chunk"),
+    Case("a tab after the size", chunked(b"5\t\r\nhello\r\n" + END), 400, "size of a chunk"),
+    Case("a space before an extension", chunked(b"5 ;a\r\nhello\r\n" + END), 400, "size of a chunk"),
     Case("LF after the size", chunked(b"5\n"), 400, "size of a chunk"),
     Case("a chunk longer than its size", chunked(b"3\r\nabcd\r\n"), 400, "longer than its size"),
     Case("a chunk without end", chunked(b"3\r\nabc3\r\n"), 400, "longer than its size"),
@@ -190,6 +197,7 @@ CASES = [
     ),
     # -- replies before the request is complete
     Case("401 for half a body", post(BODY).replace(KEY.encode(), b"x")[:-9] + b" " * 9, 401, "API key"),
+    Case("a byte order mark", post(b"\xef\xbb\xbf" + BODY), 400, "byte order mark"),
     Case("404 for a body", post(BODY, path=b"/nowhere"), 404, "/nowhere"),
 ]
 
