@@ -27,6 +27,8 @@ GRAMMARS_MIB = 512.0
 MOST_GAP_RATIO = 10.0
 OVERLOADED = frozenset({429, 503})
 """The documented answers to overload."""
+UNSUPPORTED = frozenset({501})
+"""The answer to a transfer coding that is not chunked."""
 DEAD = frozenset({"no_engine"})
 """Codes of 503 that say that something has failed: nobody stops an engine."""
 JSON = {"Content-Type": "application/json"}
@@ -74,8 +76,11 @@ def _of_stream(data: bytes, closes: bool) -> Reply:
     failed = [event for event in events if event.startswith(b'data: {"error"')]
     if failed:
         body = failed[0].removeprefix(b"data: ")
-        code = Reply(200, body, closes).error.get("code")
-        return Reply(code if isinstance(code, int) else 500, body, closes)
+        error = Reply(200, body, closes).error
+        code = error.get("code")
+        if not isinstance(code, int):  # a failure's own code; its type tells whose fault it is
+            code = 400 if error.get("type") == "BadRequestError" else 500
+        return Reply(code, body, closes)
     whole = not end and events and events[-1] == b"data: [DONE]"
     return Reply(200 if whole else 0, data, closes)
 
@@ -84,7 +89,7 @@ def fault(reply: Reply, fields: frozenset[str]) -> str | None:
     """What is wrong with a reply to a case with these fields; None: nothing."""
     if 200 <= reply.status < 300:
         return None
-    if not 400 <= reply.status < 500 and reply.status not in OVERLOADED:
+    if not 400 <= reply.status < 500 and reply.status not in OVERLOADED | UNSUPPORTED:
         return f"status {reply.status}: {reply.body[:300]!r}"
     try:
         error = reply.error
