@@ -34,6 +34,7 @@ from penstock.wire.messages import (
     Hello,
     RpcCall,
     RpcReply,
+    Started,
     StreamFailed,
     Submit,
     Welcome,
@@ -119,11 +120,12 @@ class EngineClient:
         for other in ended:
             self._connections.disconnect(other, reason)
 
-    def on_lost(self, engine: EngineState, reason: str) -> None:
-        """The connection is closed. ``reason``: for clients whose request the engine ran."""
+    def on_lost(self, engine: EngineState, reason: str, accepted: int) -> None:
+        """The connection is closed. ``reason``: for clients whose request the engine ran. ``accepted``:
+        number of streams that it had taken from the connection before its last step that ended."""
         self.calls.on_disconnected(engine.rank)
         if self._resumption is not None:
-            self._resumption.on_lost(engine.rank, reason, time.monotonic())
+            self._resumption.on_lost(engine.rank, reason, time.monotonic(), accepted)
 
     def on_fault(self, engine: EngineState, message: str, *arguments: object, exc_info: bool = False) -> None:
         """A message of the engine could not be decoded or handled; the connection is closed."""
@@ -219,6 +221,7 @@ class EngineClient:
         stream.refusals = 0
         self.streams.assign(stream, engine.rank)
         self._submit(engine, stream, request)
+        stream.started, stream.submit_number = False, engine.submitted
         return True
 
     def _submit(self, engine: EngineState, stream: Stream, request: Submit) -> None:
@@ -284,6 +287,8 @@ class EngineClient:
                 self.on_engine_available()
             case StreamFailed():
                 self._on_failed(engine, message)
+            case Started():
+                self._on_started(engine, message)
             case EngineMetrics():
                 self._on_metrics(engine, message)
             case RpcReply():
@@ -296,6 +301,13 @@ class EngineClient:
             case _:
                 raise WireError(f"unexpected {type(message).__name__}")
 
+    def _on_started(self, engine: EngineState, started: Started) -> None:
+        if self.streams is None:
+            raise WireError("a stream starts before any stream")
+        stream = self.streams.running_stream(engine.rank, started.stream)
+        if stream is not None:
+            stream.started = True
+
     def _on_failed(self, engine: EngineState, failed: StreamFailed) -> None:
         if self.streams is None:
             raise WireError("a failed stream before any stream")
@@ -303,8 +315,13 @@ class EngineClient:
         if stream is None:
             return
         fresh = failed.position == 0 and self.streams.num_delivered(stream) == 0
-        if failed.code == OVERLOADED and fresh and self._submit_to_next(stream):
-            return
+        if failed.code == OVERLOADED and self.streams.is_wanted(stream):
+            if stream.resumed_at >= 0:
+                assert self._resumption is not None  # it has resumed the stream
+                self._resumption.on_refused(stream, time.monotonic())
+                return
+            if fresh and self._submit_to_next(stream):
+                return
         status = _STATUS.get(failed.code, 500)
         code, message = failed.code[:MAX_CODE_LENGTH], failed.message[:MAX_MESSAGE_LENGTH]
         self.streams.end(stream, StreamError(status, code, message, failed.retry_after_ms))
@@ -312,7 +329,7 @@ class EngineClient:
     def _submit_to_next(self, stream: Stream) -> bool:
         """Submits a stream that an engine with a full queue rejected to the next engine.
 
-        False if every engine that may run it has rejected it, or its request no longer wants it.
+        False if every engine that may run it has rejected it.
         """
         assert self.streams is not None
         assert stream.request is not None  # it was submitted
@@ -320,7 +337,7 @@ class EngineClient:
             return False
         stream.refusals += 1
         candidates = [engine for engine in self.engines if engine.accepts_streams]
-        if stream.refusals >= len(candidates) or not self.streams.is_wanted(stream):
+        if stream.refusals >= len(candidates):
             return False
         following = next((engine for engine in candidates if engine.rank > stream.rank), candidates[0])
         self.streams.assign(stream, following.rank)

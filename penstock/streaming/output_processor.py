@@ -387,10 +387,14 @@ class OutputProcessor:
             if stream.state is StreamState.DROPPED:
                 self.close(stream)
             else:
-                stream.state = next_stream_state(stream.state, StreamEvent.LOSE_ENGINE)
-                self._set_engine(stream, NO_ENGINE)
+                self.detach(stream)
                 orphans.append(stream)
         return orphans
+
+    def detach(self, stream: Stream) -> None:
+        """No engine runs the stream any longer; it waits for another one."""
+        stream.state = next_stream_state(stream.state, StreamEvent.LOSE_ENGINE)
+        self._set_engine(stream, NO_ENGINE)
 
     def is_wanted(self, stream: Stream) -> bool:
         """Whether the stream's request still waits for its tokens."""

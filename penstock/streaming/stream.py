@@ -72,7 +72,9 @@ class Stream:
         "reply",
         "request",
         "resumed_at",
+        "started",
         "state",
+        "submit_number",
         "tail",
         "write",
     )
@@ -104,7 +106,12 @@ class Stream:
         self.resumed_at = -1
         """Position from which the stream was last resumed on another engine; -1: never."""
         self.failed_resumes = 0
-        """Consecutive engines that were lost after resuming the stream and before sending a token of it."""
+        """Consecutive engines that were lost after they began to run the resumed stream, and before they sent
+        enough tokens of it."""
+        self.started = False
+        """Whether the engine that resumed the stream has said that it runs it."""
+        self.submit_number = 0
+        """Number of its latest Submit on the connection to its engine, if it was resumed."""
         self.write = write
         self.head = head
         self.tail = tail

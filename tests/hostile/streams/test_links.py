@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
@@ -10,6 +11,7 @@ import pytest
 
 from penstock.dispatch.connections import MESSAGES_PER_READ
 from penstock.dispatch.engine_client import MAX_CODE_LENGTH, MAX_MESSAGE_LENGTH
+from penstock.dispatch.resumption import RETRY_S
 from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.snapshot import MAX_SNAPSHOT_BYTES, Series, Snapshot, encode_snapshot
 from penstock.streaming.stream import Stream, StreamError
@@ -19,6 +21,7 @@ from penstock.wire.messages import (
     OVERLOADED,
     Abort,
     EngineMetrics,
+    GoAway,
     RpcReply,
     StreamFailed,
     Submit,
@@ -109,6 +112,21 @@ def test_unreadable_messages_cost_only_the_link_that_they_came_on(server: ApiSer
     server.arrive(0, rows((honest.handle, 0, [1], END), (moved.handle, 2, [3], END)))
     assert (reply.tokens, other.tokens) == ([1], [1, 2, 3])
     assert server.client.faults.counts == {(1, "unreadable"): 1}
+
+
+@with_server(2)
+def test_a_stream_that_was_accepted_once_is_not_refused_by_another_engine(server: ApiServer) -> None:
+    moved, reply = server.open(1)
+    server.arrive(1, [encode(GoAway("over"))])
+    refusal = StreamFailed(moved.handle, 0, OVERLOADED, "no memory")
+    server.arrive(0, [encode(refusal)])
+    server.client.on_tick(time.monotonic())
+    assert (reply.end, len(server.links[0].sent)) == ("", 1)
+    server.client.on_tick(time.monotonic() + RETRY_S)
+    server.connections._flush_all()
+    assert (reply.end, len(server.links[0].sent)) == ("", 2)
+    server.arrive(0, rows((moved.handle, 0, [1], END)))
+    assert (reply.tokens, reply.end) == ([1], "LENGTH")
 
 
 @with_server(1)
