@@ -14,7 +14,7 @@ from penstock.dispatch.load_balancer import LoadBalancer, affinity_keys
 from penstock.dispatch.resumption import Resumption
 from penstock.metrics.board import MetricsBoard
 from penstock.metrics.snapshot import ProcessKey, decode_snapshot, process_name, role_of
-from penstock.streaming.engine_faults import INVALID_METRICS, UNREADABLE, EngineFaults
+from penstock.streaming.engine_faults import INVALID_CODE, INVALID_METRICS, UNREADABLE, EngineFaults
 from penstock.streaming.output_processor import NO_ENGINE, OutputProcessor
 from penstock.streaming.request_states import StreamState
 from penstock.streaming.stream import Stream, StreamError
@@ -45,10 +45,13 @@ from penstock.wire.regroup import merge_frames
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE_LENGTH, MAX_CODE_LENGTH = 4096, 64
-"""Characters of an engine's error messages and codes that clients get."""
+MAX_MESSAGE_LENGTH = 4096
+"""Characters of an engine's error messages that clients get."""
+MAX_RETRY_AFTER_MS = 60_000
+"""Maximum time that clients are told to wait; engines estimate at most that."""
 
 _STATUS = {"invalid_request": 400, OVERLOADED: 429, SLEEPING: 503, "engine_error": 500}
+"""HTTP status by the code of an engine's failure; clients get no other code."""
 
 
 class RoutingHints(NamedTuple):
@@ -322,9 +325,12 @@ class EngineClient:
                 return
             if fresh and self._submit_to_next(stream):
                 return
-        status = _STATUS.get(failed.code, 500)
-        code, message = failed.code[:MAX_CODE_LENGTH], failed.message[:MAX_MESSAGE_LENGTH]
-        self.streams.end(stream, StreamError(status, code, message, failed.retry_after_ms))
+        code, message = failed.code, failed.message[:MAX_MESSAGE_LENGTH]
+        if code not in _STATUS:
+            self.faults.record(engine.rank, INVALID_CODE, "a stream fails with the code %.60r", code)
+            code = "engine_error"
+        retry_after_ms = min(failed.retry_after_ms, MAX_RETRY_AFTER_MS)
+        self.streams.end(stream, StreamError(_STATUS[code], code, message, retry_after_ms))
 
     def _submit_to_next(self, stream: Stream) -> bool:
         """Submits a stream that an engine with a full queue rejected to the next engine.

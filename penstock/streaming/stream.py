@@ -39,11 +39,13 @@ class StreamReply(Protocol):
 
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
         """Logprobs of the next tokens of the stream's prompt; all come before the first generated token. A
-        resumed stream may repeat some. ``logprobs.row`` has no meaning here."""
+        resumed stream may repeat some. ``logprobs.row`` has no meaning here. Raises
+        InvalidOutputError."""
         ...
 
     def on_transfer(self, stream: Stream, params: KVTransferParams) -> None:
-        """The engine's KV transfer parameters at the stream's end; the last row comes next."""
+        """The engine's KV transfer parameters at the stream's end; the last row comes next. Raises
+        InvalidOutputError."""
         ...
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:

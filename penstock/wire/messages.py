@@ -226,7 +226,8 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
 
     engine: str
     max_model_len: Count
-    vocab_size: Count
+    vocab_size: Annotated[int, Meta(ge=1, le=1 << 24)]
+    """API servers hold a table of this length."""
     max_num_seqs: Count
     eos_token_ids: tuple[TokenId, ...] = ()
     device: str = "cpu"

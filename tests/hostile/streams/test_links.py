@@ -10,7 +10,7 @@ from typing import TypeAlias
 import pytest
 
 from penstock.dispatch.connections import MESSAGES_PER_READ
-from penstock.dispatch.engine_client import MAX_CODE_LENGTH, MAX_MESSAGE_LENGTH
+from penstock.dispatch.engine_client import MAX_MESSAGE_LENGTH, MAX_RETRY_AFTER_MS
 from penstock.dispatch.resumption import RETRY_S
 from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.snapshot import MAX_SNAPSHOT_BYTES, Series, Snapshot, encode_snapshot
@@ -172,9 +172,18 @@ def test_error_texts_of_engines_are_cut(server: ApiServer) -> None:
     errors: list[StreamError] = []
     stream, reply = server.open(0)
     reply.on_failure = lambda stream, error: errors.append(error)  # type: ignore[method-assign]
-    server.arrive(0, [encode(StreamFailed(stream.handle, 0, "c" * 10_000, "m" * 1_000_000))])
+    failure = StreamFailed(stream.handle, 0, "engine_error", "m" * 1_000_000, (1 << 31) - 1)
+    server.arrive(0, [encode(failure)])
     (error,) = errors
-    assert (len(error.code), len(error.message)) == (MAX_CODE_LENGTH, MAX_MESSAGE_LENGTH)
+    assert (len(error.message), error.retry_after_ms) == (MAX_MESSAGE_LENGTH, MAX_RETRY_AFTER_MS)
+
+
+@with_server(1)
+def test_clients_get_no_code_that_an_engine_has_invented(server: ApiServer) -> None:
+    stream, reply = server.open(0)
+    server.arrive(0, [encode(StreamFailed(stream.handle, 0, "c" * 10_000, "no"))])
+    assert reply.end == "engine_error"
+    assert server.client.faults.counts == {(0, "invalid_code"): 1}
 
 
 @with_server(2)
