@@ -69,7 +69,7 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
     api_server_count: Annotated[
         int, option("Number of API server processes.", "HTTP server", ge=1, le=1024)
     ] = 1
-    max_request_bytes: MaxRequestBytes = 64 << 20
+    max_request_bytes: MaxRequestBytes = 16 << 20
     max_header_bytes: Annotated[
         int,
         option("Maximum size of request line and headers together, in bytes.", "HTTP server", ge=1024),
