@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import selectors
+import socket
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import pytest
 
 from penstock.config.serve import ServeConfig
-from tests.hostile.bystander import Bystander
+from tests.hostile.bystander import Bystander, Gaps
 from tests.integration.server import SYNTHETIC, Server
 
 MEGABYTE = 1 << 20
@@ -128,10 +133,36 @@ def test_a_bystanders_stream_goes_on(server: Server, name: str) -> None:
             replies.append(reply)
             assert client.get("/health").status_code == 200, "the next request on the connection"
         grown = memory_mb(server) - base
-    gaps = bystander.gaps
-    delay_s = gaps.worst - gaps.usual - gaps.lateness
-    print(f"{name}: delay {delay_s * 1000:.0f} ms, {gaps.events} events, memory {grown:+.0f} MB")
-    assert delay_s < LONGEST_DELAY_S
-    assert gaps.broken == []
+    check_delay(bystander.gaps, f"{name}, {grown:+.0f} MB")
     assert grown < MEMORY_MB
     assert psutil.pid_exists(server.process.pid)
+
+
+CONNECTIONS = 500
+TINY_CHUNKS = b"1\r\n \r\n" * 20_000
+
+
+@pytest.mark.slow
+def test_a_bystanders_stream_goes_on_beside_connections_with_tiny_chunks(server: Server) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    address = urlsplit(server.url)
+    with Bystander(server.url) as bystander, ExitStack() as stack, selectors.DefaultSelector() as selector:
+        for _ in range(CONNECTIONS):
+            client = stack.enter_context(socket.create_connection((address.hostname, address.port)))
+            client.sendall(head)
+            client.setblocking(False)
+            selector.register(client, selectors.EVENT_WRITE, TINY_CHUNKS)
+        ends_at = time.monotonic() + 3
+        while time.monotonic() < ends_at:
+            for key, _ in selector.select(0.1):
+                with suppress(BlockingIOError):
+                    left = key.data[key.fileobj.send(key.data) :]  # type: ignore[union-attr]
+                    selector.modify(key.fileobj, selectors.EVENT_WRITE, left or TINY_CHUNKS)
+    check_delay(bystander.gaps, f"{CONNECTIONS} connections")
+
+
+def check_delay(gaps: Gaps, name: str) -> None:
+    delay_s = gaps.worst - gaps.usual - gaps.lateness
+    print(f"{name}: delay {delay_s * 1000:.0f} ms, {gaps.events} events")
+    assert delay_s < LONGEST_DELAY_S
+    assert gaps.broken == []
