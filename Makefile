@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
+# Files of tests that run side by side; more than the processors would make tests of time limits fail.
+TEST_PROCESSES ?= 2
 
 RAY_VENV := .venv-ray
 # vLLM pins other versions of what the engines share.
@@ -22,7 +24,7 @@ serve: install  ## Serve the bundled demo model; ARGS="MODEL --port 9000" serves
 	$(BIN)/penstock serve $(ARGS)
 
 test: install  ## All tests but the slow ones.
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 test-slow: install
 	$(BIN)/python -m pytest --slow $(ARGS)

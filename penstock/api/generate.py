@@ -227,7 +227,9 @@ class GenerationRoutes:
         if not (pin.isascii() and pin.isdecimal() and len(pin) <= MAX_RANK_DIGITS and int(pin) < ranks):
             shown = pin if len(pin) <= MAX_RANK_DIGITS else pin[:MAX_RANK_DIGITS] + "…"
             raise ApiError(
-                400, f"X-data-parallel-rank is {shown!r}, there are engines 0 to {ranks - 1}.", param=None
+                400,
+                f"X-data-parallel-rank is {shown!r}, there are engines 0 to {ranks - 1}.",
+                param="X-data-parallel-rank",
             )
         return RoutingHints(session, int(pin))
 

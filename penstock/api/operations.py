@@ -133,7 +133,9 @@ def _options(scope: Scope, *names: str) -> _OperationOptions:
         key = secrets.token_hex(16)
     elif not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_LENGTH:
         raise ApiError(
-            400, f"Idempotency-Key has {len(key)} characters, 1 to {MAX_IDEMPOTENCY_KEY_LENGTH} are allowed."
+            400,
+            f"Idempotency-Key has {len(key)} characters, 1 to {MAX_IDEMPOTENCY_KEY_LENGTH} are allowed.",
+            param="Idempotency-Key",
         )
     return _OperationOptions(parameters, key, _timeout(parameters.get("timeout")))
 

@@ -152,5 +152,5 @@ class TokenizeRoutes:
                 400, f"tokens has {len(request.tokens)} ids, at most {most} are allowed.", param="tokens"
             )
         if request.tokens:
-            check_vocabulary(max(request.tokens), self._processor.model_info.vocab_size)
+            check_vocabulary("tokens", max(request.tokens), self._processor.model_info.vocab_size)
         return request.tokens

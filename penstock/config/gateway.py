@@ -74,7 +74,13 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = None
     max_request_bytes: http.MaxRequestBytes = 64 << 20
     max_connections: Annotated[
-        int, option("Maximum client connections; further ones get 503.", "HTTP server", ge=1)
+        int,
+        option(
+            "Maximum client connections; further ones get 503. "
+            "A lower limit of open files (ulimit -n) holds.",
+            "HTTP server",
+            ge=1,
+        ),
     ] = 65536
 
     scorers: Annotated[

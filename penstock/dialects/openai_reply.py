@@ -26,13 +26,15 @@ from penstock.wire.messages import KVTransferParams
 
 DONE = b"data: [DONE]\n\n"
 SYSTEM_FINGERPRINT = f"penstock-{__version__}"
+SERVICE_TIER = b'"default"'
+"""The tier that serves all requests, whichever they ask for; ``priority`` is a field of its own."""
 _FINGERPRINT = b',"system_fingerprint":' + encode_json(SYSTEM_FINGERPRINT)
 
 
 class OpenAIReply(ReplyFormat):
     """The reply to one request; a subclass per API formats choices."""
 
-    __slots__ = ("_done_after_error", "_prefix", "created", "id", "model", "role")
+    __slots__ = ("_done_after_error", "_prefix", "_service_tier", "created", "id", "model", "role")
 
     event_object: ClassVar[str]
     body_object: ClassVar[str]
@@ -41,18 +43,23 @@ class OpenAIReply(ReplyFormat):
     text_end: ClassVar[bytes]
     """JSON that closes what ``text_start`` opens."""
 
-    def __init__(self, id: str, model: str, role: str, *, done_after_error: bool = False) -> None:
-        """``done_after_error``: send ``[DONE]`` after an error event (--compat-done-after-error)."""
+    def __init__(
+        self, id: str, model: str, role: str, *, done_after_error: bool = False, show_tier: bool = False
+    ) -> None:
+        """``done_after_error``: send ``[DONE]`` after an error event (--compat-done-after-error).
+        ``show_tier``: name the service tier, as OpenAI does if the request has one."""
         self.id = id
         self.model = model
         self.role = role
         self.created = int(time.time())
         self._done_after_error = done_after_error
-        self._prefix = b'data: {"id":"%b","object":"%b","created":%d,"model":"%b","choices":[' % (
+        self._service_tier = SERVICE_TIER if show_tier else b"null"
+        self._prefix = b'data: {"id":"%b","object":"%b","created":%d,"model":"%b"%b,"choices":[' % (
             escape_json(id),
             self.event_object.encode(),
             self.created,
             escape_json(model),
+            b',"service_tier":' + SERVICE_TIER if show_tier else b"",
         )
 
     # -- events
@@ -139,7 +146,7 @@ class OpenAIReply(ReplyFormat):
         for index, choice in enumerate(reply.best_choices()):
             yield from self._whole_choice(index, choice, return_ids=return_ids)
         usage = encode_json(usage_field(reply.usage()))
-        yield b'],"service_tier":null%b,"usage":%b' % (_FINGERPRINT, usage)
+        yield b'],"service_tier":%b%b,"usage":%b' % (self._service_tier, _FINGERPRINT, usage)
         first = reply.choices[0]
         if not self.prompt_in_choice:
             yield from self.prompt_fields(first.prompt, return_ids=return_ids)

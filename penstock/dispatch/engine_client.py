@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -50,6 +51,8 @@ MAX_MESSAGE_LENGTH = 4096
 MAX_RETRY_AFTER_MS = 60_000
 """Maximum time that clients are told to wait; engines estimate at most that."""
 
+_FIELD = re.compile(r"([a-z_]+): ")
+"""How an engine's message starts that is about one field."""
 _STATUS = {"invalid_request": 400, OVERLOADED: 429, SLEEPING: 503, "engine_error": 500}
 """HTTP status by the code of an engine's failure; clients get no other code."""
 
@@ -330,7 +333,10 @@ class EngineClient:
             self.faults.record(engine.rank, INVALID_CODE, "a stream fails with the code %.60r", code)
             code = "engine_error"
         retry_after_ms = min(failed.retry_after_ms, MAX_RETRY_AFTER_MS)
-        self.streams.end(stream, StreamError(_STATUS[code], code, message, retry_after_ms))
+        status = _STATUS[code]
+        field = _FIELD.match(message) if status == 400 else None
+        param = None if field is None else field[1]
+        self.streams.end(stream, StreamError(status, code, message, retry_after_ms, param))
 
     def _submit_to_next(self, stream: Stream) -> bool:
         """Submits a stream that an engine with a full queue rejected to the next engine.

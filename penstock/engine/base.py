@@ -12,7 +12,9 @@ from penstock.wire.messages import EngineInfo, KVTransferParams, Submit
 
 
 class RequestRejected(ValueError):
-    """A request that this engine cannot run; ``code`` is sent to the API server with the message."""
+    """A request that this engine cannot run; ``code`` is sent to the API server with the message.
+
+    A message about one field of the request starts with its name and a colon: the error then names it."""
 
     def __init__(self, message: str, code: str = "invalid_request") -> None:
         super().__init__(message)

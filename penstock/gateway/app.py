@@ -22,7 +22,7 @@ from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.http_client import Headers, without_hop_by_hop
 from penstock.generation.request_schemas import MAX_REQUEST_ID
-from penstock.http.access_keys import Keys, is_administrative
+from penstock.http.access_keys import KEY_HEADERS, Keys, is_administrative
 from penstock.http.admission import unavailable
 from penstock.http.asgi import (
     ClientGone,
@@ -40,7 +40,7 @@ from penstock.metrics.gc_policy import GarbageCollector
 
 log = logging.getLogger(__name__)
 
-CLIENT_KEYS = (b"authorization", b"x-api-key")
+CLIENT_KEYS = (b"authorization", *KEY_HEADERS)
 OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/debug/gc"})
 """Routes of the gateway itself; requests for them are not counted."""
 OWN_METHODS = ("GET", "HEAD", "POST")

@@ -28,6 +28,8 @@ MAX_COMMAS = 1 << 20
 model's context have more."""
 MAX_DIAGNOSED = 1 << 16
 """Largest malformed body in bytes that is parsed again to locate the error."""
+MAX_ESCAPES = 1 << 16
+"""Escapes of a larger one that are searched for half a surrogate pair; all of them take 50 ms."""
 MAX_UNKNOWN_NAMES = 256
 """Maximum number of unknown field names that are counted, by their first MAX_SHOWN characters; clients choose
 the names."""
@@ -114,10 +116,17 @@ def check_parts(text: bytes, what: str, param: str = "body", *, max_commas: int 
         openings += int(np.count_nonzero(((codes == ord("[")) | (codes == ord("{"))) & outside))
         commas += int(np.count_nonzero((codes == ord(",")) & outside))
         if quotes // 2 + openings > MAX_PARTS:
-            message = f"{what} has more than {MAX_PARTS} strings, lists and objects."
+            message = (
+                f"{what} has more than {MAX_PARTS} strings, lists and objects, the most that one request may "
+                "have. Send it as several requests."
+            )
             raise ApiError(400, message, type=MALFORMED, param=param)
         if commas > max_commas:
-            raise ApiError(400, f"{what} has more than {max_commas} values.", type=MALFORMED, param=param)
+            message = (
+                f"{what} has more than {max_commas} values, such as token ids: the most that one request may "
+                "have. Send the prompts in several requests, or as texts."
+            )
+            raise ApiError(400, message, type=MALFORMED, param=param)
 
 
 def unknown_fields(body: bytes, known: frozenset[str]) -> list[str]:
@@ -160,6 +169,9 @@ _FIRST_BYTES = {
     "int": b"-0123456789",
 }
 """First bytes of a JSON value, by msgspec's type names."""
+_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+"""Escapes of a surrogate, and of two that are one character."""
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 
 
@@ -249,12 +261,26 @@ def malformed(body: bytes, error: Exception) -> ApiError:
         return _not_json(
             f"The request body is not UTF-8: byte {bad.start} is {body[bad.start]:#04x}.", "body"
         )
+    if text.startswith("\ufeff"):
+        return _not_json(
+            "The request body starts with a byte order mark (U+FEFF), which JSON must not have: send UTF-8 "
+            "without it.",
+            "body.0",
+        )
     if len(body) > MAX_DIAGNOSED:
-        return _not_json(f"The request body is not valid JSON: {error}.", "body")
+        known = _unpaired_surrogate(body)
+        return known or _not_json(f"The request body is not valid JSON: {error}.", "body")
     try:
-        for path, number in _not_finite(json.loads(text)):
+        for path, value in _not_json_values(json.loads(text)):
             path = _cut_middle(path)
-            return refused(f"{path} must be a finite number, got {number}.", path, number)
+            if isinstance(value, float):
+                return refused(f"{path} must be a finite number, got {value}.", path, value)
+            place = next(place for place, character in enumerate(value) if _is_surrogate(character))
+            return _not_json(
+                f"{path}: character {place} of the string is \\u{ord(value[place]):04x}, half of a surrogate "
+                "pair without the other half; cut text between characters.",
+                f"body.{path}",
+            )
     except json.JSONDecodeError as bad:
         where = f"at position {bad.pos} (line {bad.lineno}, column {bad.colno})"
         return _not_json(
@@ -270,14 +296,48 @@ def _not_json(message: str, param: str) -> ApiError:
     return ApiError(400, message, type=MALFORMED, param=param)
 
 
-def _not_finite(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Paths and values of the NaN and infinities in a parsed body."""
+def _unpaired_surrogate(body: bytes) -> ApiError | None:
+    """The error for a large body with an unpaired surrogate among its first MAX_ESCAPES escapes."""
+    start = 0
+    for _ in range(MAX_ESCAPES):
+        start = body.find(b"\\u", start)
+        if start < 0:
+            break
+        before = body[max(0, start - MAX_SHOWN) : start]
+        if (len(before) - len(before.rstrip(b"\\"))) % 2:
+            start += 2  # the backslash is escaped itself
+        elif _PAIR.match(body, start):
+            start += 12
+        elif _HALF.match(body, start):
+            escape = body[start : start + 6].decode()
+            return _not_json(
+                f"Byte {start} of the request body is {escape}, half of a surrogate pair without the other "
+                "half; cut text between characters.",
+                "body",
+            )
+        else:
+            start += 6
+    return None
+
+
+def _is_surrogate(character: str) -> bool:
+    return "\ud800" <= character <= "\udfff"
+
+
+def _not_json_values(value: Any, path: str = "") -> Iterator[tuple[str, float | str]]:
+    """Paths and values that Python's parser takes and JSON does not have: NaN, infinities, and strings with
+    an unpaired surrogate."""
     if isinstance(value, float):
         if not math.isfinite(value):
             yield path.removeprefix(".") or "the request body", value
+    elif isinstance(value, str):
+        if any(map(_is_surrogate, value)):
+            yield path.removeprefix(".") or "the request body", value
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _not_finite(item, f"{path}.{key}")
+            inner = f"{path}.{key.encode(errors='backslashreplace').decode()}"
+            yield from _not_json_values(key, inner)
+            yield from _not_json_values(item, inner)
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _not_finite(item, f"{path}[{index}]")
+            yield from _not_json_values(item, f"{path}[{index}]")

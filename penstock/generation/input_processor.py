@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,7 +17,7 @@ from penstock.config.serve import ServeConfig
 from penstock.generation import request_validation
 from penstock.generation.body_decoder import MAX_COMMAS, BodyDecoder
 from penstock.generation.chat_template import RESERVED, ChatTemplate
-from penstock.generation.conversation import conversation
+from penstock.generation.conversation import conversation, has_text_arguments
 from penstock.generation.model_info import ModelInfo
 from penstock.generation.parsers.registry import output_format
 from penstock.generation.plan import RequestPlan, constrain
@@ -203,7 +204,9 @@ class InputProcessor:
             )
         if not messages:
             raise ApiError(
-                400, "Cannot apply chat template to an empty conversation. Provide at least one message."
+                400,
+                "Cannot apply chat template to an empty conversation. Provide at least one message.",
+                param="messages",
             )
         if variables and not RESERVED.isdisjoint(variables):
             name = next(name for name in variables if name in RESERVED)
@@ -212,14 +215,23 @@ class InputProcessor:
                 f"chat_template_kwargs cannot set {name!r}, which is a field of requests.",
                 param="chat_template_kwargs",
             )
-        return template.render(
-            conversation(messages, parts=template.wants_parts(tools=bool(tools))),
+        parts = template.wants_parts(tools=bool(tools))
+        plain = conversation(messages, parts=parts)
+        render = partial(
+            template.render,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=msgspec.to_builtins(tools) if tools else None,
             documents=documents,
             variables=variables,
         )
+        try:
+            return render(plain)
+        except ApiError:
+            if not has_text_arguments(plain):
+                raise
+            # The template loops over the arguments' fields, so they must be an object.
+            return render(conversation(messages, parts=parts, wrap_arguments=True))
 
 
 def opens_turn(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:

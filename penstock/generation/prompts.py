@@ -16,7 +16,7 @@ def parse_prompts(
     """The prompts as texts or lists of token ids, at least one. Raises ApiError."""
     if not prompt:
         if prompt == []:
-            raise ApiError(400, "You must pass at least one prompt")
+            raise ApiError(400, "You must pass at least one prompt", param="prompt")
         raise refused("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     if isinstance(prompt, str):
         return (prompt,)
@@ -37,14 +37,14 @@ def parse_prompts(
     for number, ids in enumerate(prompts):
         if not ids:
             raise ApiError(400, f"prompt[{number}] is an empty list of token ids.", param="prompt")
-        check_vocabulary(max(ids), vocab_size)
+        check_vocabulary("prompt", max(ids), vocab_size)
     return prompts
 
 
-def check_vocabulary(token: int, vocab_size: int) -> None:
+def check_vocabulary(field: str, token: int, vocab_size: int) -> None:
     """Raises ApiError for a token id outside the vocabulary."""
     if token >= vocab_size:
-        raise ApiError(400, f"Token id {shown(token)} is out of vocabulary")
+        raise ApiError(400, f"Token id {shown(token)} is out of vocabulary", param=field)
 
 
 def truncation(

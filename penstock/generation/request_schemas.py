@@ -31,8 +31,13 @@ _TOKEN_KEYS = {"propertyNames": {"pattern": "^[0-9]+$"}}
 class Part(msgspec.Struct, gc=False):
     """A part of a message's content."""
 
-    type: Annotated[str, about("text; other types are unsupported.")]
+    type: Annotated[str, about("text or refusal; other types are unsupported.")]
     text: str | None = None
+    refusal: Annotated[str | None, about("The text of a part of type refusal.")] = None
+
+    def value(self) -> str | None:
+        """The text, which is in the field of the part's type."""
+        return self.refusal if self.type == "refusal" else self.text
 
 
 class FunctionCall(msgspec.Struct, gc=False):
@@ -65,7 +70,9 @@ class Function(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     name: str
     description: str | None = None
     parameters: JsonObject | None = None
-    strict: bool | None = None
+    strict: Annotated[
+        bool | None, about("true: keywords of parameters that cannot be enforced are an error.")
+    ] = None
 
 
 class Tool(msgspec.Struct, kw_only=True, gc=False):
@@ -87,7 +94,9 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
     schema: Annotated[JsonObject | None, about("The schema that the output must match.")] = None
     name: Annotated[str | None, about("Not used.")] = None
     description: Annotated[str | None, about("Not used.")] = None
-    strict: Annotated[bool | None, about("Not used: the output always matches.")] = None
+    strict: Annotated[
+        bool | None, about("false: drop keywords of the schema that cannot be enforced; otherwise an error.")
+    ] = None
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
@@ -194,6 +203,19 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         bool | None, about("Return the prompt (chat: the continued message) before the output.")
     ] = None
     user: Annotated[str | None, about("Your end user; not used.")] = None
+    safety_identifier: Annotated[str | None, about("Your end user; not used.")] = None
+    store: Annotated[bool | None, about("Not used: replies are never stored.")] = None
+    metadata: Annotated[JsonObject | None, about("Not used: replies are never stored.")] = None
+    service_tier: Annotated[
+        str | None, about("Not used: the reply's service_tier is default if the request has one.")
+    ] = None
+    verbosity: Annotated[str | None, about("Not used.")] = None
+    prompt_cache_key: Annotated[
+        str | None, about("Not used: prefixes are found by their tokens; see cache_salt.")
+    ] = None
+    prompt_cache_retention: Annotated[
+        str | None, about("Not used: prefixes are kept while there is room.")
+    ] = None
     session_id: Annotated[str | None, about("Not used: see the header X-Session-ID.")] = None
     prompt_logprobs: Annotated[
         int | None, about("Alternatives to return per prompt token; not with stream.")

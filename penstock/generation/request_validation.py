@@ -105,7 +105,11 @@ def _with_rare_fields(
 ) -> SamplingParams:
     repetition = sampling.repetition_penalty if r.repetition_penalty is None else r.repetition_penalty
     if not 0.0 < repetition < 1e30:
-        raise ApiError(400, f"repetition_penalty must be greater than zero, got {repetition}.")
+        raise ApiError(
+            400,
+            f"repetition_penalty must be greater than zero, got {repetition}.",
+            param="repetition_penalty",
+        )
     presence = _penalty("presence_penalty", r.presence_penalty)
     frequency = _penalty("frequency_penalty", r.frequency_penalty)
     size = model_info.vocab_size
@@ -151,7 +155,7 @@ def _penalty(name: str, value: float | None) -> float:
     if value is None:
         return 0.0
     if not -2.0 <= value <= 2.0:
-        raise ApiError(400, f"{name} must be in [-2, 2], got {shown(value)}.")
+        raise ApiError(400, f"{name} must be in [-2, 2], got {shown(value)}.", param=name)
     return value
 
 
@@ -161,7 +165,7 @@ def _check_n(n: int, temperature: float) -> None:
     if n > MAX_CHOICES:
         raise refused(f"n must be at most {MAX_CHOICES}, got {shown(n)}.", "n", n)
     if temperature == 0.0:
-        raise ApiError(400, f"n must be 1 when using greedy sampling, got {shown(n)}.")
+        raise ApiError(400, f"n must be 1 when using greedy sampling, got {shown(n)}.", param="n")
 
 
 def check_streams(prompts: int, n: int) -> None:
@@ -178,10 +182,16 @@ def check_streams(prompts: int, n: int) -> None:
 def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
     """Raises ApiError unless ``min_tokens`` is at least 0 and at most ``max_tokens``."""
     if min_tokens < 0:
-        raise ApiError(400, f"min_tokens must be greater than or equal to 0, got {shown(min_tokens)}.")
+        raise ApiError(
+            400,
+            f"min_tokens must be greater than or equal to 0, got {shown(min_tokens)}.",
+            param="min_tokens",
+        )
     if min_tokens > max_tokens:
         raise ApiError(
-            400, f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {shown(min_tokens)}."
+            400,
+            f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {shown(min_tokens)}.",
+            param="min_tokens",
         )
 
 

@@ -14,8 +14,10 @@ from llguidance.gbnf_to_lark import is_lark_syntax
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
+from penstock.generation.grammars.process import GrammarKind
+from penstock.generation.grammars.schema_check import Path
 from penstock.generation.request_schemas import GenerateRequest, ResponseFormat, StructuredOutputs
-from penstock.http.errors import ApiError
+from penstock.http.errors import ApiError, shown
 
 MAX_GRAMMAR_BYTES = 1 << 20
 """Maximum size of a grammar's text; llguidance's own limits refuse most grammars above half of it."""
@@ -26,13 +28,39 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
+class SchemaPart(NamedTuple):
+    """The request field that a part of a grammar's JSON schema comes from."""
+
+    path: Path
+    field: str
+    function: str = ""
+    """Name of the function whose parameters the part describes."""
+    loose: bool = False
+    """Whether keywords that cannot be enforced are dropped; otherwise they are an error."""
+
+
 class Constraint(NamedTuple):
     """A grammar and the request field it comes from."""
 
     field: str
     grammar: str
-    gbnf: bool = False
-    """Whether the grammar is in GBNF, which the checker translates, as that takes long."""
+    kind: GrammarKind = "llguidance"
+    parts: tuple[SchemaPart, ...] = ()
+    """Of a JSON schema."""
+
+    def loose(self) -> tuple[Path, ...]:
+        return tuple(part.path for part in self.parts if part.loose)
+
+    def fault(self, reason: str, path: Path = ()) -> ApiError:
+        """The error for the part of the schema at ``path``."""
+        for part in self.parts:
+            depth = len(part.path)
+            if path[:depth] == part.path:
+                field = part.field + "".join(
+                    f"[{step}]" if isinstance(step, int) else f".{shown(step)}" for step in path[depth:]
+                )
+                return invalid_constraint(field, reason, part.function)
+        return invalid_constraint(self.field, reason)
 
 
 def parse_constraint(request: GenerateRequest) -> Constraint | None:
@@ -60,14 +88,15 @@ def _of_format(wanted: ResponseFormat) -> list[Constraint]:
             f"response_format.type must be text, json_object or json_schema, got {wanted.type[:60]!r}.",
             param="response_format",
         )
-    schema = None if wanted.json_schema is None else wanted.json_schema.schema
-    if schema is None:
+    given = wanted.json_schema
+    if given is None or given.schema is None:
         raise ApiError(
             400,
             "response_format: the type 'json_schema' needs the field 'json_schema' with a 'schema'.",
             param="response_format",
         )
-    return [json_constraint("response_format.json_schema", schema)]
+    part = SchemaPart((), "response_format.json_schema.schema", loose=given.strict is False)
+    return [json_constraint(part.field, given.schema, parts=(part,))]
 
 
 def _of_outputs(wanted: StructuredOutputs) -> list[Constraint]:
@@ -85,8 +114,9 @@ def _of_outputs(wanted: StructuredOutputs) -> list[Constraint]:
         choices = _checked("structured_outputs.choice", json.dumps(wanted.choice))
         found.append(Constraint("structured_outputs.choice", grammar_from("choice", choices)))
     if wanted.grammar is not None:
-        gbnf = not is_lark_syntax(_checked("structured_outputs.grammar", wanted.grammar))
-        found.append(Constraint("structured_outputs.grammar", wanted.grammar, gbnf))
+        lark = is_lark_syntax(_checked("structured_outputs.grammar", wanted.grammar))
+        kind: GrammarKind = "llguidance" if lark else "gbnf"
+        found.append(Constraint("structured_outputs.grammar", wanted.grammar, kind))
     if wanted.structural_tag is not None:
         raise ApiError(
             400,
@@ -120,10 +150,13 @@ def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def json_constraint(
-    field: str, schema: dict[str, Any], wanted: StructuredOutputs | None = None
+    field: str,
+    schema: dict[str, Any],
+    wanted: StructuredOutputs | None = None,
+    parts: tuple[SchemaPart, ...] = (),
 ) -> Constraint:
-    """JSON that matches ``schema``; ``wanted``: options for whitespace and properties. Raises ApiError for a
-    schema that is nested too deeply."""
+    """JSON that matches ``schema``; ``wanted``: options for whitespace and properties; ``parts``: the fields
+    that the schema is from, by default ``field``. Raises ApiError for a schema that is nested too deeply."""
     options: JsonCompileOptions = {"whitespace_pattern": WHITESPACE}
     try:
         if wanted is not None:
@@ -134,7 +167,9 @@ def json_constraint(
             if wanted.disable_additional_properties:
                 schema = _closed(schema)
         text = _checked(field, json.dumps(schema))
-        return Constraint(field, LLMatcher.grammar_from_json_schema(text, defaults=options))
+        # What is not enforced becomes a warning, which the checker judges.
+        grammar = LLMatcher.grammar_from_json_schema(text, defaults=options, overrides={"lenient": True})
+        return Constraint(field, grammar, "json_schema", parts or (SchemaPart((), field),))
     except (RecursionError, ValueError) as error:
         raise invalid_constraint(field, str(error)) from None
 
@@ -151,8 +186,10 @@ def _closed(value: Any) -> Any:
     return closed
 
 
-def invalid_constraint(field: str, reason: str) -> ApiError:
-    """The error for a constraint; its ``reason`` may repeat the whole grammar, so it is shortened."""
+def invalid_constraint(field: str, reason: str, function: str = "") -> ApiError:
+    """The error for a constraint; its ``reason`` may repeat the whole grammar, so it is shortened.
+    ``function``: the tool whose parameters are meant."""
     if len(reason) > MAX_SHOWN:
         reason = f"{reason[:MAX_SHOWN]}…"
-    return ApiError(400, f"{field} is not valid: {reason}", param=field)
+    whose = f" (of the function {shown(function)!r})" if function else ""
+    return ApiError(400, f"{field}{whose} is not valid: {reason}", param=field)

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from penstock.generation.grammars.schema_check import Path
 from penstock.generation.parsers.delta import OutputParser
 from penstock.generation.parsers.json_calls import JsonCallsParser
 from penstock.generation.parsers.named_call import NamedCallParser
 from penstock.generation.request_schemas import Function, Tool
-from penstock.generation.structured_output import ANY_OBJECT, Constraint, json_constraint
-from penstock.http.errors import ApiError, not_served
+from penstock.generation.structured_output import ANY_OBJECT, Constraint, SchemaPart, json_constraint
+from penstock.http.errors import ApiError, not_served, shown
 
 MAX_TOOLS = 1024
 """Maximum ``tools``; OpenAI allows 128."""
@@ -20,6 +21,8 @@ MAX_TOOLS = 1024
 class ToolChoice(NamedTuple):
     """Whether and how the model may call tools."""
 
+    tools: list[Tool] | None = None
+    """The tools for the chat template."""
     may_call: bool = False
     """Whether the model may write calls in its own format."""
     constraint: Constraint | None = None
@@ -28,6 +31,10 @@ class ToolChoice(NamedTuple):
     """Makes the parser of outputs under the constraint."""
     named: bool = False
     """Whether the request names the function; the finish reason is then ``stop``, as in OpenAI's API."""
+
+
+Numbered = list[tuple[int, Tool]]
+"""Tools with their index in the request."""
 
 
 def parse_tool_choice(
@@ -50,80 +57,129 @@ def parse_tool_choice(
         message = f"tools has {len(tools)} functions, at most {MAX_TOOLS} are allowed."
         raise ApiError(400, message, param="tools")
     if choice == "none":
-        return ToolChoice()
+        return ToolChoice(tools)
     if not tools:
         raise _bad_choice("When using `tool_choice`, `tools` must be set.")
     for number, tool in enumerate(tools):
         if tool.type != "function":
             param = f"tools[{number}].type"
             raise ApiError(400, f"{param} must be function, got {tool.type[:60]!r}.", param=param)
+    numbered = list(enumerate(tools))
     if isinstance(choice, dict):
-        return _named(tools, choice, constrained=constrained)
+        kind = choice.get("type", "function")
+        if kind == "function":
+            return _named(numbered, choice, constrained=constrained)
+        if kind != "allowed_tools":
+            raise _bad_choice(f"tool_choice.type must be function or allowed_tools, got {shown(kind)!r}.")
+        numbered, choice = _allowed(numbered, choice.get("allowed_tools"))
+    allowed = [tool for _, tool in numbered]
     if choice == "required":
-        return _required(tools, one_call=one_call, constrained=constrained)
+        constraint = _required(numbered, one_call=one_call, constrained=constrained)
+        return ToolChoice(allowed, constraint=constraint, parser=JsonCallsParser)
     if choice != "auto":
-        raise _bad_choice(f"tool_choice must be none, auto, required or a function, got {choice[:60]!r}.")
+        raise _bad_choice(
+            f"tool_choice must be none, auto, required, a function or allowed_tools, got {shown(choice)!r}."
+        )
     if not known_format:
         raise not_served(
             "tool_choice",
             "auto (the default with tools) needs to know how the model writes calls, which neither its chat "
-            "template nor --tool-call-parser says",
+            "template nor --tool-call-parser says; required or a function works with any model",
         )
-    return ToolChoice(may_call=True)
+    return ToolChoice(allowed, may_call=True)
 
 
-def _named(tools: list[Tool], choice: dict[str, Any], *, constrained: bool) -> ToolChoice:
+def _allowed(tools: Numbered, allowed: Any) -> tuple[Numbered, str]:
+    """The tools that ``allowed_tools`` lists, and its mode."""
+    field = "tool_choice.allowed_tools"
+    if not isinstance(allowed, dict) or allowed.get("mode") not in ("auto", "required"):
+        raise _bad_choice(f"{field} must be an object with a mode, auto or required, and tools.")
+    listed = allowed.get("tools")
+    if not isinstance(listed, list) or not listed:
+        raise _bad_choice(f"{field}.tools must be a list of at least one function.")
+    known = {tool.function.name for _, tool in tools}
+    names = set()
+    for number, each in enumerate(listed):
+        name = _function_name(each)
+        if name not in known:
+            raise _bad_choice(f"{field}.tools[{number}] does not match any of the specified `tools`.")
+        names.add(name)
+    return [each for each in tools if each[1].function.name in names], allowed["mode"]
+
+
+def _function_name(reference: Any) -> str | None:
+    """The name in ``{"type": "function", "function": {"name": …}}``."""
+    function = reference.get("function") if isinstance(reference, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _named(tools: Numbered, choice: dict[str, Any], *, constrained: bool) -> ToolChoice:
     """The whole output is the function's arguments."""
-    wanted = choice.get("function")
-    name = wanted.get("name") if isinstance(wanted, dict) else None
-    for tool in tools:
+    name = _function_name(choice)
+    for number, tool in tools:
         if tool.function.name == name:
-            constraint = _constraint(_arguments(tool.function), constrained=constrained)
-            return ToolChoice(False, constraint, partial(NamedCallParser, tool.function.name), named=True)
+            part = _part((), number, tool.function)
+            schema = _arguments(tool.function)
+            constraint = _constraint(part.field, schema, (part,), constrained=constrained)
+            parser = partial(NamedCallParser, tool.function.name)
+            return ToolChoice([each for _, each in tools], False, constraint, parser, named=True)
     raise _bad_choice("The tool specified in `tool_choice` does not match any of the specified `tools`")
 
 
-def _required(tools: list[Tool], *, one_call: bool, constrained: bool) -> ToolChoice:
+def _required(tools: Numbered, *, one_call: bool, constrained: bool) -> Constraint:
     """The whole output is a list of at least one call."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool.function.name},
-                "parameters": _moved(_arguments(tool.function), number),
-            },
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for number, tool in enumerate(tools)
-    ]
+    calls = []
+    parts = []
+    for place, (number, tool) in enumerate(tools):
+        path = ("items", "anyOf", place, "properties", "parameters")
+        parts.append(_part(path, number, tool.function))
+        calls.append(
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": tool.function.name},
+                    "parameters": _moved(_arguments(tool.function), path, parts[-1].field),
+                },
+                "required": ["name", "parameters"],
+                "additionalProperties": False,
+            }
+        )
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if one_call:
         schema["maxItems"] = 1
-    return ToolChoice(False, _constraint(schema, constrained=constrained), JsonCallsParser)
+    return _constraint("tools", schema, tuple(parts), constrained=constrained)
 
 
-def _constraint(schema: dict[str, Any], *, constrained: bool) -> Constraint:
+def _part(path: Path, number: int, function: Function) -> SchemaPart:
+    field = f"tools[{number}].function.parameters"
+    return SchemaPart(path, field, function.name, loose=function.strict is not True)
+
+
+def _constraint(
+    field: str, schema: dict[str, Any], parts: tuple[SchemaPart, ...], *, constrained: bool
+) -> Constraint:
     if constrained:
         raise ApiError(
             400,
             "Only one constraint on the output is possible, got structured_outputs and tool_choice.",
             param="structured_outputs",
         )
-    return json_constraint("tools", schema)
+    return json_constraint(field, schema, parts=parts)
 
 
 def _arguments(function: Function) -> dict[str, Any]:
     return ANY_OBJECT if function.parameters is None else function.parameters
 
 
-def _moved(parameters: dict[str, Any], number: int) -> Any:
-    """The parameters of tool ``number``, as part of the schema of a list of calls."""
+def _moved(parameters: dict[str, Any], path: Path, field: str) -> Any:
+    """The parameters of a tool, ``field``, as the part at ``path`` of the schema of a list of calls."""
+    # References start at the next schema with an $id: without it that is the list's.
+    parameters = {key: value for key, value in parameters.items() if key != "$id"}
     try:
-        return _rebased(parameters, f"#/items/anyOf/{number}/properties/parameters")
+        return _rebased(parameters, "#/" + "/".join(map(str, path)))
     except RecursionError:
-        param = f"tools[{number}].function.parameters"
-        raise ApiError(400, f"{param} is nested too deeply.", param=param) from None
+        raise ApiError(400, f"{field} is nested too deeply.", param=field) from None
 
 
 def _rebased(schema: Any, root: str) -> Any:

@@ -19,6 +19,9 @@ ADMINISTRATIVE = frozenset(
 )
 ADMINISTRATIVE_PREFIXES = ("/admin/", "/debug/")
 
+KEY_HEADERS = (b"x-api-key", b"api-key")
+"""Headers with a key alone, as Anthropic's and Azure's clients send it; used without Authorization."""
+
 _TENANT = b"penstock tenant"
 """BLAKE2b's personalization for tenants: no other digest of a key equals one."""
 
@@ -46,8 +49,9 @@ class Keys:
         if not self._digests or path in OPEN_PATHS:
             return None
         scheme, _, key = (request_header(scope, b"authorization") or "").partition(" ")
-        if not scheme:  # as Anthropic's clients send it
-            scheme, key = "bearer", request_header(scope, b"x-api-key") or ""
+        if not scheme:
+            scheme = "bearer"
+            key = next(filter(None, (request_header(scope, name) for name in KEY_HEADERS)), "")
         presented = sha256(key.strip().encode("latin-1", "replace")).digest()
         matches = [hmac.compare_digest(presented, digest) for digest in self._digests]
         if scheme.lower() == "bearer" and any(matches):

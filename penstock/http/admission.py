@@ -40,7 +40,7 @@ def stream_failed(error: StreamError) -> ApiError:
     """The HTTP error for a stream that failed before anything was sent."""
     retry_after_ms = error.retry_after_ms or (UNAVAILABLE_RETRY_MS if error.status == 503 else 0)
     headers = _retry_headers(retry_after_ms) if retry_after_ms else ()
-    return ApiError(error.status, error.message, code=error.code, headers=headers)
+    return ApiError(error.status, error.message, code=error.code, param=error.param, headers=headers)
 
 
 def _retry_headers(milliseconds: int) -> list[tuple[bytes, bytes]]:

@@ -37,7 +37,12 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     for name, value in scope["headers"]:
         if name == b"content-type" and not _is_json(value):
             kind = value.decode("latin-1")
-            raise ApiError(400, f"Content-Type must be application/json, not {kind!r}.", type=MALFORMED)
+            raise ApiError(
+                400,
+                f"Content-Type must be application/json, not {kind!r}.",
+                type=MALFORMED,
+                param="Content-Type",
+            )
     return await read_any_body(scope, receive, limit, _too_large)
 
 
@@ -48,6 +53,7 @@ def check_coding(scope: Scope) -> None:
             raise ApiError(
                 415,
                 "The header Content-Encoding is not identity: this server does not uncompress bodies.",
+                param="Content-Encoding",
                 headers=[(b"accept-encoding", b"identity")],
             )
 

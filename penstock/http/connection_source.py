@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import resource
 import socket
 import ssl
-import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from penstock.config.errors import ConfigError
-from penstock.exit_codes import is_exhausted
+from penstock.http.accepting import RETRY_S, accept_waiting
+from penstock.http.descriptors import descriptor_limit, descriptors_left
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.handover import MAX_RECEIVED_AT_ONCE, HandoverReceiver
 
@@ -28,9 +26,6 @@ BACKLOG = 4096
 """Connections that may wait to be accepted, the same number as in the listener's owner."""
 REPORT_AGAIN_S = 0.05
 """Seconds before a report that found no room is repeated."""
-
-RETRY_S = 1.0
-"""Seconds without accepting after the system had no descriptor or memory for another connection."""
 RESERVED_DESCRIPTORS = 6
 """Descriptors that connections leave free, for links to restarted engines and for files."""
 
@@ -57,17 +52,11 @@ class ConnectionSource(Protocol):
         """Accepted connections that have no protocol yet."""
 
 
-def descriptors_left() -> int:
-    """Descriptors that this process may still open."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if limit == resource.RLIM_INFINITY else limit - len(os.listdir("/dev/fd"))
-
-
 def connection_room() -> int:
     """The connections for which this process has descriptors left. Raises ConfigError if there are none."""
     room = descriptors_left() - RESERVED_DESCRIPTORS
     if room < 1:
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = descriptor_limit()
         raise ConfigError(
             f"the limit of {limit} open files leaves no room for connections; "
             f"{limit - room + 1} at least are needed (ulimit -n)"
@@ -200,25 +189,17 @@ class ListeningSocket:
         self._accepting = accepting and not self._closed
 
     def _accept(self) -> None:
-        for _ in range(MAX_RECEIVED_AT_ONCE):
-            if self._connections.full:
-                self._connections.report_full()
-                self._set_accepting(False)
+        waiting = accept_waiting(self._listener, MAX_RECEIVED_AT_ONCE, self._pause)
+        while not self._connections.full:
+            connection = next(waiting, None)
+            if connection is None:
                 return
-            try:
-                connection, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if is_exhausted(error.errno):
-                    self._pause(error)
-                    return
-                continue  # this connection is broken already, see accept(2)
             connection.setblocking(False)
             self._connections.add(connection)
+        self._connections.report_full()
+        self._set_accepting(False)
 
-    def _pause(self, error: OSError) -> None:
-        rarely("accept", "cannot accept connections: %s; trying again", os.strerror(error.errno or 0))
+    def _pause(self) -> None:
         self._set_accepting(False)
         self._resume = asyncio.get_running_loop().call_later(RETRY_S, self._on_resume)
 

@@ -20,6 +20,7 @@ _METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b
 """Methods of RFC 9110 and RFC 5789, without CONNECT, which is for proxies."""
 _CHECKED = frozenset(
     (
+        b"api-key",
         b"authorization",
         b"connection",
         b"content-length",
@@ -50,6 +51,7 @@ _COMMON = {
         "accept",
         "accept-encoding",
         "accept-language",
+        "api-key",
         "authorization",
         "cache-control",
         "connection",
@@ -116,10 +118,14 @@ def parse_head(head: bytes) -> RequestHead:
     new = minor != b"0"
     host = checked.get(b"host")
     if (host is None and new) or (host is not None and host.translate(None, _HOST_CHARACTERS)):
-        raise ApiError(400, "The header Host is missing or no host: HTTP/1.1 needs exactly one.")
+        raise ApiError(
+            400, "The header Host is missing or no host: HTTP/1.1 needs exactly one.", param="Host"
+        )
     expect = checked.get(b"expect", b"").lower() if new else b""
     if expect not in (b"", b"100-continue"):
-        raise ApiError(417, "The header Expect is not 100-continue, the only expectation of this server.")
+        raise ApiError(
+            417, "The header Expect is not 100-continue, the only expectation of this server.", param="Expect"
+        )
     path = raw_path.decode("ascii")
     return RequestHead(
         method=method.decode("ascii"),
@@ -203,7 +209,9 @@ def _parse_headers(lines: bytes) -> tuple[list[tuple[bytes, bytes]], dict[bytes,
             elif name == b"connection":
                 checked[name] += b"," + value
             else:
-                raise ApiError(400, f"The header {_shown(name)} is given more than once.")
+                raise ApiError(
+                    400, f"The header {_shown(name)} is given more than once.", param=name.decode()
+                )
     return headers, checked
 
 
@@ -220,7 +228,9 @@ def bad_header(lines: bytes) -> ApiError:
         if not _NAME.fullmatch(name):
             text = f"The name of the header {_shown(name)} has characters that no header's name may have."
             return ApiError(400, text)
-        return ApiError(400, f"The value of the header {_shown(name)} has control characters.")
+        return ApiError(
+            400, f"The value of the header {_shown(name)} has control characters.", param=name.decode()
+        )
     return ApiError(400, "A header line does not end with CR LF.")
 
 
@@ -231,14 +241,22 @@ def _body_length(checked: dict[bytes, bytes], *, chunks: bool) -> int | None:
         if length is None:
             return 0
         if not _LENGTH.fullmatch(length):
-            raise ApiError(400, "The header Content-Length is no number of bytes.")
+            raise ApiError(400, "The header Content-Length is no number of bytes.", param="Content-Length")
         return int(length)
     if length is not None:
-        raise ApiError(400, "The headers Content-Length and Transfer-Encoding exclude each other.")
+        raise ApiError(
+            400,
+            "The headers Content-Length and Transfer-Encoding exclude each other.",
+            param="Content-Length",
+        )
     if not chunks:
-        raise ApiError(400, "The header Transfer-Encoding is not for HTTP/1.0.")
+        raise ApiError(400, "The header Transfer-Encoding is not for HTTP/1.0.", param="Transfer-Encoding")
     if coding.lower() != b"chunked":
-        raise ApiError(501, "The header Transfer-Encoding is not chunked, the only coding of this server.")
+        raise ApiError(
+            501,
+            "The header Transfer-Encoding is not chunked, the only coding of this server.",
+            param="Transfer-Encoding",
+        )
     return None
 
 

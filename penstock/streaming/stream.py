@@ -21,6 +21,8 @@ class StreamError:
     message: str
     retry_after_ms: int = 0
     """When the client may retry; 0: unknown."""
+    param: str | None = None
+    """The request field at fault."""
 
 
 class StreamReply(Protocol):

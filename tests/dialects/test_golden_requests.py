@@ -28,8 +28,18 @@ REFUSED_HERE = {
 SERVED_HERE = frozenset(("chat_tools_required",))
 """Cases that vLLM refused as it was started."""
 
-CLEARER_PARAM = {"err_stop_int": "body.stop", "err_messages_no_role": "body.messages.0.role"}
-"""Where vLLM's param names a class of its own."""
+CLEARER_PARAM = {
+    "err_messages_empty": "messages",
+    "err_messages_no_role": "body.messages.0.role",
+    "err_min_gt_max": "min_tokens",
+    "err_n2_greedy": "n",
+    "err_presence_5": "presence_penalty",
+    "err_prompt_empty_list": "prompt",
+    "err_prompt_tok_oov": "prompt",
+    "err_rep_0": "repetition_penalty",
+    "err_stop_int": "body.stop",
+}
+"""Where vLLM's param is null or names a class of its own."""
 OPENAIS_CODE = dict.fromkeys(("err_bad_model_comp", "err_bad_model_stream"), "model_not_found")
 
 

@@ -250,9 +250,11 @@ def test_top_k_of_all_is_zero(given: int, used: int) -> None:
         ({"min_p": 1.5}, "min_p", "in [0, 1]"),
         ({"n": 0}, "n", "at least 1, got 0"),
         ({"n": 100_000}, "n", "at most 1024"),
-        ({"min_tokens": -1}, None, "min_tokens must be greater than or equal to 0"),
-        ({"frequency_penalty": -2.5}, None, "frequency_penalty must be in [-2, 2], got -2.5."),
-        ({"repetition_penalty": "inf"}, None, "repetition_penalty"),
+        ({"min_tokens": -1}, "min_tokens", "min_tokens must be greater than or equal to 0"),
+        ({"n": 2, "temperature": 0}, "n", "greedy sampling"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "less than or equal to max_tokens=8, got 9"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty", "frequency_penalty must be in [-2, 2], got -2.5."),
+        ({"repetition_penalty": "inf"}, "repetition_penalty", "repetition_penalty"),
         ({"stop": ""}, "stop", "empty string"),
         ({"stop": ["a", ""]}, "stop", "empty string"),
         ({"stop_token_ids": [16384]}, "stop_token_ids", "16384, which is not in [0, 16383]"),
@@ -282,7 +284,8 @@ def test_top_k_of_all_is_zero(given: int, used: int) -> None:
         ({"logprobs": 21}, "logprobs", "greater than max allowed: 20"),
         ({"logprobs": -1}, "logprobs", "whole vocabulary"),
         ({"prompt": [[1], []]}, "prompt", "prompt[1] is an empty list"),
-        ({"prompt": [[1], [16384]]}, None, "Token id 16384 is out of vocabulary"),
+        ({"prompt": []}, "prompt", "at least one prompt"),
+        ({"prompt": [[1], [16384]]}, "prompt", "Token id 16384 is out of vocabulary"),
         ({"prompt": ["a", [1]]}, "body.prompt.0", "not a mix"),
         ({"prompt": ""}, "prompt", "must be provided and non-empty"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1 or in [1, 2048], got 0"),
@@ -295,7 +298,7 @@ def test_top_k_of_all_is_zero(given: int, used: int) -> None:
         ({"cache_salt": ""}, "body.cache_salt", "length >= 1"),
     ],
 )
-def test_values_that_are_not_allowed(fields: dict[str, Any], param: str | None, message: str) -> None:
+def test_values_that_are_not_allowed(fields: dict[str, Any], param: str, message: str) -> None:
     error = error_of(PLANNER.completion, body(**fields))
     assert (error.status, error.param) == (400, param)
     assert message in error.message
@@ -307,6 +310,7 @@ def test_values_that_are_not_allowed(fields: dict[str, Any], param: str | None, 
         ({"logprobs": True, "top_logprobs": -2}, "top_logprobs"),
         ({"max_completion_tokens": 0, "max_tokens": 5}, "max_completion_tokens"),
         ({"max_completion_tokens": 5000}, "max_completion_tokens"),
+        ({"messages": []}, "messages"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
@@ -411,6 +415,31 @@ def test_the_template_gets_tools_documents_and_variables() -> None:
         )
     )
     assert plan.prompts == [json.dumps([tool]) + '[{"text": "d"}]calmlow']
+
+
+CALLS = "{% for message in messages %}{% for call in message.tool_calls %}CALL{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("shows", "shown"),
+    [
+        ("{{ call.function.arguments }}", '{"city": "Be'),
+        ("{{ call.function.arguments | tojson }}", '"{\\"city\\": \\"Be"'),
+        (
+            "{% for k, v in call.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}",
+            'arguments={"city": "Be',
+        ),
+        (
+            "{% for k, v in call.function.arguments | items %}{{ k }}={{ v }}{% endfor %}",
+            'arguments={"city": "Be',
+        ),
+    ],
+)
+def test_a_model_sees_the_arguments_that_it_broke_off(shows: str, shown: str) -> None:
+    history = planners(template=ChatTemplate({"default": CALLS.replace("CALL", shows)}, {}))
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"city": "Be'}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert history.chat(chat_body(messages=messages)).prompts == [shown]
 
 
 def test_a_model_without_template_names_the_option() -> None:

@@ -268,6 +268,16 @@ def test_other_failures_are_final(run: Run) -> None:
     run(scenario)
 
 
+def test_a_message_of_an_engine_names_the_field(run: Run) -> None:
+    async def scenario(bench: Bench) -> None:
+        refusal = "prompt: token id 9, but the vocabulary has 5"
+        bench.engines[0].send(StreamFailed(bench.stream.handle, 0, "invalid_request", refusal))
+        await bench.until(lambda: bool(bench.reply.errors))
+        assert bench.reply.errors == [StreamError(400, "invalid_request", refusal, param="prompt")]
+
+    run(scenario)
+
+
 def test_a_stream_of_engines_in_lock_step_goes_to_none_that_is_about_to_end(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         bench.engines[0].asked.clear()

@@ -194,12 +194,14 @@ def test_keys(tmp_path: Path) -> None:
         assert front.complete().status_code == 200
         assert server.calls[-1].headers["authorization"] == "Bearer upstream-key"
         del front.client.headers["authorization"]
-        front.client.headers["x-api-key"] = "other"
-        assert front.complete().status_code == 200
-        assert server.calls[-1].headers["authorization"] == "Bearer upstream-key"
-        assert "x-api-key" not in server.calls[-1].headers
+        for name in ("x-api-key", "api-key"):
+            front.client.headers[name] = "other"
+            assert front.complete().status_code == 200
+            assert server.calls[-1].headers["authorization"] == "Bearer upstream-key"
+            assert name not in server.calls[-1].headers
+            del front.client.headers[name]
         front.client.headers["authorization"] = "Bearer k"
-        assert front.counts() == {"ok": 2, "rejected": 1}
+        assert front.counts() == {"ok": 3, "rejected": 1}
 
 
 def test_a_body_that_is_too_large() -> None:

@@ -68,11 +68,25 @@ def test_wrong_messages(body: bytes, path: str, message: str) -> None:
         (b'{"prompt": "a"\n "n" 1}', "body.16", "(line 2, column 2)"),
         (b'{"prompt": "a"} x', "body.16", "Extra data"),
         (b'{"prompt": "\xff"}', "body", "not UTF-8: byte 12 is 0xff"),
-        (b'{"prompt": "\\ud800"}', "body", "unpaired surrogate"),
+        (b'{"prompt": "\\ud800"}', "body.prompt", "prompt: character 0 of the string is \\ud800, half of a"),
+        (b'{"x": [{"y": "a\\udc01"}]}', "body.x[0].y", "x[0].y: character 1 of the string is \\udc01"),
+        (b'{"x": {"\\ud800": 1}}', "body.x.\\ud800", "character 0 of the string is \\ud800"),
+        (b'\xef\xbb\xbf{"prompt": "a"}', "body.0", "byte order mark"),
         (b'{"prompt": ' + b"[" * 5000, "body", "nested too deeply"),
         (b'{"x": ' + b'{"x":' * 5000, "body", "nested too deeply"),
         (b'{"n": ' + b"9" * 5000 + b"}", "body.n", "out of range"),
         (b'{"x": ' + b" " * (1 << 20), "body", "not valid JSON"),
+        (
+            b'{"x": "' + b"y" * (1 << 20) + b'\\ud83d"}',
+            "body",
+            "Byte 1048583 of the request body is \\ud83d, half",
+        ),
+        (
+            b'{"x": "' + b"y" * (1 << 20) + b'\\udc00"}',
+            "body",
+            "Byte 1048583 of the request body is \\udc00, half",
+        ),
+        (b'{"x": "\\ud83d\\ude00\\\\ud83d' + b"y" * (1 << 20), "body", "not valid JSON"),
     ],
 )
 def test_not_json(body: bytes, param: str, message: str) -> None:

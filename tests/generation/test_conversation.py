@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.generation.conversation import conversation
+from penstock.generation.conversation import conversation, has_text_arguments
 from penstock.generation.request_schemas import Message
 from tests.generation.planning import error_of
 
@@ -45,11 +45,16 @@ def test_the_other_fields_are_kept() -> None:
     assert conversation(messages(given), parts=False) == [given | {"reasoning_content": "hm"}]
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", "5", "[" * 5000])
-def test_arguments_that_are_no_object_are_refused(arguments: str) -> None:
+@pytest.mark.parametrize("arguments", ['{"city": "Be', "{'city': 'Bern'}", "[1]", "5", "null", "[" * 5000])
+def test_arguments_that_are_no_object_stay_the_text_that_the_model_wrote(arguments: str) -> None:
     call = {"function": {"name": "f", "arguments": arguments}}
-    error = error_of(lambda: conversation(messages({"role": "assistant", "tool_calls": [call]}), parts=False))
-    assert (error.status, error.param) == (400, "messages[0].tool_calls[0].function.arguments")
+    history = messages({"role": "assistant", "tool_calls": [call]})
+    (plain,) = conversation(history, parts=False)
+    assert plain["tool_calls"][0]["function"]["arguments"] == arguments
+    assert has_text_arguments([plain])
+    (wrapped,) = conversation(history, parts=False, wrap_arguments=True)
+    assert wrapped["tool_calls"][0]["function"]["arguments"] == {"arguments": arguments}
+    assert not has_text_arguments([wrapped])
 
 
 def test_parts_that_are_not_text_are_refused_by_name() -> None:
@@ -72,8 +77,14 @@ def test_a_refusal_is_the_text_of_a_message_without_content() -> None:
     assert conversation(messages(given), parts=False) == [{"role": "assistant", "content": "No."}]
 
 
-def test_a_text_part_needs_text() -> None:
-    error = error_of(
-        lambda: conversation(messages({"role": "user", "content": [{"type": "text"}]}), parts=True)
-    )
+def test_parts_that_are_a_refusal_are_text() -> None:
+    given = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    assert conversation(messages(given), parts=False) == [{"role": "assistant", "content": "No."}]
+
+
+@pytest.mark.parametrize("kind", ["text", "refusal"])
+def test_a_part_needs_the_field_of_its_type(kind: str) -> None:
+    given = {"role": "assistant", "content": [{"type": kind}]}
+    error = error_of(lambda: conversation(messages(given), parts=True))
     assert error.param == "messages[0].content[0]"
+    assert f"needs the field '{kind}'" in error.message

@@ -27,5 +27,6 @@ def test_what_is_no_prompt(prompt: Any) -> None:
 
 
 def test_the_vocabulary_ends_before_its_size() -> None:
-    check_vocabulary(9, 10)
-    assert error_of(check_vocabulary, 10, 10).message == "Token id 10 is out of vocabulary"
+    check_vocabulary("prompt", 9, 10)
+    error = error_of(check_vocabulary, "prompt", 10, 10)
+    assert (error.message, error.param) == ("Token id 10 is out of vocabulary", "prompt")

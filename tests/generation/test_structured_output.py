@@ -87,7 +87,7 @@ def test_outputs_of_each_kind(
 def test_response_formats(tokenizer: LLTokenizer) -> None:
     assert matches(planned(response_format={"type": "json_object"}), '{"q": 1}', tokenizer)
     schema = planned(response_format=FORMAT)
-    assert schema.field == "response_format.json_schema"
+    assert schema.field == "response_format.json_schema.schema"
     assert matches(schema, '{"a": 1}', tokenizer)
     assert not matches(schema, "{}", tokenizer)
     assert PLANNER.completion(body(response_format={"type": "text"})).constraint is None
@@ -139,7 +139,7 @@ def test_what_is_no_constraint_is_refused_by_name(fields: dict[str, Any], param:
         ({"grammar": "start: nowhere"}, "structured_outputs.grammar", "nowhere"),
         ({"grammar": 'root ::= "a'}, "structured_outputs.grammar", "end of input"),
         ({"json": {"type": "foo"}}, "structured_outputs.json", "Invalid type: foo"),
-        ({"json": {"not": {}}}, "structured_outputs.json", "not"),
+        ({"json": {"not": {}}}, "structured_outputs.json", "the keyword 'not' cannot be enforced"),
         ({"json": {"$ref": "#/$defs/x"}}, "structured_outputs.json", "does not exist"),
         ({"json_object": True, "whitespace_pattern": "[ "}, "structured_outputs.json_object", "unclosed"),
     ],

@@ -67,6 +67,17 @@ def test_a_named_function_gets_its_arguments() -> None:
     assert grammar_accepts(bare, '{"any": 1}')
 
 
+@pytest.mark.parametrize(
+    "origin",
+    [{"$id": "https://x.org/f.json"}, {"$schema": "http://json-schema.org/draft-07/schema#"}],
+    ids=lambda origin: next(iter(origin)),
+)
+def test_references_of_parameters_hold_in_the_list_of_calls(origin: dict[str, str]) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": origin | PARAMETERS}}
+    plan = PLAIN.chat(chat_body(tools=[BARE, tool], tool_choice="required"))
+    assert grammar_accepts(plan, '[{"name": "f", "parameters": {"place": {"city": "Bern"}}}]')
+
+
 def test_required_calls_are_a_list_of_any_of_the_tools() -> None:
     plan = PLAIN.chat(chat_body(tools=[BARE, TOOL], tool_choice="required"))
     call = '{"name": "f", "parameters": {"place": {"city": "Bern"}}}'
@@ -77,6 +88,26 @@ def test_required_calls_are_a_list_of_any_of_the_tools() -> None:
     one = PLAIN.chat(chat_body(tools=[TOOL], tool_choice="required", parallel_tool_calls=False))
     assert grammar_accepts(one, f"[{call}]")
     assert not grammar_accepts(one, f"[{call}, {call}]")
+
+
+def allowed_tools(mode: str, *names: str) -> dict[str, Any]:
+    listed = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": listed}}
+
+
+def test_allowed_tools_are_the_only_ones() -> None:
+    names = ChatTemplate(
+        {"default": "{% for tool in tools %}{{ tool.function.name }} <tool_call>{% endfor %}"}, {}
+    )
+    shows = planners(template=names)
+    auto = shows.chat(chat_body(tools=[BARE, TOOL], tool_choice=allowed_tools("auto", "f")))
+    assert auto.prompts == ["f <tool_call>"]
+    assert auto.constraint is None
+    assert auto.format is not None
+    plan = shows.chat(chat_body(tools=[BARE, TOOL], tool_choice=allowed_tools("required", "f", "f")))
+    assert plan.prompts == ["f <tool_call>"]
+    assert grammar_accepts(plan, '[{"name": "f", "parameters": {"place": {"city": "Bern"}}}]')
+    assert not grammar_accepts(plan, '[{"name": "g", "parameters": {}}]')
 
 
 @pytest.mark.parametrize("depth", [300, 600, 900])
@@ -108,6 +139,23 @@ def test_an_output_under_a_constraint_has_no_reasoning() -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice", "does not match any of the"),
         ({"tools": [TOOL], "tool_choice": "all"}, "tool_choice", "got 'all'"),
         ({"tool_choice": "auto"}, "tool_choice", "`tools` must be set"),
+        ({"tools": [TOOL], "tool_choice": {"type": "custom"}}, "tool_choice", "allowed_tools, got 'custom'"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}},
+            "tool_choice",
+            "a mode, auto or required",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": allowed_tools("none", "f")},
+            "tool_choice",
+            "a mode, auto or required",
+        ),
+        ({"tools": [TOOL], "tool_choice": allowed_tools("auto")}, "tool_choice", "at least one function"),
+        (
+            {"tools": [TOOL], "tool_choice": allowed_tools("auto", "f", "h")},
+            "tool_choice",
+            "allowed_tools.tools[1] does not match any",
+        ),
         (
             {"tools": [TOOL], "tool_choice": "required", "structured_outputs": {"choice": ["a"]}},
             "structured_outputs",

@@ -26,10 +26,11 @@ def test_every_key_opens(sent: bytes) -> None:
     assert refusal(Keys(["one", "two"]), "/v1/models", sent) is None
 
 
+@pytest.mark.parametrize("header", [b"x-api-key", b"api-key"])
 @pytest.mark.parametrize(("key", "lets_in"), [(b"two", True), (b"three", False), (b"", False)])
-def test_a_header_of_its_own(key: bytes, lets_in: bool) -> None:
-    """As Anthropic's clients send it; it counts where there is no other."""
-    scope = {"headers": [(b"x-api-key", key)]}
+def test_a_header_of_its_own(header: bytes, key: bytes, lets_in: bool) -> None:
+    """As Anthropic's and Azure's clients send it; it counts where there is no Authorization."""
+    scope = {"headers": [(header, key)]}
     keys = Keys(["one", "two"])
     if lets_in:
         keys.check("/v1/messages", scope)

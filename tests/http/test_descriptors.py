@@ -20,14 +20,27 @@ def test_connections_are_as_many_as_there_is_room_for(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(descriptors, "_limit", lambda: files)
+    monkeypatch.setattr(descriptors, "descriptor_limit", lambda: files)
     monkeypatch.setattr(descriptors, "_open_now", lambda: 20)
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     limits = limit_to_descriptors(Limits(max_connections=1000), per_connection=per_connection)
     assert limits.max_connections == room
     assert (limits.max_lingering < RESERVED) == (room < 1000)
     assert [str(room) in text for text in caplog.messages] == [True] * (room < 1000)
 
 
+def test_only_a_limit_that_was_set_is_worth_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    for files in (500, 20_000):
+        monkeypatch.setattr(descriptors, "descriptor_limit", lambda files=files: files)
+        limit_to_descriptors(Limits())
+        limit_to_descriptors(Limits(max_connections=30_000))
+    levels = [record.levelno for record in caplog.records]
+    assert levels == [logging.INFO, logging.WARNING, logging.DEBUG, logging.WARNING]
+    assert ["--max-connections 30000" in text for text in caplog.messages] == [False, True] * 2
+
+
 def test_the_systems_own_figures_make_sense() -> None:
-    assert 2 < descriptors._open_now() < descriptors._limit()
+    assert 2 < descriptors._open_now() < descriptors.descriptor_limit()

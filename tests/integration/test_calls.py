@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -254,20 +254,17 @@ def test_who_is_started_again_sleeps_as_well(fleet: Server, clients: Clients) ->
 
 def test_who_is_asked_dies_in_the_middle(fleet: Server) -> None:
     """All sleep or all are awake in the end, whatever had been decided by then."""
-    done = threading.Event()
-
-    def ask() -> None:
-        with contextlib.suppress(httpx.HTTPError):
-            fleet.post("/sleep", {}, timeout=WAIT_S)
-        done.set()
-
-    with stopped(engine_process(fleet, 2)):
-        thread = threading.Thread(target=ask)
-        thread.start()
+    url = httpx.URL(fleet.url)
+    connection = http.client.HTTPConnection(url.host, url.port, timeout=WAIT_S)
+    # A connection that a server has accepted: one in the listener's queue would be served by a successor.
+    connection.request("GET", "/health")
+    assert connection.getresponse().read() is not None
+    with contextlib.closing(connection), stopped(engine_process(fleet, 2)):
+        connection.request("POST", "/sleep")
         for process in fleet.children("api-server"):
             process.kill()
-        assert done.wait(WAIT_S)
-    thread.join()
+        with pytest.raises(ConnectionError):
+            connection.getresponse()
     wait_until(lambda: len(fleet.children("api-server")) == SERVERS, WAIT_S, "return")
     wait_until(lambda: len(set(settled(fleet))) == 1, WAIT_S, "agreement")
     assert fleet.post("/wake_up", {}, timeout=WAIT_S).status_code == 200

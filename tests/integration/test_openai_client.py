@@ -167,8 +167,44 @@ def test_fields_beyond_openais_go_through_extra_body(client: openai.OpenAI) -> N
     assert reply.id == "chatcmpl-mine"
     assert reply.choices[0].model_extra is not None
     assert len(reply.choices[0].model_extra["token_ids"]) == 5
-    with pytest.raises(openai.BadRequestError, match="store is not supported"):
-        client.chat.completions.create(model="m", messages=HELLO, store=True)
+    with pytest.raises(openai.BadRequestError, match="suffix is not supported"):
+        client.completions.create(model="m", prompt="x", suffix="y")
+
+
+def test_fields_that_only_advise_are_accepted(client: openai.OpenAI) -> None:
+    """The reply has a service tier if the request has one, as OpenAI's."""
+    advice: dict[str, Any] = {
+        "service_tier": "flex",
+        "store": True,
+        "verbosity": "low",
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "safety_identifier": "s",
+    }
+    request: dict[str, Any] = {"model": "m", "messages": HELLO, "max_tokens": 3}
+    assert client.chat.completions.create(**request).service_tier is None
+    assert client.chat.completions.create(**request, **advice).service_tier == "default"
+    events = list(client.chat.completions.create(**request, **advice, stream=True))
+    assert {event.service_tier for event in events} == {"default"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+    ],
+)
+def test_an_error_names_its_field(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(model="m", messages=HELLO, extra_body=fields)
+    assert error.value.param == param
+
+
+def test_an_error_names_its_header(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(model="m", messages=HELLO, extra_headers={"X-data-parallel-rank": "9"})
+    assert error.value.param == "X-data-parallel-rank"
 
 
 def test_a_body_that_is_planned_in_a_thread(client: openai.OpenAI) -> None:

@@ -131,6 +131,26 @@ def test_a_conversation_goes_on_after_its_calls(client: openai.OpenAI) -> None:
     assert reply.usage.completion_tokens == 3
 
 
+def test_a_conversation_goes_on_after_a_call_that_is_no_json(client: openai.OpenAI) -> None:
+    """As agents send it: what the model wrote, broken off by max_tokens, and the error as its result."""
+    broken = '{"city": "Zür'
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": broken}}
+    messages: list[Any] = [
+        *ASKED,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Invalid JSON: unterminated string."},
+    ]
+    reply = client.chat.completions.create(
+        model="m", messages=messages, tools=TOOLS, max_tokens=3, extra_body={"return_token_ids": True}
+    )
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 3
+    ids = {"tokens": (reply.model_extra or {})["prompt_token_ids"]}
+    prompt = client.with_options(base_url=str(client.base_url).removesuffix("v1/"))
+    text = prompt.post("/detokenize", body=ids, cast_to=dict[str, str])["prompt"]
+    assert json.dumps(broken, ensure_ascii=False) in text
+
+
 @pytest.mark.slow
 def test_a_named_function_is_called(tiny_llama: Server) -> None:
     with openai.OpenAI(base_url=f"{tiny_llama.url}/v1", api_key="none", max_retries=0) as client:

@@ -28,8 +28,11 @@ SCHEMA = {
     "required": ["name", "line"],
     "additionalProperties": False,
 }
-PAGE = Path(__file__).parent.parent.parent / "docs" / "structured-output.md"
-EXAMPLES = re.findall(r"^```(python|bash)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).parent.parent.parent / "docs"
+EXAMPLES, TOOL_EXAMPLES = (
+    re.findall(r"^```(python|bash)\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+    for page in ("structured-output.md", "tools.md")
+)
 OPTIONS = ("--dtype", "float32", "--threads", "1", "--max-num-batched-tokens", "256")
 MESSAGES = [{"role": "user", "content": "Which function opens a file?"}]
 
@@ -123,17 +126,32 @@ def test_streams_of_a_killed_engine_go_on_within_their_grammars(
         assert pair.metric("penstock:streams_interrupted_total", outcome="resumed") > 0
 
 
-@pytest.mark.parametrize(("language", "example"), EXAMPLES)
-def test_the_examples_of_the_page_run(demo: Server, language: str, example: str) -> None:
+def run_example(demo: Server, language: str, example: str) -> str:
+    """What an example of the docs prints."""
     command = [sys.executable, "-c"] if language == "python" else ["bash", "-c"]
     if language == "bash" and not shutil.which("curl"):
         pytest.skip("no curl")
     text = example.replace("http://localhost:8000", demo.url)
     ran = subprocess.run([*command, text], capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.parametrize(("language", "example"), EXAMPLES)
+def test_the_examples_of_the_page_run(demo: Server, language: str, example: str) -> None:
+    printed = run_example(demo, language, example)
     if language == "bash":
-        choice = json.loads(ran.stdout)["choices"][0]
+        choice = json.loads(printed)["choices"][0]
         assert choice["finish_reason"] in ("stop", "length")
         assert re.match(r" (blue|grey)$|[0-9]", choice["text"])
     else:
-        assert re.search("True|False|[0-9]", ran.stdout)
+        assert re.search("True|False|[0-9]", printed)
+
+
+@pytest.mark.parametrize(("language", "example"), TOOL_EXAMPLES)
+def test_the_example_of_the_page_about_tools_runs(demo: Server, language: str, example: str) -> None:
+    choice = json.loads(run_example(demo, language, example))["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather"
+    assert len(json.loads(call["function"]["arguments"])["city"]) <= 20

@@ -87,7 +87,13 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
         float, option("Time after which an idle connection is closed, in seconds.", "HTTP server", gt=0)
     ] = 75.0
     max_connections: Annotated[
-        int, option("Maximum connections per API server; further ones get 503.", "HTTP server", ge=1)
+        int,
+        option(
+            "Maximum connections per API server; further ones get 503. "
+            "A lower limit of open files (ulimit -n) holds.",
+            "HTTP server",
+            ge=1,
+        ),
     ] = 65536
     access_log: Annotated[
         Literal["none", "errors", "all"],

@@ -53,11 +53,12 @@ class ChatCompletions(Dialect):
             request.messages,
             add_generation_prompt=opening,
             continue_final_message=bool(request.continue_final_message),
-            tools=request.tools,
+            tools=choice.tools,
             documents=request.documents,
             variables=_template_variables(request),
         )
         plan = processor.plan(request, request_id, [text], max_tokens=max_tokens, logprobs=logprobs)
+        plan.dialect_fields = request.service_tier
         plan.add_special_tokens = bool(request.add_special_tokens)
         if not opening:
             plan.role = request.messages[-1].role
@@ -72,7 +73,8 @@ class ChatCompletions(Dialect):
 
     def reply_format(self, plan: RequestPlan, request_id: str) -> ChatReply:
         id = f"chatcmpl-{plan.request_id or request_id}"
-        return ChatReply(id, plan.model, plan.role, done_after_error=self._done_after_error)
+        tier = plan.dialect_fields is not None
+        return ChatReply(id, plan.model, plan.role, done_after_error=self._done_after_error, show_tier=tier)
 
     def _logprobs(self, request: ChatCompletionRequest) -> int:
         alternatives = request.top_logprobs or 0
@@ -114,4 +116,4 @@ def _text_to_echo(message: Message, role: str) -> str:
         return ""
     if isinstance(message.content, str):
         return message.content
-    return "\n".join(part if isinstance(part, str) else part.text or "" for part in message.content)
+    return "\n".join(part if isinstance(part, str) else part.value() or "" for part in message.content)

@@ -109,6 +109,7 @@ DESCRIPTION = ApiDescription(
             "chat.completion.chunk",
             "ChatChunkChoice",
             usage=or_null(ref("Usage")),
+            service_tier=or_null(STRING),
             prompt_token_ids=or_null(TOKENS),
             kv_transfer_params=TRANSFER,
         ),

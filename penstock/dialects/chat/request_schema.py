@@ -26,7 +26,7 @@ class ChatCompletionRequest(GenerateRequest, kw_only=True):
     tools: Annotated[list[Tool] | None, about("Functions for the chat template.")] = None
     tool_choice: Annotated[
         str | JsonObject | None,
-        about("none, auto (default with tools), required, or a function to call."),
+        about("none, auto (default with tools), required, a function to call, or allowed_tools."),
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("false: at most one tool call per message.")] = None
     reasoning_effort: Annotated[str | None, about("A variable for the chat template.")] = None
@@ -41,17 +41,8 @@ class ChatCompletionRequest(GenerateRequest, kw_only=True):
     audio: Any = None
     prediction: Any = None
     web_search_options: Any = None
-    verbosity: str | None = None
-    store: bool | None = None
-    service_tier: str | None = None
     moderation: Any = None
     prompt_cache_options: Any = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_key: Annotated[
-        str | None, about("Not used: prefixes are found by their tokens; see cache_salt.")
-    ] = None
-    metadata: Annotated[JsonObject | None, about("Not used: replies are not stored.")] = None
-    safety_identifier: Annotated[str | None, about("Your end user; not used.")] = None
 
 
 UNSUPPORTED = (
@@ -66,14 +57,6 @@ UNSUPPORTED = (
     UnsupportedField("moderation", absent, MUST_BE_ABSENT),
     UnsupportedField("prediction", absent, MUST_BE_ABSENT),
     UnsupportedField("prompt_cache_options", absent, MUST_BE_ABSENT),
-    UnsupportedField(
-        "prompt_cache_retention", lambda value: value == "in_memory", "it must be in_memory or absent"
-    ),
     UnsupportedField("return_prompt_text", absent, "it must be false or absent"),
-    UnsupportedField(
-        "service_tier", lambda value: value in ("auto", "default"), "it must be auto, default or absent"
-    ),
-    UnsupportedField("store", absent, "it must be false or absent"),
-    UnsupportedField("verbosity", lambda value: value == "medium", "it must be medium or absent"),
     UnsupportedField("web_search_options", lambda value: False, MUST_BE_ABSENT),
 )

@@ -43,6 +43,7 @@ class Completions(Dialect):
             request_validation.check_max_tokens(max_tokens, model_info.max_model_len)
         prompts = parse_prompts(request.prompt, model_info.vocab_size)
         plan = processor.plan(request, request_id, prompts, max_tokens=max_tokens, logprobs=logprobs)
+        plan.dialect_fields = request.service_tier
         plan.echo = bool(request.echo)
         if plan.echo and logprobs > plan.prompt_logprobs:
             plan.prompt_logprobs = logprobs
@@ -52,4 +53,7 @@ class Completions(Dialect):
 
     def reply_format(self, plan: RequestPlan, request_id: str) -> CompletionReply:
         id = f"cmpl-{plan.request_id or request_id}"
-        return CompletionReply(id, plan.model, plan.role, done_after_error=self._done_after_error)
+        tier = plan.dialect_fields is not None
+        return CompletionReply(
+            id, plan.model, plan.role, done_after_error=self._done_after_error, show_tier=tier
+        )

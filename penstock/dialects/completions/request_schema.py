@@ -23,13 +23,11 @@ class CompletionRequest(GenerateRequest, kw_only=True):
     ] = None
     logprobs: Annotated[int | None, about("Alternatives to return per token.")] = None
     suffix: str | None = None
-    store: bool | None = None
     prompt_embeds: Any = None
 
 
 UNSUPPORTED = (
     *COMMON,
     UnsupportedField("prompt_embeds", absent, "send prompt instead"),
-    UnsupportedField("store", absent, "it must be false or absent"),
     UnsupportedField("suffix", absent, "text is completed at its end only"),
 )

@@ -44,12 +44,16 @@ class IdempotencyCache:
     def find(self, call: RpcCall) -> RpcReply | None:
         """The reply to an earlier call with the same key, addressed to ``call``; None when there was none.
 
-        Raises RpcError when the key was used for a different call.
+        Raises RpcError when the key was used for a different call, ValueError for arguments that cannot be
+        compared: before the call runs.
         """
-        receipt = self._receipts.get(call.key) if call.key else None
+        if not call.key:
+            return None
+        asked = _asked(call)
+        receipt = self._receipts.get(call.key)
         if receipt is None:
             return None
-        if receipt.asked != _asked(call):
+        if receipt.asked != asked:
             earlier = msgspec.msgpack.decode(receipt.asked)
             raise RpcError(
                 f"the idempotency key {call.key!r} was used for {_shown(*earlier)}, "
@@ -74,7 +78,12 @@ class IdempotencyCache:
 
 
 def _asked(call: RpcCall) -> bytes:
-    return msgspec.msgpack.encode((call.method, call.arguments), order="sorted")
+    """Raises ValueError for arguments that cannot be compared."""
+    try:
+        return msgspec.msgpack.encode((call.method, call.arguments), order="sorted")
+    except TypeError:
+        text = f"arguments of {call.method[:MAX_SHOWN_CHARS]}: keys of objects are strings, others are not allowed"
+        raise ValueError(text) from None
 
 
 def _shown(method: str, arguments: object) -> str:

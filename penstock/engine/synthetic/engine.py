@@ -130,11 +130,11 @@ class SyntheticEngine:
             ("logit_bias", sampling.logit_bias),
             ("allowed_token_ids", sampling.allowed_token_ids),
             ("bad_words", sampling.bad_words or None),
-            ("structured output (response_format, structured_outputs)", sampling.grammar),
+            ("structured output (response_format, structured_outputs, tool_choice)", sampling.grammar),
             ("prompt_logprobs", None if sampling.prompt_logprobs < 0 else sampling.prompt_logprobs),
         ):
             if value is not None:
-                raise RequestRejected(f"{name} is not supported by the synthetic engine")
+                raise RequestRejected(f"{name}: the synthetic engine does not support it")
         check_request(request, self.info.max_model_len, self.info.vocab_size)
 
     def abort(self, server: int, streams: Sequence[int]) -> None:

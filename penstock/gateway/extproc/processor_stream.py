@@ -21,6 +21,7 @@ from penstock.gateway.requests.trace_context import TRACESTATE, inject_trace_con
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.response_observer import ReplyObserver, StreamObserver
 from penstock.gateway.routing.picker import NoEndpointError, pick_request
+from penstock.http.access_keys import KEY_HEADERS
 from penstock.http.errors import ApiError
 
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
@@ -179,7 +180,7 @@ class ProcessorStream:
         headers += inject_trace_context([], trace)
         removed = (*SUBSETS, *SERVED)
         if self._requests.endpoint_api_key is not None:
-            removed += ("x-api-key",)
+            removed += tuple(name.decode() for name in KEY_HEADERS)
         if trace is not None and trace.is_root:
             removed += (TRACESTATE.decode(),)
         values = dict.fromkeys(DESTINATIONS, destinations)

@@ -6,11 +6,11 @@ from collections import OrderedDict
 from hashlib import blake2b
 
 from penstock.generation.grammars.lane import Lane
-from penstock.generation.grammars.process import Question, Verdict
+from penstock.generation.grammars.process import Question
+from penstock.generation.grammars.schema_check import Verdict
 from penstock.generation.structured_output import (
     MAX_GRAMMAR_BYTES,
     Constraint,
-    invalid_constraint,
     too_large,
 )
 from penstock.http.admission import overloaded
@@ -36,7 +36,8 @@ class GrammarChecker:
         self._waiting_bytes = 0
 
     async def check(self, constraint: Constraint, client: str = "") -> Constraint:
-        """The constraint, with its grammar translated if it was GBNF. ``client``: who sent it.
+        """The constraint, with its grammar translated if it was GBNF, and without the patterns of its loose
+        parts that cannot be enforced. ``client``: who sent it.
 
         Raises ApiError with the field and the reason if the grammar is invalid or takes too long to check,
         and 429 if too many wait to be checked.
@@ -44,22 +45,23 @@ class GrammarChecker:
         text = constraint.grammar
         size = len(text)
         if size > MAX_GRAMMAR_BYTES:
-            raise invalid_constraint(constraint.field, too_large(size))
-        digest = blake2b(text.encode(), digest_size=16).digest()
-        if not constraint.gbnf and digest in self._valid:
+            raise constraint.fault(too_large(size))
+        loose = constraint.loose()
+        digest = blake2b(text.encode() + repr((constraint.kind, loose)).encode(), digest_size=16).digest()
+        if digest in self._valid:
             self._valid.move_to_end(digest)
             return constraint
         if self._waiting_bytes + size > MAX_WAITING_BYTES:
             raise overloaded("Too many grammars of other requests wait to be checked.")
         self._waiting_bytes += size
         try:
-            verdict = await self._validate(Question(text, constraint.gbnf), client)
+            verdict = await self._validate(Question(text, constraint.kind, loose), client)
         finally:
             self._waiting_bytes -= size
         if verdict.problem:
-            raise invalid_constraint(constraint.field, verdict.problem)
-        if constraint.gbnf:  # not remembered, as its translation would have to be
-            return Constraint(constraint.field, verdict.grammar)
+            raise constraint.fault(verdict.problem, verdict.path)
+        if verdict.grammar:  # not remembered, as its translation would have to be
+            return constraint._replace(grammar=verdict.grammar, kind="llguidance")
         self._valid[digest] = None
         if len(self._valid) > KNOWN_GRAMMARS:
             self._valid.popitem(last=False)

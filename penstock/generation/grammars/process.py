@@ -13,10 +13,15 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import IO
+from typing import IO, Literal
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits, grammar_from
+from llguidance import LLMatcher, grammar_from
+
+from penstock.generation.grammars.schema_check import LIMITS, Path, Verdict, check_schema
+
+GrammarKind = Literal["llguidance", "gbnf", "json_schema"]
+"""How a grammar is validated; GBNF is translated, which takes long."""
 
 MEMORY_LIMIT = 2 << 30
 """Address space of a child in bytes."""
@@ -24,7 +29,6 @@ STACK_BYTES = 2 << 20
 """Stack for one grammar: a quarter of the usual one of threads. Enough for JSON schemas of 100 objects, each
 inside the previous one."""
 
-_LIMITS = LLParserLimits(verbose_errors=False)
 _SIZE_BYTES = 8
 TOO_COMPLEX = "it is too complex: its rules are nested too deeply, or it needs too much memory"
 
@@ -33,16 +37,9 @@ class Question(msgspec.Struct, array_like=True):
     """One grammar to validate."""
 
     grammar: str
-    gbnf: bool = False
-
-
-class Verdict(msgspec.Struct, array_like=True):
-    """The result of one validation."""
-
-    grammar: str = ""
-    """The grammar, translated if it was GBNF; empty if it is equal to what was sent."""
-    problem: str = ""
-    """Why it is invalid; empty: it is valid."""
+    kind: GrammarKind = "llguidance"
+    loose: tuple[Path, ...] = ()
+    """See :func:`check_schema`."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -146,14 +143,12 @@ def _serve(cpu_limit_s: float) -> None:
 
 
 def _validated(question: Question) -> Verdict:
-    grammar, translated = question.grammar, ""
-    if question.gbnf:
-        try:
-            grammar = translated = grammar_from("grammar", grammar)
-        except ValueError as error:
-            return Verdict(problem=str(error))
     try:
-        return Verdict(translated, LLMatcher.validate_grammar(grammar, limits=_LIMITS).strip())
+        if question.kind == "json_schema":
+            return check_schema(question.grammar, question.loose)
+        translated = grammar_from("grammar", question.grammar) if question.kind == "gbnf" else ""
+        problem = LLMatcher.validate_grammar(translated or question.grammar, limits=LIMITS)
+        return Verdict(translated, problem.strip())
     except (ValueError, RuntimeError, MemoryError) as error:
         return Verdict(problem=str(error) or "it needs too much memory")
 

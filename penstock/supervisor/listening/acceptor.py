@@ -20,9 +20,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Self
 
-from penstock.exit_codes import is_exhausted
-from penstock.http.connection_source import descriptors_left
-from penstock.logging_setup import RateLimitedLog
+from penstock.http.accepting import RETRY_S, accept_waiting
+from penstock.http.descriptors import descriptors_left
 from penstock.supervisor.listening.least_connections import LeastConnectionsBalancer
 from penstock.wire.handover import HandoverError, HandoverSender
 
@@ -30,9 +29,6 @@ log = logging.getLogger(__name__)
 
 MAX_ACCEPTS_PER_TURN = 32
 """Connections accepted before reports are read again."""
-RETRY_S = 1.0
-"""Seconds to wait after the system had no descriptor or memory for another connection."""
-
 _RESERVED_DESCRIPTORS = 32
 """Descriptors for the children. The others bound the connections in transit: all can be taken back."""
 
@@ -75,7 +71,6 @@ class Acceptor:
         self._listener_registered = False
         # When accepting goes on after the system was exhausted.
         self._resume_at: float | None = None
-        self._rarely = RateLimitedLog(log, logging.ERROR)
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="acceptor", daemon=True)
 
@@ -149,22 +144,14 @@ class Acceptor:
         self._listener_registered = wanted
 
     def _accept(self) -> None:
-        for _ in range(MAX_ACCEPTS_PER_TURN):
-            try:
-                connection, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if is_exhausted(error.errno):
-                    text = "cannot accept connections: %s; trying again"
-                    self._rarely("accept", text, os.strerror(error.errno or 0))
-                    self._resume_at = time.monotonic() + RETRY_S
-                    return
-                continue  # this connection is broken already, see accept(2)
+        for connection in accept_waiting(self._listener, MAX_ACCEPTS_PER_TURN, self._pause):
             self._waiting.append(connection)
             self._hand_over()
             if self._waiting:
                 return
+
+    def _pause(self) -> None:
+        self._resume_at = time.monotonic() + RETRY_S
 
     def _hand_over(self) -> None:
         while self._waiting and (target := self._balancer.choose()) is not None:

@@ -21,6 +21,12 @@ def test_without_a_key_nothing_is_remembered() -> None:
     assert receipts.find(RpcCall(2, "reset")) is None
 
 
+def test_arguments_that_cannot_be_compared_are_refused_before_the_call_runs() -> None:
+    receipts = IdempotencyCache()
+    with pytest.raises(ValueError, match="arguments of reset: keys of objects are strings"):
+        receipts.find(RpcCall(1, "reset", {"a": {1: 2, "b": 3}}, "k"))
+
+
 @pytest.mark.parametrize(
     "other", [RpcCall(2, "sleep", {"level": 1}, "k"), RpcCall(2, "sleep", {"level": 2}, "k")]
 )

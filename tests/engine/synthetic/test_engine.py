@@ -415,10 +415,10 @@ def test_logprobs(model_dir: Path) -> None:
         (submit(1, max_tokens=0), "max_tokens: 0, but must be more than 0"),
         (submit(1, max_tokens=2, resumed=2), "max_tokens: 2, but must be more than 2"),
         (submit(1, resumed=4), "of which resumed are output"),
-        (submit(1, logit_bias={5: 1.0}), "logit_bias is not supported"),
-        (submit(1, allowed_token_ids=(5,)), "allowed_token_ids is not supported"),
-        (submit(1, bad_words=((5,),)), "bad_words is not supported"),
-        (submit(1, prompt_logprobs=0), "prompt_logprobs is not supported"),
+        (submit(1, logit_bias={5: 1.0}), "logit_bias: the synthetic engine"),
+        (submit(1, allowed_token_ids=(5,)), "allowed_token_ids: the synthetic engine"),
+        (submit(1, bad_words=((5,),)), "bad_words: the synthetic engine"),
+        (submit(1, prompt_logprobs=0), "prompt_logprobs: the synthetic engine"),
     ],
 )
 def test_rejected(model_dir: Path, request_: Any, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import select
 import socket
@@ -12,7 +13,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from penstock.http import accepting
 from penstock.http.listener import listen
+from penstock.logging_setup import RateLimitedLog
 from penstock.supervisor.listening import acceptor as module
 from penstock.supervisor.listening import least_connections
 from penstock.supervisor.listening.acceptor import Acceptor
@@ -226,6 +229,7 @@ def test_accepting_goes_on_after_failures(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.01)
+    monkeypatch.setattr(accepting, "_rarely", RateLimitedLog(accepting.log, logging.ERROR))
     with Exhausted(listener) as exhausted, Acceptor(exhausted) as acceptor, ExitStack() as stack:
         site = Site(stack, listener, acceptor)
         server = site.server()

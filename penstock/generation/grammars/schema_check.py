@@ -1,0 +1,240 @@
+"""Validates a JSON schema for llguidance: names the part that is at fault, and drops what cannot be enforced.
+
+llguidance names the fault but not its place. The place is found by validating the schema with parts of it
+left out. Grammars are made with its option ``lenient``: it tells what it cannot enforce in warnings. An
+unknown ``format`` is an annotation (JSON Schema 2020-12, validation, 7.2.1) and no fault.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits
+
+Path = tuple[str | int, ...]
+"""Keys and indexes that lead to a part of a JSON text."""
+
+LIMITS = LLParserLimits(verbose_errors=False)
+SEARCH_S = 1.0
+"""CPU time to find the place of a fault; a part that contains it is named if that takes longer."""
+
+_ROOT: Path = ("grammars", 0, "json_schema")
+"""Where the schema is in the text of its grammar."""
+_NAMED = frozenset(("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"))
+_LISTED = frozenset(("anyOf", "allOf", "oneOf", "prefixItems", "items"))
+_SINGLE = frozenset(
+    (
+        "additionalItems",
+        "additionalProperties",
+        "contains",
+        "else",
+        "if",
+        "items",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    )
+)
+"""Keywords whose values are schemas: by name, in a list, or one."""
+_DEFINITIONS = frozenset(("$defs", "definitions"))
+_UNKNOWN_FORMAT = "Unknown format: "
+_BAD_PATTERN = "regex parse error"
+_UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]", re.DOTALL)
+
+
+class Verdict(msgspec.Struct, array_like=True):
+    """The result of one validation."""
+
+    grammar: str = ""
+    """The grammar as it is to be used, if that differs from what was sent."""
+    problem: str = ""
+    """Why it is invalid; empty: it is valid."""
+    path: Path = ()
+    """The part of a JSON schema with the problem."""
+
+
+def check_schema(grammar: str, loose: Sequence[Path]) -> Verdict:
+    """Validate the grammar of a JSON schema, made with ``lenient``.
+
+    ``loose``: parts of the schema that may have keywords and patterns that cannot be enforced; they are
+    dropped. Elsewhere they are a problem. Raises llguidance's errors.
+    """
+    changed = ""
+    fault, warnings = _validated(grammar)
+    if _BAD_PATTERN in fault and loose:
+        document = json.loads(grammar)
+        for path in loose:
+            _drop_bad_patterns(_at(document, _ROOT + path))
+        changed = grammar = json.dumps(document)
+        fault, warnings = _validated(grammar)
+    if fault:
+        search = _Search(json.loads(grammar), lambda text: _validated(text)[0])
+        return Verdict("", _explained(search.problem), search.path)
+    if warnings and () not in loose:
+        document = json.loads(grammar)
+        for path in loose:
+            _put(document, _ROOT + path, {})
+        if any(_validated(json.dumps(document))[1]):
+            search = _Search(document, _first_problem)
+            return Verdict("", _explained(search.problem), search.path)
+    return Verdict(changed)
+
+
+def _validated(grammar: str) -> tuple[str, list[str]]:
+    """The error, and what is not enforced."""
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
+    if is_error:
+        return messages[0].strip() or "it is not valid", []
+    return "", [each for each in messages if not each.startswith(_UNKNOWN_FORMAT)]
+
+
+def _first_problem(grammar: str) -> str:
+    fault, warnings = _validated(grammar)
+    return fault or (warnings[0] if warnings else "")
+
+
+def _explained(problem: str) -> str:
+    """llguidance's message, in the words of JSON Schema where it speaks of its code."""
+    match = _UNIMPLEMENTED.fullmatch(problem)
+    if match is None:
+        return problem
+    names = match[1].replace('"', "'")
+    what = f"the keywords {names}" if "," in names else f"the keyword {names}"
+    return f"{what} cannot be enforced"
+
+
+# -- parts of schemas
+
+
+def _at(value: Any, path: Path) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
+def _put(value: Any, path: Path, part: Any) -> None:
+    _at(value, path[:-1])[path[-1]] = part
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[Path]:
+    """Paths of the schemas directly inside ``schema``."""
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            yield from ((key, name) for name in value)
+        elif key in _LISTED and isinstance(value, list):
+            yield from ((key, index) for index in range(len(value)))
+        elif key in _SINGLE and isinstance(value, dict):
+            yield (key,)
+
+
+def _blank(part: Path) -> dict[str, Any]:
+    """A schema without faults for the place of ``part``: an alternative that allows anything would make
+    llguidance skip the others, and two equal ones of ``oneOf`` exclude each other."""
+    return {"const": part[1]} if part[0] in ("anyOf", "oneOf") else {}
+
+
+def _drop_bad_patterns(schema: Any) -> None:
+    """Remove every ``pattern`` that llguidance cannot compile, such as one with look-ahead."""
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if not isinstance(part, dict):
+            continue
+        pattern = part.get("pattern")
+        if isinstance(pattern, str) and _validated(_pattern_grammar(pattern))[0]:
+            del part["pattern"]
+        waiting += [_at(part, path) for path in _parts(part)]
+
+
+def _pattern_grammar(pattern: str) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))
+
+
+# -- the place of a fault
+
+
+class _OutOfTime(Exception):
+    pass
+
+
+class _Search:
+    """Finds the innermost part of a schema that has a problem even without the parts inside it."""
+
+    def __init__(self, document: Any, problem_of: Callable[[str], str]) -> None:
+        """``document``: the grammar, parsed; it is changed. ``problem_of``: says what is wrong with one."""
+        self._document = document
+        self._problem_of = problem_of
+        self._end = time.process_time() + SEARCH_S
+        self._path = _ROOT
+        self.problem = problem_of(json.dumps(document))
+        self._followed: set[Path] = set()
+        try:
+            while self._descend():
+                pass
+        except _OutOfTime:
+            pass
+
+    @property
+    def path(self) -> Path:
+        return self._path[len(_ROOT) :]
+
+    def _has_problem(self) -> bool:
+        if time.process_time() > self._end:
+            raise _OutOfTime
+        problem = self._problem_of(json.dumps(self._document))
+        self.problem = problem or self.problem
+        return bool(problem)
+
+    def _descend(self) -> bool:
+        """Go one part further. False: the problem is of this part."""
+        schema = _at(self._document, self._path)
+        if not isinstance(schema, dict):
+            return False
+        originals = {path: _at(schema, path) for path in _parts(schema) if path[0] not in _DEFINITIONS}
+
+        def keep(paths: Sequence[Path]) -> None:
+            for path, original in originals.items():
+                _put(schema, path, original if path in paths else _blank(path))
+
+        keep(())
+        if self._has_problem():
+            target = self._target(schema)
+            if target is None or target in self._followed:
+                return False
+            self._followed.add(target)
+            self._path = target
+            return True
+        rest = list(originals)
+        while len(rest) > 1:
+            half = rest[: len(rest) // 2]
+            keep(half)
+            rest = half if self._has_problem() else rest[len(half) :]
+        keep(rest)
+        if not rest or not self._has_problem():
+            keep(list(originals))  # several parts exclude each other
+            return False
+        self._path += rest[0]
+        return True
+
+    def _target(self, schema: dict[str, Any]) -> Path | None:
+        """The part that ``$ref`` refers to."""
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            return None
+        path, value = _ROOT, _at(self._document, _ROOT)
+        for step in reference[2:].split("/"):
+            name = step.replace("~1", "/").replace("~0", "~")
+            try:
+                key: str | int = int(name) if isinstance(value, list) else name
+                value = value[key]
+            except (LookupError, TypeError, ValueError):
+                return None
+            path += (key,)
+        return path
