@@ -14,6 +14,8 @@ log = logging.getLogger("penstock.access")
 
 _BARE = re.compile(r"[!#-<>-~]+")
 """Values that need no quotes: visible ASCII without quotes and equals signs."""
+MAX_PATH = 256
+"""Characters of a path in the log; one may be as long as a request's head."""
 _BAD_ENDS = ("error", "abort", "cut")
 
 
@@ -43,7 +45,7 @@ class AccessLog:
         fields: dict[str, object] = {
             "request_id": exchange.request_id if reply is None else reply.format.id,
             "method": exchange.method,
-            "path": exchange.path.decode("latin-1"),
+            "path": _cut(exchange.path.decode("latin-1")),
             "status": status,
             "seconds": f"{time.monotonic() - exchange.arrival:.3f}",
         }
@@ -67,3 +69,7 @@ def _log(fields: dict[str, object]) -> None:
 def _value(text: str) -> str:
     """``text``, as a JSON string if it needs quotes."""
     return text if _BARE.fullmatch(text) else json.dumps(text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_PATH else f"{text[: MAX_PATH - 1]}…"

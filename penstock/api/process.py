@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import time
 from collections.abc import Iterator
 
@@ -66,12 +67,15 @@ from penstock.wire.sockets import engine_address
 log = logging.getLogger(__name__)
 
 COLLECT_INTERVAL_S = 0.05
+"""Seconds between checks whether to collect garbage."""
+SWITCH_INTERVAL_S = 0.0005
+"""Time that a thread runs Python code while another one wants to. With Python's 5 ms, every system call of
+the event loop would wait that long while a thread checks a large request."""
 HELD_BODIES = 4
 """Request bodies of the maximum size that an API server may hold altogether until they are tokenized, beside
 :data:`HELD_BYTES`. Beyond them, the largest incomplete request gets 503."""
 HELD_BYTES = 64 << 20
 """Bytes for small bodies and heads of requests."""
-"""Seconds between checks whether to collect garbage."""
 
 
 def run(control: ControlChannel) -> int:
@@ -115,6 +119,7 @@ class _Server:
 
     async def serve(self) -> int:
         loop = asyncio.get_running_loop()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._first_engine = loop.create_future()
         self._ended = loop.create_future()
         launch = self._launch

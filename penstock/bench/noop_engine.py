@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,9 @@ class NoOpEngine:
 
     def take_admitted(self) -> Sequence[tuple[int, int]]:
         return self._scheduler.table.take_admitted()
+
+    def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
+        self._scheduler.table.notify_start = notify
 
     def fail_all(self, code: str, message: str) -> StepRows:
         return self._scheduler.fail_all(code, message)

@@ -74,6 +74,8 @@ class SubmitBatch:
         first = self.submits[0]
         if owner is not self.owner or submit.kv_transfer_params is not first.kv_transfer_params:
             return None
+        if submit.resubmitted != first.resubmitted:
+            return None
         size = CHOICE_SIZE + (0 if submit.prompt is first.prompt else len(submit.prompt))
         if self.size + size > self._max_size:
             return None
@@ -269,11 +271,12 @@ class Connections:
             return
         engine.link, engine.info, engine.leaving = None, None, False
         engine.outbox.clear()
+        accepted = engine.accepted
         engine.clear()
         self._loop.remove_reader(link.fd)
         self._loop.remove_reader(link.monitor_fd)
         link.close()
-        self._receiver.on_lost(engine, reason)
+        self._receiver.on_lost(engine, reason, accepted)
         if not self._closed:
             self._loop.call_later(RECONNECT_S, self._connect, engine)
 

@@ -15,7 +15,7 @@ from penstock.dispatch.load_balancer import LoadBalancer, affinity_keys
 from penstock.dispatch.resumption import Resumption
 from penstock.metrics.board import MetricsBoard
 from penstock.metrics.snapshot import ProcessKey, decode_snapshot, process_name, role_of
-from penstock.streaming.engine_faults import INVALID_METRICS, UNREADABLE, EngineFaults
+from penstock.streaming.engine_faults import INVALID_CODE, INVALID_METRICS, UNREADABLE, EngineFaults
 from penstock.streaming.output_processor import NO_ENGINE, OutputProcessor
 from penstock.streaming.request_states import StreamState
 from penstock.streaming.stream import Stream, StreamError
@@ -35,6 +35,7 @@ from penstock.wire.messages import (
     Hello,
     RpcCall,
     RpcReply,
+    Started,
     StreamFailed,
     Submit,
     Welcome,
@@ -45,12 +46,15 @@ from penstock.wire.regroup import merge_frames
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE_LENGTH, MAX_CODE_LENGTH = 4096, 64
-"""Characters of an engine's error messages and codes that clients get."""
+MAX_MESSAGE_LENGTH = 4096
+"""Characters of an engine's error messages that clients get."""
+MAX_RETRY_AFTER_MS = 60_000
+"""Maximum time that clients are told to wait; engines estimate at most that."""
 
 _FIELD = re.compile(r"([a-z_]+): ")
 """How an engine's message starts that is about one field."""
 _STATUS = {"invalid_request": 400, OVERLOADED: 429, SLEEPING: 503, "engine_error": 500}
+"""HTTP status by the code of an engine's failure; clients get no other code."""
 
 
 class RoutingHints(NamedTuple):
@@ -122,11 +126,12 @@ class EngineClient:
         for other in ended:
             self._connections.disconnect(other, reason)
 
-    def on_lost(self, engine: EngineState, reason: str) -> None:
-        """The connection is closed. ``reason``: for clients whose request the engine ran."""
+    def on_lost(self, engine: EngineState, reason: str, accepted: int) -> None:
+        """The connection is closed. ``reason``: for clients whose request the engine ran. ``accepted``:
+        number of streams that it had taken from the connection before its last step that ended."""
         self.calls.on_disconnected(engine.rank)
         if self._resumption is not None:
-            self._resumption.on_lost(engine.rank, reason, time.monotonic())
+            self._resumption.on_lost(engine.rank, reason, time.monotonic(), accepted)
 
     def on_fault(self, engine: EngineState, message: str, *arguments: object, exc_info: bool = False) -> None:
         """A message of the engine could not be decoded or handled; the connection is closed."""
@@ -222,6 +227,7 @@ class EngineClient:
         stream.refusals = 0
         self.streams.assign(stream, engine.rank)
         self._submit(engine, stream, request)
+        stream.started, stream.submit_number = False, engine.submitted
         return True
 
     def _submit(self, engine: EngineState, stream: Stream, request: Submit) -> None:
@@ -287,6 +293,8 @@ class EngineClient:
                 self.on_engine_available()
             case StreamFailed():
                 self._on_failed(engine, message)
+            case Started():
+                self._on_started(engine, message)
             case EngineMetrics():
                 self._on_metrics(engine, message)
             case RpcReply():
@@ -299,6 +307,13 @@ class EngineClient:
             case _:
                 raise WireError(f"unexpected {type(message).__name__}")
 
+    def _on_started(self, engine: EngineState, started: Started) -> None:
+        if self.streams is None:
+            raise WireError("a stream starts before any stream")
+        stream = self.streams.running_stream(engine.rank, started.stream)
+        if stream is not None:
+            stream.started = True
+
     def _on_failed(self, engine: EngineState, failed: StreamFailed) -> None:
         if self.streams is None:
             raise WireError("a failed stream before any stream")
@@ -306,18 +321,27 @@ class EngineClient:
         if stream is None:
             return
         fresh = failed.position == 0 and self.streams.num_delivered(stream) == 0
-        if failed.code == OVERLOADED and fresh and self._submit_to_next(stream):
-            return
-        status = _STATUS.get(failed.code, 500)
-        code, message = failed.code[:MAX_CODE_LENGTH], failed.message[:MAX_MESSAGE_LENGTH]
+        if failed.code == OVERLOADED and self.streams.is_wanted(stream):
+            if stream.resumed_at >= 0:
+                assert self._resumption is not None  # it has resumed the stream
+                self._resumption.on_refused(stream, time.monotonic())
+                return
+            if fresh and self._submit_to_next(stream):
+                return
+        code, message = failed.code, failed.message[:MAX_MESSAGE_LENGTH]
+        if code not in _STATUS:
+            self.faults.record(engine.rank, INVALID_CODE, "a stream fails with the code %.60r", code)
+            code = "engine_error"
+        retry_after_ms = min(failed.retry_after_ms, MAX_RETRY_AFTER_MS)
+        status = _STATUS[code]
         field = _FIELD.match(message) if status == 400 else None
         param = None if field is None else field[1]
-        self.streams.end(stream, StreamError(status, code, message, failed.retry_after_ms, param))
+        self.streams.end(stream, StreamError(status, code, message, retry_after_ms, param))
 
     def _submit_to_next(self, stream: Stream) -> bool:
         """Submits a stream that an engine with a full queue rejected to the next engine.
 
-        False if every engine that may run it has rejected it, or its request no longer wants it.
+        False if every engine that may run it has rejected it.
         """
         assert self.streams is not None
         assert stream.request is not None  # it was submitted
@@ -325,7 +349,7 @@ class EngineClient:
             return False
         stream.refusals += 1
         candidates = [engine for engine in self.engines if engine.accepts_streams]
-        if stream.refusals >= len(candidates) or not self.streams.is_wanted(stream):
+        if stream.refusals >= len(candidates):
             return False
         following = next((engine for engine in candidates if engine.rank > stream.rank), candidates[0])
         self.streams.assign(stream, following.rank)

@@ -159,7 +159,17 @@ class Calls:
         if future is None:
             log.debug("engine %d answered call %d too late", rank, reply.call)
         elif not future.done():
-            future.set_result(reply)
+            future.set_result(_presentable(reply))
+
+
+def _presentable(reply: RpcReply) -> RpcReply:
+    """The reply, as an error if its result cannot be part of an HTTP reply."""
+    try:
+        msgspec.json.encode(reply.result)
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+        problem = f"the engine's result is no JSON value: {error}"
+        return msgspec.structs.replace(reply, result=None, error=problem)
+    return reply
 
 
 class _Attempt:

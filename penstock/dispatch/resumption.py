@@ -22,8 +22,9 @@ from penstock.wire.messages import Submit
 log = logging.getLogger(__name__)
 
 MAX_FAILED_RESUMES = 2
-"""A resume fails if the engine is lost before it sends MIN_PROGRESS tokens of the stream: the stream may have
-crashed it. After that the stream is a suspect: suspects are resumed one at a time, so that another loss
+"""A resume fails if the engine is lost after it began to run the stream and before it sends MIN_PROGRESS
+tokens of it: the stream may have crashed it. Streams that only wait in its queue are not the cause. After a
+failed resume the stream is a suspect: suspects are resumed one at a time, so that another loss
 identifies the cause. A stream with this many failed resumes is ended. Progress resets the count."""
 MIN_PROGRESS = 2
 """An engine sends a stream's first token at once, so only a second one shows that it went on."""
@@ -31,6 +32,9 @@ RESUMED_INTERVAL = 16
 """Maximum tokens per row of a resumed stream, and with it the tokens that another loss costs: without that a
 stream whose rows are far apart would advance by one token per engine that is lost. Suspects have rows of one
 token."""
+
+RETRY_S = 1.0
+"""Time until a stream is submitted again that an engine had no memory for."""
 
 Entry: TypeAlias = tuple[float, Stream]
 """When a stream that no engine runs expires, and the stream."""
@@ -62,11 +66,15 @@ class Resumption:
         """Streams with a failed resume, which are resumed one at a time."""
         self._trial: Stream | None = None
         """The suspect that was resumed."""
+        self._retry_at: float | None = None
+        """When streams that were refused are submitted again; None: none was."""
 
     # -- events
 
-    def on_lost(self, rank: int, message: str, now: float) -> None:
-        """Engine ``rank`` is gone. ``message``: the reason, for clients of streams that are not resumed."""
+    def on_lost(self, rank: int, message: str, now: float, accepted: int) -> None:
+        """Engine ``rank`` is gone. ``message``: the reason, for clients of streams that are not resumed.
+        ``accepted``: number of streams that it had taken from its connection before its last step that ended.
+        """
         orphans = self._streams.detach_engine(rank)
         if not orphans:
             return
@@ -76,7 +84,7 @@ class Resumption:
                 self._end(stream, "ended", message)
         else:
             for stream in orphans:
-                self._count_failed_resume(stream, message)
+                self._count_failed_resume(stream, message, accepted)
             self._resume([(now + self._timeout_s, stream) for stream in orphans])
         if not self._closed:
             waiting = len(self._waiting) + len(self._suspects)
@@ -84,14 +92,28 @@ class Resumption:
             counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
             log.warning("engine %d lost with %d streams: %s", rank, len(orphans), counts)
 
+    def on_refused(self, stream: Stream, now: float) -> None:
+        """The engine that was to resume the stream has no memory for it."""
+        self._streams.detach(stream)
+        if self._closed:
+            self._end(stream, "ended", "The server stops.")
+            return
+        waiting = self._suspects if stream.failed_resumes else self._waiting
+        waiting.append((now + self._timeout_s, stream))
+        self._retry_at = now + RETRY_S
+
     def on_engine(self) -> None:
         """An engine accepts streams again."""
         waiting, self._waiting = self._waiting, deque()
         self._resume(list(waiting))
 
     def tick(self, now: float) -> None:
-        """Resumes the next suspect, and ends the streams that have expired."""
-        self._try_suspect()
+        """Resumes the next suspect and streams that were refused, and ends the streams that have expired."""
+        if self._retry_at is not None and now >= self._retry_at:
+            self._retry_at = None
+            self.on_engine()
+        if self._retry_at is None:
+            self._try_suspect()
         self._expire(self._waiting, now)
         if self._trial is None:  # no suspect was resumed, for lack of an engine
             self._expire(self._suspects, now)
@@ -105,10 +127,12 @@ class Resumption:
 
     # -- streams
 
-    def _count_failed_resume(self, stream: Stream, message: str) -> None:
+    def _count_failed_resume(self, stream: Stream, message: str, accepted: int) -> None:
         """Counts a failed resume of a stream that has just lost its engine, and ends one with too many."""
         if not self._awaits_progress(stream):
             stream.failed_resumes = 0
+            return
+        if not self._may_have_run(stream, accepted):
             return
         stream.failed_resumes += 1
         if stream.failed_resumes == MAX_FAILED_RESUMES:
@@ -171,6 +195,12 @@ class Resumption:
             return False
         return self._streams.num_delivered(stream) - stream.resumed_at < MIN_PROGRESS
 
+    def _may_have_run(self, stream: Stream, accepted: int) -> bool:
+        """Whether the lost engine may have run the resumed stream: it said so, or has not ended a step since
+        it took the stream."""
+        delivered = self._streams.num_delivered(stream) > stream.resumed_at
+        return stream.started or delivered or stream.submit_number > accepted
+
     def _expire(self, entries: deque[Entry], now: float) -> None:
         while entries and entries[0][0] <= now:
             stream = entries.popleft()[1]
@@ -196,6 +226,7 @@ def _continuation(stream: Stream, delivered: I32) -> Submit:
     token, and no KV transfer parameters, since the KV cache fetched for the prompt is lost."""
     request = stream.request
     assert request is not None  # every stream is opened to be submitted
+    request = msgspec.structs.replace(request, resubmitted=True)
     if stream.failed_resumes:
         request = msgspec.structs.replace(request, interval=1, interval_ms=0)
     elif request.interval > RESUMED_INTERVAL:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -103,6 +103,11 @@ class Engine(Protocol):
 
     def take_admitted(self) -> Sequence[tuple[int, int]]:
         """Streams, as (API server, handle), that were given a slot since the last call."""
+        ...
+
+    def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
+        """Have ``notify`` called with the API server and handle of each resubmitted stream that is given a
+        slot, before anything of it is computed."""
         ...
 
     def fail_all(self, code: str, message: str) -> StepRows:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.http.asgi import encode_json
 from penstock.streaming.detokenizer import Detokenizer
+from penstock.streaming.engine_faults import INVALID_LOGPROBS, InvalidOutputError
 from penstock.streaming.token_table import TokenTable
 from penstock.wire.arrays import F32, I32
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
@@ -135,7 +136,8 @@ class PromptLogprobFormatter:
         """int32 rank of each token of the prompt, from the second one on, like ``_columns``."""
 
     def add(self, logprobs: PromptLogprobs) -> None:
-        """Add the next tokens; repeated ones are ignored. Raises ValueError if some are missing."""
+        """Add the next tokens; repeated ones are ignored. Raises InvalidOutputError if some are
+        missing."""
         known = len(self._columns) + 1
         before = np.maximum.accumulate(np.concatenate(([known - 1], logprobs.position)))[:-1]
         fresh = logprobs.position > before
@@ -143,7 +145,9 @@ class PromptLogprobFormatter:
         missing = np.flatnonzero(positions != np.arange(known, known + len(positions)))
         if len(missing):
             due, got = known + int(missing[0]), int(positions[missing[0]])
-            raise ValueError(f"prompt logprobs from {got}, but those from {due} are due")
+            raise InvalidOutputError(
+                INVALID_LOGPROBS, f"prompt logprobs from {got}, but those from {due} are due"
+            )
         self._columns.add(logprobs.ids[fresh], logprobs.values[fresh])
         self._ranks += logprobs.rank[fresh].astype(np.int32).tobytes()
 

@@ -21,6 +21,7 @@ from penstock.generation.parsers.message import MessageParser
 from penstock.generation.plan import RequestPlan
 from penstock.generation.token_usage import TokenUsage, count_usage
 from penstock.streaming.assembler import Assembler, TextDelta
+from penstock.streaming.engine_faults import INVALID_LOGPROBS, INVALID_TRANSFER, InvalidOutputError
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.request_states import ReplyEvent, ReplyState, next_reply_state
 from penstock.streaming.stream import Stream, StreamError
@@ -252,15 +253,21 @@ class RequestReply(ABC):
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
         prompt = self.choices[stream.index].prompt
         if prompt.logprobs is None or int(logprobs.position.max()) >= prompt.length:
-            raise ValueError(
-                "logprobs of a prompt, or of one of its tokens, that the engine was not asked for"
+            raise InvalidOutputError(
+                INVALID_LOGPROBS, "logprobs of a prompt, or of a token in it, that it was not asked for"
             )
         prompt.logprobs.add(logprobs)
 
     def on_transfer(self, stream: Stream, params: KVTransferParams) -> None:
-        msgspec.json.decode(params, type=dict[str, msgspec.Raw])
+        try:
+            params.decode()
+            msgspec.json.decode(params, type=dict[str, msgspec.Raw])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidOutputError(INVALID_TRANSFER, f"kv_transfer_params: {error}") from None
         if b"\n" in params or b"\r" in params:
-            raise ValueError("kv_transfer_params with a line break, which would end an event")
+            raise InvalidOutputError(
+                INVALID_TRANSFER, "kv_transfer_params with a line break, which would end an event"
+            )
         self.choices[stream.index].kv_transfer_params = params
 
     # -- the end of a choice

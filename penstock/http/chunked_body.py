@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import re
+from collections import deque
+from collections.abc import Callable
 
 from penstock.http.errors import ApiError
 from penstock.http.request_head import HEADER_LINES, bad_header
@@ -15,9 +18,47 @@ MAX_EXTENSIONS = 16 * 1024
 MAX_TRAILERS = 8 * 1024
 """Bytes of the trailers of a body."""
 CHUNKS_PER_TURN = 512
-"""Chunks decoded in one turn of the event loop: about 0.5 ms, so that tiny chunks do not delay others."""
+"""Chunks of one connection that are decoded at a time: about 0.5 ms."""
+CHUNKS_PER_ROUND = 2048
+"""Chunks of all connections that are decoded in one round of the event loop: about 2 ms, so that connections
+with tiny chunks, however many, do not delay others."""
 
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\r\n")
+
+
+class ChunkRounds:
+    """Shares the decoding of chunked bodies among the connections of a server, which take turns."""
+
+    def __init__(self) -> None:
+        self.left = CHUNKS_PER_ROUND
+        """Chunks that may still be decoded in this round of the event loop."""
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._scheduled = False
+
+    def spend(self, chunks: int) -> None:
+        """``chunks`` have been decoded."""
+        self.left -= chunks
+        self._schedule()
+
+    def wait(self, resume: Callable[[], None]) -> None:
+        """Have ``resume`` called in a later round, when it is this connection's turn."""
+        self._waiting.append(resume)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._scheduled = False
+        self.left = CHUNKS_PER_ROUND
+        for _ in range(len(self._waiting)):
+            if self.left <= 0:
+                break
+            self._waiting.popleft()()
+        if self._waiting:
+            self._schedule()
 
 
 class _State(enum.Enum):
@@ -44,10 +85,10 @@ class ChunkedBody:
     def done(self) -> bool:
         return self._state is _State.DONE
 
-    def take(self, buffer: bytearray) -> tuple[bytes, bool]:
+    def take(self, buffer: bytearray) -> tuple[bytes, int]:
         """Remove what can be decoded from the start of ``buffer``, at most :data:`CHUNKS_PER_TURN` chunks.
 
-        Returns the data, and whether there may be more to decode in ``buffer``. Raises ApiError.
+        Returns the data, and the number of chunks; there may be more if it is the greatest. Raises ApiError.
         """
         data = bytearray()
         at, chunks = 0, 0
@@ -85,7 +126,7 @@ class ChunkedBody:
             else:
                 break
         del buffer[:at]
-        return bytes(data), chunks == CHUNKS_PER_TURN
+        return bytes(data), chunks
 
     def _line_end(self, buffer: bytearray, at: int, most: int, problem: str) -> int:
         """Where the line at ``at`` ends; 0 while it is incomplete."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from penstock.http.chunked_body import ChunkRounds
 from penstock.http.errors import ApiError
 from penstock.http.receive_budget import Holder, ReceiveBudget
 
@@ -41,6 +42,7 @@ class ConnectionSettings:
     """True once the process is about to end: every reply is then the last one of its connection."""
     budget: ReceiveBudget = field(init=False)
     """Of the bytes of requests that the connections hold."""
+    chunk_rounds: ChunkRounds = field(default_factory=ChunkRounds)
     lingering: set[Holder] = field(default_factory=set)
     """Connections that only wait for their client to close."""
 

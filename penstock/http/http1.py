@@ -261,8 +261,14 @@ class ServerProtocol(Protocol):
         self._begin(head)
 
     def _take_up_body(self) -> None:
+        rounds = self._settings.chunk_rounds
+        if self._reader.chunked and rounds.left <= 0:
+            self._continue_later()
+            return
         data, request = self._reader.read_body(), self._request
         self.timer.body_bytes += len(data)
+        if self._reader.chunks:
+            rounds.spend(self._reader.chunks)
         if request is not None:  # else it was answered already
             request.add_body(data)
             request.body_complete = self._reader.body_complete
@@ -271,9 +277,13 @@ class ServerProtocol(Protocol):
             self.timer.on_request_complete()
             if request is None:
                 self.timer.on_last_reply(time.monotonic())
-        elif self._reader.has_more and not self._continues:
+        elif self._reader.has_more:
+            self._continue_later()
+
+    def _continue_later(self) -> None:
+        if not self._continues:
             self._continues = True
-            get_running_loop().call_soon(self._continue)
+            self._settings.chunk_rounds.wait(self._continue)
 
     def _continue(self) -> None:
         self._continues = False

@@ -3,7 +3,7 @@ before: those of a request behind the one in progress wait."""
 
 from __future__ import annotations
 
-from penstock.http.chunked_body import ChunkedBody
+from penstock.http.chunked_body import CHUNKS_PER_TURN, ChunkedBody
 from penstock.http.errors import ApiError
 from penstock.http.request_head import RequestHead, check_start, parse_head
 
@@ -16,7 +16,7 @@ class RequestReader:
     """The requests of one connection: :meth:`read_head`, then :meth:`read_body` until
     :attr:`body_complete`."""
 
-    __slots__ = ("_buffer", "_chunked", "_empty_lines", "_left", "_max_head_bytes", "_more", "_searched")
+    __slots__ = ("_buffer", "_chunked", "_empty_lines", "_left", "_max_head_bytes", "_searched", "chunks")
 
     def __init__(self, max_head_bytes: int) -> None:
         self._max_head_bytes = max_head_bytes
@@ -28,7 +28,8 @@ class RequestReader:
         self._left = 0
         """Bytes of a body with a length that have not come."""
         self._chunked: ChunkedBody | None = None
-        self._more = False
+        self.chunks = 0
+        """Chunks that the latest :meth:`read_body` has decoded."""
 
     @property
     def waiting(self) -> int:
@@ -46,9 +47,14 @@ class RequestReader:
         return None if self._chunked is not None else self._left
 
     @property
+    def chunked(self) -> bool:
+        """Whether the body that is being read is chunked."""
+        return self._chunked is not None
+
+    @property
     def has_more(self) -> bool:
         """Whether another :meth:`read_body` would find more without further bytes."""
-        return self._more
+        return self.chunked and self.chunks == CHUNKS_PER_TURN
 
     def receive(self, data: bytes) -> None:
         self._buffer += data
@@ -57,7 +63,7 @@ class RequestReader:
         """Forget what has come, and that the body has a rest."""
         self._buffer.clear()
         self._searched = self._left = 0
-        self._chunked, self._more = None, False
+        self._chunked, self.chunks = None, 0
 
     def read_head(self) -> RequestHead | None:
         """The head of the next request; None while it is incomplete. Raises ApiError."""
@@ -94,10 +100,11 @@ class RequestReader:
         """What has come of the body since the last call. Raises ApiError."""
         buffer, chunked = self._buffer, self._chunked
         if chunked is not None:
-            data, self._more = chunked.take(buffer)
+            data, self.chunks = chunked.take(buffer)
             if chunked.done:
-                self._chunked, self._more = None, False
+                self._chunked = None
             return data
+        self.chunks = 0
         if len(buffer) <= self._left:
             data = bytes(buffer)
             buffer.clear()

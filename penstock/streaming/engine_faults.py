@@ -17,11 +17,37 @@ INVALID_TOKEN = "invalid_token"
 """A row with a token id that the model does not have: the stream ends."""
 TOO_MANY_TOKENS = "too_many_tokens"
 """A row beyond the request's limit: the stream ends."""
+INVALID_LOGPROBS = "invalid_logprobs"
+"""Logprobs of a token that the model does not have, that are no numbers, or of prompt tokens that are not
+due: the stream ends."""
+INVALID_TRANSFER = "invalid_kv_transfer_params"
+"""KV transfer parameters that are no JSON object on one line: the stream ends."""
+INVALID_CODE = "invalid_code"
+"""A failure with an unknown code: the stream ends as it would by ``engine_error``."""
 INVALID_METRICS = "invalid_metrics"
 """Metrics that are too large or another process's: dropped."""
 UNREADABLE = "unreadable"
 """A message that cannot be decoded, or is out of place: the connection is closed."""
-FAULTS = (UNKNOWN_STREAM, OUT_OF_ORDER, INVALID_TOKEN, TOO_MANY_TOKENS, INVALID_METRICS, UNREADABLE)
+FAULTS = (
+    UNKNOWN_STREAM,
+    OUT_OF_ORDER,
+    INVALID_TOKEN,
+    TOO_MANY_TOKENS,
+    INVALID_LOGPROBS,
+    INVALID_TRANSFER,
+    INVALID_CODE,
+    INVALID_METRICS,
+    UNREADABLE,
+)
+
+
+class InvalidOutputError(ValueError):
+    """A reply cannot use what the engine sent for its stream."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        """``reason``: one of FAULTS."""
+        super().__init__(message)
+        self.reason = reason
 
 
 class EngineFaults:

@@ -14,11 +14,14 @@ from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.discarding_reply import DiscardingReply
 from penstock.streaming.engine_faults import (
+    INVALID_LOGPROBS,
     INVALID_TOKEN,
+    INVALID_TRANSFER,
     OUT_OF_ORDER,
     TOO_MANY_TOKENS,
     UNKNOWN_STREAM,
     EngineFaults,
+    InvalidOutputError,
 )
 from penstock.streaming.event_writer import EventWriter
 from penstock.streaming.io_submit import BurstWriter, write_each
@@ -27,7 +30,7 @@ from penstock.streaming.stream import Stream, StreamError, StreamReply
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason, TokenFrame
-from penstock.wire.logprobs import Logprobs, PromptLogprobs
+from penstock.wire.logprobs import Logprobs, PromptLogprobs, wrong_candidates
 from penstock.wire.messages import KVTransferParams
 from penstock.wire.regroup import join_rows, take_rows
 
@@ -45,6 +48,8 @@ _REFUSALS = {
     OUT_OF_ORDER: "The engine's tokens arrived out of order.",
     INVALID_TOKEN: "The engine sent a token that the model does not have.",
     TOO_MANY_TOKENS: "The engine sent more tokens than the request allows.",
+    INVALID_LOGPROBS: "The engine sent logprobs that are not valid.",
+    INVALID_TRANSFER: "The engine sent kv_transfer_params that are not valid.",
 }
 """What clients are told, by the reason why a row was refused."""
 
@@ -224,7 +229,20 @@ class OutputProcessor:
         wrong |= self._row.take(handles) != rows
         limit = self._limit.take(handles)
         wrong |= position >= limit if frame.count is None else position > limit - frame.count
+        if frame.logprobs is not None or frame.prompt is not None:
+            wrong |= self._has_wrong_candidates(frame)
         return None if np.count_nonzero(wrong) else texts
+
+    def _has_wrong_candidates(self, frame: TokenFrame) -> NDArray[np.bool_]:
+        """bool[R]: whether a row has logprobs, of its tokens or its stream's prompt, that are not valid."""
+        wrong = np.zeros(frame.rows, np.bool_)
+        vocabulary = len(self._texts)
+        if frame.logprobs is not None:
+            at = frame.logprobs.token[wrong_candidates(frame.logprobs, vocabulary)]
+            wrong[np.searchsorted(frame.counts().cumsum(), at, side="right")] = True
+        if frame.prompt is not None:
+            wrong[frame.prompt.row[wrong_candidates(frame.prompt, vocabulary)]] = True
+        return wrong
 
     def _sift(self, rank: int, frame: TokenFrame) -> TokenFrame:
         """The rows that fit. Drops rows of streams that the engine does not run, and ends the streams of
@@ -244,6 +262,7 @@ class OutputProcessor:
                 token_rows[frame.tokens >= len(self._texts)], minlength=len(handles)
             ).astype(np.bool_),
             TOO_MANY_TOKENS: frame.position > self._limit.take(handles, mode="clip") - counts,
+            INVALID_LOGPROBS: self._has_wrong_candidates(frame),
         }
         sound = own.copy()
         for reason, rows in refused.items():
@@ -253,13 +272,14 @@ class OutputProcessor:
             sound &= ~rows
         return take_rows(frame, np.flatnonzero(sound))
 
-    def _refuse(self, rank: int, handle: int, reason: str, *, ended: bool) -> None:
-        """The engine sent a row that does not fit its stream; ``ended``: the stream's last one."""
+    def _refuse(self, rank: int, handle: int, reason: str, details: str = "", *, ended: bool = False) -> None:
+        """The engine sent what does not fit its stream; ``ended``: with the stream's last row.
+        ``details`` are for the log."""
         stream = self.streams[handle]
         assert stream is not None  # its rank was checked
         if stream.state is StreamState.RUNNING:
             message = _REFUSALS[reason]
-            self.faults.record(rank, reason, "stream %d ends: %s", handle, message)
+            self.faults.record(rank, reason, "stream %d ends: %s", handle, details or message)
             self._fail(stream, stream.reply, StreamError(500, "engine_error", message), ended=ended)
         elif ended:
             self.close(stream)
@@ -267,7 +287,7 @@ class OutputProcessor:
     def _deliver(self, rank: int, frame: TokenFrame, texts: list[bytes | None], now: float) -> None:
         """Delivers rows that fit, one per stream. ``texts``: of their tokens."""
         if frame.prompt is not None:
-            frame = self._without_prompts(frame, frame.prompt)  # those without tokens
+            frame = self._without_prompts(rank, frame, frame.prompt)  # those without tokens
             if not len(frame.stream):
                 return
         handles = frame.stream
@@ -284,7 +304,7 @@ class OutputProcessor:
         else:
             self._writer.write_rows(frame, handles.tolist(), texts)
 
-    def _without_prompts(self, frame: TokenFrame, prompt: PromptLogprobs) -> TokenFrame:
+    def _without_prompts(self, rank: int, frame: TokenFrame, prompt: PromptLogprobs) -> TokenFrame:
         """Delivers prompt logprobs to their streams. Returns the rows that have tokens or a finish."""
         rows, starts = np.unique(prompt.row, return_index=True)
         ends = [*starts.tolist()[1:], len(prompt.row)]
@@ -293,6 +313,8 @@ class OutputProcessor:
             assert stream is not None  # its rank was checked
             try:
                 stream.reply.on_prompt(stream, prompt.slice_entries(start, end))
+            except InvalidOutputError as error:
+                self._refuse(rank, stream.handle, error.reason, str(error))
             except Exception:  # noqa: BLE001 - this stream ends, the others go on
                 self.break_off(stream)
         remaining = frame.counts() > 0
@@ -307,6 +329,8 @@ class OutputProcessor:
                 continue
             try:
                 stream.reply.on_transfer(stream, params)
+            except InvalidOutputError as error:
+                self._refuse(rank, handle, error.reason, str(error))
             except Exception:  # noqa: BLE001 - this stream ends, the others go on
                 self.break_off(stream)
 
@@ -387,10 +411,14 @@ class OutputProcessor:
             if stream.state is StreamState.DROPPED:
                 self.close(stream)
             else:
-                stream.state = next_stream_state(stream.state, StreamEvent.LOSE_ENGINE)
-                self._set_engine(stream, NO_ENGINE)
+                self.detach(stream)
                 orphans.append(stream)
         return orphans
+
+    def detach(self, stream: Stream) -> None:
+        """No engine runs the stream any longer; it waits for another one."""
+        stream.state = next_stream_state(stream.state, StreamEvent.LOSE_ENGINE)
+        self._set_engine(stream, NO_ENGINE)
 
     def is_wanted(self, stream: Stream) -> bool:
         """Whether the stream's request still waits for its tokens."""

@@ -41,11 +41,13 @@ class StreamReply(Protocol):
 
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
         """Logprobs of the next tokens of the stream's prompt; all come before the first generated token. A
-        resumed stream may repeat some. ``logprobs.row`` has no meaning here."""
+        resumed stream may repeat some. ``logprobs.row`` has no meaning here. Raises
+        InvalidOutputError."""
         ...
 
     def on_transfer(self, stream: Stream, params: KVTransferParams) -> None:
-        """The engine's KV transfer parameters at the stream's end; the last row comes next."""
+        """The engine's KV transfer parameters at the stream's end; the last row comes next. Raises
+        InvalidOutputError."""
         ...
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:
@@ -74,7 +76,9 @@ class Stream:
         "reply",
         "request",
         "resumed_at",
+        "started",
         "state",
+        "submit_number",
         "tail",
         "write",
     )
@@ -106,7 +110,12 @@ class Stream:
         self.resumed_at = -1
         """Position from which the stream was last resumed on another engine; -1: never."""
         self.failed_resumes = 0
-        """Consecutive engines that were lost after resuming the stream and before sending a token of it."""
+        """Consecutive engines that were lost after they began to run the resumed stream, and before they sent
+        enough tokens of it."""
+        self.started = False
+        """Whether the engine that resumed the stream has said that it runs it."""
+        self.submit_number = 0
+        """Number of its latest Submit on the connection to its engine, if it was resumed."""
         self.write = write
         self.head = head
         self.tail = tail

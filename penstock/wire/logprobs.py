@@ -74,6 +74,15 @@ class PromptLogprobs:
         )
 
 
+def wrong_candidates(logprobs: Logprobs | PromptLogprobs, vocabulary: int) -> NDArray[np.bool_]:
+    """bool[L]: entries with an id that is neither below ``vocabulary`` nor -1, without an id for the token
+    itself, with a value that is no number or plus infinity, or with a negative rank."""
+    ids, values = logprobs.ids, logprobs.values
+    wrong = ((ids < -1) | (ids >= vocabulary) | ~(values < np.inf)).any(axis=1)
+    wrong |= (ids[:, 0] < 0) | (logprobs.rank < 0)
+    return wrong
+
+
 def concat_logprobs(parts: Sequence[Logprobs]) -> Logprobs | None:
     """All entries in one set of columns, padded to the widest part; None without parts."""
     if len(parts) < 2:

@@ -14,6 +14,7 @@ FrameHeader    engine      API server  none; columns follow, see :mod:`penstock.
 StreamFailed   engine      API server  none
 RpcReply       engine      API server  none
 EngineMetrics  engine      API server  none
+Started        engine      API server  none
 Draining       engine      API server  none
 GoAway         engine      API server  none; the engine exits
 =============  ==========  ==========  ==============================================================
@@ -165,6 +166,9 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     kv_transfer_params: KVTransferParams | None = None
     choices: Annotated[tuple[SubmitChoice, ...], Meta(max_length=MAX_SUBMIT_CHOICES)] = ()
     """Further streams, which share all other fields: see :mod:`penstock.wire.submits`."""
+    resubmitted: bool = False
+    """Another engine had accepted the stream, and is lost. It comes before new streams, the queue's limits on
+    requests and tokens do not apply to it, and Started tells when it begins."""
 
 
 class Abort(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
@@ -222,7 +226,8 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
 
     engine: str
     max_model_len: Count
-    vocab_size: Count
+    vocab_size: Annotated[int, Meta(ge=1, le=1 << 24)]
+    """API servers hold a table of this length."""
     max_num_seqs: Count
     eos_token_ids: tuple[TokenId, ...] = ()
     device: str = "cpu"
@@ -275,6 +280,13 @@ class StreamFailed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=Fals
     """With OVERLOADED: estimated time until the queue has room."""
 
 
+class Started(msgspec.Struct, array_like=True, frozen=True, tag=23, gc=False):
+    """A resubmitted stream has left the queue. Sent before the step that computes it: if the engine ends in
+    that step, the stream may be the cause, and those that wait are not."""
+
+    stream: Handle
+
+
 class RpcReply(msgspec.Struct, array_like=True, frozen=True, tag=19):
     """Result or error of one RpcCall."""
 
@@ -311,7 +323,9 @@ class EngineMetrics(msgspec.Struct, array_like=True, frozen=True, tag=21, gc=Fal
 
 
 FromServer: TypeAlias = Hello | Submit | Abort | Disconnect | RpcCall
-FromEngine: TypeAlias = Welcome | FrameHeader | StreamFailed | RpcReply | GoAway | EngineMetrics | Draining
+FromEngine: TypeAlias = (
+    Welcome | FrameHeader | StreamFailed | Started | RpcReply | GoAway | EngineMetrics | Draining
+)
 
 encode = msgspec.msgpack.Encoder().encode
 _from_server: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)

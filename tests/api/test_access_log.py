@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.api.access_log import AccessLog
+from penstock.api.access_log import MAX_PATH, AccessLog
 from penstock.api.exchange import Exchange
 from penstock.dialects.completions.reply import CompletionReply
 from penstock.generation.token_usage import TokenUsage
@@ -86,6 +86,11 @@ def test_none(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_client_cannot_forge_lines_or_fields(caplog: pytest.LogCaptureFixture) -> None:
     [line] = lines(caplog, "all", ended(404, path=b"/a=b\xff", request_id='x status=200 "\n'))
     assert line.startswith('request_id="x status=200 \\"\\n" method=GET path="/a=b\\u00ff" status=404 ')
+
+
+def test_a_long_path_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    [line] = lines(caplog, "all", ended(404, path=b"/" + b"a" * 60_000))
+    assert f'path="/{"a" * (MAX_PATH - 2)}\\u2026" status=404' in line
 
 
 @pytest.mark.parametrize(("mode", "count"), [("none", 0), ("errors", 1), ("all", 1)])

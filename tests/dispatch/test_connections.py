@@ -66,7 +66,7 @@ class Records:
     def on_gone(self, engine: EngineState, reason: str) -> None:
         self.connections.disconnect(engine, reason)
 
-    def on_lost(self, engine: EngineState, reason: str) -> None:
+    def on_lost(self, engine: EngineState, reason: str, accepted: int) -> None:
         self.losses.append(reason)
 
     def on_tick(self, now: float) -> None:

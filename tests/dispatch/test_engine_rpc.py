@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
+
 from penstock.dispatch.engine_rpc import Calls, Receipt, RpcRequest
 from penstock.wire.messages import RpcCall, RpcPhase, RpcReply
 
@@ -39,6 +41,18 @@ class Engines:
 async def turn() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
+
+
+def test_a_result_that_is_no_json_is_an_error() -> None:
+    async def run() -> None:
+        engines = Engines(1)
+        task = await engines.started([0])
+        engines.answer(0, None, {"a": msgspec.msgpack.Ext(5, b"x")})
+        (receipt,) = await task
+        assert receipt.result is None
+        assert "no JSON value" in (receipt.error or "")
+
+    asyncio.run(run())
 
 
 def test_one_receipt_of_each_in_the_order_asked() -> None:

@@ -9,7 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.dispatch.resumption import MAX_FAILED_RESUMES, MIN_PROGRESS, RESUMED_INTERVAL, Resumption
+from penstock.dispatch.resumption import (
+    MAX_FAILED_RESUMES,
+    MIN_PROGRESS,
+    RESUMED_INTERVAL,
+    RETRY_S,
+    Resumption,
+)
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import NO_ENGINE, OutputProcessor
@@ -60,6 +66,7 @@ class Host:
             return False
         self.table.assign(stream, self.up[0])
         self.submitted.append(request)
+        stream.started, stream.submit_number = False, len(self.submitted)
         return True
 
     def open(self, reply: Reply | None = None, rank: int = 0, **sampling: int) -> Stream:
@@ -83,8 +90,8 @@ class Host:
             1.0,
         )
 
-    def lose(self, rank: int, now: float = 0.0) -> None:
-        self.resumption.on_lost(rank, "it is gone", now)
+    def lose(self, rank: int, now: float = 0.0, accepted: int = 0) -> None:
+        self.resumption.on_lost(rank, "it is gone", now, accepted)
 
 
 def test_a_stream_goes_on_with_all_it_has_delivered() -> None:
@@ -111,7 +118,8 @@ def test_a_stream_without_tokens_is_submitted_as_it_was() -> None:
     host = Host()
     stream = host.open(prompt_logprobs=1)
     host.lose(0)
-    assert host.submitted == [stream.request]
+    assert stream.request is not None
+    assert host.submitted == [msgspec.structs.replace(stream.request, resubmitted=True)]
 
 
 def test_streams_of_other_engines_do_not_notice() -> None:
@@ -188,6 +196,48 @@ def test_a_stream_that_seems_to_end_engines_is_given_up() -> None:
     assert innocent.errors == []
     assert host.outcomes["given_up"] == 1
     assert len(host.table) == 1
+
+
+def test_streams_that_only_waited_in_the_queues_of_lost_engines_are_no_suspects() -> None:
+    host, replies = Host(), [Reply() for _ in range(8)]
+    for reply in replies:
+        host.open(reply)
+    host.lose(0)
+    for loss in range(3 * MAX_FAILED_RESUMES):
+        host.up = [loss % 2]
+        host.lose(1 - loss % 2, accepted=len(host.submitted))
+        assert len(host.submitted) == len(replies) * (loss + 2)  # all of them, not one by one
+    assert not any(reply.errors for reply in replies)
+
+
+def test_a_stream_that_started_in_the_last_step_of_engines_is_given_up_and_those_behind_it_are_not() -> None:
+    host, poison, innocent = Host(), Reply(), Reply()
+    first, _ = host.open(poison), host.open(innocent)
+    host.lose(0)
+    for loss in range(MAX_FAILED_RESUMES):
+        first.started = True
+        host.up = [loss % 2]
+        host.lose(1 - loss % 2, accepted=len(host.submitted))
+    assert [error.code for error in poison.errors] == ["engine_died"]
+    assert innocent.errors == []
+    assert host.outcomes["given_up"] == 1
+
+
+def test_a_stream_that_finds_no_memory_is_submitted_again_later() -> None:
+    host, reply = Host(), Reply()
+    stream = host.open(reply)
+    host.lose(0)
+    host.resumption.on_refused(stream, 10.0)
+    assert host.table.is_unassigned(stream)
+    host.resumption.tick(10.0 + RETRY_S - 0.1)
+    assert len(host.submitted) == 1
+    host.resumption.tick(10.0 + RETRY_S)
+    assert len(host.submitted) == 2
+    assert reply.errors == []
+    host.resumption.on_refused(stream, 20.0)
+    host.up = []
+    host.resumption.tick(20.0 + TIMEOUT_S)
+    assert [error.code for error in reply.errors] == ["engine_died"]
 
 
 def lose_repeatedly(host: Host, stream: Stream, tokens: int) -> None:
@@ -324,7 +374,7 @@ def test_choices_of_a_request_that_failed_are_not_resumed() -> None:
 
     first, second = host.open(Sibling()), host.open()
     for stream in (first, second):
-        stream.resumed_at, stream.failed_resumes = 0, MAX_FAILED_RESUMES - 1
+        stream.resumed_at, stream.failed_resumes, stream.started = 0, MAX_FAILED_RESUMES - 1, True
     second.failed_resumes = 0
     host.lose(0)
     assert host.submitted == []

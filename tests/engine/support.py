@@ -44,6 +44,7 @@ def submit(
     priority: int = 0,
     salt: str | None = None,
     adapter: str | None = None,
+    resubmitted: bool = False,
     **sampling: Any,
 ) -> Submit:
     """A request whose seed is its stream's number unless given."""
@@ -56,6 +57,7 @@ def submit(
         salt,
         resumed,
         adapter=adapter,
+        resubmitted=resubmitted or resumed > 0,
     )
 
 

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from penstock.http.asgi import read_any_body, send_json
+from penstock.http.chunked_body import CHUNKS_PER_ROUND, CHUNKS_PER_TURN
 from penstock.http.connection_settings import ConnectionSettings, Limits
+from penstock.http.errors import ApiError
 from penstock.http.http1 import MAX_WAITING_BYTES, ServerProtocol
 from penstock.streaming.chunked import chunk
 from tests.http.connections import REQUEST, App, answer, connection, settle
@@ -278,3 +281,32 @@ def test_a_connection_that_ended_needs_no_garbage_collector(requests: bytes) -> 
             assert asyncio.run(run(app))() is None
     finally:
         gc.enable()
+
+
+def test_connections_with_tiny_chunks_share_the_rounds_of_the_event_loop() -> None:
+    """However many there are, a round decodes no more chunks, and each connection has its turn."""
+    chunks, many = CHUNKS_PER_TURN + 1, 40
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def test() -> None:
+        settings = ConnectionSettings()
+        bodies: list[bytes] = []
+
+        async def read(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+            bodies.append(await read_any_body(scope, receive, 1 << 20, lambda limit: ApiError(413, "")))
+            await send_json(send, b"{}")
+
+        for _ in range(many):
+            protocol, _ = connection(read, settings)
+            protocol.data_received(head + b"1\r\nx\r\n" * chunks + b"0\r\n\r\n")
+        assert settings.chunk_rounds.left <= 0
+        rounds = 0
+        while len(bodies) < many:
+            await asyncio.sleep(0)
+            assert settings.chunk_rounds.left > -CHUNKS_PER_TURN
+            rounds += 1
+            assert rounds < 1000
+        assert rounds >= many * chunks // CHUNKS_PER_ROUND
+        assert set(bodies) == {b"x" * chunks}
+
+    asyncio.run(test())

@@ -135,6 +135,26 @@ def test_a_request_that_seems_to_end_engines_is_given_up(tmp_path: Path) -> None
         assert interrupted(server, "resumed") == 2
 
 
+def test_streams_that_wait_in_a_full_queue_outlive_the_loss_of_engines(tmp_path: Path) -> None:
+    """Each engine has two slots and two places in its queue. The streams of a lost one find no place
+    elsewhere, and most only wait there, too, when that engine is lost."""
+    limits = ("--max-num-seqs", "2", "--max-num-queued-reqs", "4", "--data-parallel-size", "2")
+    bodies = [LONG | {"seed": seed, "max_tokens": 70} for seed in range(2 * (2 + 2))]
+    with (
+        Server(*SYNTHETIC, "--synthetic-step-ms", "40", *limits, directory=tmp_path) as pair,
+        Streams(pair.url, bodies) as streams,
+    ):
+        wait_until(lambda: pair.metric("penstock:streams") == len(bodies), 30, "accepting all streams")
+        for _ in range(3):
+            engines_up(pair, 2)
+            # the older one: the other was killed before, so its streams are here
+            min(pair.children("engine"), key=psutil.Process.create_time).kill()
+            wait_until(lambda: pair.metric("penstock:engine_up") < 2, 30, "losing an engine")
+        streams.until_all_ended()
+        assert streams.failures == []
+        assert interrupted(pair, "given_up") == 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_model_goes_on_as_it_would_have(tmp_path: Path) -> None:

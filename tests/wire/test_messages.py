@@ -25,6 +25,7 @@ from penstock.wire.messages import (
     RpcPhase,
     RpcReply,
     SamplingParams,
+    Started,
     StreamFailed,
     Submit,
     SubmitChoice,
@@ -69,18 +70,18 @@ EVERYTHING_HEX = (
 
 FROM_SERVER: list[tuple[FromServer, str]] = [
     (Hello(1, 2, 3, 4, 5), "96010102030405"),
-    (Submit(5, PROMPT, GREEDY), "9c0205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090"),
+    (Submit(5, PROMPT, GREEDY), "9d0205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2"),
     (
-        Submit(5, PROMPT, EVERYTHING, 10, -1, "s", 2, 250, "a", b"{}"),
-        "9c0205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfaa161c4027b7d90",
+        Submit(5, PROMPT, EVERYTHING, 10, -1, "s", 2, 250, "a", b"{}", resubmitted=True),
+        "9d0205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfaa161c4027b7d90c3",
     ),
     (
         Submit(
             5, PROMPT, GREEDY, choices=(SubmitChoice(6, 8, 15), SubmitChoice(7, 9, 14, 2, PROMPT, PROMPT))
         ),
-        "9c0205c40801000000ff7f0000"
+        "9d0205c40801000000ff7f0000"
         + GREEDY_HEX
-        + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000".replace(
+        + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000c2".replace(
             " ", ""
         ),
     ),
@@ -111,6 +112,7 @@ FROM_ENGINE: list[tuple[FromEngine, str]] = [
         StreamFailed(5, 17, "engine_error", "it broke"),
         "96120511ac656e67696e655f6572726f72a869742062726f6b6500",
     ),
+    (Started(5), "921705"),
     (RpcReply(9, None, {"a": 1.0}), "971309c081a161cb3ff000000000000000c2a0"),
     (RpcReply(9, "no", None, 300, True, "conflict"), "971309a26e6fc0cd012cc3a8636f6e666c696374"),
     (GoAway("stopping"), "9214a873746f7070696e67"),
@@ -146,7 +148,7 @@ def _required(message: Any) -> int:
     ("message", "defaults"),
     [
         (
-            Submit(5, PROMPT, GREEDY, 10, -1, "s", 2, 250, "a", b"{}", (SubmitChoice(6, 8, 15),)),
+            Submit(5, PROMPT, GREEDY, 10, -1, "s", 2, 250, "a", b"{}", (SubmitChoice(6, 8, 15),), True),
             Submit(5, PROMPT, GREEDY),
         ),
         (RpcCall(9, "profile", {"on": True}, "k", RpcPhase.PREPARE, 1), RpcCall(9, "profile")),

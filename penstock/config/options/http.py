@@ -87,7 +87,7 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
     api_server_count: Annotated[
         int, option("Number of API server processes.", "HTTP server", ge=1, le=1024)
     ] = 1
-    max_request_bytes: MaxRequestBytes = 64 << 20
+    max_request_bytes: MaxRequestBytes = 16 << 20
     max_header_bytes: MaxHeaderBytes = 64 << 10
     header_timeout: HeaderTimeout = 30.0
     keep_alive_timeout: KeepAliveTimeout = 75.0

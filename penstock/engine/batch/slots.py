@@ -83,6 +83,8 @@ class SlotTable:
         self._now = 0.0
         """Time at which the step's tokens were appended, if any slot has an ``interval_s``."""
 
+        self.notify_start: Callable[[int, int], None] = _ignore_start
+        """Called with the API server and handle of each resubmitted stream that is given a slot."""
         self._free = list(range(slots - 1, -1, -1))
         self._by_stream: dict[tuple[int, int], int] = {}
         self._admitted: list[tuple[int, int]] = []
@@ -120,6 +122,8 @@ class SlotTable:
             self.stop_ids.set(slot, sampling.stop_token_ids)
         self._by_stream[server, request.stream] = slot
         self._admitted.append((server, request.stream))
+        if request.resubmitted:
+            self.notify_start(server, request.stream)
         return slot
 
     def take_admitted(self) -> Sequence[tuple[int, int]]:
@@ -260,3 +264,7 @@ class SlotTable:
         within = np.arange(int(ends[-1])) - np.repeat(ends - count, count)
         gathered: I32 = self.history[np.repeat(slots, count), np.repeat(start, count) + within]
         return gathered
+
+
+def _ignore_start(server: int, stream: int) -> None:
+    """The ``notify_start`` of a table that no loop uses."""

@@ -119,6 +119,10 @@ class Peers:
         self._free += peer.streams.values()
         peer.streams = {}
 
+    def handle_of(self, number: int) -> int:
+        """The API server's handle of an open stream."""
+        return int(self._handles[number])
+
     def to_handles(self, rows: StepRows) -> StepRows:
         """Puts handles in place of the engine's numbers, and closes the streams that end in these rows."""
         numbers = rows.stream

@@ -145,6 +145,7 @@ class EngineLoop:
         self._engine = engine
         self._socket = socket
         self._publisher = Publisher(socket)
+        engine.on_resubmitted_start(self._publisher.start)
         self._operations: dict[str, Callable[[], Any]] = {}
         """RPC methods of the process; all others are the engine's."""
         if collector is not None:

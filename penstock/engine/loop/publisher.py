@@ -24,6 +24,7 @@ from penstock.wire.messages import (
     GoAway,
     KVTransferParams,
     RpcReply,
+    Started,
     StreamFailed,
     Welcome,
     encode,
@@ -37,7 +38,7 @@ when more gathers."""
 MAX_FAREWELLS = 1024
 """Peers that are told why they were refused once their queue has room."""
 
-Message = Welcome | StreamFailed | RpcReply | GoAway | Draining
+Message = Welcome | StreamFailed | Started | RpcReply | GoAway | Draining
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +148,10 @@ class Publisher:
             retry_after_ms=retry_after_ms,
         )
         self.send(failure.server, message)
+
+    def start(self, server: int, number: int) -> None:
+        """Send Started for an open stream."""
+        self.send(server, Started(self.peers.handle_of(number)))
 
     def send_to_all(self, message: Message) -> None:
         for peer in self.peers:

@@ -46,8 +46,8 @@ class Place(IntEnum):
 
 
 QueueClass: TypeAlias = tuple[int, bool, Place]
-"""(priority, whether the stream is new, place). Lower classes run earlier: a stream that was running on
-another engine comes before new ones of its priority."""
+"""(priority, whether the stream is new, place). Lower classes run earlier: a stream that another engine had
+accepted comes before new ones of its priority."""
 
 
 @dataclass(slots=True)
@@ -174,15 +174,15 @@ class WaitingQueue:
 
         Raises RequestRejected with the code ``overloaded`` when the queue is full of streams with the same or
         a more important priority, or the API server's waiting requests take MAX_QUEUED_BYTES; WireError when
-        the stream is in the queue already. A resumed stream has been accepted before: it is refused only at
-        twice MAX_QUEUED_BYTES.
+        the stream is in the queue already. A resubmitted stream has been accepted before: it is refused only
+        at twice MAX_QUEUED_BYTES.
         """
         if (server, request.stream) in self._streams:
             raise WireError(f"Submit.stream {request.stream} is running already")
         priority = request.priority if self._by_priority else 0
-        newcomer = WaitingStream(server, request, (priority, not request.resumed, Place.ARRIVED))
+        newcomer = WaitingStream(server, request, (priority, not request.resubmitted, Place.ARRIVED))
         self._check_bytes(newcomer)
-        if not request.resumed:
+        if not request.resubmitted:
             self._make_room(newcomer, free_slots)
         self._insert(newcomer)
         self._streams[newcomer.key] = newcomer
@@ -192,7 +192,7 @@ class WaitingQueue:
 
     def _check_bytes(self, newcomer: WaitingStream) -> None:
         held = self._bytes.of(newcomer.server)
-        most = MAX_QUEUED_BYTES * (2 if newcomer.request.resumed else 1)
+        most = MAX_QUEUED_BYTES * (2 if newcomer.request.resubmitted else 1)
         # a request above the bound is accepted when none waits: otherwise it could never run
         if held and held + self._bytes.added_by(newcomer.request) > most:
             raise RequestRejected(

@@ -156,6 +156,9 @@ class SyntheticEngine:
     def take_admitted(self) -> Sequence[tuple[int, int]]:
         return self._table.take_admitted()
 
+    def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
+        self._table.notify_start = notify
+
     def fail_all(self, code: str, message: str) -> StepRows:
         held: list[NDArray[np.intp]] = []
         rows = self._table.fail_all(code, message, held.append)

@@ -118,6 +118,9 @@ class TorchEngine:
     def take_admitted(self) -> Sequence[tuple[int, int]]:
         return self._table.take_admitted()
 
+    def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
+        self._table.notify_start = notify
+
     def fail_all(self, code: str, message: str) -> StepRows:
         self._in_flight.clear()
         return self._scheduler.fail_all(code, message)

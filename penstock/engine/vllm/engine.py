@@ -114,6 +114,9 @@ class VllmEngine:
     def take_admitted(self) -> Sequence[tuple[int, int]]:
         return self._table.take_admitted()
 
+    def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
+        self._table.notify_start = notify
+
     def fail_all(self, code: str, message: str) -> StepRows:
         if not self._broken:
             self._core.abort(list(self._slots))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 
-from penstock.generation.grammars.process import GrammarProcess, Question
+from penstock.generation.grammars.lane import Lane
+from penstock.generation.grammars.process import Question
 from penstock.generation.grammars.schema_check import Verdict
 from penstock.generation.structured_output import (
     MAX_GRAMMAR_BYTES,
@@ -20,8 +17,10 @@ from penstock.http.admission import overloaded
 
 KNOWN_GRAMMARS = 4096
 """Maximum number of valid grammars that are remembered, by a digest of 16 bytes each."""
-PROCESSES = 2
-"""Child processes: more than one, so that one client's slow grammars do not delay those of others."""
+QUICK_CPU_LIMIT_S = 0.25
+"""CPU time for the first attempt at a grammar; most take less than 0.05 s."""
+CPU_LIMIT_S = 3.0
+"""CPU time for the second attempt."""
 MAX_WAITING_BYTES = 16 << 20
 """Maximum size of all grammars that wait for a child or are validated."""
 
@@ -31,13 +30,9 @@ class GrammarChecker:
 
     def __init__(self) -> None:
         self._valid: OrderedDict[bytes, None] = OrderedDict()
-        self._processes = [GrammarProcess() for _ in range(PROCESSES)]
-        self._threads = ThreadPoolExecutor(PROCESSES, "penstock-grammar")
-        self._idle: asyncio.Queue[GrammarProcess] = asyncio.Queue()
-        for process in self._processes:
-            self._idle.put_nowait(process)
-        self._clients: dict[str, tuple[asyncio.Lock, int]] = {}
-        """Clients with grammars here, of which one at a time is validated, and how many they have."""
+        self._quick = Lane(QUICK_CPU_LIMIT_S)
+        self._patient = Lane(CPU_LIMIT_S)
+        """Of grammars that took too long for the other lane, where they would delay others."""
         self._waiting_bytes = 0
 
     async def check(self, constraint: Constraint, client: str = "") -> Constraint:
@@ -60,8 +55,7 @@ class GrammarChecker:
             raise overloaded("Too many grammars of other requests wait to be checked.")
         self._waiting_bytes += size
         try:
-            async with self._turn(client):
-                verdict = await self._validate(Question(text, constraint.kind, loose))
+            verdict = await self._validate(Question(text, constraint.kind, loose), client)
         finally:
             self._waiting_bytes -= size
         if verdict.problem:
@@ -73,29 +67,14 @@ class GrammarChecker:
             self._valid.popitem(last=False)
         return constraint
 
-    @contextlib.asynccontextmanager
-    async def _turn(self, client: str) -> AsyncIterator[None]:
-        lock, count = self._clients.get(client) or (asyncio.Lock(), 0)
-        self._clients[client] = lock, count + 1
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, count = self._clients[client]
-            if count > 1:
-                self._clients[client] = lock, count - 1
-            else:
-                del self._clients[client]
-
-    async def _validate(self, question: Question) -> Verdict:
-        process = await self._idle.get()
-        running = asyncio.get_running_loop().run_in_executor(self._threads, process.validate, question)
-        # A cancelled request leaves its thread running; the process is idle when that has ended.
-        running.add_done_callback(lambda _: self._idle.put_nowait(process))
-        return await asyncio.shield(running)
+    async def _validate(self, question: Question, client: str) -> Verdict:
+        for lane in (self._quick, self._patient):
+            verdict = await lane.validate(question, client)
+            if verdict is not None:
+                return verdict
+        return Verdict(problem=f"it takes more than {CPU_LIMIT_S:g} s to check")
 
     def close(self) -> None:
         """Ends the child processes."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for process in self._processes:
-            process.close()
+        self._quick.close()
+        self._patient.close()

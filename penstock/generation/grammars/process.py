@@ -23,8 +23,6 @@ from penstock.generation.grammars.schema_check import LIMITS, Path, Verdict, che
 GrammarKind = Literal["llguidance", "gbnf", "json_schema"]
 """How a grammar is validated; GBNF is translated, which takes long."""
 
-CPU_LIMIT_S = 3.0
-"""CPU time for one grammar."""
 MEMORY_LIMIT = 2 << 30
 """Address space of a child in bytes."""
 STACK_BYTES = 2 << 20
@@ -32,6 +30,7 @@ STACK_BYTES = 2 << 20
 inside the previous one."""
 
 _SIZE_BYTES = 8
+TOO_COMPLEX = "it is too complex: its rules are nested too deeply, or it needs too much memory"
 
 
 class Question(msgspec.Struct, array_like=True):
@@ -51,11 +50,14 @@ _decode_verdict = msgspec.msgpack.Decoder(Verdict).decode
 class GrammarProcess:
     """One child, started when it is first needed and again after it has died. Used by one thread at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpu_limit_s: float) -> None:
+        """``cpu_limit_s``: CPU time for one grammar."""
+        self._cpu_limit_s = cpu_limit_s
         self._child: subprocess.Popen[bytes] | None = None
 
-    def validate(self, question: Question) -> Verdict:
-        """Blocks until the grammar is validated. What kills the child is a problem of the grammar."""
+    def validate(self, question: Question) -> Verdict | None:
+        """Blocks until the grammar is validated; None: it takes more CPU time than there is. What else kills
+        the child is a problem of the grammar."""
         child = self._running()
         assert child.stdin is not None
         assert child.stdout is not None
@@ -64,7 +66,7 @@ class GrammarProcess:
             return _decode_verdict(_read(child.stdout))
         except (EOFError, OSError):
             self._child = None
-            return Verdict(problem=_cause(_reaped(child)))
+            return None if _reaped(child) == -signal.SIGVTALRM else Verdict(problem=TOO_COMPLEX)
 
     def close(self) -> None:
         """Ends the child, in the middle of a grammar too."""
@@ -78,7 +80,7 @@ class GrammarProcess:
             self.close()  # it was killed while idle
         if self._child is None:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", __name__],
+                [sys.executable, "-m", __name__, str(self._cpu_limit_s)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -93,12 +95,6 @@ def _reaped(child: subprocess.Popen[bytes]) -> int:
         with contextlib.suppress(OSError):
             pipe.close()
     return child.wait()
-
-
-def _cause(code: int) -> str:
-    if code == -signal.SIGVTALRM:
-        return f"it takes more than {CPU_LIMIT_S:g} s to check"
-    return "it is too complex: its rules are nested too deeply, or it needs too much memory"
 
 
 def _write(pipe: IO[bytes], data: bytes) -> None:
@@ -121,25 +117,26 @@ def _read(pipe: IO[bytes]) -> bytes:
 
 
 def main() -> None:
-    """Validate grammars until the parent closes the pipe."""
+    """Validate grammars until the parent closes the pipe. The argument is the CPU time for each."""
+    cpu_limit_s = float(sys.argv[1])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent decides
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     threading.stack_size(STACK_BYTES)
-    worker = threading.Thread(target=_serve)
+    worker = threading.Thread(target=_serve, args=(cpu_limit_s,))
     worker.start()
     worker.join()
 
 
-def _serve() -> None:
+def _serve(cpu_limit_s: float) -> None:
     while True:
         try:
             question = _decode_question(_read(sys.stdin.buffer))
         except EOFError:
             return
         # Unlike a handler, the signal's default action ends the process within llguidance's code, too.
-        signal.setitimer(signal.ITIMER_VIRTUAL, CPU_LIMIT_S)
+        signal.setitimer(signal.ITIMER_VIRTUAL, cpu_limit_s)
         verdict = _validated(question)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         _write(sys.stdout.buffer, _encode(verdict))

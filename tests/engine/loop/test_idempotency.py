@@ -60,3 +60,11 @@ def test_the_oldest_go_first_by_count_and_by_bytes() -> None:
     small.remember(RpcCall(4, "reset", {}, "large"), RpcReply(4, None, "x" * 5000))
     assert small.find(RpcCall(9, "reset", {}, "large")) is not None
     assert small.find(RpcCall(9, "reset", {}, "2")) is None
+
+
+def test_a_reply_that_replaces_another_one_counts_alone() -> None:
+    receipts = IdempotencyCache(most_bytes=1000)
+    receipts.remember(RpcCall(0, "reset", {}, "kept"), RpcReply(0))
+    for number in range(20):
+        receipts.remember(RpcCall(number, "reset", {}, "again"), RpcReply(number, None, "x" * 450))
+    assert receipts.find(RpcCall(9, "reset", {}, "kept")) is not None

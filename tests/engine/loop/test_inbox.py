@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -78,6 +78,9 @@ class FakeEngine:
 
     def take_admitted(self) -> Sequence[tuple[int, int]]:
         return ()
+
+    def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
+        pass
 
     def fail_all(self, code: str, message: str) -> StepRows:
         return empty_rows()

@@ -15,7 +15,7 @@ from penstock.metrics.merge import totals, view_of
 from penstock.metrics.snapshot import Distribution, Labels, Value, decode_snapshot
 from penstock.wire.control import ChildReport, Heartbeat, Stop
 from penstock.wire.frames import FinishReason
-from penstock.wire.messages import Abort, Disconnect, GoAway
+from penstock.wire.messages import Abort, Disconnect, GoAway, Started
 from tests.engine.loops import ENDLESS, Host
 from tests.engine.peers import DEADLINE_S, ApiServer
 from tests.engine.support import submit
@@ -67,6 +67,17 @@ def test_abort(host: Callable[..., Host], connect: Callable[..., ApiServer]) -> 
     assert received.finish == {1: FinishReason.ABORT, 2: FinishReason.LENGTH}
     assert len(received.tokens[1]) < ENDLESS
     peer.ping_until(lambda: served.engine.load().running == 0)
+
+
+def test_resubmitted_streams_are_announced_when_they_leave_the_queue(
+    host: Callable[..., Host], connect: Callable[..., ApiServer]
+) -> None:
+    host(max_num_seqs=1)
+    peer = connect()
+    peer.send(*(submit(stream, 3, resubmitted=stream > 4) for stream in (4, 5, 6)), submit(7, ENDLESS))
+    peer.read(lambda: 7 in peer.received.tokens)
+    started = [message.stream for message in peer.received.others if isinstance(message, Started)]
+    assert started == [5, 6]
 
 
 def test_rejected(host: Callable[..., Host], connect: Callable[..., ApiServer]) -> None:

@@ -22,8 +22,17 @@ def make(**options: Any) -> WaitingQueue:
     return WaitingQueue(ServeConfig(**options))
 
 
-def request(stream: int, tokens: int = 1, priority: int = 0, resumed: int = 0) -> Submit:
-    return Submit(stream, b"\0" * 4 * tokens, SamplingParams(10, 0), priority=priority, resumed=resumed)
+def request(
+    stream: int, tokens: int = 1, priority: int = 0, resumed: int = 0, *, resubmitted: bool = False
+) -> Submit:
+    return Submit(
+        stream,
+        b"\0" * 4 * tokens,
+        SamplingParams(10, 0),
+        priority=priority,
+        resumed=resumed,
+        resubmitted=resubmitted or resumed > 0,
+    )
 
 
 def order(queue: WaitingQueue) -> list[int]:
@@ -51,10 +60,10 @@ def test_lower_priorities_run_earlier_and_ties_by_arrival() -> None:
     assert order(queue) == [5, 2, 0, 4, 1, 3]
 
 
-def test_streams_that_ran_elsewhere_come_before_those_of_their_priority() -> None:
+def test_resubmitted_streams_come_before_new_ones_of_their_priority() -> None:
     queue = make(scheduling_policy="priority")
-    for stream, (priority, resumed) in enumerate(((1, 0), (1, 3), (0, 0), (1, 2))):
-        queue.push(0, request(stream, 5, priority, resumed), 0)
+    for stream, (priority, resubmitted) in enumerate(((1, False), (1, True), (0, False), (1, True))):
+        queue.push(0, request(stream, 5, priority, resubmitted=resubmitted), 0)
     assert order(queue) == [2, 1, 3, 0]
 
 
@@ -143,10 +152,10 @@ def test_prompt_tokens_beyond_the_limit_are_refused_unless_nothing_waits() -> No
         queue.push(0, request(4, 1), 8)
 
 
-def test_a_stream_that_ran_elsewhere_is_neither_refused_nor_displaced() -> None:
-    queue = make(scheduling_policy="priority", max_num_queued_reqs=1)
+def test_a_resubmitted_stream_is_neither_refused_nor_displaced() -> None:
+    queue = make(scheduling_policy="priority", max_num_queued_reqs=1, max_num_queued_tokens=5)
     queue.push(0, request(0, 4, 9, resumed=2), 0)
-    queue.push(0, request(1, 4, 9, resumed=2), 0)
+    queue.push(0, request(1, 4, 9, resubmitted=True), 0)  # it only waited where it was accepted
     with pytest.raises(RequestRejected):
         queue.push(0, request(2, 1, 0), 0)
     assert order(queue) == [0, 1]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 
 from penstock.generation.grammars import checker as limits
-from penstock.generation.grammars import process
 from penstock.generation.grammars.checker import GrammarChecker
 from penstock.generation.structured_output import Constraint
 from penstock.http.errors import ApiError
@@ -44,6 +44,12 @@ def lark_chain(rules: int) -> Constraint:
     return of(grammar="\n".join(["start: r0", *chain, f'r{rules}: "x"']))
 
 
+def slow_grammar(number: int = 0) -> Constraint:
+    """The translation of GBNF takes quadratic time: 20,000 rules, 0.25 MB, take more than 25 s."""
+    rules = "\n".join(f"r{number} ::= r{number + 1}" for number in range(40_000))
+    return of(grammar=f'root ::= r0\n{rules}\nr40000 ::= "x{number}"')
+
+
 def schema_chain(count: int) -> Constraint:
     following: dict[str, Any] = {
         f"a{number}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{number + 1}"}}}
@@ -75,9 +81,7 @@ def test_a_grammar_that_overflows_the_stack_costs_only_its_request(
 def test_a_grammar_that_takes_long_is_given_up(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The translation of GBNF takes quadratic time: 20,000 rules, 0.25 MB, take more than 25 s."""
-    rules = "\n".join(f"r{number} ::= r{number + 1}" for number in range(40_000))
-    slow = of(grammar=f'root ::= r0\n{rules}\nr40000 ::= "x"')
+    slow = slow_grammar()
 
     async def attack() -> None:
         waiting = asyncio.ensure_future(refusal(checker.check(slow, "hostile")))
@@ -89,7 +93,44 @@ def test_a_grammar_that_takes_long_is_given_up(
         error = await waiting
         assert error is not None
         assert error.param == "structured_outputs.grammar"
-        assert f"more than {process.CPU_LIMIT_S:g} s" in error.message
+        assert f"more than {limits.CPU_LIMIT_S:g} s" in error.message
+
+    asyncio.run(asyncio.wait_for(attack(), 60))
+
+
+def test_a_short_grammar_waits_a_moment_behind_slow_ones_of_the_same_client(checker: GrammarChecker) -> None:
+    """Without keys, all people behind a gateway are one client."""
+
+    async def attack() -> None:
+        slow = [asyncio.ensure_future(refusal(checker.check(slow_grammar(count)))) for count in range(8)]
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        assert await checker.check(GOOD) == GOOD
+        assert time.monotonic() - began < 3 * limits.CPU_LIMIT_S / 2
+        assert not any(each.done() for each in slow), "they take 3 s of CPU"
+        for each in slow:
+            each.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(attack(), 60))
+
+
+def test_clients_take_turns_and_a_cancelled_request_leaves_none(checker: GrammarChecker) -> None:
+    async def attack() -> None:
+        order: list[str] = []
+
+        async def ask(client: str, text: str) -> None:
+            await checker.check(of(regex=text), client)
+            order.append(client + text)
+
+        asked = [ask("a", "aaaa"), ask("a", "aaa"), ask("a", "aa"), ask("a", "a"), ask("b", "bbbbb")]
+        tasks = [asyncio.ensure_future(each) for each in asked]
+        await asyncio.sleep(0)
+        tasks[3].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert order == ["aaaaa", "aaa", "bbbbbb", "aaaa"]
+        assert len(checker._quick) == 0
+        await ask("c", "c")
 
     asyncio.run(asyncio.wait_for(attack(), 60))
 
@@ -109,7 +150,7 @@ def test_size_and_sum_of_waiting_grammars_are_bounded(
         )
         assert [None if error is None else error.status for error in errors] == [None, None, 429, 429, 429]
         assert await refusal(checker.check(of(regex="b" * 900))) is None
-        assert not checker._clients
+        assert not len(checker._quick)
 
     asyncio.run(asyncio.wait_for(attack(), 60))
 
@@ -130,7 +171,8 @@ def test_the_reason_does_not_repeat_the_grammar(checker: GrammarChecker) -> None
 
 def test_a_child_ends_with_its_parent(checker: GrammarChecker) -> None:
     asyncio.run(checker.check(GOOD))
-    child = next(each._child for each in checker._processes if each._child is not None)
+    child = checker._quick.process._child
+    assert child is not None
     assert child.stdin is not None
     child.stdin.close()
     assert child.wait(10) == 0

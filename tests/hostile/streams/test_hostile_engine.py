@@ -20,6 +20,7 @@ from penstock.wire.messages import (
     EngineMetrics,
     GoAway,
     RpcReply,
+    Started,
     StreamFailed,
     Welcome,
     encode,
@@ -105,6 +106,8 @@ class Hostile:
 
     def _about_a_stream(self) -> list[bytes]:
         draw, handle = self._draw, self._handle()
+        if draw.random() < 0.1:
+            return [encode(Started(handle))]
         code = draw.choice([OVERLOADED, OVERLOADED, "invalid_request", "x" * 1000])
         return [encode(StreamFailed(handle, draw.choice([0, 3, I32_MAX]), code, "y" * 10_000))]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 import pytest
 
 from penstock.dispatch.connections import MESSAGES_PER_READ
-from penstock.dispatch.engine_client import MAX_CODE_LENGTH, MAX_MESSAGE_LENGTH
+from penstock.dispatch.engine_client import MAX_MESSAGE_LENGTH, MAX_RETRY_AFTER_MS
+from penstock.dispatch.resumption import RETRY_S
 from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.snapshot import MAX_SNAPSHOT_BYTES, Series, Snapshot, encode_snapshot
 from penstock.streaming.stream import Stream, StreamError
@@ -19,6 +21,7 @@ from penstock.wire.messages import (
     OVERLOADED,
     Abort,
     EngineMetrics,
+    GoAway,
     RpcReply,
     StreamFailed,
     Submit,
@@ -111,6 +114,21 @@ def test_unreadable_messages_cost_only_the_link_that_they_came_on(server: ApiSer
     assert server.client.faults.counts == {(1, "unreadable"): 1}
 
 
+@with_server(2)
+def test_a_stream_that_was_accepted_once_is_not_refused_by_another_engine(server: ApiServer) -> None:
+    moved, reply = server.open(1)
+    server.arrive(1, [encode(GoAway("over"))])
+    refusal = StreamFailed(moved.handle, 0, OVERLOADED, "no memory")
+    server.arrive(0, [encode(refusal)])
+    server.client.on_tick(time.monotonic())
+    assert (reply.end, len(server.links[0].sent)) == ("", 1)
+    server.client.on_tick(time.monotonic() + RETRY_S)
+    server.connections._flush_all()
+    assert (reply.end, len(server.links[0].sent)) == ("", 2)
+    server.arrive(0, rows((moved.handle, 0, [1], END)))
+    assert (reply.tokens, reply.end) == ([1], "LENGTH")
+
+
 @with_server(1)
 def test_a_fault_of_the_receiver_costs_one_link_and_raises_nothing(server: ApiServer) -> None:
     def fail(*arguments: object) -> None:
@@ -154,9 +172,18 @@ def test_error_texts_of_engines_are_cut(server: ApiServer) -> None:
     errors: list[StreamError] = []
     stream, reply = server.open(0)
     reply.on_failure = lambda stream, error: errors.append(error)  # type: ignore[method-assign]
-    server.arrive(0, [encode(StreamFailed(stream.handle, 0, "c" * 10_000, "m" * 1_000_000))])
+    failure = StreamFailed(stream.handle, 0, "engine_error", "m" * 1_000_000, (1 << 31) - 1)
+    server.arrive(0, [encode(failure)])
     (error,) = errors
-    assert (len(error.code), len(error.message)) == (MAX_CODE_LENGTH, MAX_MESSAGE_LENGTH)
+    assert (len(error.message), error.retry_after_ms) == (MAX_MESSAGE_LENGTH, MAX_RETRY_AFTER_MS)
+
+
+@with_server(1)
+def test_clients_get_no_code_that_an_engine_has_invented(server: ApiServer) -> None:
+    stream, reply = server.open(0)
+    server.arrive(0, [encode(StreamFailed(stream.handle, 0, "c" * 10_000, "no"))])
+    assert reply.end == "engine_error"
+    assert server.client.faults.counts == {(0, "invalid_code"): 1}
 
 
 @with_server(2)
