@@ -7,9 +7,9 @@ and, towards engines, the number of the connection: a restarted process is a new
 reconnects. Sockets are used synchronously: receive until EAGAIN; a send that would block returns False.
 
 On one host addresses are ipc://, in the run directory, whose mode is 0700. Between hosts they are tcp://,
-with CURVE (:mod:`.curve`), and with heartbeats, since a host that loses its network closes no connection.
-What a peer without the key can make a listening process hold is bounded: connections (:mod:`.handshakes`),
-and the size of a part, so that long messages cross in pieces (:mod:`.parts`).
+with CURVE (:mod:`.curve`), and the kernel probes them, since a host that loses its network closes no
+connection. What a peer without the key can make a listening process hold is bounded: connections
+(:mod:`.handshakes`), and the size of a part, so that long messages cross in pieces (:mod:`.parts`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,18 @@ MEMBER_LINGER_MS = 100
 FRAMES_IN_FLIGHT = 64
 """High-water mark of either end of an engine's connection to an API server, in messages. The engine's
 publisher merges frames beyond it, so this bounds memory, not throughput."""
-HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 4000
-"""Heartbeat interval of tcp connections, and the silence after which one counts as broken. ZMQ's own thread
-answers, however long a step takes."""
+PROBE_S, SILENCE_MS = 1, 4000
+"""Interval of the kernel's keepalive probes on tcp connections that are quiet, and the time without an
+acknowledgement after which a connection counts as broken. The peer's kernel answers, however long a step
+takes. A peer that takes no more bytes for that long breaks its connection as well.
+
+ZMQ's own heartbeats (``ZMQ_HEARTBEAT_IVL``) are not used on either side: when a connection breaks while a
+receive queue is full, libzmq 4.3.5 stops polling it, but its next heartbeat, or its answer to one that still
+waits in the buffer, asserts that this has not happened, and ends the process (``out_event`` in
+stream_engine_base.cpp)."""
 MESSAGES_RECEIVED_AHEAD = 4096
 """Messages of one peer that a ROUTER receives before they are read; further ones wait at their sender. There
-is room for what comes during a long step: over tcp ZMQ does not see heartbeats behind messages that wait."""
+is room for what comes during a long step."""
 CONNECT_TIMEOUT_MS = 3000
 """Timeout of a tcp connect; the kernel's own takes minutes."""
 RECONNECT_NEVER_MS = 3_600_000
@@ -371,8 +377,11 @@ class CoordinatorLink:
 def _set_tcp_options(socket: zmq.Socket[bytes]) -> None:
     """Options of a tcp socket, to be set before it is bound or connected."""
     socket.setsockopt(zmq.IPV6, 1)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, PROBE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, PROBE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, SILENCE_MS // (1000 * PROBE_S))
+    socket.setsockopt(zmq.TCP_MAXRT, SILENCE_MS)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_PART_BYTES)
