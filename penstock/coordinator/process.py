@@ -46,7 +46,7 @@ def run(control: ControlChannel) -> int:
     addresses = [coordinator_address(launch.run_dir)]
     if config.coordinator is not None:
         addresses.append(resolve_address(config.coordinator))
-    socket = RouterSocket(*addresses, key=launch.key, receive_queue=MEMBER_QUEUE)
+    socket = RouterSocket(*addresses, key=launch.key, receive_queue=MEMBER_QUEUE, reconnecting=True)
     try:
         state = CoordinatorState(
             ranks=launch.engine_count,

@@ -144,23 +144,27 @@ class RouterSocket:
     """The ROUTER socket of an engine or the coordinator, which addresses its peers by identity."""
 
     def __init__(
-        self, *addresses: str, key: ClusterKey | None = None, receive_queue: int | None = None
+        self,
+        *addresses: str,
+        key: ClusterKey | None = None,
+        receive_queue: int = MESSAGES_RECEIVED_AHEAD,
+        reconnecting: bool = False,
     ) -> None:
         """Binds ``addresses``; the port of a tcp:// address may be "*". Raises zmq.ZMQError on failure.
 
         With ``key``, which tcp:// requires, only peers with the same key are accepted, on every address.
-        ``receive_queue``: messages received from one peer that may wait here; None: any number.
+        ``receive_queue``: messages received from one peer that may wait here. ``reconnecting``: peers keep
+        their identity when they connect again, so the later connection has it. Otherwise every connection has
+        its own, and one under an identity that is in use is left alone: nothing of it is read, and the peer
+        that has the identity does not notice.
         """
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # An API server can reconnect before its last connection is cleaned up.
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, int(reconnecting))
         self._socket.setsockopt(zmq.SNDHWM, FRAMES_IN_FLIGHT)
-        self._socket.setsockopt(zmq.RCVHWM, MESSAGES_RECEIVED_AHEAD)
+        self._socket.setsockopt(zmq.RCVHWM, receive_queue)
         self._socket.setsockopt(zmq.LINGER, 1000)
-        if receive_queue is not None:
-            self._socket.setsockopt(zmq.RCVHWM, receive_queue)
         self._guard: ZapAuthenticator | None = None
         try:
             if key is not None:

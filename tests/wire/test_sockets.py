@@ -224,13 +224,30 @@ def test_an_engine_that_left_is_lost_for_good(
     assert link.lost()
 
 
-def test_a_second_connection_takes_over_an_identity(
+def test_a_second_connection_under_an_identity_is_left_alone(
     engine: RouterSocket, link: EngineLink, link_to: Callable[[bytes], EngineLink]
 ) -> None:
     meet(engine, link)
     second = link_to(ME)
-    meet(engine, second)
-    assert engine.send(ME, [b"for the second"])
+    second.send([b"hello"])
+    other = link_to(server_identity(4, 1))  # by then the second one has been there
+    meet(engine, other)
+    assert engine.send(ME, [b"for the first"])
+    assert read(link) == [b"for the first"]
+    assert second.receive() is None
+    assert engine.receive() is None
+
+
+def test_a_member_that_connects_again_takes_its_former_connections_place(
+    run_dir: str, stack: ExitStack, link_to: Callable[[bytes], EngineLink]
+) -> None:
+    coordinator = RouterSocket(engine_address(run_dir, 0), reconnecting=True)
+    stack.callback(coordinator.close)
+    link = link_to(ME)
+    meet(coordinator, link)
+    second = link_to(ME)
+    meet(coordinator, second)
+    assert coordinator.send(ME, [b"for the second"])
     assert read(second) == [b"for the second"]
     assert link.receive() is None
 
