@@ -16,6 +16,7 @@ from penstock.metrics.board import MetricsBoard, role_and_index
 from penstock.metrics.snapshot import decode_snapshot
 from penstock.wire.coordination import (
     COORDINATOR_PROTOCOL_VERSION,
+    ENGINE_TRAITS,
     EngineAddress,
     EngineJoin,
     EngineLoad,
@@ -218,7 +219,11 @@ class CoordinatorState:
         self._addresses[address.rank] = _AddressEntry(address, self._version)
 
     def _trait_mismatch(self, join: EngineJoin) -> str | None:
-        """How the engine differs from the head and from the engines that have joined; None: it does not."""
+        """What the engine does not tell, or how it differs from the head and from the engines that have
+        joined; None: it does not."""
+        missing = [name for name in (*self.traits, *ENGINE_TRAITS) if name not in join.traits]
+        if missing:
+            return f"it does not tell its {', '.join(missing)}"
         others = next((engine.join for engine in self._engines.values()), None)
         fleet = {**(others.traits if others else {}), **self.traits}
         differences = [
@@ -234,6 +239,9 @@ class CoordinatorState:
         if join.rank in self.local_ranks and join.incarnation != self.incarnation:
             own = f"{min(self.local_ranks)} to {max(self.local_ranks)}"
             return f"rank {join.rank} is one of the head's own, which are {own} (--data-parallel-size-local)"
+        if (join.rank in self.local_ranks) == bool(join.address):
+            where = "on the head's host has none" if join.address else "on another host has one"
+            return f"its address is {join.address!r}, an engine {where}"
         return None
 
     def _leave(self, identity: bytes) -> None:

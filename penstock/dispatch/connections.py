@@ -160,6 +160,10 @@ class EngineState:
         """Whether it has accepted none of its submitted streams for UNRESPONSIVE_S."""
         return now - self._waiting_since > UNRESPONSIVE_S
 
+    def is_silent(self, now: float) -> bool:
+        """Whether it has not answered on this connection for WELCOME_TIMEOUT_S."""
+        return self.link is not None and self.info is None and now > self.connected_at + WELCOME_TIMEOUT_S
+
     @property
     def load(self) -> int:
         """Streams of all API servers on the engine, plus an estimate of those that it has not counted yet:
@@ -265,10 +269,9 @@ class Connections:
         if engine.link is not None and engine.link.lost():
             self._receive(engine)  # messages that were sent before the connection broke
             self._receiver.on_gone(engine, "The engine that ran this request is gone.")
-        elif engine.link is not None and engine.info is None:
-            if time.monotonic() > engine.connected_at + WELCOME_TIMEOUT_S:
-                _warn(f"engine {engine.rank}", "engine %d does not answer; connecting again", engine.rank)
-                self.disconnect(engine, "The engine does not answer.")
+        elif engine.is_silent(time.monotonic()):
+            _warn(f"engine {engine.rank}", "engine %d does not answer; connecting again", engine.rank)
+            self.disconnect(engine, "The engine does not answer.")
 
     def disconnect(self, engine: EngineState, reason: str) -> None:
         """Closes a connection; it is made again later if the engine has an address. ``reason``: for clients

@@ -36,6 +36,8 @@ MAX_SNAPSHOT_BYTES = 1 << 18
 MAX_MEMBER_BYTES = MAX_SNAPSHOT_BYTES + 1024
 """Maximum size of a member's message."""
 MAX_TRAITS = 64
+ENGINE_TRAITS = ("max_model_len", "vocab_size", "dtype")
+"""Names of the traits that an engine knows once it has started."""
 MAX_ACCEPTED = 2 * 1024
 """Maximum numbers in EngineReport.accepted."""
 ProcessName: TypeAlias = Annotated[str, Meta(max_length=64)]
@@ -60,7 +62,7 @@ class EngineJoin(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
     address: Address = ""
     """Address for API servers; empty for an engine on their host, whose address they know."""
     traits: Annotated[dict[Trait, Trait], Meta(max_length=MAX_TRAITS)] = {}
-    """Properties that must be equal in all engines of a fleet, by name."""
+    """Properties that must be equal in all engines of a fleet, by name: the head's, and ENGINE_TRAITS."""
 
 
 class ServerJoin(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):

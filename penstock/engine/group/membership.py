@@ -12,6 +12,7 @@ from penstock.logging_setup import RateLimitedLog
 from penstock.wire.control import Launch
 from penstock.wire.coordination import (
     COORDINATOR_PROTOCOL_VERSION,
+    ENGINE_TRAITS,
     EngineJoin,
     EngineReport,
     JoinAccepted,
@@ -141,11 +142,7 @@ class EngineMembership:
 
 def traits_of(info: EngineInfo) -> dict[str, str]:
     """The properties of a started engine that all engines of a fleet must share."""
-    return {
-        "max_model_len": str(info.max_model_len),
-        "vocab_size": str(info.vocab_size),
-        "dtype": info.dtype,
-    }
+    return {name: str(getattr(info, name)) for name in ENGINE_TRAITS}
 
 
 def listening_address(launch: Launch) -> str:

@@ -1,5 +1,5 @@
-"""An engine of another host: it notices dead connections to API servers while it is idle, belongs to one head,
-and serves an API server under whose identity another process connects."""
+"""An engine of another host: it notices dead connections to API servers while it is idle, belongs to one
+head, and serves an API server under whose identity another process connects."""
 
 from __future__ import annotations
 

@@ -136,12 +136,12 @@ def coordinator(data: bytes) -> None:
         size, member = source.byte(), source.byte() % 4
         part = source.take(size)
         now += 0.3 * (member + 1)
+        identity = b"member-%d" % member
         try:
-            message = coordination.decode_from_member(part)
+            replies = state.receive(identity, coordination.decode_from_member(part), now)
         except WireError:
             continue
-        identity = b"member-%d" % member
-        for _, reply in [*state.receive(identity, message, now), *state.take_updates(now)]:
+        for _, reply in [*replies, *state.take_updates(now)]:
             coordination.decode_from_coordinator(encode(reply))
         if member == 3:
             state.on_send_failed(b"member-0", now)
