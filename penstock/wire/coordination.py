@@ -8,11 +8,13 @@ ServerJoin      API server   coordinator  JoinAccepted, FleetLoad, EngineAddress
 EngineReport    engine       coordinator  none; FleetLoad to the API servers
 MemberLeave     member       coordinator  none
 ProcessMetrics  API server   coordinator  none; forwarded to all other API servers
+MetricsQuery    API server   coordinator  what it lacks of all that is forwarded, then MetricsAnswer
 JoinAccepted    coordinator  member       of an API server ProcessMetrics of ended processes
 JoinRejected    coordinator  member       none; the member does not try again
 Rejoin          coordinator  member       EngineJoin or ServerJoin
 FleetLoad       coordinator  API server   none
 EngineAddress   coordinator  API server   none
+MetricsAnswer   coordinator  API server   none
 ==============  ===========  ===========  ======================================================
 
 Typed, array-like msgpack with append-only fields, as :mod:`penstock.wire.messages`. A message is one part.
@@ -105,6 +107,12 @@ class ProcessMetrics(msgspec.Struct, array_like=True, frozen=True, tag=5, gc=Fal
     incarnation: Incarnation = 0
 
 
+class MetricsQuery(msgspec.Struct, array_like=True, frozen=True, tag=6, gc=False):
+    """The API server is about to show metrics, which it has sent before this."""
+
+    number: Count
+
+
 # -- coordinator → member
 
 
@@ -156,8 +164,17 @@ class EngineAddress(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=Fal
     """Empty: the engine has left."""
 
 
-FromMember: TypeAlias = EngineJoin | ServerJoin | EngineReport | MemberLeave | ProcessMetrics
-FromCoordinator: TypeAlias = FleetLoad | Rejoin | JoinRejected | JoinAccepted | ProcessMetrics | EngineAddress
+class MetricsAnswer(msgspec.Struct, array_like=True, frozen=True, tag=21, gc=False):
+    """The API server has all metrics that were shown before its query."""
+
+    number: Count
+    """Of the query."""
+
+
+FromMember: TypeAlias = EngineJoin | ServerJoin | EngineReport | MemberLeave | ProcessMetrics | MetricsQuery
+FromCoordinator: TypeAlias = (
+    FleetLoad | Rejoin | JoinRejected | JoinAccepted | ProcessMetrics | EngineAddress | MetricsAnswer
+)
 
 _from_member: msgspec.msgpack.Decoder[FromMember] = msgspec.msgpack.Decoder(FromMember)
 _from_coordinator: msgspec.msgpack.Decoder[FromCoordinator] = msgspec.msgpack.Decoder(FromCoordinator)

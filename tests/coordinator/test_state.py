@@ -20,6 +20,8 @@ from penstock.wire.coordination import (
     JoinAccepted,
     JoinRejected,
     MemberLeave,
+    MetricsAnswer,
+    MetricsQuery,
     ProcessMetrics,
     Rejoin,
     ServerJoin,
@@ -204,6 +206,17 @@ def test_invented_processes_find_no_room() -> None:
         )
     with pytest.raises(WireError, match="not a snapshot"):
         known.receive(b"server", ProcessMetrics("engine 1", 0, 1, b"\xff"), 0.0)
+
+
+def test_metrics_that_were_shown_are_told_before_the_answer_to_a_query() -> None:
+    known = board()
+    known.receive(b"other", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 2, 0), 0.0)
+    shown = metrics_of("api-server 1", 0, 5)
+    known.receive(b"server", shown, 0.0)
+    assert known.receive(b"server", MetricsQuery(1), 0.0) == [(b"server", MetricsAnswer(1))]
+    assert known.receive(b"other", MetricsQuery(1), 0.0) == [(b"other", shown), (b"other", MetricsAnswer(1))]
+    assert known.receive(b"other", MetricsQuery(2), 0.0) == [(b"other", MetricsAnswer(2))]
+    assert known.receive(b"stranger", MetricsQuery(1), 0.0) == [(b"stranger", Rejoin())]
 
 
 def test_metrics_of_strangers_make_them_join() -> None:
