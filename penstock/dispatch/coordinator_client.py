@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -121,7 +122,9 @@ class CoordinatorClient:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(JOIN_INTERVAL_S, self._tick)
+        self._receive()
         if not self._rejected:
+            self._link.reconnect_if_silent(time.monotonic())
             self._link.send(self._join)
             if self._snapshot is not None:
                 self._send_metrics(self._snapshot())

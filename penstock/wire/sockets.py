@@ -18,6 +18,7 @@ import ipaddress
 import re
 import secrets
 import socket
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,9 @@ MEMBER_SEND_HWM = 64
 """Messages that a member queues for a coordinator that is away; later ones are dropped."""
 MEMBER_LINGER_MS = 100
 """How long a member that exits waits for the coordinator to take its last messages."""
+COORDINATOR_SILENCE_S = 10.0
+"""Time without a message of the coordinator, which sends one a second, after which a member connects
+again."""
 FRAMES_IN_FLIGHT = 64
 """High-water mark of either end of an engine's connection to an API server, in messages. The engine's
 publisher merges frames beyond it, so this bounds memory, not throughput."""
@@ -325,7 +329,9 @@ class PeerLinks:
 class CoordinatorLink:
     """An engine's or API server's end of its connection to the coordinator.
 
-    Reconnects by itself, so that a coordinator can restart.
+    Reconnects by itself, so that a coordinator can restart. That does not help where another process has
+    taken this one's identity: the connection stands, but the coordinator reads it no more
+    (:meth:`reconnect_if_silent`).
     """
 
     def __init__(self, address: str, identity: bytes, key: ClusterKey | None = None) -> None:
@@ -341,6 +347,8 @@ class CoordinatorLink:
             _set_tcp_options(self._socket)
         self._monitor = self._socket.get_monitor_socket(HANDSHAKE_FAILURES)
         self._socket.connect(address)
+        self._address = address
+        self._heard_at = time.monotonic()
 
     @property
     def fd(self) -> int:
@@ -367,9 +375,18 @@ class CoordinatorLink:
     def receive(self) -> bytes | None:
         """One message, or None if none waits."""
         try:
-            return b"".join(self._socket.recv_multipart(zmq.NOBLOCK))
+            part = b"".join(self._socket.recv_multipart(zmq.NOBLOCK))
         except zmq.Again:
             return None
+        self._heard_at = time.monotonic()
+        return part
+
+    def reconnect_if_silent(self, now: float) -> None:
+        """To be called once all that waits has been received; ``now``: monotonic seconds."""
+        if now > self._heard_at + COORDINATOR_SILENCE_S:
+            self._heard_at = now
+            self._socket.disconnect(self._address)
+            self._socket.connect(self._address)
 
     def close(self) -> None:
         self._socket.disable_monitor()

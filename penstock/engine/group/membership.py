@@ -100,8 +100,10 @@ class EngineMembership:
         JoinRejectedError.
         """
         self._read()
-        if now >= self._next_join and self._link.send(self._join):
-            self._next_join = now + JOIN_INTERVAL_S
+        if now >= self._next_join:
+            self._link.reconnect_if_silent(now)
+            if self._link.send(self._join):
+                self._next_join = now + JOIN_INTERVAL_S
         kv_used_permille = round(load.kv_used * 1000)
         figures = load.waiting, load.running, kv_used_permille, dict(accepted)
         if figures == self._reported or not (idle or now >= self._next_report):
