@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from penstock.api.exchange import Exchange
 from penstock.dispatch.engine_client import EngineClient
@@ -34,8 +34,10 @@ class MetricsEndpoint:
         input_processor: InputProcessor,
         collector: GarbageCollector,
         clients: Callable[[], tuple[int, int]],
+        share: Callable[[Snapshot], Awaitable[None]],
     ) -> None:
-        """``clients`` returns the number of open connections and the reply bytes that wait for them."""
+        """``clients`` returns the number of open connections and the reply bytes that wait for them;
+        ``share`` gives this API server's metrics to the others before they are shown, and takes theirs."""
         self._launch = launch
         self._server = str(launch.index)
         self._process = process_name("api-server", launch.index)
@@ -47,6 +49,7 @@ class MetricsEndpoint:
         self._input_processor = input_processor
         self._collector = collector
         self._clients = clients
+        self._share = share
         self._sequence = 0
 
     def snapshot(self) -> Snapshot:
@@ -60,9 +63,10 @@ class MetricsEndpoint:
             incarnation=self._launch.incarnation,
         )
 
-    def totals(self) -> Totals:
-        """Totals over all known processes; gauges of engines are those of their latest frame."""
-        found = self._engine_client.board.totals(self.snapshot())
+    def totals(self, own: Snapshot | None = None) -> Totals:
+        """Totals over all known processes; gauges of engines are those of their latest frame. ``own``: a
+        :meth:`snapshot`; None: one of this moment."""
+        found = self._engine_client.board.totals(own or self.snapshot())
         for engine in self._engine_client.engines:
             labels = self._model, str(engine.rank)
             for family, value in (
@@ -98,7 +102,9 @@ class MetricsEndpoint:
 
     async def metrics(self, exchange: Exchange) -> None:
         """The handler."""
-        await send_json(exchange.send, exposition(self.totals()), kind=CONTENT_TYPE.encode())
+        own = self.snapshot()
+        await self._share(own)
+        await send_json(exchange.send, exposition(self.totals(own)), kind=CONTENT_TYPE.encode())
 
     def _series(self) -> Iterator[Series]:
         server = self._server

@@ -43,9 +43,10 @@ from penstock.http.connection_source import ConnectionSource, HandedOverConnecti
 from penstock.http.server import HttpServer
 from penstock.http.tls import CertificateWatch, server_context
 from penstock.metrics.api_server_metrics import ApiServerMetrics
+from penstock.metrics.board_file import BoardFile
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
-from penstock.metrics.snapshot import decode_snapshot
+from penstock.metrics.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from penstock.streaming.io_submit import make_burst_writer
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.token_log import TokenLog
@@ -111,6 +112,7 @@ class _Server:
         self._http: HttpServer
         self._metrics_endpoint: MetricsEndpoint
         self._coordinator_client: CoordinatorClient | None = None
+        self._board_file = BoardFile(self._launch.run_dir, self._launch.incarnation)
         self._ended: asyncio.Future[None]
         self._draining: asyncio.Task[None] | None = None
         self._throughput_task: asyncio.Task[None] | None = None
@@ -225,6 +227,7 @@ class _Server:
             input_processor=input_processor,
             collector=self._collector,
             clients=self._clients,
+            share=self._share_metrics,
         )
         if self._coordinator_client is not None:
             self._coordinator_client.start_reporting(self._metrics_endpoint.snapshot)
@@ -330,6 +333,16 @@ class _Server:
         metrics = self._metrics
         metrics.requests[outcome] += 1
         metrics.e2e.add(time.monotonic() - reply.arrival)
+
+    async def _share_metrics(self, own: Snapshot) -> None:
+        """See :class:`MetricsEndpoint`. Without a coordinator they are kept for a successor."""
+        if self._coordinator_client is not None:
+            await self._coordinator_client.share_metrics(own)
+            return
+        board = self._engine_client.board
+        self._board_file.load(board)
+        board.offer(own, encode_snapshot(own))
+        self._board_file.save(board)
 
     def _on_command(self) -> None:
         try:

@@ -1,7 +1,8 @@
 """SIGINT and SIGTERM before a command has handlers of its own: the process ends at once, without a traceback.
 
 KeyboardInterrupt does not do for that time: raised within an import, it ends in tracebacks, and in extension
-modules even in a crash.
+modules even in a crash. The handlers come with the first module of ours. No code of ours can handle a signal
+before that, while Python itself starts: SIGTERM then ends the process by its default action.
 """
 
 from __future__ import annotations

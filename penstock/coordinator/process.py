@@ -2,8 +2,9 @@
 
 The supervisor starts one per fleet, and sends its configuration over the control channel. It owns the socket
 that engines and API servers connect to. It reads their joins, reports and metrics, and writes loads, metrics
-and engine addresses to API servers. It ends on Stop, or when the supervisor is gone. While it is away, API
-servers use the loads in token frames and the engine addresses that they know.
+and engine addresses to API servers; metrics that they show it keeps in the run directory. It ends on Stop, or
+when the supervisor is gone. While it is away, API servers use the loads in token frames and the engine
+addresses that they know.
 """
 
 from __future__ import annotations
@@ -15,12 +16,19 @@ import time
 
 from penstock.coordinator.state import CoordinatorState, Outgoing
 from penstock.logging_setup import RateLimitedLog
+from penstock.metrics.board_file import BoardFile
 from penstock.metrics.families import MESSAGES_REFUSED
 from penstock.metrics.gc_policy import GarbageCollector, GcPauses
 from penstock.metrics.snapshot import Series, Snapshot, encode_snapshot, process_name, process_series
 from penstock.wire.channel import ControlChannel
 from penstock.wire.control import HEARTBEAT_INTERVAL_S, Launch, Stop
-from penstock.wire.coordination import FromCoordinator, ProcessMetrics, check_identity, decode_from_member
+from penstock.wire.coordination import (
+    FromCoordinator,
+    MetricsQuery,
+    ProcessMetrics,
+    check_identity,
+    decode_from_member,
+)
 from penstock.wire.messages import WireError, encode
 from penstock.wire.sockets import PeerGone, RouterSocket, coordinator_address, resolve_address
 
@@ -46,7 +54,7 @@ def run(control: ControlChannel) -> int:
     addresses = [coordinator_address(launch.run_dir)]
     if config.coordinator is not None:
         addresses.append(resolve_address(config.coordinator))
-    socket = RouterSocket(*addresses, key=launch.key, receive_queue=MEMBER_QUEUE)
+    socket = RouterSocket(*addresses, key=launch.key, receive_queue=MEMBER_QUEUE, reconnecting=True)
     try:
         state = CoordinatorState(
             ranks=launch.engine_count,
@@ -54,7 +62,9 @@ def run(control: ControlChannel) -> int:
             local_ranks=frozenset(launch.local_ranks),
             incarnation=launch.incarnation,
         )
-        coordinator = Coordinator(socket, state)
+        file = BoardFile(launch.run_dir, launch.incarnation)
+        file.load(state.board)
+        coordinator = Coordinator(socket, state, file)
         collector = GarbageCollector(config.gc_policy, config.gc_pause_budget_ms / 1000)
         collector.start()
         control.ready()
@@ -117,9 +127,13 @@ class CoordinatorMetrics:
 class Coordinator:
     """Carries messages between the socket and the state."""
 
-    def __init__(self, socket: RouterSocket, state: CoordinatorState) -> None:
+    def __init__(self, socket: RouterSocket, state: CoordinatorState, file: BoardFile | None = None) -> None:
+        """``file`` keeps the metrics that API servers show; None: they are not kept."""
         self._socket = socket
         self._state = state
+        self._file = file
+        self._saved = -1
+        """Version of the state in the file."""
         self._complain = RateLimitedLog(log, logging.ERROR)
         self.refused = 0
         """Messages that could not be used."""
@@ -144,10 +158,18 @@ class Coordinator:
                 raise WireError(f"a message of {len(parts)} parts, not one")
             message = decode_from_member(parts[0])
             check_identity(identity, message)
-            self._send(self._state.receive(identity, message, now), now)
+            replies = self._state.receive(identity, message, now)
+            if isinstance(message, MetricsQuery):
+                self._save()
+            self._send(replies, now)
         except WireError as error:
             self.refused += 1
             self._complain(_subject(identity), "%s is refused a message: %.300s", _name(identity), error)
+
+    def _save(self) -> None:
+        if self._file is not None and self._saved != self._state.version:
+            self._saved = self._state.version
+            self._file.save(self._state.board)
 
     def _send(self, messages: list[Outgoing], now: float) -> None:
         full: set[bytes] = set()

@@ -16,6 +16,7 @@ from penstock.metrics.board import MetricsBoard, role_and_index
 from penstock.metrics.snapshot import decode_snapshot
 from penstock.wire.coordination import (
     COORDINATOR_PROTOCOL_VERSION,
+    ENGINE_TRAITS,
     EngineAddress,
     EngineJoin,
     EngineLoad,
@@ -26,6 +27,8 @@ from penstock.wire.coordination import (
     JoinAccepted,
     JoinRejected,
     MemberLeave,
+    MetricsAnswer,
+    MetricsQuery,
     ProcessMetrics,
     Rejoin,
     ServerJoin,
@@ -94,8 +97,8 @@ class CoordinatorState:
     """Addresses of engines on other hosts by rank; empty ones after they left."""
     _servers: dict[bytes, _Server] = field(default_factory=dict)
     """The one that has been silent for longest first."""
-    _board: MetricsBoard = field(default_factory=MetricsBoard)
-    _version: int = 0
+    board: MetricsBoard = field(default_factory=MetricsBoard)
+    version: int = 0
     """Counts changes."""
     _pushed_at: float = float("-inf")
 
@@ -114,19 +117,24 @@ class CoordinatorState:
                 engine = self._engines.get(identity)
                 if engine is None:
                     return [(identity, Rejoin())]
-                self._version += 1
-                engine.report, engine.version, engine.last_seen = message, self._version, now
+                self.version += 1
+                engine.report, engine.version, engine.last_seen = message, self.version, now
                 return []
             case ProcessMetrics():
                 if identity not in self._servers:
                     return [(identity, Rejoin())]
                 self._store_metrics(identity, message)
                 return []
+            case MetricsQuery():
+                server = self._servers.get(identity)
+                if server is None:
+                    return [(identity, Rejoin())]
+                return [*self._updates_for(identity, server), (identity, MetricsAnswer(message.number))]
 
     def add_metrics(self, metrics: ProcessMetrics) -> None:
         """Metrics of the coordinator process itself."""
-        self._version += 1
-        self._board.offer(decode_snapshot(metrics.snapshot), metrics.snapshot, self._version)
+        self.version += 1
+        self.board.offer(decode_snapshot(metrics.snapshot), metrics.snapshot, self.version)
 
     def _store_metrics(self, identity: bytes, metrics: ProcessMetrics) -> None:
         try:
@@ -140,8 +148,8 @@ class CoordinatorState:
         snapshot = decode_snapshot(metrics.snapshot)
         if (snapshot.process, snapshot.incarnation) != (metrics.process, metrics.incarnation):
             raise ValueError(f"metrics of {snapshot.process[:80]!r} under another name")
-        if self._board.add(snapshot, metrics.snapshot, self._version + 1, identity):
-            self._version += 1
+        if self.board.add(snapshot, metrics.snapshot, self.version + 1, identity):
+            self.version += 1
 
     def _check_process(self, metrics: ProcessMetrics) -> None:
         """Raises ValueError if the fleet has no such process."""
@@ -214,11 +222,15 @@ class CoordinatorState:
             self._store_address(EngineAddress(join.rank, join.epoch, join.incarnation, join.address))
 
     def _store_address(self, address: EngineAddress) -> None:
-        self._version += 1
-        self._addresses[address.rank] = _AddressEntry(address, self._version)
+        self.version += 1
+        self._addresses[address.rank] = _AddressEntry(address, self.version)
 
     def _trait_mismatch(self, join: EngineJoin) -> str | None:
-        """How the engine differs from the head and from the engines that have joined; None: it does not."""
+        """What the engine does not tell, or how it differs from the head and from the engines that have
+        joined; None: it does not."""
+        missing = [name for name in (*self.traits, *ENGINE_TRAITS) if name not in join.traits]
+        if missing:
+            return f"it does not tell its {', '.join(missing)}"
         others = next((engine.join for engine in self._engines.values()), None)
         fleet = {**(others.traits if others else {}), **self.traits}
         differences = [
@@ -234,6 +246,9 @@ class CoordinatorState:
         if join.rank in self.local_ranks and join.incarnation != self.incarnation:
             own = f"{min(self.local_ranks)} to {max(self.local_ranks)}"
             return f"rank {join.rank} is one of the head's own, which are {own} (--data-parallel-size-local)"
+        if (join.rank in self.local_ranks) == bool(join.address):
+            where = "on the head's host has none" if join.address else "on another host has one"
+            return f"its address is {join.address!r}, an engine {where}"
         return None
 
     def _leave(self, identity: bytes) -> None:
@@ -264,14 +279,14 @@ class CoordinatorState:
             return []
         updates: list[Outgoing] = []
         for identity, server in self._servers.items():
-            if server.sent_version < self._version and now >= server.paused_until:
+            if server.sent_version < self.version and now >= server.paused_until:
                 self._pushed_at = now
                 updates += self._updates_for(identity, server)
         return updates
 
     def next_update_at(self) -> float | None:
         """When :meth:`take_updates` returns updates; None: not before something changes."""
-        lacking = [each.paused_until for each in self._servers.values() if each.sent_version < self._version]
+        lacking = [each.paused_until for each in self._servers.values() if each.sent_version < self.version]
         return max(self._pushed_at + self.interval_s, min(lacking)) if lacking else None
 
     def _updates_for(self, identity: bytes, server: _Server) -> list[Outgoing]:
@@ -288,10 +303,10 @@ class CoordinatorState:
         updates += [(identity, FleetLoad(engines))] if engines else []
         updates += [
             (identity, posted.message())
-            for posted in self._board
+            for posted in self.board
             if posted.version > server.sent_version and posted.by != identity
         ]
-        server.sent_version = self._version
+        server.sent_version = self.version
         return updates
 
 

@@ -41,6 +41,9 @@ PUMP_INTERVAL_S = 0.003
 """Maximum time that a burst of requests may delay waiting frames."""
 RECONNECT_S = 0.2
 """Delay before a broken connection is made again."""
+WELCOME_TIMEOUT_S = 10.0
+"""Time after which a connection on which the engine has not answered is made again, as another peer. The
+engine may be in a long step, or another process has this one's identity there."""
 MESSAGES_PER_READ = 256
 """Messages of one engine that are received at a time: the rest waits for the loop's next iteration, so an
 engine that floods its API servers delays the others' rows by one batch."""
@@ -109,6 +112,8 @@ class EngineState:
         """Revision of the agreed states that the engine must reach."""
         self.connections = 0
         """Connections made so far."""
+        self.connected_at = 0.0
+        """Monotonic time of the last one."""
         self.clear()
 
     def clear(self) -> None:
@@ -156,6 +161,10 @@ class EngineState:
     def is_unresponsive(self, now: float) -> bool:
         """Whether it has accepted none of its submitted streams for UNRESPONSIVE_S."""
         return now - self._waiting_since > UNRESPONSIVE_S
+
+    def is_silent(self, now: float) -> bool:
+        """Whether it has not answered on this connection for WELCOME_TIMEOUT_S."""
+        return self.link is not None and self.info is None and now > self.connected_at + WELCOME_TIMEOUT_S
 
     @property
     def load(self) -> int:
@@ -253,7 +262,7 @@ class Connections:
             _warn(f"engine {engine.rank}", "engine %d: no connection: %s", engine.rank, error)
             self._loop.call_later(RECONNECT_S, self._connect, engine)
             return
-        engine.link = link
+        engine.link, engine.connected_at = link, time.monotonic()
         link.send([encode(hello)])
         self._loop.add_reader(link.fd, self._receive, engine)
         self._loop.add_reader(link.monitor_fd, self._check, engine)
@@ -262,6 +271,9 @@ class Connections:
         if engine.link is not None and engine.link.lost():
             self._receive(engine)  # messages that were sent before the connection broke
             self._receiver.on_gone(engine, "The engine that ran this request is gone.")
+        elif engine.is_silent(time.monotonic()):
+            _warn(f"engine {engine.rank}", "engine %d does not answer; connecting again", engine.rank)
+            self.disconnect(engine, "The engine does not answer.")
 
     def disconnect(self, engine: EngineState, reason: str) -> None:
         """Closes a connection; it is made again later if the engine has an address. ``reason``: for clients

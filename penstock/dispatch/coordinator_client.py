@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -18,6 +20,8 @@ from penstock.wire.coordination import (
     FleetLoad,
     JoinAccepted,
     JoinRejected,
+    MetricsAnswer,
+    MetricsQuery,
     ProcessMetrics,
     Rejoin,
     ServerJoin,
@@ -32,6 +36,11 @@ _complain = RateLimitedLog(log, logging.ERROR)
 JOIN_INTERVAL_S = 1.0
 """Interval of repeated joins, which a restarted coordinator needs, and of this process's metrics. Also covers
 missed edges of the link's edge-triggered descriptor."""
+SHARE_TIMEOUT_S, SHARE_ATTEMPT_S = 2.0, 0.2
+"""How long metrics that are to be shown wait for the coordinator, which may be about to restart; and for one
+of its answers."""
+FULL_DELAY_S = 0.005
+"""Delay before a message is sent for which the link had no room."""
 
 
 class CoordinatorClient:
@@ -55,6 +64,13 @@ class CoordinatorClient:
         self._rejected = False
         self._sent_final: set[ProcessKey] = set()
         """Ended engines whose final metrics were sent."""
+        self._shared: dict[ProcessKey, int] = {}
+        """Of each entry of the board that the coordinator was sent to be shown, the sequence number."""
+        self._joins = 0
+        """How often the coordinator, or the next one, has accepted this process."""
+        self._queries: dict[int, asyncio.Future[None]] = {}
+        self._query = 0
+        """Number of the last query."""
         self._to_repeat: deque[Posted] = deque()
         """Entries of the board that a new coordinator is sent, as its queue takes them."""
         self._loop.add_reader(self._link.fd, self._receive)
@@ -63,6 +79,37 @@ class CoordinatorClient:
     def start_reporting(self, snapshot: Callable[[], Snapshot]) -> None:
         """Sends this process's metrics from here on; ``snapshot`` returns them."""
         self._snapshot = snapshot
+
+    async def share_metrics(self, own: Snapshot) -> None:
+        """To be called before metrics are shown: sends ``own`` and what else the coordinator may lack of the
+        board, and waits until the board has all that other API servers have shown. So counters do not fall
+        from one API server's reply to another one's. Gives up while the coordinator is away."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHARE_TIMEOUT_S):
+                while not self._rejected and not await self._share(own):
+                    pass
+
+    async def _share(self, own: Snapshot) -> bool:
+        """Whether the coordinator that has received all has answered."""
+        joins = self._joins
+        for posted in [*self._engine_client.board, Posted(own.key, own.sequence, encode_snapshot(own))]:
+            if self._shared.get(posted.key, -1) < posted.sequence:
+                while not self._send(posted):  # noqa: ASYNC110 - ZMQ has no event for it
+                    await asyncio.sleep(FULL_DELAY_S)
+                self._shared[posted.key] = posted.sequence
+        self._query = number = self._query + 1
+        answer = self._queries[number] = self._loop.create_future()
+        try:
+            self._link.send(encode(MetricsQuery(number)))
+            self._receive()  # sending may consume the descriptor's edge
+            async with asyncio.timeout(SHARE_ATTEMPT_S):
+                await answer
+        except TimeoutError:
+            self._shared.clear()  # it may not have received anything
+            return False
+        finally:
+            del self._queries[number]
+        return joins == self._joins
 
     def close(self) -> None:
         """Sends the final metrics and disconnects."""
@@ -75,7 +122,9 @@ class CoordinatorClient:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(JOIN_INTERVAL_S, self._tick)
+        self._receive()
         if not self._rejected:
+            self._link.reconnect_if_silent(time.monotonic())
             self._link.send(self._join)
             if self._snapshot is not None:
                 self._send_metrics(self._snapshot())
@@ -117,7 +166,12 @@ class CoordinatorClient:
                     self._engine_client.on_load(load)
             case ProcessMetrics():
                 self._engine_client.board.offer(decode_snapshot(message.snapshot), message.snapshot)
+            case MetricsAnswer():
+                if message.number in self._queries and not self._queries[message.number].done():
+                    self._queries[message.number].set_result(None)
             case JoinAccepted():
+                self._joins += 1
+                self._shared.clear()
                 self._to_repeat = deque(self._engine_client.board)
                 self._repeat()
             case Rejoin():

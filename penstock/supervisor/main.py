@@ -35,7 +35,7 @@ from penstock.supervisor.signals import (
     Interrupted,
     handlers_restored,
     interruptible,
-    termination_signals_blocked,
+    signals_blocked,
 )
 from penstock.supervisor.startup.banner import banner
 from penstock.supervisor.startup.cluster import traits_of
@@ -89,7 +89,7 @@ def serve(
             listener = None
             if local_api_servers:
                 listener = owned.enter_context(open_listener(config, origins or {}))
-            with termination_signals_blocked():  # it is removed whatever comes
+            with signals_blocked():  # it is removed whatever comes
                 run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
             model = resolve_model(config, run_dir)
             if local_api_servers:

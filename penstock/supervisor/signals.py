@@ -1,4 +1,4 @@
-"""All signal handling of ``penstock serve``: SIGINT, SIGTERM, SIGHUP and SIGCHLD.
+"""All signal handling of ``penstock serve``: SIGINT, SIGTERM, SIGHUP and SIGCHLD; stray ones do nothing.
 
 SIGINT and SIGTERM shut the server down. SIGHUP starts a rolling restart, unless it comes because the
 terminal was closed: then it shuts the server down too. Children leave all three to the supervisor.
@@ -20,7 +20,8 @@ from typing import Self
 TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a process by default, as terminals and service managers send them to a whole group."""
 
-
+STRAY_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+"""Signals that mean nothing to any process, and would end it by default."""
 RAISE_INTERVAL_S = 0.5
 """Signals that follow an interruption within this time are taken for the same."""
 
@@ -37,8 +38,11 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def handlers_restored() -> Iterator[None]:
-    """Restores the signal handlers at the end of the block."""
-    before = {signum: signal.getsignal(signum) for signum in (*TERMINATION_SIGNALS, signal.SIGCHLD)}
+    """Stray signals do nothing in the block. Restores the handlers of all signals at its end."""
+    handled = (*TERMINATION_SIGNALS, *STRAY_SIGNALS, signal.SIGCHLD)
+    before = {signum: signal.getsignal(signum) for signum in handled}
+    for signum in STRAY_SIGNALS:
+        signal.signal(signum, _do_nothing)
     try:
         yield
     finally:
@@ -162,10 +166,10 @@ def _has_controlling_terminal() -> bool:
 
 
 @contextlib.contextmanager
-def termination_signals_blocked() -> Iterator[None]:
-    """Signals stay pending in the block. A child that is started in it inherits the mask, and unblocks the
-    signals once it has handlers."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
+def signals_blocked() -> Iterator[None]:
+    """Termination and stray signals stay pending in the block. A child that is started in it inherits the
+    mask, and unblocks the signals once it has handlers."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*TERMINATION_SIGNALS, *STRAY_SIGNALS))
     try:
         yield
     finally:
@@ -173,13 +177,15 @@ def termination_signals_blocked() -> Iterator[None]:
 
 
 def leave_signals_to_supervisor() -> None:
-    """In a child: termination signals do nothing, the supervisor alone decides what follows.
+    """In a child: termination signals do nothing, the supervisor alone decides what follows; nor do stray
+    ones.
 
     Handlers that do nothing, not SIG_IGN: programs that this process starts get the default back.
     """
-    for signum in TERMINATION_SIGNALS:
+    ignored = (*TERMINATION_SIGNALS, *STRAY_SIGNALS)
+    for signum in ignored:
         signal.signal(signum, _do_nothing)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ignored)
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:

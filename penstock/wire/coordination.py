@@ -8,11 +8,13 @@ ServerJoin      API server   coordinator  JoinAccepted, FleetLoad, EngineAddress
 EngineReport    engine       coordinator  none; FleetLoad to the API servers
 MemberLeave     member       coordinator  none
 ProcessMetrics  API server   coordinator  none; forwarded to all other API servers
+MetricsQuery    API server   coordinator  what it lacks of all that is forwarded, then MetricsAnswer
 JoinAccepted    coordinator  member       of an API server ProcessMetrics of ended processes
 JoinRejected    coordinator  member       none; the member does not try again
 Rejoin          coordinator  member       EngineJoin or ServerJoin
 FleetLoad       coordinator  API server   none
 EngineAddress   coordinator  API server   none
+MetricsAnswer   coordinator  API server   none
 ==============  ===========  ===========  ======================================================
 
 Typed, array-like msgpack with append-only fields, as :mod:`penstock.wire.messages`. A message is one part.
@@ -36,6 +38,8 @@ MAX_SNAPSHOT_BYTES = 1 << 18
 MAX_MEMBER_BYTES = MAX_SNAPSHOT_BYTES + 1024
 """Maximum size of a member's message."""
 MAX_TRAITS = 64
+ENGINE_TRAITS = ("max_model_len", "vocab_size", "dtype")
+"""Names of the traits that an engine knows once it has started."""
 MAX_ACCEPTED = 2 * 1024
 """Maximum numbers in EngineReport.accepted."""
 ProcessName: TypeAlias = Annotated[str, Meta(max_length=64)]
@@ -60,7 +64,7 @@ class EngineJoin(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
     address: Address = ""
     """Address for API servers; empty for an engine on their host, whose address they know."""
     traits: Annotated[dict[Trait, Trait], Meta(max_length=MAX_TRAITS)] = {}
-    """Properties that must be equal in all engines of a fleet, by name."""
+    """Properties that must be equal in all engines of a fleet, by name: the head's, and ENGINE_TRAITS."""
 
 
 class ServerJoin(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
@@ -101,6 +105,12 @@ class ProcessMetrics(msgspec.Struct, array_like=True, frozen=True, tag=5, gc=Fal
     snapshot: Annotated[bytes, Meta(max_length=MAX_SNAPSHOT_BYTES)]
     """An encoded :class:`penstock.metrics.snapshot.Snapshot`."""
     incarnation: Incarnation = 0
+
+
+class MetricsQuery(msgspec.Struct, array_like=True, frozen=True, tag=6, gc=False):
+    """The API server is about to show metrics, which it has sent before this."""
+
+    number: Count
 
 
 # -- coordinator → member
@@ -154,8 +164,17 @@ class EngineAddress(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=Fal
     """Empty: the engine has left."""
 
 
-FromMember: TypeAlias = EngineJoin | ServerJoin | EngineReport | MemberLeave | ProcessMetrics
-FromCoordinator: TypeAlias = FleetLoad | Rejoin | JoinRejected | JoinAccepted | ProcessMetrics | EngineAddress
+class MetricsAnswer(msgspec.Struct, array_like=True, frozen=True, tag=21, gc=False):
+    """The API server has all metrics that were shown before its query."""
+
+    number: Count
+    """Of the query."""
+
+
+FromMember: TypeAlias = EngineJoin | ServerJoin | EngineReport | MemberLeave | ProcessMetrics | MetricsQuery
+FromCoordinator: TypeAlias = (
+    FleetLoad | Rejoin | JoinRejected | JoinAccepted | ProcessMetrics | EngineAddress | MetricsAnswer
+)
 
 _from_member: msgspec.msgpack.Decoder[FromMember] = msgspec.msgpack.Decoder(FromMember)
 _from_coordinator: msgspec.msgpack.Decoder[FromCoordinator] = msgspec.msgpack.Decoder(FromCoordinator)

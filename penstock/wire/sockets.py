@@ -7,9 +7,9 @@ and, towards engines, the number of the connection: a restarted process is a new
 reconnects. Sockets are used synchronously: receive until EAGAIN; a send that would block returns False.
 
 On one host addresses are ipc://, in the run directory, whose mode is 0700. Between hosts they are tcp://,
-with CURVE (:mod:`.curve`), and with heartbeats, since a host that loses its network closes no connection.
-What a peer without the key can make a listening process hold is bounded: connections (:mod:`.handshakes`),
-and the size of a part, so that long messages cross in pieces (:mod:`.parts`).
+with CURVE (:mod:`.curve`), and the kernel probes them, since a host that loses its network closes no
+connection. What a peer without the key can make a listening process hold is bounded: connections
+(:mod:`.handshakes`), and the size of a part, so that long messages cross in pieces (:mod:`.parts`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import ipaddress
 import re
 import secrets
 import socket
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,15 +33,24 @@ MEMBER_SEND_HWM = 64
 """Messages that a member queues for a coordinator that is away; later ones are dropped."""
 MEMBER_LINGER_MS = 100
 """How long a member that exits waits for the coordinator to take its last messages."""
+COORDINATOR_SILENCE_S = 10.0
+"""Time without a message of the coordinator, which sends one a second, after which a member connects
+again."""
 FRAMES_IN_FLIGHT = 64
 """High-water mark of either end of an engine's connection to an API server, in messages. The engine's
 publisher merges frames beyond it, so this bounds memory, not throughput."""
-HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 4000
-"""Heartbeat interval of tcp connections, and the silence after which one counts as broken. ZMQ's own thread
-answers, however long a step takes."""
+PROBE_S, SILENCE_MS = 1, 4000
+"""Interval of the kernel's keepalive probes on tcp connections that are quiet, and the time without an
+acknowledgement after which a connection counts as broken. The peer's kernel answers, however long a step
+takes. A peer that takes no more bytes for that long breaks its connection as well.
+
+ZMQ's own heartbeats (``ZMQ_HEARTBEAT_IVL``) are not used on either side: when a connection breaks while a
+receive queue is full, libzmq 4.3.5 stops polling it, but its next heartbeat, or its answer to one that still
+waits in the buffer, asserts that this has not happened, and ends the process (``out_event`` in
+stream_engine_base.cpp)."""
 MESSAGES_RECEIVED_AHEAD = 4096
 """Messages of one peer that a ROUTER receives before they are read; further ones wait at their sender. There
-is room for what comes during a long step: over tcp ZMQ does not see heartbeats behind messages that wait."""
+is room for what comes during a long step."""
 CONNECT_TIMEOUT_MS = 3000
 """Timeout of a tcp connect; the kernel's own takes minutes."""
 RECONNECT_NEVER_MS = 3_600_000
@@ -138,23 +148,27 @@ class RouterSocket:
     """The ROUTER socket of an engine or the coordinator, which addresses its peers by identity."""
 
     def __init__(
-        self, *addresses: str, key: ClusterKey | None = None, receive_queue: int | None = None
+        self,
+        *addresses: str,
+        key: ClusterKey | None = None,
+        receive_queue: int = MESSAGES_RECEIVED_AHEAD,
+        reconnecting: bool = False,
     ) -> None:
         """Binds ``addresses``; the port of a tcp:// address may be "*". Raises zmq.ZMQError on failure.
 
         With ``key``, which tcp:// requires, only peers with the same key are accepted, on every address.
-        ``receive_queue``: messages received from one peer that may wait here; None: any number.
+        ``receive_queue``: messages received from one peer that may wait here. ``reconnecting``: peers keep
+        their identity when they connect again, so the later connection has it. Otherwise every connection has
+        its own, and one under an identity that is in use is left alone: nothing of it is read, and the peer
+        that has the identity does not notice.
         """
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # An API server can reconnect before its last connection is cleaned up.
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, int(reconnecting))
         self._socket.setsockopt(zmq.SNDHWM, FRAMES_IN_FLIGHT)
-        self._socket.setsockopt(zmq.RCVHWM, MESSAGES_RECEIVED_AHEAD)
+        self._socket.setsockopt(zmq.RCVHWM, receive_queue)
         self._socket.setsockopt(zmq.LINGER, 1000)
-        if receive_queue is not None:
-            self._socket.setsockopt(zmq.RCVHWM, receive_queue)
         self._guard: ZapAuthenticator | None = None
         try:
             if key is not None:
@@ -315,7 +329,9 @@ class PeerLinks:
 class CoordinatorLink:
     """An engine's or API server's end of its connection to the coordinator.
 
-    Reconnects by itself, so that a coordinator can restart.
+    Reconnects by itself, so that a coordinator can restart. That does not help where another process has
+    taken this one's identity: the connection stands, but the coordinator reads it no more
+    (:meth:`reconnect_if_silent`).
     """
 
     def __init__(self, address: str, identity: bytes, key: ClusterKey | None = None) -> None:
@@ -331,6 +347,8 @@ class CoordinatorLink:
             _set_tcp_options(self._socket)
         self._monitor = self._socket.get_monitor_socket(HANDSHAKE_FAILURES)
         self._socket.connect(address)
+        self._address = address
+        self._heard_at = time.monotonic()
 
     @property
     def fd(self) -> int:
@@ -357,9 +375,18 @@ class CoordinatorLink:
     def receive(self) -> bytes | None:
         """One message, or None if none waits."""
         try:
-            return b"".join(self._socket.recv_multipart(zmq.NOBLOCK))
+            part = b"".join(self._socket.recv_multipart(zmq.NOBLOCK))
         except zmq.Again:
             return None
+        self._heard_at = time.monotonic()
+        return part
+
+    def reconnect_if_silent(self, now: float) -> None:
+        """To be called once all that waits has been received; ``now``: monotonic seconds."""
+        if now > self._heard_at + COORDINATOR_SILENCE_S:
+            self._heard_at = now
+            self._socket.disconnect(self._address)
+            self._socket.connect(self._address)
 
     def close(self) -> None:
         self._socket.disable_monitor()
@@ -371,8 +398,11 @@ class CoordinatorLink:
 def _set_tcp_options(socket: zmq.Socket[bytes]) -> None:
     """Options of a tcp socket, to be set before it is bound or connected."""
     socket.setsockopt(zmq.IPV6, 1)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, PROBE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, PROBE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, SILENCE_MS // (1000 * PROBE_S))
+    socket.setsockopt(zmq.TCP_MAXRT, SILENCE_MS)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_PART_BYTES)

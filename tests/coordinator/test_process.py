@@ -15,6 +15,7 @@ from penstock.metrics.gc_policy import GcPauses
 from penstock.metrics.snapshot import decode_snapshot
 from penstock.wire.coordination import (
     COORDINATOR_PROTOCOL_VERSION,
+    ENGINE_TRAITS,
     EngineJoin,
     EngineReport,
     FleetLoad,
@@ -36,6 +37,7 @@ from penstock.wire.sockets import (
 from tests.launches import launch
 
 WAIT_S = 30.0
+JOIN = encode(EngineJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0, traits=dict.fromkeys(ENGINE_TRAITS, "x")))
 
 
 class Fleet:
@@ -45,7 +47,7 @@ class Fleet:
         self.address = address
         self.socket = RouterSocket(address)
         stack.callback(lambda: self.socket.close())
-        self.board = CoordinatorState()
+        self.board = CoordinatorState(local_ranks=frozenset((0,)))
         self.coordinator = Coordinator(self.socket, self.board)
         self.engine = CoordinatorLink(address, engine_identity(0, 0))
         stack.callback(self.engine.close)
@@ -79,7 +81,7 @@ def fleet() -> Iterator[Fleet]:
 def test_reports_reach_api_servers(fleet: Fleet) -> None:
     fleet.server.send(encode(ServerJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0)))
     assert fleet.next_for(fleet.server) == JoinAccepted()
-    fleet.engine.send(encode(EngineJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0)))
+    fleet.engine.send(JOIN)
     fleet.engine.send(encode(EngineReport(1, 2, 3, 4, [0, 5])))
     news = fleet.next_for(fleet.server)
     assert isinstance(news, FleetLoad)
@@ -108,7 +110,7 @@ def test_an_api_server_that_is_gone_is_forgotten(fleet: Fleet) -> None:
     late.close()
     fleet.server.send(encode(ServerJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0)))
     fleet.next_for(fleet.server)
-    fleet.engine.send(encode(EngineJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0)))
+    fleet.engine.send(JOIN)
     fleet.engine.send(encode(EngineReport(1, 2, 3, 4, [])))
     assert isinstance(fleet.next_for(fleet.server), FleetLoad)
 

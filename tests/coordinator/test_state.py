@@ -20,21 +20,27 @@ from penstock.wire.coordination import (
     JoinAccepted,
     JoinRejected,
     MemberLeave,
+    MetricsAnswer,
+    MetricsQuery,
     ProcessMetrics,
     Rejoin,
     ServerJoin,
 )
 from penstock.wire.messages import WireError
 
-ENGINE, SERVER = (
-    EngineJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0),
-    ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 0),
-)
+TRAITS = {"max_model_len": "4096", "vocab_size": "100", "dtype": "float32"}
+
+
+def local(rank: int, epoch: int = 0, incarnation: int = 0) -> EngineJoin:
+    return EngineJoin(COORDINATOR_PROTOCOL_VERSION, rank, epoch, incarnation, "", TRAITS)
+
+
+ENGINE, SERVER = local(0), ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 0)
 BUSY = EngineReport(7, 2, 5, 125, [1, 40, 3, 9])
 
 
 def board() -> CoordinatorState:
-    made = CoordinatorState()
+    made = CoordinatorState(local_ranks=frozenset((0,)))
     assert made.receive(b"engine", ENGINE, 0.0) == [(b"engine", JoinAccepted())]
     assert made.receive(b"server", SERVER, 0.0) == [(b"server", JoinAccepted())]
     return made
@@ -70,7 +76,7 @@ def test_news_are_told_once_and_not_too_often() -> None:
 
 def test_only_engines_that_changed_are_told() -> None:
     known = board()
-    known.receive(b"other", EngineJoin(COORDINATOR_PROTOCOL_VERSION, 1, 0), 0.0)
+    known.receive(b"other", remote(1, 7), 0.0)
     known.receive(b"engine", BUSY, 0.0)
     known.take_updates(0.0)
     known.receive(b"other", EngineReport(1, 0, 0, 0, []), 0.0)
@@ -109,7 +115,7 @@ def test_an_api_server_that_joins_again_is_told_nothing_twice() -> None:
 def test_a_successor_takes_its_predecessors_place() -> None:
     known = board()
     known.receive(b"engine", BUSY, 0.0)
-    known.receive(b"engine again", EngineJoin(COORDINATOR_PROTOCOL_VERSION, 0, 1), 0.0)
+    known.receive(b"engine again", local(0, epoch=1), 0.0)
     assert known.receive(b"engine", BUSY, 0.0) == [(b"engine", Rejoin())]
     known.remove_member(b"server")
     known.receive(b"server again", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 1), 0.0)
@@ -202,6 +208,17 @@ def test_invented_processes_find_no_room() -> None:
         known.receive(b"server", ProcessMetrics("engine 1", 0, 1, b"\xff"), 0.0)
 
 
+def test_metrics_that_were_shown_are_told_before_the_answer_to_a_query() -> None:
+    known = board()
+    known.receive(b"other", ServerJoin(COORDINATOR_PROTOCOL_VERSION, 2, 0), 0.0)
+    shown = metrics_of("api-server 1", 0, 5)
+    known.receive(b"server", shown, 0.0)
+    assert known.receive(b"server", MetricsQuery(1), 0.0) == [(b"server", MetricsAnswer(1))]
+    assert known.receive(b"other", MetricsQuery(1), 0.0) == [(b"other", shown), (b"other", MetricsAnswer(1))]
+    assert known.receive(b"other", MetricsQuery(2), 0.0) == [(b"other", MetricsAnswer(2))]
+    assert known.receive(b"stranger", MetricsQuery(1), 0.0) == [(b"stranger", Rejoin())]
+
+
 def test_metrics_of_strangers_make_them_join() -> None:
     assert CoordinatorState().receive(b"server", ProcessMetrics("api-server 1", 0, 5, b""), 0.0) == [
         (b"server", Rejoin())
@@ -223,7 +240,7 @@ def test_members_are_bounded_and_those_that_speak_stay() -> None:
             assert known.receive(b"server", SERVER, 0.0) == []
     assert len(known._servers) == MAX_SERVERS
     for number in range(1000):
-        known.receive(b"%d" % number, remote(0, 1000 + number), 0.0)
+        known.receive(b"%d" % number, remote(1, 1000 + number), 0.0)
     assert len(known._contests) == 1
 
 
@@ -232,7 +249,12 @@ def test_members_are_bounded_and_those_that_speak_stay() -> None:
 
 def remote(rank: int, incarnation: int, epoch: int = 0, **traits: str) -> EngineJoin:
     return EngineJoin(
-        COORDINATOR_PROTOCOL_VERSION, rank, epoch, incarnation, f"tcp://host-{incarnation}:5000", traits
+        COORDINATOR_PROTOCOL_VERSION,
+        rank,
+        epoch,
+        incarnation,
+        f"tcp://host-{incarnation}:5000",
+        TRAITS | traits,
     )
 
 
@@ -306,19 +328,32 @@ def test_the_heads_own_ranks_are_no_one_elses() -> None:
     known = CoordinatorState(local_ranks=frozenset((0, 1)), incarnation=7)
     reason = refusal(known.receive(b"far", remote(1, 8), 0.0))
     assert "rank 1 is one of the head's own, which are 0 to 1" in reason
-    assert known.receive(b"own", EngineJoin(COORDINATOR_PROTOCOL_VERSION, 1, 0, 7), 0.0) == [
-        (b"own", JoinAccepted(7))
-    ]
+    assert known.receive(b"own", local(1, incarnation=7), 0.0) == [(b"own", JoinAccepted(7))]
 
 
 def test_engines_that_differ_are_refused_by_what_differs() -> None:
     known = CoordinatorState(traits={"version": "1.2", "--seed": "0"})
     reason = refusal(known.receive(b"old", remote(0, 7, **{"version": "1.1", "--seed": "5"}), 0.0))
     assert reason == "its version is 1.1, the fleet's is 1.2; its --seed is 5, the fleet's is 0"
-    first = remote(0, 8, version="1.2", max_model_len="4096")
-    assert known.receive(b"first", first, 0.0) == [(b"first", JoinAccepted())]
-    reason = refusal(known.receive(b"short", remote(1, 9, version="1.2", max_model_len="512"), 0.0))
+    head = {"version": "1.2", "--seed": "0"}
+    assert known.receive(b"first", remote(0, 8, **head), 0.0) == [(b"first", JoinAccepted())]
+    reason = refusal(known.receive(b"short", remote(1, 9, max_model_len="512", **head), 0.0))
     assert reason == "its max_model_len is 512, the fleet's is 4096"
+
+
+def test_engines_that_do_not_tell_their_traits_are_refused() -> None:
+    known = CoordinatorState(traits={"version": "1.2"})
+    bare = msgspec.structs.replace(remote(0, 7), traits={})
+    reason = refusal(known.receive(b"bare", bare, 0.0))
+    assert reason == "it does not tell its version, max_model_len, vocab_size, dtype"
+    assert "version" in refusal(known.receive(b"old", remote(0, 7), 0.0))
+    assert known.receive(b"other", remote(0, 8, version="1.2"), 0.0) == [(b"other", JoinAccepted())]
+
+
+def test_an_address_is_that_of_an_engine_of_another_host() -> None:
+    known = CoordinatorState(local_ranks=frozenset((0,)))
+    assert "'tcp://host-0:5000'" in refusal(known.receive(b"near", remote(0, 0), 0.0))
+    assert "address is ''" in refusal(known.receive(b"far", local(1, incarnation=7), 0.0))
 
 
 def test_ranks_end_with_the_fleet() -> None:

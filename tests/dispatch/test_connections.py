@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
+from penstock.dispatch import connections
 from penstock.dispatch.connections import Connections, EngineState
 from penstock.wire.curve import ClusterKey
 from penstock.wire.frames import TokenFrame
@@ -190,6 +191,29 @@ def test_an_engine_that_leaves_may_finish_and_is_not_looked_for_again(run: Run) 
         assert (len(there.peers), len(again.peers)) == (1, 1)
 
     run(scenario, {})
+
+
+def test_a_hello_that_is_not_answered_is_said_again_on_another_connection(
+    run: Run, run_dir: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when another process has this one's identity at the engine."""
+    monkeypatch.setattr(connections, "WELCOME_TIMEOUT_S", 0.3)
+    place = engine_address(run_dir, 0)
+
+    async def scenario(bench: Bench) -> None:
+        with closing(RouterSocket(place)) as silent:
+            bench.connections.open()
+            peers = set()
+            for _ in range(2):
+                await bench.until(lambda: silent.wait(0))
+                identity, _ = silent.receive() or (b"", [])
+                peers.add(identity)
+            assert len(peers) == 2
+        bench.start(place)
+        await bench.welcomes(1)
+        assert "engine 0 does not answer" in caplog.text
+
+    run(scenario, {0: place})
 
 
 def test_a_connection_that_cannot_be_made_is_tried_again(

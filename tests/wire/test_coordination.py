@@ -16,6 +16,8 @@ from penstock.wire.coordination import (
     JoinAccepted,
     JoinRejected,
     MemberLeave,
+    MetricsAnswer,
+    MetricsQuery,
     ProcessMetrics,
     Rejoin,
     ServerJoin,
@@ -35,6 +37,7 @@ FROM_MEMBERS = [
     (EngineReport(300, 1, 2, 500, [0, 7]), "9603cd012c0102cd01f4920007"),
     (MemberLeave(), "9104"),
     (ProcessMetrics("engine 0", 1, 2, b"x", 3), "9605a8656e67696e6520300102c4017803"),
+    (MetricsQuery(7), "920607"),
 ]
 FROM_COORDINATOR = [
     (FleetLoad([EngineLoad(0, 1, 2, 3, 4, 5, 6, 7)]), "921091980001020304050607"),
@@ -42,6 +45,7 @@ FROM_COORDINATOR = [
     (JoinRejected("no"), "9212a26e6f"),
     (JoinAccepted(5), "921305"),
     (EngineAddress(1, 2, 3, "tcp://1.2.3.4:5"), "9514010203af7463703a2f2f312e322e332e343a35"),
+    (MetricsAnswer(7), "921507"),
     (ProcessMetrics("engine 0", 1, 2, b"x", 3), "9605a8656e67696e6520300102c4017803"),
 ]
 

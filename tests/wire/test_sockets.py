@@ -14,8 +14,10 @@ import pytest
 import zmq
 
 from penstock.wire.sockets import (
+    COORDINATOR_SILENCE_S,
     FRAMES_IN_FLIGHT,
     MESSAGES_RECEIVED_AHEAD,
+    CoordinatorLink,
     EngineLink,
     PeerGone,
     RouterSocket,
@@ -224,15 +226,56 @@ def test_an_engine_that_left_is_lost_for_good(
     assert link.lost()
 
 
-def test_a_second_connection_takes_over_an_identity(
+def test_a_second_connection_under_an_identity_is_left_alone(
     engine: RouterSocket, link: EngineLink, link_to: Callable[[bytes], EngineLink]
 ) -> None:
     meet(engine, link)
     second = link_to(ME)
-    meet(engine, second)
-    assert engine.send(ME, [b"for the second"])
+    second.send([b"hello"])
+    other = link_to(server_identity(4, 1))  # by then the second one has been there
+    meet(engine, other)
+    assert engine.send(ME, [b"for the first"])
+    assert read(link) == [b"for the first"]
+    assert second.receive() is None
+    assert engine.receive() is None
+
+
+def test_a_member_that_connects_again_takes_its_former_connections_place(
+    run_dir: str, stack: ExitStack, link_to: Callable[[bytes], EngineLink]
+) -> None:
+    coordinator = RouterSocket(engine_address(run_dir, 0), reconnecting=True)
+    stack.callback(coordinator.close)
+    link = link_to(ME)
+    meet(coordinator, link)
+    second = link_to(ME)
+    meet(coordinator, second)
+    assert coordinator.send(ME, [b"for the second"])
     assert read(second) == [b"for the second"]
     assert link.receive() is None
+
+
+def test_a_member_whose_identity_was_taken_connects_again(run_dir: str, stack: ExitStack) -> None:
+    address = engine_address(run_dir, 0)
+    coordinator = RouterSocket(address, reconnecting=True)
+    stack.callback(coordinator.close)
+    first = CoordinatorLink(address, ME)
+    stack.callback(first.close)
+    first.send(b"join")
+    assert take(coordinator) == (ME, [b"join"])
+    second = CoordinatorLink(address, ME)
+    stack.callback(second.close)
+    second.send(b"join")
+    assert take(coordinator) == (ME, [b"join"])
+    now = time.monotonic()
+    first.reconnect_if_silent(now)
+    first.send(b"nobody reads this")
+    assert not coordinator.wait(0.2)
+    first.reconnect_if_silent(now + COORDINATOR_SILENCE_S + 1)
+    first.send(b"join again")
+    assert take(coordinator) == (ME, [b"join again"])
+    assert coordinator.send(ME, [b"accepted"])
+    assert first.wait(DEADLINE_S)
+    assert first.receive() == b"accepted"
 
 
 def test_peers_do_not_share_a_queue(

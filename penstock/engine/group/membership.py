@@ -12,6 +12,7 @@ from penstock.logging_setup import RateLimitedLog
 from penstock.wire.control import Launch
 from penstock.wire.coordination import (
     COORDINATOR_PROTOCOL_VERSION,
+    ENGINE_TRAITS,
     EngineJoin,
     EngineReport,
     JoinAccepted,
@@ -99,8 +100,10 @@ class EngineMembership:
         JoinRejectedError.
         """
         self._read()
-        if now >= self._next_join and self._link.send(self._join):
-            self._next_join = now + JOIN_INTERVAL_S
+        if now >= self._next_join:
+            self._link.reconnect_if_silent(now)
+            if self._link.send(self._join):
+                self._next_join = now + JOIN_INTERVAL_S
         kv_used_permille = round(load.kv_used * 1000)
         figures = load.waiting, load.running, kv_used_permille, dict(accepted)
         if figures == self._reported or not (idle or now >= self._next_report):
@@ -141,11 +144,7 @@ class EngineMembership:
 
 def traits_of(info: EngineInfo) -> dict[str, str]:
     """The properties of a started engine that all engines of a fleet must share."""
-    return {
-        "max_model_len": str(info.max_model_len),
-        "vocab_size": str(info.vocab_size),
-        "dtype": info.dtype,
-    }
+    return {name: str(getattr(info, name)) for name in ENGINE_TRAITS}
 
 
 def listening_address(launch: Launch) -> str:

@@ -159,8 +159,10 @@ class Inbox:
             )
         if identity != server_identity(hello.server, hello.epoch, hello.incarnation, hello.connection):
             raise WireError(f"its Hello, of API server {hello.server}, is not this peer's")
+        if self._peers.find(identity) is not None:
+            raise WireError("it sent a second Hello on a connection")
         order = hello.incarnation, hello.epoch, hello.connection
-        self._make_way(identity, hello.server, order)
+        self._make_way(hello.server, order)
         self._refused.discard(identity)
         self._publisher.attach(hello.server, identity, order)
         welcome = Welcome(
@@ -172,7 +174,7 @@ class Inbox:
         )
         self._publisher.send(hello.server, welcome)
 
-    def _make_way(self, identity: bytes, server: int, order: tuple[int, int, int]) -> None:
+    def _make_way(self, server: int, order: tuple[int, int, int]) -> None:
         """Detach the API server that has this one's number. Raises WireError if it keeps the number.
 
         Incarnations tell only whether two processes are of one run. Of two runs, the head's takes the
@@ -187,10 +189,8 @@ class Inbox:
             known = self._peers.get(server)
             if known is not None:
                 raise WireError(f"it is not of this engine's head, whose API server {server} is connected")
-        if known is not None and known.identity != identity:
+        if known is not None:
             self._publisher.dismiss(known, f"another process or connection serves as API server {server}")
-        elif known is not None:
-            self._peers.detach(known)
         self.drop_left()
 
     def _on_submit(self, peer: Peer, request: Submit) -> None:

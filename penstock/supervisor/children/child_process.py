@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 
 from penstock.exit_codes import StartupError
-from penstock.supervisor.signals import termination_signals_blocked
+from penstock.supervisor.signals import signals_blocked
 from penstock.wire.channel import ChildChannel
 from penstock.wire.control import ControlError, Launch
 
@@ -50,7 +50,7 @@ class ChildProcess:
             raise StartupError(f"the options are too long to be passed on: {error}") from None
         inherited = [fd for fd in (theirs.fileno(), launch.listen_fd, launch.handover_fd) if fd is not None]
         try:
-            with termination_signals_blocked(), theirs:
+            with signals_blocked(), theirs:
                 popen = subprocess.Popen(
                     [*command, str(theirs.fileno())],
                     pass_fds=inherited,

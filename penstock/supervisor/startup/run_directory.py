@@ -13,6 +13,7 @@ from typing import Self
 
 from penstock.config.errors import ConfigError
 from penstock.exit_codes import StartupError
+from penstock.metrics.board_file import BOARD_FILE_PREFIX
 from penstock.wire.sockets import RENDEZVOUS_PREFIX
 
 MAX_PATH_BYTES = 70
@@ -142,10 +143,10 @@ def _lock(path: Path) -> int:
 
 
 def _remove_sockets(path: str) -> None:
-    """Removes sockets, and the rendezvous files by which ranks find each other."""
+    """Removes sockets, the rendezvous files by which ranks find each other, and kept metrics."""
     with os.scandir(path) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 is_socket = stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
-                if is_socket or entry.name.startswith(RENDEZVOUS_PREFIX):
+                if is_socket or entry.name.startswith((RENDEZVOUS_PREFIX, BOARD_FILE_PREFIX)):
                     os.unlink(entry.path)

@@ -41,6 +41,9 @@ class FakeLink:
     def receive(self) -> bytes | None:
         return self.incoming.pop(0) if self.incoming else None
 
+    def reconnect_if_silent(self, now: float) -> None:
+        pass
+
     def refused(self) -> bool:
         return self.strangers.pop(0) if self.strangers else False
 

@@ -240,10 +240,16 @@ def test_a_restarted_api_server_replaces_itself(desk: Desk, zero: bytes) -> None
     assert [identity for identity, _ in desk.sent] == [zero]
 
 
-def test_a_new_connection_drops_the_streams_of_the_last(desk: Desk, zero: bytes) -> None:
+def test_a_second_hello_on_a_connection_is_refused(desk: Desk, zero: bytes) -> None:
+    """Its streams are dropped, and it is told, so that it can connect again."""
+    desk.take(zero, submit(2))
+    desk.clear()
     assert desk.hello() == zero
     assert desk.engine.asked == [("drop", 0)]
-    assert isinstance(desk.sent[-1][1], Welcome)
+    ((identity, answer),) = desk.sent
+    assert identity == zero
+    assert isinstance(answer, GoAway)
+    assert "a second Hello" in answer.reason
 
 
 def test_a_late_hello_of_a_predecessor_changes_nothing(desk: Desk) -> None:

@@ -14,6 +14,7 @@ import zmq
 
 from penstock.wire.coordination import (
     COORDINATOR_PROTOCOL_VERSION,
+    ENGINE_TRAITS,
     EngineJoin,
     EngineReport,
     FleetLoad,
@@ -116,7 +117,12 @@ class Honest:
     def __init__(self, coordinator: CoordinatorProcess) -> None:
         self._engine = coordinator.link(engine_identity(0, 0, 5))
         self._server = coordinator.link(server_identity(0, 0, HEAD))
-        self._engine_join = encode(EngineJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0, 5, "tcp://127.0.0.1:5"))
+        self._engine_join = encode(
+            EngineJoin(
+                *(COORDINATOR_PROTOCOL_VERSION, 0, 0, 5, "tcp://127.0.0.1:5"),
+                dict.fromkeys(ENGINE_TRAITS, "x"),
+            )
+        )
         self._server_join = encode(ServerJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0, HEAD))
         self._step = 0
         for link, join in ((self._engine, self._engine_join), (self._server, self._server_join)):

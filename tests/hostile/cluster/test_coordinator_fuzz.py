@@ -20,6 +20,7 @@ from penstock.wire.coordination import (
     EngineJoin,
     EngineReport,
     MemberLeave,
+    MetricsQuery,
     ProcessMetrics,
     ServerJoin,
 )
@@ -81,7 +82,9 @@ class Fuzzer:
 
     def _valid(self) -> object:
         number, choose = self._random.randrange, self._random.choice
-        match number(6):
+        match number(7):
+            case 6:
+                return MetricsQuery(number(1 << 31))
             case 0:
                 traits = {f"t{n}": "v" * number(50) for n in range(number(80))}
                 address = choose(("tcp://127.0.0.1:5", *ODD_TEXTS))

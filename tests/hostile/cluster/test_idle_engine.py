@@ -1,4 +1,5 @@
-"""An idle engine of another host: it notices dead connections to API servers, and belongs to one head."""
+"""An engine of another host: it notices dead connections to API servers while it is idle, belongs to one
+head, and serves an API server under whose identity another process connects."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import logging
 import select
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,8 +32,9 @@ from penstock.wire.messages import (
 )
 from penstock.wire.sockets import EngineLink, RouterSocket, server_identity
 from tests.engine.conftest import model_dir  # noqa: F401 - a fixture
+from tests.engine.support import Received, submit
 
-WAIT_S = 30.0
+WAIT_S = 20.0
 KEY = ClusterKey.generate()
 
 
@@ -68,11 +70,22 @@ class Server:
         self.link = self._connect()
 
     def _connect(self) -> EngineLink:
-        identity = server_identity(0, 0, self._incarnation, self._connection)
-        link = EngineLink(self._context, self._address, identity, KEY)
-        link.send([encode(Hello(ENGINE_PROTOCOL_VERSION, 0, 0, self._incarnation, self._connection))])
+        self.identity = server_identity(0, 0, self._incarnation, self._connection)
+        self.hello = Hello(ENGINE_PROTOCOL_VERSION, 0, 0, self._incarnation, self._connection)
+        link = EngineLink(self._context, self._address, self.identity, KEY)
+        link.send([encode(self.hello)])
         self._connection += 1
         return link
+
+    def read(self, received: Received, until: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not until():
+            assert time.monotonic() < deadline, received.tokens
+            parts = self.link.receive()
+            if parts is None:
+                select.select([self.link.fd], [], [], 0.05)
+            else:
+                received.parts(parts)
 
     def answer(self) -> FromEngine:
         """The first message that is not about metrics."""
@@ -128,3 +141,32 @@ def test_another_heads_api_server_is_taken_once_the_first_one_is_gone(
         assert isinstance(latter.answer(), GoAway)
     former.link.close()
     latter.until_welcome()
+
+
+def double_of(server: Server, address: str, stack: ExitStack) -> zmq.Socket[bytes]:
+    """A connection under the same number, epoch, incarnation and connection, with its handshake over."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stack.callback(context.term)
+    double = context.socket(zmq.DEALER)
+    stack.callback(double.close, 0)
+    double.setsockopt(zmq.IDENTITY, server.identity)
+    KEY.secure_client(double)
+    monitor = double.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    stack.callback(monitor.close)
+    stack.callback(double.disable_monitor)
+    double.connect(address)
+    double.send(encode(server.hello))
+    assert monitor.poll(WAIT_S * 1000)
+    return double
+
+
+def test_a_process_under_another_ones_identity_takes_no_streams(address: str, stack: ExitStack) -> None:
+    server = Server(address, 7, stack)
+    assert isinstance(server.answer(), Welcome)
+    received = Received()
+    server.link.send([encode(submit(1, 100))])
+    server.read(received, lambda: 1 in received.tokens)
+    double = double_of(server, address, stack)
+    server.read(received, lambda: received.ended(1))
+    assert len(received.tokens[1]) == 100
+    assert not double.poll(0)

@@ -80,9 +80,13 @@ def _messages() -> tuple[bytes, ...]:
 
 
 def _members() -> tuple[Any, ...]:
+    protocol, traits = (
+        coordination.COORDINATOR_PROTOCOL_VERSION,
+        dict.fromkeys(coordination.ENGINE_TRAITS, "x"),
+    )
     return (
-        coordination.EngineJoin(1, 1, 0, 5, "tcp://10.0.0.1:5000", {"model": "m"}),
-        coordination.ServerJoin(1, 0, 0),
+        coordination.EngineJoin(protocol, 1, 0, 5, "tcp://10.0.0.1:5000", traits),
+        coordination.ServerJoin(protocol, 0, 0),
         coordination.EngineReport(4, 1, 2, 500, [0, 3]),
         coordination.MemberLeave(),
         coordination.ProcessMetrics("engine 1", 0, 3, b"snapshot", 5),

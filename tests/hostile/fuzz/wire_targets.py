@@ -138,8 +138,7 @@ def coordinator(data: bytes) -> None:
         now += 0.3 * (member + 1)
         identity = b"member-%d" % member
         try:
-            message = coordination.decode_from_member(part)
-            replies = state.receive(identity, message, now)
+            replies = state.receive(identity, coordination.decode_from_member(part), now)
         except WireError:
             continue
         for _, reply in [*replies, *state.take_updates(now)]:
