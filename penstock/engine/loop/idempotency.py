@@ -82,8 +82,8 @@ def _asked(call: RpcCall) -> bytes:
     try:
         return msgspec.msgpack.encode((call.method, call.arguments), order="sorted")
     except TypeError:
-        text = f"arguments of {call.method[:MAX_SHOWN_CHARS]}: keys of objects are strings, others are not allowed"
-        raise ValueError(text) from None
+        method = call.method[:MAX_SHOWN_CHARS]
+        raise ValueError(f"arguments of {method}: keys of objects are strings, not other values") from None
 
 
 def _shown(method: str, arguments: object) -> str:
