@@ -6,6 +6,7 @@ the GIL. The sampler applies them (:mod:`penstock.engine.torch.sampler`).
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.engine.base import RequestRejected
 from penstock.engine.batch.slots import FAILED, SlotTable
-from penstock.engine.sampling.grammar_compiler import Compilation, GrammarCompiler, State
+from penstock.engine.sampling.grammar_compiler import Compilation, GrammarCompiler, State, estimated_bytes
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
 
@@ -23,6 +24,9 @@ Slots = NDArray[np.intp]
 
 MAX_TEXT_BYTES = 64 << 20
 """Grammar texts of running streams, of which llguidance keeps one per matcher."""
+MAX_RUNNING_BYTES = 512 << 20
+"""Estimated bytes of the compiled grammars of running streams, each counted once; see
+:func:`estimated_bytes`. The cache may have dropped some of them already."""
 COMPLETE_STOP_REASONS = ("NoExtension", "NoExtensionBias", "EndOfSentence")
 """llguidance's stop reasons for complete output; all others mean that a limit was exceeded."""
 
@@ -41,6 +45,10 @@ class GrammarMatchers:
         self._compilations: dict[int, Compilation] = {}
         self._text_bytes = 0
         """Length of the texts of all matchers."""
+        self._users: Counter[Compilation] = Counter()
+        """Matchers of each grammar."""
+        self._running_bytes = 0
+        """Estimated bytes of these grammars."""
         self._filler: ThreadPoolExecutor | None = None
         self._executor: LLExecutor
         self._filling: Future[None] | None = None
@@ -70,8 +78,12 @@ class GrammarMatchers:
 
     def has_room(self, compilation: Compilation) -> bool:
         """Whether another stream with this grammar may start now."""
-        size = len(compilation.grammar)
-        return not self._text_bytes or self._text_bytes + size <= MAX_TEXT_BYTES
+        if not self._matchers:
+            return True
+        if self._text_bytes + len(compilation.grammar) > MAX_TEXT_BYTES:
+            return False
+        added = 0 if compilation in self._users else estimated_bytes(compilation.text_bytes)
+        return self._running_bytes + added <= MAX_RUNNING_BYTES
 
     def set(self, slot: int, compilation: Compilation) -> None:
         """Give the slot a matcher of a grammar that is compiled, advanced by the output that a resumed stream
@@ -83,6 +95,9 @@ class GrammarMatchers:
         self._matchers[slot] = matcher
         self._compilations[slot] = compilation
         self._text_bytes += len(compilation.grammar)
+        if compilation not in self._users:
+            self._running_bytes += estimated_bytes(compilation.text_bytes)
+        self._users[compilation] += 1
         if self._filler is None:
             self._filler = ThreadPoolExecutor(1, "penstock-mask")
             self._executor = LLExecutor()
@@ -93,6 +108,10 @@ class GrammarMatchers:
             return
         compilation = self._compilations.pop(slot)
         self._text_bytes -= len(compilation.grammar)
+        self._users[compilation] -= 1
+        if not self._users[compilation]:
+            del self._users[compilation]
+            self._running_bytes -= estimated_bytes(compilation.text_bytes)
         if compilation.state is State.EVICTED:
             assert self._compiler is not None
             self._compiler.free_later(matcher)  # it may be the last one of its grammar

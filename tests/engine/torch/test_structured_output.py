@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
-from penstock.engine.sampling import grammar_compiler
+from penstock.engine.sampling import grammar_compiler, structured_output
 from penstock.engine.sampling.grammar_compiler import GrammarCompiler
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Submit
@@ -239,3 +240,24 @@ def test_a_grammar_is_compiled_again_when_the_cache_has_dropped_it(
     ]
     for stream, outcome in run_all(engine, requests).items():
         assert tokenizer.decode(outcome.tokens) in (f"a{stream % 7}", f"b{stream % 7}")
+
+
+def test_grammars_run_together_as_far_as_their_memory_allows(
+    model: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams of one grammar count once; another grammar waits, and others that need none do not."""
+    engine = make_engine(model, max_num_seqs=8)
+    driver = Driver(engine)
+    grammars = [LLMatcher.grammar_from_regex(f"{letter}{{100}}") for letter in "abc"]
+    room = 2 * grammar_compiler.estimated_bytes(sys.getsizeof(grammars[0]))
+    monkeypatch.setattr(structured_output, "MAX_RUNNING_BYTES", room)
+    for stream in range(6):
+        driver.submit(submit(stream, [4, 5], max_tokens=120, grammar=grammars[stream % 3]))
+    driver.submit(submit(9, [4, 5], max_tokens=200, ignore_eos=True))
+    most = 0
+    while not all(driver.outcomes[stream].finish for stream in range(6)):
+        driver.step()
+        most = max(most, engine.load().running)
+    assert most == 5, "two streams of each of two grammars, and the one without"
+    for stream in range(6):
+        assert tokenizer.decode(driver.outcomes[stream].tokens) == "abc"[stream % 3] * 100
