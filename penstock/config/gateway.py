@@ -80,7 +80,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         int,
         option(
             "Maximum client connections; further ones get 503. "
-            "A lower limit of open files (ulimit -n) holds.",
+            "For want of open files (ulimit -n), further ones wait.",
             "HTTP server",
             ge=1,
         ),

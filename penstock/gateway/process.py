@@ -302,11 +302,14 @@ class _Gateway:
         )
         self._http = HttpServer(
             self._app,
-            ListeningSocket(self._listener.socket, config.max_connections),
+            ListeningSocket(
+                self._listener.socket,
+                config.max_connections,
+                descriptors_per_connection=2,  # one of them to a model server
+            ),
             limits,
             on_listening=self._announce,
             on_refusal=self._app.refused,
-            descriptors_per_connection=2,  # one of them to a model server
         )
         return pool
 

@@ -38,13 +38,20 @@ class ConnectionSettings:
     """Called for each request that is answered without the application."""
     on_lost: Callable[[], None] = lambda: None
     """Called for each connection that closes."""
-    close_after_reply: bool = False
-    """True once the process is about to end: every reply is then the last one of its connection."""
+    is_full: Callable[[], bool] = lambda: False
+    """Whether other connections wait for want of descriptors."""
+    ending: bool = False
+    """True once the process is about to end."""
     budget: ReceiveBudget = field(init=False)
     """Of the bytes of requests that the connections hold."""
     chunk_rounds: ChunkRounds = field(default_factory=ChunkRounds)
     lingering: set[Holder] = field(default_factory=set)
     """Connections that only wait for their client to close."""
+
+    @property
+    def closes_after_reply(self) -> bool:
+        """Whether every reply is the last one of its connection."""
+        return self.ending or self.is_full()
 
     def __post_init__(self) -> None:
         self.budget = ReceiveBudget(self.limits.max_held_bytes)

@@ -1,7 +1,8 @@
 """Connection sources of an HTTP server: a listening socket, or connections that the supervisor hands over.
 
 A source takes no more connections at a time than the process has descriptors for: others wait in the
-listening socket, or go to another API server. Without descriptors, connections would be reset.
+listening socket, or go to another API server. Without descriptors, connections would be reset. While a source
+is full, the server closes each connection after its reply, so that those that wait are served.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from penstock.config.errors import ConfigError
 from penstock.http.accepting import RETRY_S, accept_waiting
-from penstock.http.descriptors import descriptor_limit, descriptors_left
+from penstock.http.descriptors import connection_room, descriptor_limit
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.handover import MAX_RECEIVED_AT_ONCE, HandoverReceiver
 
@@ -26,8 +26,8 @@ BACKLOG = 4096
 """Connections that may wait to be accepted, the same number as in the listener's owner."""
 REPORT_AGAIN_S = 0.05
 """Seconds before a report that found no room is repeated."""
-RESERVED_DESCRIPTORS = 6
-"""Descriptors that connections leave free, for links to restarted engines and for files."""
+FEW = 1024
+"""Connections below which the log warns at the start how many there may be."""
 
 ProtocolFactory = Callable[[], asyncio.Protocol]
 """Makes the protocol of one connection."""
@@ -51,28 +51,21 @@ class ConnectionSource(Protocol):
     def pending(self) -> int:
         """Accepted connections that have no protocol yet."""
 
-
-def connection_room() -> int:
-    """The connections for which this process has descriptors left. Raises ConfigError if there are none."""
-    room = descriptors_left() - RESERVED_DESCRIPTORS
-    if room < 1:
-        limit = descriptor_limit()
-        raise ConfigError(
-            f"the limit of {limit} open files leaves no room for connections; "
-            f"{limit - room + 1} at least are needed (ulimit -n)"
-        )
-    return room
+    @property
+    def full(self) -> bool:
+        """Whether there is no descriptor for another connection."""
 
 
 class _OpenConnections:
     """Connects accepted sockets to their protocols, and counts them until they are lost."""
 
-    def __init__(self, on_full: Callable[[], None]) -> None:
+    def __init__(self, on_full: Callable[[], None], per_connection: int = 1) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
         """Tasks that connect accepted sockets to their protocols."""
         self.count = 0
         """Accepted connections that are not closed."""
         self._on_full = on_full
+        self._per_connection = per_connection
         self._room = 0
         self._connect: Callable[[socket.socket], Coroutine[Any, Any, object]]
         self._lost: Callable[[], None]
@@ -87,7 +80,13 @@ class _OpenConnections:
         """``lost`` is called for a connection that has failed before it had a protocol."""
         loop = asyncio.get_running_loop()
         timeout_s = None if tls is None else handshake_timeout_s
-        self._room = connection_room()
+        self._room = connection_room(self._per_connection)
+        if self._room < FEW:
+            log.warning(
+                "the limit of %d open files (ulimit -n) leaves room for %d connections; others wait",
+                descriptor_limit(),
+                self._room,
+            )
         self._connect = lambda connection: loop.connect_accepted_socket(
             make, connection, ssl=tls, ssl_handshake_timeout=timeout_s
         )
@@ -130,14 +129,17 @@ class ListeningSocket:
         listener: socket.socket,
         max_connections: int,
         on_full: Callable[[], None] = lambda: None,
+        *,
+        descriptors_per_connection: int = 1,
     ) -> None:
         """The server refuses connections beyond ``max_connections``; ``on_full`` is called when accepting
-        stops for want of descriptors."""
+        stops for want of descriptors. ``descriptors_per_connection``: see :func:`connection_room`."""
         self._listener = listener
         self._max_connections = max_connections
         self._server: asyncio.Server | None = None
         """With descriptors for every connection: accepts them at two thirds of the CPU time."""
-        self._connections = _OpenConnections(on_full)
+        self._per_connection = descriptors_per_connection
+        self._connections = _OpenConnections(on_full, descriptors_per_connection)
         self._accepting = False
         self._resume: asyncio.TimerHandle | None = None
         self._closed = False
@@ -146,7 +148,7 @@ class ListeningSocket:
         self, make: ProtocolFactory, tls: ssl.SSLContext | None, handshake_timeout_s: float
     ) -> None:
         loop = asyncio.get_running_loop()
-        if connection_room() < self._max_connections + BACKLOG:
+        if connection_room(self._per_connection) < self._max_connections + BACKLOG:
             self._listener.setblocking(False)
             self._connections.open(make, tls, handshake_timeout_s, self.on_lost)
             self._set_accepting(True)
@@ -179,6 +181,10 @@ class ListeningSocket:
     @property
     def pending(self) -> int:
         return len(self._connections.tasks)
+
+    @property
+    def full(self) -> bool:
+        return self._server is None and self._connections.full
 
     def _set_accepting(self, accepting: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -242,6 +248,10 @@ class HandedOverConnections:
     @property
     def pending(self) -> int:
         return len(self._connections.tasks)
+
+    @property
+    def full(self) -> bool:
+        return self._connections.full
 
     def _set_accepting(self, accepting: bool) -> None:
         loop = asyncio.get_running_loop()

@@ -494,7 +494,7 @@ class ServerProtocol(Protocol):
         assert request is not None
         request.started = True
         request.streamed = chunked
-        if self._settings.close_after_reply or not (chunked or sized) or self._ends_after(request):
+        if self._settings.closes_after_reply or not (chunked or sized) or self._ends_after(request):
             request.keep_alive = False
         date = b"" if dated else _lines(self._state.default_headers)
         framing = b"transfer-encoding: chunked\r\n" if chunked else b""

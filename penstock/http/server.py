@@ -13,11 +13,12 @@ import uvicorn
 
 from penstock.http.connection_settings import ConnectionSettings, Limits
 from penstock.http.connection_source import ConnectionSource
-from penstock.http.descriptors import limit_to_descriptors
 from penstock.http.errors import ApiError
 from penstock.http.http1 import ServerProtocol
 
 SWEEP_INTERVAL_S = 1.0
+CROWDED_KEEP_ALIVE_S = 1.0
+"""Idle time allowed while connections wait for want of descriptors."""
 RETIRING_KEEP_ALIVE_S = 5.0
 """Idle time allowed while the server retires: a client that reuses its connection within it gets a reply with
 ``connection: close`` instead of a connection that closes under its request."""
@@ -35,11 +36,9 @@ class HttpServer(uvicorn.Server):
         tls: ssl.SSLContext | None = None,
         on_listening: Callable[[], None] = lambda: None,
         on_refusal: Callable[[ApiError], None] = lambda error: None,
-        descriptors_per_connection: int = 1,
     ) -> None:
         """``app`` is called as :class:`ServerProtocol` says, ``on_listening`` once the source is open, and
-        ``on_refusal`` for each request that is answered without the application.
-        ``descriptors_per_connection``: open files that a connection takes."""
+        ``on_refusal`` for each request that is answered without the application."""
         config = uvicorn.Config(
             app,
             http=ServerProtocol,  # for Config.load alone: startup() makes the connections
@@ -53,10 +52,11 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=None,
         )
         super().__init__(config)
-        limits = limit_to_descriptors(limits, per_connection=descriptors_per_connection)
         self._app = app
         self._connection_source = source
-        self._settings = ConnectionSettings(limits=limits, on_refusal=on_refusal, on_lost=source.on_lost)
+        self._settings = ConnectionSettings(
+            limits=limits, on_refusal=on_refusal, on_lost=source.on_lost, is_full=lambda: source.full
+        )
         self._tls = tls
         self._on_listening = on_listening
         self._keep_alive_s = limits.keep_alive_timeout_s
@@ -85,7 +85,7 @@ class HttpServer(uvicorn.Server):
 
     def end_connections(self) -> None:
         """Close every connection after its next reply."""
-        self._settings.close_after_reply = True
+        self._settings.ending = True
 
     def retire(self) -> None:
         """Stop accepting; serve open connections until they end."""
@@ -126,9 +126,11 @@ class HttpServer(uvicorn.Server):
         header_timeout_s = self._settings.limits.header_timeout_s
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
-            now = time.monotonic()
+            now, keep_alive_s = time.monotonic(), self._keep_alive_s
+            if self._connection_source.full:
+                keep_alive_s = min(keep_alive_s, CROWDED_KEEP_ALIVE_S)
             for connection in list(self.server_state.connections):
                 if isinstance(connection, ServerProtocol):
-                    connection.cut_if_slow(now, header_timeout_s, self._keep_alive_s)
+                    connection.cut_if_slow(now, header_timeout_s, keep_alive_s)
             if self._retiring and not (self.connection_count or self._connection_source.pending):
                 self.drain()

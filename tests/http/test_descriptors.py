@@ -1,45 +1,35 @@
 from __future__ import annotations
 
-import logging
-
 import pytest
 
+from penstock.config.errors import ConfigError
 from penstock.http import descriptors
-from penstock.http.connection_settings import Limits
-from penstock.http.descriptors import RESERVED, limit_to_descriptors
+from penstock.http.descriptors import RESERVED, connection_room
 
 
 @pytest.mark.parametrize(
-    ("files", "per_connection", "room"),
-    [(100 + RESERVED + 20, 1, 100), (100 + RESERVED + 20, 2, 50), (30, 1, 1), (100_000, 1, 1000)],
+    ("files", "per_connection", "room"), [(100, 1, 100), (100, 2, 50), (1, 1, 1), (3, 2, 1)]
 )
 def test_connections_are_as_many_as_there_is_room_for(
-    files: int,
-    per_connection: int,
-    room: int,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    files: int, per_connection: int, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(descriptors, "descriptor_limit", lambda: files)
+    monkeypatch.setattr(descriptors, "descriptor_limit", lambda: files + RESERVED + 20)
     monkeypatch.setattr(descriptors, "_open_now", lambda: 20)
-    caplog.set_level(logging.DEBUG)
-    limits = limit_to_descriptors(Limits(max_connections=1000), per_connection=per_connection)
-    assert limits.max_connections == room
-    assert (limits.max_lingering < RESERVED) == (room < 1000)
-    assert [str(room) in text for text in caplog.messages] == [True] * (room < 1000)
+    assert connection_room(per_connection) == room
 
 
-def test_only_a_limit_that_was_set_is_worth_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("files", "per_connection"), [(0, 1), (1, 2), (-15, 1)])
+def test_a_limit_that_leaves_no_connection_is_an_error(
+    files: int, per_connection: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level(logging.DEBUG)
-    for files in (500, 20_000):
-        monkeypatch.setattr(descriptors, "descriptor_limit", lambda files=files: files)
-        limit_to_descriptors(Limits())
-        limit_to_descriptors(Limits(max_connections=30_000))
-    levels = [record.levelno for record in caplog.records]
-    assert levels == [logging.INFO, logging.WARNING, logging.DEBUG, logging.WARNING]
-    assert ["--max-connections 30000" in text for text in caplog.messages] == [False, True] * 2
+    limit = files + RESERVED + 20
+    monkeypatch.setattr(descriptors, "descriptor_limit", lambda: limit)
+    monkeypatch.setattr(descriptors, "_open_now", lambda: 20)
+    needed = per_connection + RESERVED + 20
+    with pytest.raises(
+        ConfigError, match=rf"the limit of {limit} open files .* {needed} at least are needed"
+    ):
+        connection_room(per_connection)
 
 
 def test_the_systems_own_figures_make_sense() -> None:

@@ -95,7 +95,7 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
         int,
         option(
             "Maximum connections per API server; further ones get 503. "
-            "A lower limit of open files (ulimit -n) holds.",
+            "For want of open files (ulimit -n), further ones wait.",
             "HTTP server",
             ge=1,
         ),

@@ -364,7 +364,7 @@ def test_connections_beyond_the_limit_get_one_503_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_more_clients_than_open_files_are_told_and_running_streams_go_on(tmp_path: Path) -> None:
+def test_more_clients_than_open_files_wait_and_running_streams_go_on(tmp_path: Path) -> None:
     limited = ("bash", "-c", 'ulimit -n 60; exec "$@"', "limited")
     paced = (*SYNTHETIC, "--synthetic-step-ms", "10")
     with Server(*paced, directory=tmp_path, within=limited) as server, ExitStack() as stack:
@@ -376,7 +376,9 @@ def test_more_clients_than_open_files_are_told_and_running_streams_go_on(tmp_pat
         others = [stack.enter_context(RawClient(server.url)) for _ in range(200)]
         for client in others:
             client.send(PROBE)
-        statuses = [client.reply().status for client in others]
-        assert set(statuses) == {200, 503}
+        # None of them closes its connection: the server does, so that those that wait are served.
+        replies = [client.reply() for client in others]
+        assert {reply.status for reply in replies} == {200}
+        assert sum(reply.closes for reply in replies) > 100
         for client in streams:
             assert client.reply().body.endswith(b"data: [DONE]\n\n")

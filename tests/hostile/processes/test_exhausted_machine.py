@@ -14,9 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.errors import ConfigError
 from penstock.exit_codes import EXIT_FAILED, StartupError
-from penstock.http import connection_source, descriptors
 from penstock.supervisor.startup import run_directory
 from penstock.supervisor.startup.run_directory import RunDirectory
 from tests.integration.server import SYNTHETIC, Server
@@ -84,13 +82,6 @@ def test_a_full_disk_at_start(tiny_disk: Path, files: int) -> None:
     assert ended.returncode in (EXIT_FAILED, 2), ended.stderr
     assert "No space left on device" in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def test_a_limit_that_leaves_no_connection_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda _: (12, 12))
-    monkeypatch.setattr(descriptors.os, "listdir", lambda _: [str(fd) for fd in range(9)])
-    with pytest.raises(ConfigError, match=r"the limit of 12 open files .* 16 at least are needed"):
-        connection_source.connection_room()
 
 
 @pytest.mark.slow
