@@ -31,7 +31,7 @@ from msgspec import Meta
 from penstock.wire.messages import Count, Incarnation, WireError, decoded
 from penstock.wire.sockets import engine_identity, is_ip_address, server_identity
 
-COORDINATOR_PROTOCOL_VERSION = 2
+COORDINATOR_PROTOCOL_VERSION = 3
 
 MAX_SNAPSHOT_BYTES = 1 << 18
 """Maximum size of ProcessMetrics.snapshot; that of an engine has about 5 kB."""
