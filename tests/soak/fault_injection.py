@@ -47,6 +47,8 @@ class FaultInjector:
     ) -> None:
         self.done: Counter[str] = Counter()
         self.killed: set[ProcessInstance] = set()
+        self.hung: set[ProcessInstance] = set()
+        """Those of ``killed`` that stood still before, until the supervisor noticed."""
         self.retired: set[ProcessInstance] = set()
         """Replaced in a rolling restart."""
         self.spared: frozenset[str] = frozenset()
@@ -123,6 +125,7 @@ class FaultInjector:
             return False
         instance, process = victim
         self.killed.add(instance)
+        self.hung.add(instance)
         process.suspend()
         if not await _until(lambda: not is_alive(instance), self._hang_timeout_s + GONE_S):
             self._find(f"hung {instance.role} not replaced", f"{instance.title}, process {instance.pid}")

@@ -46,7 +46,7 @@ CALM_EVERY = 3
 """One in this many rounds has no faults, beginning with the first."""
 LOST_S = 3.0
 """Seconds of tokens that the counts of a killed process may lack: it reports once a second, and messages in
-flight are lost."""
+flight are lost. With one that hung before, these are the tokens of the whole time."""
 
 
 def measure(config: SoakConfig, say: ProgressCallback) -> SoakReport:
@@ -258,11 +258,11 @@ class _Soak:
         """After a round: reconciles the counts and samples the memory of every process."""
         before, clients = self._last
         counts = self._verifier.counts.copy()
-        deaths = self._deaths()
+        dead = self._deaths()
+        deaths, hung = len(dead), len(dead & self._faults.hung)
         rate = max(0.0, found.generated - before.generated) / self._config.round_s
-        balanced, errors = reconcile(
-            before, found, counts.since(clients), deaths=deaths, uncertain=rate * LOST_S
-        )
+        uncertain = rate * (deaths * LOST_S + hung * self._config.hang_timeout)
+        balanced, errors = reconcile(before, found, counts.since(clients), deaths=deaths, uncertain=uncertain)
         self._balances.append(balanced)
         for error in errors:
             self._verifier.record_defect("books", f"round {number + 1}: {error}")
@@ -278,8 +278,8 @@ class _Soak:
             f"{deaths} deaths, {defects} defects"
         )
 
-    def _deaths(self) -> int:
-        """Number of processes with counts that died since the last call. Those not killed are defects."""
+    def _deaths(self) -> set[ProcessInstance]:
+        """The processes with counts that died since the last call. Those not killed are defects."""
         if self._gateway is not None and not is_alive(self._gateway):
             self._verifier.record_defect("death", "the gateway died by itself")
         dead = {each for each in self._processes.seen if not is_alive(each)} - self._dead
@@ -287,7 +287,7 @@ class _Soak:
         dead -= self._faults.retired - self._faults.killed
         for each in dead - self._faults.killed:
             self._verifier.record_defect("death", f"{each.title} (process {each.pid}) died by itself")
-        return sum(each.role != "coordinator" for each in dead)
+        return {each for each in dead if each.role != "coordinator"}
 
     async def _sample(self) -> None:
         objects = await self._tracked_objects()
@@ -328,9 +328,9 @@ class _Soak:
                 "leak", f"{self._files[0]} files in the run directory have become {self._files[-1]}"
             )
         found, counts = self._last
-        most = sum(each.uncertain for each in self._balances)
+        uncertain = sum(each.uncertain for each in self._balances)
         deaths = sum(each.deaths for each in self._balances)
-        whole, errors = reconcile(self._first, found, counts, deaths=deaths, uncertain=most / max(1, deaths))
+        whole, errors = reconcile(self._first, found, counts, deaths=deaths, uncertain=uncertain)
         for error in errors:
             verifier.record_defect("books", f"whole run: {error}")
         return SoakReport(

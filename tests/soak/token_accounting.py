@@ -120,8 +120,8 @@ def reconcile(
 ) -> tuple[TokenBalance, list[str]]:
     """The token balance of a period, and errors in the counts.
 
-    ``clients``: the clients' counts of the period. ``deaths``: number of killed processes, each of which
-    explains ``uncertain`` tokens.
+    ``clients``: the clients' counts of the period. ``deaths``: number of killed processes, which explain at
+    most ``uncertain`` tokens together.
     """
     generated = after.generated - before.generated
     arrived = after.arrived - before.arrived
@@ -131,7 +131,7 @@ def reconcile(
         delivered=after.delivered - before.delivered,
         discarded=after.discarded - before.discarded,
         unaccounted=generated - arrived,
-        uncertain=deaths * uncertain,
+        uncertain=uncertain,
         clients_complete=clients.complete_tokens,
         clients_partial=clients.partial_tokens,
         clients_partial_most=clients.partial_asked,
