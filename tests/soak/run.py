@@ -125,6 +125,8 @@ class _Soak:
         self._dead: set[ProcessInstance] = set()
         self._reported: set[str] = set()
         """Kinds of defects of which one was printed."""
+        self._seen = "no counts"
+        """What the server told last while it was to become idle."""
         self._first: ServerCounts
         self._last: tuple[ServerCounts, ClientCounts]
 
@@ -153,7 +155,9 @@ class _Soak:
         found = await self._rest()
         if found is None:
             self._verifier.record_defect(
-                "no rest", f"round {number + 1}: not complete and idle in {SETTLE_S:g} s"
+                "no rest",
+                f"round {number + 1}: not complete and idle in {SETTLE_S:g} s; {self._seen}; processes "
+                f"{sorted(each.title for each in self._processes.alive())}; {self._server.output}",
             )
             return False
         await self._settle(number, found)
@@ -235,8 +239,10 @@ class _Soak:
             await asyncio.sleep(POLL_S)
             try:
                 found = await read_server_counts(self._http)
-            except httpx.HTTPError:
+            except httpx.HTTPError as error:
+                self._seen = f"no counts: {error!r}"
                 continue  # its API server may have been killed
+            self._seen = str(found)
             if not self._is_whole(found):
                 steady = None
             elif steady is None or steady.counters != found.counters:
