@@ -255,8 +255,8 @@ class _Soak:
         config = self._config
         several = config.api_server_count > 1 or config.engines > 1
         processes = config.api_server_count + config.engines + 1 + several
-        # That of this request; a gateway keeps some.
-        alone = found.connections <= 1 or config.gateway
+        # That of this request, and of the latest ones at other API servers; a gateway keeps some.
+        alone = found.connections <= config.api_server_count or config.gateway
         up = found.engines_up == config.engines
         return up and alone and found.idle and len(self._processes.alive()) == processes
 

@@ -51,8 +51,13 @@ QUEUE_OVERHEAD = 1024
 """Bytes that a queued or failed grammar counts in addition to its text."""
 EXPIRY_INTERVAL_S = 0.25
 """Seconds between two looks for compilations that exceed their time."""
+MAX_STEP_ITEMS = 10_000
+"""Items of the parser that one mask may create, of which usual grammars need less than a thousand. Their time
+grows with the square in ambiguous grammars: up to 100 milliseconds for as many, and 2 seconds for 50,000."""
 
-_LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=MAX_LEXER_STATES)
+_LIMITS = LLParserLimits(
+    verbose_errors=False, max_lexer_states=MAX_LEXER_STATES, step_max_items=MAX_STEP_ITEMS
+)
 
 
 def cpu_seconds(thread: Thread) -> float:
@@ -96,6 +101,9 @@ class Compilation:
     first_tokens: NDArray[np.uint8] | None = None
     """Bitmask of the tokens that may come first."""
     error: RequestRejected | None = None
+    """Why no stream may use it, also if that is found while streams run."""
+    slow_mask_s: float = 0.0
+    """CPU time of its masks beyond what masks may take."""
 
     @property
     def is_small(self) -> bool:

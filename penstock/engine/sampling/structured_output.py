@@ -11,12 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
-from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
+from llguidance.numpy import consume_token_par
 from numpy.typing import NDArray
 
 from penstock.engine.base import RequestRejected
 from penstock.engine.batch.slots import FAILED, SlotTable
 from penstock.engine.sampling.grammar_compiler import Compilation, GrammarCompiler, State, estimated_bytes
+from penstock.engine.sampling.mask_filler import MaskFiller, Row
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
 
@@ -49,8 +50,9 @@ class GrammarMatchers:
         """Matchers of each grammar."""
         self._running_bytes = 0
         """Estimated bytes of these grammars."""
-        self._filler: ThreadPoolExecutor | None = None
+        self._thread: ThreadPoolExecutor | None = None
         self._executor: LLExecutor
+        self._filler: MaskFiller
         self._filling: Future[None] | None = None
 
     # -- streams come and go
@@ -98,9 +100,10 @@ class GrammarMatchers:
         if compilation not in self._users:
             self._running_bytes += estimated_bytes(compilation.text_bytes)
         self._users[compilation] += 1
-        if self._filler is None:
-            self._filler = ThreadPoolExecutor(1, "penstock-mask")
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "penstock-mask")
             self._executor = LLExecutor()
+            self._filler = MaskFiller(self._masks, self._executor)
 
     def clear(self, slot: int) -> None:
         matcher = self._matchers.pop(slot, None)
@@ -120,9 +123,9 @@ class GrammarMatchers:
 
     def prepare(self, slots: Slots) -> None:
         """Start to compute the bitmasks of the slots' next tokens; all slots have a grammar."""
-        assert self._filler is not None
-        work = [(self._matchers[slot], slot) for slot in slots.tolist()]
-        self._filling = self._filler.submit(fill_next_token_bitmask_par, self._executor, work, self._masks)
+        assert self._thread is not None
+        rows = [Row(self._matchers[slot], slot, self._compilations[slot]) for slot in slots.tolist()]
+        self._filling = self._thread.submit(self._filler.fill, rows)
 
     def masks(self, slots: Slots) -> NDArray[np.uint8]:
         """uint8[n, ceil(V/32) * 4]: the bitmasks that :meth:`prepare` started; token t is bit t % 8 of byte
@@ -134,20 +137,23 @@ class GrammarMatchers:
 
     def accept(self, slots: Slots, tokens: I32, finish: I8) -> dict[int, str]:
         """Advance the slots' grammars by their sampled tokens, and set ``finish`` (int8[n]) of streams whose
-        grammar is complete, or FAILED where it exceeded llguidance's limits.
+        grammar is complete, or FAILED where it exceeded limits.
 
         Returns an error by slot for those that failed.
         """
-        work = [
-            (self._matchers[slot], token) for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True)
-        ]
+        listed = slots.tolist()
+        work = [(self._matchers[slot], token) for slot, token in zip(listed, tokens.tolist(), strict=True)]
         consume_token_par(self._executor, work)
         broken: dict[int, str] = {}
         for row, (matcher, token) in enumerate(work):
+            if (error := self._compilations[listed[row]].error) is not None:
+                broken[listed[row]] = str(error).removeprefix("structured output: ")
+                finish[row] = FAILED
+                continue
             if not matcher.is_stopped():
                 continue
             if matcher.is_error() or matcher.stop_reason() not in COMPLETE_STOP_REASONS:
-                broken[int(slots[row])] = matcher.get_error() or matcher.stop_reason()
+                broken[listed[row]] = matcher.get_error() or matcher.stop_reason()
                 finish[row] = FAILED
             elif finish[row] != FinishReason.STOP_TOKEN:
                 finish[row] = FinishReason.EOS if token in self._table.eos else FinishReason.GRAMMAR

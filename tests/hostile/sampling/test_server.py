@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.hostile.bystander import Bystander
 from tests.integration.clients import Streams, texts_of
 from tests.integration.server import Server, data_of
 
@@ -193,3 +194,23 @@ def test_slow_grammars_delay_nobody_else(server: Server) -> None:
         assert complete(server, **small).json()["choices"][0]["text"] in ("yes", "no")
         assert attackers.running > 4, "the others are to be done before them"
     assert complete(server, max_tokens=5).status_code == 200
+
+
+NULLS = "start: s\ns: n n n n n n n n /[ -~]/ s | s s |\nn: m m m | \nm: n? s? "
+BINARY = "start: s\ns: s s | s s s | /[a-z]/ | /[ -~]/"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("grammar", [NULLS, BINARY])
+def test_ambiguous_grammars_do_not_hold_up_other_streams(server: Server, grammar: str) -> None:
+    """A single mask of such a grammar could take two seconds, and each step of all streams waited for it."""
+    with Bystander(server.url) as bystander:
+        for choices in (1, 64):
+            reply = complete(
+                server, structured_outputs={"grammar": grammar}, temperature=1.5, max_tokens=60, n=choices
+            )
+            assert reply.status_code == 400, reply.text
+            assert "structured output: " in reply.json()["error"]["message"]
+    gaps = bystander.gaps
+    assert not gaps.broken
+    assert gaps.worst - gaps.lateness < 1.5, "twice the allowance of a grammar, and a busy machine"

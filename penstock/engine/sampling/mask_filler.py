@@ -1,0 +1,81 @@
+"""Computes token bitmasks of many grammars within a bound of time.
+
+A mask takes microseconds, but an ambiguous grammar can make it take a hundred milliseconds, and all streams
+of the step wait. So rows are computed in parts that grow while they are fast. After a slow part, the CPU time
+of each row is measured, and a grammar that takes more than its allowance is given up, with all its streams.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+from numpy.typing import NDArray
+
+from penstock.engine.base import RequestRejected
+from penstock.engine.sampling.grammar_compiler import Compilation
+
+FIRST_PART = 4
+"""Rows of the first part; each part that is fast doubles the next one."""
+ROW_S = 0.002
+"""Time that a mask may take on average: a hundred times that of usual grammars."""
+ALLOWANCE_S = 0.25
+"""CPU seconds that the masks of one grammar may take beyond ROW_S each, in all: the lexer of a large grammar
+grows while it is used."""
+
+
+class Row(NamedTuple):
+    matcher: LLMatcher
+    slot: int
+    compilation: Compilation
+
+
+class MaskFiller:
+    """Fills rows of the bitmasks of all slots. Used by one thread."""
+
+    def __init__(self, masks: NDArray[np.int32], executor: LLExecutor) -> None:
+        """``masks``: int32[slots, words]."""
+        self._masks = masks
+        self._executor = executor
+        self._processors = len(os.sched_getaffinity(0))
+        self._measures = False
+        """Whether a part was slow: the rows are measured until none is."""
+
+    def fill(self, rows: Sequence[Row]) -> None:
+        """Computes the masks of ``rows``. Those of grammars that it gives up, which have an ``error`` then,
+        are left as they are."""
+        at, size = 0, FIRST_PART
+        while at < len(rows) and not self._measures:
+            part = rows[at : at + size]
+            at, size = at + len(part), 2 * size
+            began = time.perf_counter()
+            work = [(row.matcher, row.slot) for row in part]
+            fill_next_token_bitmask_par(self._executor, work, self._masks)
+            rounds = -(-len(part) // self._processors)
+            self._measures = time.perf_counter() - began > ROW_S * (rounds + 4)
+        if at < len(rows):
+            self._measures = self._fill_measured(rows[at:])
+
+    def _fill_measured(self, rows: Sequence[Row]) -> bool:
+        """Whether some row was slow."""
+        slow = False
+        for matcher, slot, compilation in rows:
+            if compilation.error is not None:
+                continue
+            began = time.thread_time()
+            fill_next_token_bitmask(matcher, self._masks, slot)
+            excess = time.thread_time() - began - ROW_S
+            if excess > 0:
+                slow = True
+                compilation.slow_mask_s += excess
+                if compilation.slow_mask_s > ALLOWANCE_S:
+                    compilation.error = RequestRejected(
+                        "structured output: the grammar is too ambiguous: a token takes more than "
+                        f"{ROW_S * 1000:g} ms on average"
+                    )
+        return slow

@@ -1,0 +1,87 @@
+"""A slow grammar is given up after its allowance; masks of others are computed in the same call."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+
+from penstock.engine.sampling import mask_filler
+from penstock.engine.sampling.grammar_compiler import Compilation
+from penstock.engine.sampling.mask_filler import MaskFiller, Row
+from tests.engine.support import byte_level_tokenizer
+
+SLOW_S = 0.05
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> LLTokenizer:
+    return LLTokenizer(byte_level_tokenizer().to_str())
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Slots whose masks take SLOW_S of CPU time."""
+    slots: set[int] = set()
+    fill, fill_part = mask_filler.fill_next_token_bitmask, mask_filler.fill_next_token_bitmask_par
+
+    def burn(count: int) -> None:
+        end = time.thread_time() + SLOW_S * count
+        while time.thread_time() < end:
+            pass
+
+    def slow_fill(matcher: LLMatcher, masks: np.ndarray, slot: int) -> None:
+        burn(slot in slots)
+        fill(matcher, masks, slot)
+
+    def slow_part(executor: LLExecutor, work: list[tuple[LLMatcher, int]], masks: np.ndarray) -> None:
+        burn(sum(slot in slots for _, slot in work))
+        fill_part(executor, work, masks)
+
+    monkeypatch.setattr(mask_filler, "fill_next_token_bitmask", slow_fill)
+    monkeypatch.setattr(mask_filler, "fill_next_token_bitmask_par", slow_part)
+    return slots
+
+
+def rows_of(tokenizer: LLTokenizer, letters: str) -> tuple[list[Row], dict[str, Compilation]]:
+    """A row per letter, of a grammar that allows this letter alone."""
+    compilations = {letter: Compilation(letter, 0, 1, 0.0) for letter in letters}
+    rows = [
+        Row(LLMatcher(tokenizer, LLMatcher.grammar_from_regex(letter)), slot, compilations[letter])
+        for slot, letter in enumerate(letters)
+    ]
+    return rows, compilations
+
+
+def allowed(masks: np.ndarray, slot: int) -> int:
+    return int(np.bitwise_count(masks[slot].view(np.uint32)).sum())
+
+
+def test_one_slow_grammar_among_others(tokenizer: LLTokenizer, slow: set[int]) -> None:
+    rows, compilations = rows_of(tokenizer, "ab" * 32)
+    slow.update(row.slot for row in rows if row.compilation is compilations["a"])
+    masks = np.zeros((64, -(-tokenizer.vocab_size // 32)), np.int32)
+    filler = MaskFiller(masks, LLExecutor())
+    began = time.thread_time()
+    filler.fill(rows)
+    taken = time.thread_time() - began
+    assert compilations["b"].error is None
+    assert compilations["a"].error is not None
+    assert "too ambiguous" in str(compilations["a"].error)
+    assert taken < mask_filler.ALLOWANCE_S + 4 * SLOW_S, "not 32 slow masks"
+    assert all(allowed(masks, row.slot) >= 1 for row in rows if row.compilation is compilations["b"])
+
+
+def test_a_few_slow_masks_are_allowed(tokenizer: LLTokenizer, slow: set[int]) -> None:
+    rows, compilations = rows_of(tokenizer, "abcd" * 16)
+    slow.update({0, 1, 2, 3})
+    masks = np.zeros((64, -(-tokenizer.vocab_size // 32)), np.int32)
+    filler = MaskFiller(masks, LLExecutor())
+    filler.fill(rows)
+    slow.clear()
+    for _ in range(3):
+        filler.fill(rows)
+    assert all(compilation.error is None for compilation in compilations.values())
+    assert all(allowed(masks, row.slot) >= 1 for row in rows)
