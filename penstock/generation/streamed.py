@@ -26,8 +26,8 @@ _log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
 
 TOKEN_BYTES = 40
 """Memory in bytes of one held token id: a reference and an int object."""
-CANDIDATE_BYTES = 1024
-"""Memory in bytes of one held logprob, of a token or an alternative: a dictionary, text and bytes."""
+CANDIDATE_BYTES = 48
+"""Bytes of one held logprob, of a token or an alternative: 8 in its columns, and about 40 when it is sent."""
 COMMENT = b": keep-alive\n\n"
 """A comment of server-sent events, which clients ignore."""
 _NOT_READING = (ReplyState.BLOCKED, ReplyState.PAUSED)

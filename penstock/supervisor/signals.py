@@ -20,7 +20,14 @@ from typing import Self
 TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a process by default, as terminals and service managers send them to a whole group."""
 
-STRAY_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+STRAY_SIGNALS = (
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGIO,
+)
 """Signals that mean nothing to any process, and would end it by default."""
 RAISE_INTERVAL_S = 0.5
 """Signals that follow an interruption within this time are taken for the same."""

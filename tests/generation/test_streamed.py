@@ -190,9 +190,14 @@ def test_the_end_is_written_to_a_client_that_does_not_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "most_tokens"), [({}, 1100), ({"return_token_ids": True}, 60), ({"logprobs": 4}, 5)]
+    ("fields", "least_tokens", "most_tokens"),
+    [({}, 900, 1100), ({"return_token_ids": True}, 20, 60), ({"logprobs": 4}, 4, 5)],
 )
-def test_a_client_is_cut_when_its_backlog_is_full(fields: dict[str, Any], most_tokens: int) -> None:
+def test_a_client_is_cut_when_its_backlog_is_full(
+    fields: dict[str, Any], least_tokens: int, most_tokens: int
+) -> None:
+    """What is held counts about as many bytes as it has when it is sent."""
+
     def run() -> None:
         desk = Desk(tables(), max_backlog=3000)
         reply, sink, handle = open_stream(desk, **fields)
@@ -205,6 +210,7 @@ def test_a_client_is_cut_when_its_backlog_is_full(fields: dict[str, Any], most_t
             desk.deliver(desk.rows(handle, [[token]], logprobs=True))
             given += 1
             assert given <= most_tokens
+        assert given >= least_tokens
         assert (sink.ended, desk.outcomes) == ("cut", ["cut"])
         assert (len(desk.engine_client.aborted), desk.engine_client.stopped) == (1, 0)
         assert sink.over.result() is None

@@ -10,7 +10,15 @@ import psutil
 
 from tests.integration.server import SYNTHETIC, Server, data_of
 
-STRAY = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+TO_ALL = (
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGIO,
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+)
+STRAY = (*TO_ALL, signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 ROLES = ("api-server", "coordinator", "engine")
 TOKENS = 200
 
@@ -28,7 +36,7 @@ def test_stray_signals_to_children_break_no_stream(tmp_path: Path) -> None:
                 for child in children:
                     child.send_signal(signum)
                 text += next(chunks)
-            for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+            for signum in TO_ALL:
                 server.process.send_signal(signum)
             text += "".join(chunks)
         events = data_of(text)
