@@ -55,8 +55,17 @@ MAX_STEP_ITEMS = 10_000
 """Items of the parser that one mask may create, of which usual grammars need less than a thousand. Their time
 grows with the square in ambiguous grammars: up to 100 milliseconds for as many, and 2 seconds for 50,000."""
 
+MAX_FIRST_EXPRESSIONS, MAX_STEP_EXPRESSIONS = 200_000, 20_000
+"""Expressions that the lexer may make for the first mask, and for each later one; about 100 bytes each."""
+BYTES_PER_MASK_S = 300 << 20
+"""Memory that llguidance takes per CPU second of masks that are slow: it builds the lexer's states."""
+
 _LIMITS = LLParserLimits(
-    verbose_errors=False, max_lexer_states=MAX_LEXER_STATES, step_max_items=MAX_STEP_ITEMS
+    verbose_errors=False,
+    max_lexer_states=MAX_LEXER_STATES,
+    step_max_items=MAX_STEP_ITEMS,
+    initial_lexer_fuel=MAX_FIRST_EXPRESSIONS,
+    step_lexer_fuel=MAX_STEP_EXPRESSIONS,
 )
 
 
@@ -104,15 +113,21 @@ class Compilation:
     """Why no stream may use it, also if that is found while streams run."""
     slow_mask_s: float = 0.0
     """CPU time of its masks beyond what masks may take."""
+    mask_s: float = 0.0
+    """CPU time of its slow masks and of its first one, by which its memory is estimated."""
+    counted_bytes: int = 0
+    """What the cache counts for it."""
 
     @property
     def is_small(self) -> bool:
         return self.text_bytes <= SMALL_GRAMMAR
 
     @property
-    def cached_bytes(self) -> int:
-        """What it counts in the cache; see :func:`estimated_bytes`."""
-        return self.queued_bytes if self.matcher is None else estimated_bytes(self.text_bytes)
+    def held_bytes(self) -> int:
+        """Estimated memory; see :func:`estimated_bytes`."""
+        if self.matcher is None:
+            return self.queued_bytes
+        return estimated_bytes(self.text_bytes) + int(self.mask_s * BYTES_PER_MASK_S)
 
     @property
     def queued_bytes(self) -> int:
@@ -237,8 +252,7 @@ class GrammarCompiler:
             self._expire()
             finished, self._finished = self._finished, []
             for compilation in finished:
-                if self._known.get(compilation.grammar) is compilation:
-                    self._cached_bytes += compilation.cached_bytes
+                self._count(compilation)
         return finished
 
     def wait(self, seconds: float) -> None:
@@ -253,7 +267,37 @@ class GrammarCompiler:
             self._dropped.append(matcher)
             self._lock.notify_all()
 
+    def on_unused(self, compilation: Compilation) -> None:
+        """The last stream with a grammar has ended: counts what it has grown to. A failed one is kept only if
+        that is the grammar's own ``error``, without its matcher."""
+        with self._lock:
+            if compilation.error is not None and compilation.matcher is not None:
+                self._dropped.append(compilation.matcher)
+                compilation.matcher = compilation.first_tokens = None
+            self._count(compilation)
+            self._evict()
+
+    def forget(self, compilation: Compilation) -> None:
+        """A stream has exceeded llguidance's limits with this grammar: others may not, but it is large."""
+        with self._lock:
+            if self._known.get(compilation.grammar) is compilation:
+                self._drop(compilation)
+
     # -- the cache; under the lock
+
+    def _count(self, compilation: Compilation) -> None:
+        if self._known.get(compilation.grammar) is compilation:
+            self._cached_bytes += compilation.held_bytes - compilation.counted_bytes
+            compilation.counted_bytes = compilation.held_bytes
+
+    def _drop(self, known: Compilation) -> None:
+        del self._known[known.grammar]
+        self._cached_bytes -= known.counted_bytes
+        known.counted_bytes = 0
+        if known.matcher is not None:
+            self._dropped.append(known.matcher)
+        known.matcher = known.first_tokens = None
+        known.state = State.EVICTED
 
     def _evict(self) -> None:
         """Forget grammars beyond the cache's bytes, the least recently requested first. Those that have just
@@ -266,12 +310,7 @@ class GrammarCompiler:
                 break
             if known in self._finished:
                 continue
-            del self._known[known.grammar]
-            self._cached_bytes -= known.cached_bytes
-            if known.matcher is not None:
-                self._dropped.append(known.matcher)
-            known.matcher = known.first_tokens = None
-            known.state = State.EVICTED
+            self._drop(known)
         self._lock.notify_all()
 
     # -- deadlines; under the lock
@@ -359,7 +398,7 @@ class GrammarCompiler:
     def _finish(
         self,
         compilation: Compilation,
-        result: tuple[LLMatcher, NDArray[np.uint8]] | RequestRejected,
+        result: tuple[LLMatcher, NDArray[np.uint8], float] | RequestRejected,
     ) -> None:
         with self._lock:
             if self._running.pop(compilation, None) is None:
@@ -367,21 +406,23 @@ class GrammarCompiler:
             if isinstance(result, RequestRejected):
                 self._fail(compilation, result)
             else:
-                compilation.matcher, compilation.first_tokens = result
+                compilation.matcher, compilation.first_tokens, compilation.mask_s = result
                 compilation.state = State.DONE
                 self._finished.append(compilation)
             self._lock.notify_all()
 
-    def _compile(self, grammar: str) -> tuple[LLMatcher, NDArray[np.uint8]] | RequestRejected:
+    def _compile(self, grammar: str) -> tuple[LLMatcher, NDArray[np.uint8], float] | RequestRejected:
+        """The matcher, its first mask, and the CPU time of that."""
         try:
             check_multiples(grammar)
             matcher = LLMatcher(self._load(), grammar, log_level=0, limits=_LIMITS)
+            began = time.thread_time()
             first = np.frombuffer(matcher.compute_bitmask(), np.uint8) if not matcher.is_error() else None
             if matcher.is_error() or first is None:
-                return RequestRejected(f"structured output: {_reason(matcher)}")
+                return RequestRejected(f"structured output: {failure_reason(matcher)}")
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this grammar's
             return RequestRejected(f"structured output: {error}")
-        return matcher, first
+        return matcher, first, time.thread_time() - began
 
     def _load(self) -> LLTokenizer:
         with self._loading:
@@ -394,8 +435,8 @@ class GrammarCompiler:
             return self._tokenizer
 
 
-def _reason(matcher: LLMatcher) -> str:
-    """Why a matcher is broken at its start."""
+def failure_reason(matcher: LLMatcher) -> str:
+    """Why a matcher is broken."""
     error = matcher.get_error()
     if error.startswith("NoExtension"):
         return "the grammar matches no text"

@@ -56,8 +56,11 @@ class MaskFiller:
             began = time.perf_counter()
             work = [(row.matcher, row.slot) for row in part]
             fill_next_token_bitmask_par(self._executor, work, self._masks)
-            rounds = -(-len(part) // self._processors)
-            self._measures = time.perf_counter() - began > ROW_S * (rounds + 4)
+            elapsed_s = time.perf_counter() - began
+            if elapsed_s > ROW_S * (4 + -(-len(part) // self._processors)):
+                self._measures = True
+                for row in part:
+                    row.compilation.mask_s += elapsed_s / len(part)
         if at < len(rows):
             self._measures = self._fill_measured(rows[at:])
 
@@ -69,10 +72,11 @@ class MaskFiller:
                 continue
             began = time.thread_time()
             fill_next_token_bitmask(matcher, self._masks, slot)
-            excess = time.thread_time() - began - ROW_S
-            if excess > 0:
+            taken_s = time.thread_time() - began
+            if taken_s > ROW_S:
                 slow = True
-                compilation.slow_mask_s += excess
+                compilation.mask_s += taken_s
+                compilation.slow_mask_s += taken_s - ROW_S
                 if compilation.slow_mask_s > ALLOWANCE_S:
                     compilation.error = RequestRejected(
                         "structured output: the grammar is too ambiguous: a token takes more than "

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.engine.base import RequestRejected
 from penstock.engine.batch.slots import FAILED, SlotTable
-from penstock.engine.sampling.grammar_compiler import Compilation, GrammarCompiler, State, estimated_bytes
+from penstock.engine.sampling.grammar_compiler import Compilation, GrammarCompiler, State, failure_reason
 from penstock.engine.sampling.mask_filler import MaskFiller, Row
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
@@ -48,8 +48,9 @@ class GrammarMatchers:
         """Length of the texts of all matchers."""
         self._users: Counter[Compilation] = Counter()
         """Matchers of each grammar."""
+        self._bytes: dict[Compilation, int] = {}
+        """Estimated bytes of each of these grammars when its first stream began, and their sum."""
         self._running_bytes = 0
-        """Estimated bytes of these grammars."""
         self._thread: ThreadPoolExecutor | None = None
         self._executor: LLExecutor
         self._filler: MaskFiller
@@ -84,7 +85,7 @@ class GrammarMatchers:
             return True
         if self._text_bytes + len(compilation.grammar) > MAX_TEXT_BYTES:
             return False
-        added = 0 if compilation in self._users else estimated_bytes(compilation.text_bytes)
+        added = 0 if compilation in self._users else compilation.held_bytes
         return self._running_bytes + added <= MAX_RUNNING_BYTES
 
     def set(self, slot: int, compilation: Compilation) -> None:
@@ -98,7 +99,8 @@ class GrammarMatchers:
         self._compilations[slot] = compilation
         self._text_bytes += len(compilation.grammar)
         if compilation not in self._users:
-            self._running_bytes += estimated_bytes(compilation.text_bytes)
+            self._bytes[compilation] = compilation.held_bytes
+            self._running_bytes += compilation.held_bytes
         self._users[compilation] += 1
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "penstock-mask")
@@ -110,13 +112,14 @@ class GrammarMatchers:
         if matcher is None:
             return
         compilation = self._compilations.pop(slot)
+        assert self._compiler is not None
         self._text_bytes -= len(compilation.grammar)
         self._users[compilation] -= 1
         if not self._users[compilation]:
             del self._users[compilation]
-            self._running_bytes -= estimated_bytes(compilation.text_bytes)
-        if compilation.state is State.EVICTED:
-            assert self._compiler is not None
+            self._running_bytes -= self._bytes.pop(compilation)
+            self._compiler.on_unused(compilation)
+        if compilation.state is State.EVICTED or compilation.error is not None:
             self._compiler.free_later(matcher)  # it may be the last one of its grammar
 
     # -- the step
@@ -141,6 +144,7 @@ class GrammarMatchers:
 
         Returns an error by slot for those that failed.
         """
+        assert self._compiler is not None
         listed = slots.tolist()
         work = [(self._matchers[slot], token) for slot, token in zip(listed, tokens.tolist(), strict=True)]
         consume_token_par(self._executor, work)
@@ -153,7 +157,8 @@ class GrammarMatchers:
             if not matcher.is_stopped():
                 continue
             if matcher.is_error() or matcher.stop_reason() not in COMPLETE_STOP_REASONS:
-                broken[listed[row]] = matcher.get_error() or matcher.stop_reason()
+                broken[listed[row]] = failure_reason(matcher)
+                self._compiler.forget(self._compilations[listed[row]])
                 finish[row] = FAILED
             elif finish[row] != FinishReason.STOP_TOKEN:
                 finish[row] = FinishReason.EOS if token in self._table.eos else FinishReason.GRAMMAR

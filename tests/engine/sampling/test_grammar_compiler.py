@@ -55,7 +55,7 @@ class FakeCompiler(GrammarCompiler):
             assert self.gates[grammar].wait(READY_S)
         if "bad" in grammar:
             return RequestRejected("structured output: bad")
-        return f"matcher of {grammar}", np.zeros(4, np.uint8)
+        return f"matcher of {grammar}", np.zeros(4, np.uint8), 0.0
 
     def begin(self, grammar: str, server: int = 0) -> Compilation:
         """Request a compilation that is held, and wait until it runs."""
