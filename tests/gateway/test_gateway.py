@@ -288,6 +288,40 @@ def test_a_client_that_does_not_read_is_no_fault_of_the_server() -> None:
         assert front.client.get("/ready").status_code == 200
 
 
+BLOCKED_S = 0.3
+
+
+def cuts_a_slow_reader(call: Call) -> None:
+    """Streams until nobody reads on, then breaks, as servers do whose unread output exceeds a limit."""
+    call.stream(end=False)
+    call.connection.settimeout(BLOCKED_S)
+    try:
+        while True:
+            call.chunk(f"data: {TEXT}\n\n".encode() * 1000)
+    except TimeoutError:
+        call.reset()
+        call.gone.set()
+
+
+def test_a_server_that_cuts_a_client_that_does_not_read_is_not_at_fault() -> None:
+    body = {"model": "m", "prompt": "p", "stream": True}
+    with (
+        Upstream(cuts_a_slow_reader) as server,
+        gateway(server) as front,
+        contextlib.ExitStack() as opened,
+    ):
+        slow = [
+            opened.enter_context(front.client.stream("POST", "/v1/completions", json=body)) for _ in range(4)
+        ]
+        for call in server.calls:
+            assert call.gone.wait(WAIT_S)
+        for reply in slow:
+            with pytest.raises(httpx.RemoteProtocolError):
+                reply.read()
+        eventually(lambda: front.counts() == {"client_disconnect": 4})
+        assert front.client.get("/ready").status_code == 200
+
+
 def test_a_body_that_is_no_json_is_refused_as_by_a_server(front: Gateway) -> None:
     reply = front.client.post("/v1/completions", content=b"{")
     assert reply.status_code == 400
