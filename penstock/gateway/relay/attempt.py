@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from penstock.gateway.relay.client_connection import HttpClientConnection
 
 EVENT_STREAM = b"text/event-stream"
+BACKPRESSURE_S = 5.0
+"""Seconds after a pause for a slow client within which a broken reply is due to that client: what the model
+server sent before it broke may still have to be read and relayed."""
 ExpectedReply = Literal["stream", "json", "anything"]
 """The content that a good reply to the request has."""
 
@@ -58,6 +62,8 @@ class Attempt:
         self._sent_at = self._read_at = clock()
         self._paused_at: float | None = None
         """Since when the client's write buffer is full."""
+        self._resumed_at = -math.inf
+        """When it was last full."""
         self._headers: Headers = []
         self._observer: StreamObserver | ReplyObserver = ReplyObserver(json=False)
 
@@ -101,7 +107,12 @@ class Attempt:
         self._end(TransportResult.COMPLETE)
 
     def on_broken(self, reason: str) -> None:
-        self._break(TransportResult.BROKEN, reason)
+        """A model server may break the connection because the reply waited for too long: servers bound what
+        they hold for a slow client."""
+        if self.relayed and not self.seen.ended and self._client_was_slow(self._clock()):
+            self._give_up(f"the client read slowly: {reason}")
+        else:
+            self._break(TransportResult.BROKEN, reason)
 
     # -- the client
 
@@ -116,8 +127,12 @@ class Attempt:
 
     def on_resume(self) -> None:
         self._paused_at = None
-        self._read_at = self._clock()  # nothing was read from the server during the pause
+        self._read_at = self._resumed_at = self._clock()  # nothing was read from the server during the pause
         self._connection.resume(self)
+
+    def _client_was_slow(self, now: float) -> bool:
+        """Whether the model server waits for this client, or did until recently."""
+        return self._paused_at is not None or now - self._resumed_at < BACKPRESSURE_S
 
     # -- the clock
 
@@ -134,6 +149,9 @@ class Attempt:
         begun = self.seen.first_token_at is not None or (self.relayed and not self.seen.stream)
         if now - self._sent_at > timeouts.total:
             reason = f"the reply took more than {timeouts.total:g} s"
+            if self.relayed and self._client_was_slow(now):
+                self._give_up(f"the client read slowly: {reason}")
+                return
         elif not begun and now - self._sent_at > timeouts.first_token:
             reason = f"no token came within {timeouts.first_token:g} s"
         elif begun and now - self._read_at > timeouts.event:
