@@ -167,7 +167,17 @@ def test_other_requests_are_relayed_as_they_are(upstream: Upstream, front: Gatew
 
 
 @pytest.mark.parametrize(
-    "path", ["/sleep?level=1", "/admin/engines/0/drain", "/%61dmin/engines", "/v1/load_lora_adapter"]
+    "path",
+    [
+        "/sleep?level=1",
+        "/admin/engines/0/drain",
+        "/%61dmin/engines",
+        "/v1/load_lora_adapter",
+        "/llm/sleep",
+        "/foo/%61dmin/engines",
+        "/pause",
+        "/v1/files/%2E%2E/%2E%2E/sleep",
+    ],
 )
 def test_administrative_requests_are_for_the_server_itself(
     upstream: Upstream, front: Gateway, path: str
@@ -344,7 +354,7 @@ def test_replies_whose_status_has_no_body(
         call.connection.close()
 
     upstream.behaviour = answers
-    request = b"GET /x HTTP/1.1\r\nhost: h\r\n\r\n"
+    request = b"GET /v1/files HTTP/1.1\r\nhost: h\r\n\r\n"
     reply = raw_exchange(front, request + request.replace(b"h\r\n\r\n", b"h\r\nconnection: close\r\n\r\n"))
     upstream.behaviour = good
     heads = reply.split(b"\r\n\r\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from urllib.parse import unquote
 
 from penstock.gateway.extproc.messages import (
     BodyMode,
@@ -16,6 +17,7 @@ from penstock.gateway.extproc.messages import (
 from penstock.gateway.extproc.routed_requests import NAMESPACE, PROCESS_KEY, RoutedRequest, RoutedRequests
 from penstock.gateway.relay.attempt import error_body, expected_reply, local_reply_headers, make_observer
 from penstock.gateway.relay.request_record import RequestRecord
+from penstock.gateway.requests.relayed_routes import check_relayed
 from penstock.gateway.requests.request_body import GENERATION_PATHS, RequestBody, read_request
 from penstock.gateway.requests.trace_context import TRACESTATE, inject_trace_context
 from penstock.gateway.responses.outcome import Outcome
@@ -108,6 +110,7 @@ class ProcessorStream:
         self._subset = _first_hint(message, SUBSET_NAMESPACE, SUBSETS)
         try:
             tenant = self._requests.keys.check(path, {"headers": message.headers})
+            check_relayed(method, unquote(path))
         except ApiError as error:
             return [self._reject(error.status, str(error.code), error.message, error.body())]
         address = self._headers.get(b"x-forwarded-for", b"").rpartition(b",")[2]  # which Envoy appends
