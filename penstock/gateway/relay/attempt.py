@@ -81,6 +81,8 @@ class Attempt:
             return
         self._headers = without_hop_by_hop(headers)
         self._observer = make_observer(status, headers, self._expects, strip_usage=self._strip_usage)
+        if self.seen.stream:  # it may get an error event, or lose its usage
+            self._headers = [header for header in self._headers if header[0] != b"content-length"]
 
     def on_body(self, data: bytes) -> None:
         self._read_at = now = self._clock()
@@ -101,6 +103,9 @@ class Attempt:
 
     def on_end(self) -> None:
         self._write(self._observer.finish(self._clock()))
+        if self._expects == "stream" and self.status == 200 and self.seen.lacks_end:
+            self.on_broken("the stream ended without its terminator")
+            return
         if not self.relayed:  # it had no body
             self._start()
         self._client.end()
@@ -174,7 +179,7 @@ class Attempt:
         broken connection."""
         self.reason = reason
         if self.relayed and not self.seen.ended:
-            if self.seen.stream and not self._has_length():
+            if self.seen.stream:
                 self._client.write(error_event("upstream_broken", reason))
                 self._client.end()
             else:
@@ -182,9 +187,6 @@ class Attempt:
         elif self.relayed:
             self._client.end()
         self._end(ending)
-
-    def _has_length(self) -> bool:
-        return any(name == b"content-length" for name, _ in self._headers)
 
     def _end(self, ending: TransportResult) -> None:
         if not self.ended.done():

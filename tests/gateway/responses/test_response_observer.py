@@ -181,3 +181,30 @@ def test_a_stream_whose_terminator_was_relayed_is_whole(ending: TransportResult)
 )
 def test_replies_without_content(ending: TransportResult, status: int | None, outcome: Outcome) -> None:
     assert classify_outcome(ending, status, Observation(), PATH) == outcome
+
+
+FINISH = b'"finish_reason":"stop"'
+
+
+@pytest.mark.parametrize("padding", [0, 65 << 10])
+@pytest.mark.parametrize(
+    ("choices", "lacks_end"),
+    [
+        (b'{"index":0,"text":"","finish_reason":null}', True),
+        (b'{"index":0,"text":"",' + FINISH + b"}", False),
+        (b'{"index":0,"text":"a",' + FINISH + b"}", False),
+    ],
+)
+def test_after_a_finish_reason_nothing_but_the_terminator_lacks(
+    choices: bytes, lacks_end: bool, padding: int
+) -> None:
+    observer = StreamObserver()
+    text = b'data: {"choices":[{"index":0,"text":" a","finish_reason":null}]}\n\n'
+    observer.feed(text, 0.0)
+    assert observer.seen.lacks_end
+    observer.feed(b'data: {"choices":[%b],"x":"%b"}\n\n' % (choices, b"x" * padding), 0.0)
+    assert observer.seen.lacks_end is lacks_end
+    observer.feed(text, 0.0)
+    assert observer.seen.lacks_end, "it went on"
+    observer.feed(b"data: [DONE]\n\n", 0.0)
+    assert not observer.seen.lacks_end
