@@ -12,6 +12,7 @@ from penstock.gateway.extproc.messages import (
     BodyMode,
     CommonResponse,
     ImmediateResponse,
+    MalformedMessageError,
     MessagePart,
     ProcessingRequest,
 )
@@ -399,6 +400,13 @@ def test_a_log_that_never_tells() -> None:
 
 
 # -- replies -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [b"x", b"", b"2000", b"+20"])
+def test_a_status_that_is_none(status: bytes) -> None:
+    exchange = picked(World())
+    with pytest.raises(MalformedMessageError, match=":status is"):
+        exchange.receive(ProcessingRequest(MessagePart.RESPONSE_HEADERS, [(b":status", status)]))
 
 
 def answered(exchange: ProcessorStream, *pieces: bytes) -> None:
