@@ -85,14 +85,13 @@ class StreamObserver:
             return chunk
         if self._broken:
             return chunk
-        held = self._parser.pending if self.strip_usage else b""
         try:
             events = self._parser.feed(chunk)
             self._between_events = self._parser.between_events
         except SSEError as error:
             self._broken, self._between_events = True, False
             self.seen.content_problem = str(error)
-            return held + chunk
+            return self._parser.pending if self.strip_usage else chunk
         if not self.strip_usage:
             for event in events:
                 self._read(event, now)
