@@ -15,6 +15,7 @@ from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConne
 from penstock.gateway.relay.relay import IncomingRequest, Relay
 from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.requests.model_rewrites import ModelRewrites
+from penstock.gateway.requests.relayed_routes import check_relayed
 from penstock.gateway.requests.request_body import GENERATION_PATHS, read_request
 from penstock.gateway.requests.trace_context import TracePropagator, inject_trace_context
 from penstock.gateway.responses.outcome import Outcome
@@ -22,7 +23,7 @@ from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.http_client import Headers, without_hop_by_hop
 from penstock.generation.request_schemas import MAX_REQUEST_ID
-from penstock.http.access_keys import KEY_HEADERS, Keys, is_administrative
+from penstock.http.access_keys import KEY_HEADERS, Keys
 from penstock.http.admission import unavailable
 from penstock.http.asgi import (
     ClientGone,
@@ -45,19 +46,6 @@ OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/d
 """Routes of the gateway itself; requests for them are not counted."""
 OWN_METHODS = ("GET", "HEAD", "POST")
 """POST is for /ping, as on API servers."""
-OTHERS_ADMINISTRATIVE = frozenset(
-    {
-        "/collective_rpc",
-        "/flush_cache",
-        "/reset_encoder_cache",
-        "/reset_mm_cache",
-        "/scale_elastic_ep",
-        "/server_info",
-        "/v1/load_lora_adapter",
-        "/v1/unload_lora_adapter",
-    }
-)
-"""Administrative routes of vLLM and SGLang that Penstock does not have."""
 REFUSALS = {408: "late", 431: "headers_too_large"}
 """Why a connection refuses a request, by status; 503 has a code, and all others are malformed."""
 VIA = (b"via", b"1.1 penstock")
@@ -170,7 +158,7 @@ class GatewayApp:
         if self.draining:
             raise unavailable("The gateway is shutting down.", "draining")
         record.client = self._keys.check(scope["path"], scope) or _address_of(scope)
-        _check_public(scope["path"])
+        check_relayed(scope["method"], scope["path"])
         generates = scope["method"] == "POST" and scope["path"] in GENERATION_PATHS
         if generates:
             check_coding(scope)
@@ -219,17 +207,6 @@ def _address_of(scope: Scope) -> str:
     """The client's address; empty if it has gone already."""
     client: tuple[str, int] | None = scope["client"]
     return client[0] if client else ""
-
-
-def _check_public(path: str) -> None:
-    """Reject administrative routes: which endpoint they would reach is undefined, and the gateway's own API
-    key must not grant them to its clients. Raises ApiError."""
-    if is_administrative(path) or path in OTHERS_ADMINISTRATIVE:
-        raise ApiError(
-            403,
-            f"{path} administers one model server, but the gateway relays to several: ask the server itself.",
-            code="administrative",
-        )
 
 
 def _too_large(limit: int) -> ApiError:

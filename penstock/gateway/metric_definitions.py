@@ -150,7 +150,7 @@ REJECTIONS = Metric(
 RETRIES = Metric(
     MetricKind.COUNTER,
     "requests",
-    "Requests sent again to another endpoint.",
+    "Requests sent again: to another endpoint, or to the same one if an idle connection was closed.",
     _own("retry", labels=()),
 )
 

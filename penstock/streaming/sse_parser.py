@@ -58,11 +58,11 @@ class SSEParser:
 
     @property
     def pending(self) -> bytes:
-        """Bytes after the last complete event."""
+        """Bytes after the last event that was returned."""
         return bytes(self._pending) if self._pending else b""
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that ``chunk`` completes. Raises SSEError."""
+        """The events that ``chunk`` completes. Raises SSEError; what was not returned is pending then."""
         if self.between_events and _is_plain(chunk):
             if chunk.find(b"\n") == len(chunk) - 2:
                 return [Event(chunk, chunk[6:-2])]
@@ -74,22 +74,27 @@ class SSEParser:
 
     def _feed_slowly(self, chunk: bytes) -> list[Event]:
         self._pending += chunk
+        events: list[Event] = []
         if self._after_cr and self._pending:
             self._after_cr = False
             if self._pending[0] == 0x0A:
                 # it belongs to the CR of the last event, which was returned already: an event without content
-                events = [Event(b"\n", None)]
+                events.append(Event(b"\n", None))
                 del self._pending[:1]
-                return events + self._complete_events()
-        return self._complete_events()
+        try:
+            self._complete_events(events)
+        except SSEError:
+            self._pending[:0] = b"".join([event.raw for event in events])  # nobody gets them
+            raise
+        return events
 
-    def _complete_events(self) -> list[Event]:
+    def _complete_events(self, events: list[Event]) -> None:
+        """Move the complete events of pending to ``events``. Raises SSEError."""
         if self._at_start:
             if _BOM.startswith(self._pending[:3]) and len(self._pending) < 3:
-                return []
+                return
             self._at_start = False
             self._marked = self._pending.startswith(_BOM)
-        events = []
         while (end := self._end_of_event()) is not None:
             raw = bytes(self._pending[:end])
             del self._pending[:end]
@@ -99,7 +104,6 @@ class SSEParser:
             self._after_cr = raw.endswith(b"\r") and not self._pending
         if len(self._pending) > self._max_event_bytes:
             raise SSEError(f"an event of more than {self._max_event_bytes} bytes")
-        return events
 
     def _end_of_event(self) -> int | None:
         """Index behind the first complete event of pending, including its empty line."""

@@ -219,7 +219,41 @@ def test_each_failure_has_its_outcome(
     assert outcome_of(front, lambda: got.append(ask(front.client, dialect))) == outcome
     assert got[0].status_code == status
     told = b'"upstream_broken"' in got[0].content
-    assert told == (status == 200 and failure.__name__.startswith("breaks")), "a client is told of what broke"
+    expected = status == 200 and failure.__name__.startswith("breaks")
+    if failure is ends_without_a_terminator:  # after a finish_reason nothing is missing
+        expected = dialect.path in ("/v1/messages", "/v1/responses")
+    assert told == expected, "a client is told of what broke"
+
+
+def ends_too_early(call: Call, dialect: Dialect) -> None:
+    """In order, after the first token."""
+    send(call, *dialect.events[: dialect.before_tokens + 1])
+
+
+def has_a_short_length(call: Call, dialect: Dialect) -> None:
+    """Its length ends within the event after the first token."""
+    begun = dialect.before_tokens + 1
+    body = b"".join(dialect.events[:begun]) + dialect.events[begun][:9]
+    call.reply(200, body, "text/event-stream")
+
+
+@dialects
+@pytest.mark.parametrize("failure", [ends_too_early, has_a_short_length])
+def test_a_stream_that_ends_too_early_is_no_complete_one(
+    upstream: Upstream, front: Gateway, dialect: Dialect, failure: Callable[[Call, Dialect], None]
+) -> None:
+    well(upstream, front, dialect, lambda call: failure(call, dialect))
+    got = []
+    assert outcome_of(front, lambda: got.append(ask(front.client, dialect))) == "network_error"
+    *_, last = got[0].content.removesuffix(b"\n\n").split(b"\n\n")
+    assert last.startswith(b"event: error\n")
+    assert b'"upstream_broken"' in last
+
+
+def test_a_stream_without_any_event_is_no_reply(upstream: Upstream, front: Gateway) -> None:
+    dialect = DIALECTS["completions of vLLM"]
+    well(upstream, front, dialect, lambda call: send(call))
+    assert ask(front.client, dialect).status_code == 502
 
 
 @dialects

@@ -6,6 +6,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 
+import httpx
 import openai
 import pytest
 
@@ -166,7 +167,17 @@ def test_other_requests_are_relayed_as_they_are(upstream: Upstream, front: Gatew
 
 
 @pytest.mark.parametrize(
-    "path", ["/sleep?level=1", "/admin/engines/0/drain", "/%61dmin/engines", "/v1/load_lora_adapter"]
+    "path",
+    [
+        "/sleep?level=1",
+        "/admin/engines/0/drain",
+        "/%61dmin/engines",
+        "/v1/load_lora_adapter",
+        "/llm/sleep",
+        "/foo/%61dmin/engines",
+        "/pause",
+        "/v1/files/%2E%2E/%2E%2E/sleep",
+    ],
 )
 def test_administrative_requests_are_for_the_server_itself(
     upstream: Upstream, front: Gateway, path: str
@@ -288,6 +299,40 @@ def test_a_client_that_does_not_read_is_no_fault_of_the_server() -> None:
         assert front.client.get("/ready").status_code == 200
 
 
+BLOCKED_S = 0.3
+
+
+def cuts_a_slow_reader(call: Call) -> None:
+    """Streams until nobody reads on, then breaks, as servers do whose unread output exceeds a limit."""
+    call.stream(end=False)
+    call.connection.settimeout(BLOCKED_S)
+    try:
+        while True:
+            call.chunk(f"data: {TEXT}\n\n".encode() * 1000)
+    except TimeoutError:
+        call.reset()
+        call.gone.set()
+
+
+def test_a_server_that_cuts_a_client_that_does_not_read_is_not_at_fault() -> None:
+    body = {"model": "m", "prompt": "p", "stream": True}
+    with (
+        Upstream(cuts_a_slow_reader) as server,
+        gateway(server) as front,
+        contextlib.ExitStack() as opened,
+    ):
+        slow = [
+            opened.enter_context(front.client.stream("POST", "/v1/completions", json=body)) for _ in range(4)
+        ]
+        for call in server.calls:
+            assert call.gone.wait(WAIT_S)
+        for reply in slow:
+            with pytest.raises(httpx.TransportError):
+                reply.read()
+        eventually(lambda: front.counts() == {"client_disconnect": 4})
+        assert front.client.get("/ready").status_code == 200
+
+
 def test_a_body_that_is_no_json_is_refused_as_by_a_server(front: Gateway) -> None:
     reply = front.client.post("/v1/completions", content=b"{")
     assert reply.status_code == 400
@@ -309,7 +354,7 @@ def test_replies_whose_status_has_no_body(
         call.connection.close()
 
     upstream.behaviour = answers
-    request = b"GET /x HTTP/1.1\r\nhost: h\r\n\r\n"
+    request = b"GET /v1/files HTTP/1.1\r\nhost: h\r\n\r\n"
     reply = raw_exchange(front, request + request.replace(b"h\r\n\r\n", b"h\r\nconnection: close\r\n\r\n"))
     upstream.behaviour = good
     heads = reply.split(b"\r\n\r\n")

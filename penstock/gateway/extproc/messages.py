@@ -11,6 +11,10 @@ Texts = dict[str, list[str]]
 """Lists of strings in one metadata namespace, by key; a string is split at commas."""
 
 
+class MalformedMessageError(ValueError):
+    """The peer sent what is no message, or one out of order."""
+
+
 class MessagePart(enum.StrEnum):
     """Part of a request or reply; the values are the field names in both messages."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from urllib.parse import unquote
 
 from penstock.gateway.extproc.messages import (
     BodyMode,
     CommonResponse,
     ImmediateResponse,
+    MalformedMessageError,
     MessagePart,
     ProcessingRequest,
     ProcessingResponse,
@@ -16,6 +18,7 @@ from penstock.gateway.extproc.messages import (
 from penstock.gateway.extproc.routed_requests import NAMESPACE, PROCESS_KEY, RoutedRequest, RoutedRequests
 from penstock.gateway.relay.attempt import error_body, expected_reply, local_reply_headers, make_observer
 from penstock.gateway.relay.request_record import RequestRecord
+from penstock.gateway.requests.relayed_routes import check_relayed
 from penstock.gateway.requests.request_body import GENERATION_PATHS, RequestBody, read_request
 from penstock.gateway.requests.trace_context import TRACESTATE, inject_trace_context
 from penstock.gateway.responses.outcome import Outcome
@@ -58,7 +61,8 @@ class ProcessorStream:
         self._observer: StreamObserver | ReplyObserver | None = None
 
     def receive(self, message: ProcessingRequest) -> list[ProcessingResponse]:
-        """The answers to a message: none yet, one, or several with the chunks of a body."""
+        """The answers to a message: none yet, one, or several with the chunks of a body. Raises
+        MalformedMessageError."""
         if message.request_mode is not None and message.response_mode is not None:
             self._request_mode, self._response_mode = message.request_mode, message.response_mode
         match message.part:
@@ -82,6 +86,11 @@ class ProcessorStream:
         if self._record is not None:
             self._reject(500, "internal", "The gateway failed to handle this request.")
 
+    def malformed(self) -> None:
+        """Envoy, or another peer, sent a malformed message: reject the request."""
+        if self._record is not None:
+            self._reject(400, "malformed", "The external processor got a malformed message.")
+
     def closed(self) -> None:
         """Envoy has ended the stream, or the connection broke. Called once, at the end."""
         self._requests.open_streams -= 1
@@ -94,6 +103,8 @@ class ProcessorStream:
     # -- the request
 
     def _on_request_headers(self, message: ProcessingRequest) -> list[ProcessingResponse]:
+        if self._headers:
+            raise MalformedMessageError("request headers came twice in one stream")
         self._headers = dict(message.headers)
         self._request_id = self._headers.get(REQUEST_ID, b"").decode("latin-1")
         if message.observing:
@@ -108,6 +119,7 @@ class ProcessorStream:
         self._subset = _first_hint(message, SUBSET_NAMESPACE, SUBSETS)
         try:
             tenant = self._requests.keys.check(path, {"headers": message.headers})
+            check_relayed(method, unquote(path))
         except ApiError as error:
             return [self._reject(error.status, str(error.code), error.message, error.body())]
         address = self._headers.get(b"x-forwarded-for", b"").rpartition(b",")[2]  # which Envoy appends
@@ -219,7 +231,7 @@ class ProcessorStream:
         if self._routed is not None:
             served = _first_hint(message, NAMESPACE, SERVED)
             self._routed.served = served[0] if served else message.attributes.get("upstream.address", "")
-            status = next((int(value) for name, value in message.headers if name == b":status"), 0)
+            status = next((_status(value) for name, value in message.headers if name == b":status"), 0)
             self._routed.observing = True
             self._routed.seen_status = status
             self._observer = make_observer(status, message.headers, self._routed.expects, strip_usage=False)
@@ -248,6 +260,13 @@ class ProcessorStream:
         if self._observer is not None and self._routed is not None:
             self._requests.observation_ended(self._routed)
         self._observer = None
+
+
+def _status(value: bytes) -> int:
+    """Raises MalformedMessageError."""
+    if len(value) != 3 or not value.isdigit():
+        raise MalformedMessageError(f":status is {value[:60]!r}")
+    return int(value)
 
 
 def _first_hint(message: ProcessingRequest, namespace: str, names: tuple[str, ...]) -> list[str] | None:

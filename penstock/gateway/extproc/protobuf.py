@@ -21,11 +21,13 @@ from google.protobuf import (
     struct_pb2,
     wrappers_pb2,
 )
+from google.protobuf.message import DecodeError
 
 from penstock.gateway.extproc.messages import (
     AccessLogEntry,
     BodyMode,
     ImmediateResponse,
+    MalformedMessageError,
     MessagePart,
     ProcessingRequest,
     ProcessingResponse,
@@ -171,8 +173,9 @@ HealthResponse = message("grpc.health.v1.HealthCheckResponse")
 
 
 def read_request(data: bytes) -> ProcessingRequest | None:
-    """Decode a ``ProcessingRequest``; None when it holds nothing that is declared here."""
-    request = _ProcessingRequest.FromString(data)
+    """Decode a ``ProcessingRequest``; None when it holds nothing that is declared here. Raises
+    MalformedMessageError."""
+    request = _decode(_ProcessingRequest, data)
     part = next((each for each in MessagePart if request.HasField(each)), None)
     if part is None:
         return None
@@ -190,9 +193,25 @@ def read_request(data: bytes) -> ProcessingRequest | None:
     for texts in request.attributes.values():
         result.attributes.update({name: ",".join(values) for name, values in _texts(texts).items()})
     if request.HasField("protocol_config"):
-        result.request_mode = BodyMode(request.protocol_config.request_body_mode)
-        result.response_mode = BodyMode(request.protocol_config.response_body_mode)
+        result.request_mode = _body_mode(request.protocol_config.request_body_mode)
+        result.response_mode = _body_mode(request.protocol_config.response_body_mode)
     return result
+
+
+def _decode(kind: Any, data: bytes) -> Any:
+    """Raises MalformedMessageError."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise MalformedMessageError(str(error)) from None
+
+
+def _body_mode(value: int) -> BodyMode:
+    """Raises MalformedMessageError."""
+    try:
+        return BodyMode(value)
+    except ValueError as error:
+        raise MalformedMessageError(str(error)) from None
 
 
 def write_response(answer: ProcessingResponse) -> bytes:
@@ -257,8 +276,8 @@ def _split(values: Iterable[str]) -> list[str]:
 
 
 def read_log(data: bytes) -> list[AccessLogEntry]:
-    """Decode the entries of ended requests in a ``StreamAccessLogsMessage``."""
-    logs = _LogsMessage.FromString(data).http_logs.log_entry
+    """Decode the entries of ended requests in a ``StreamAccessLogsMessage``. Raises MalformedMessageError."""
+    logs = _decode(_LogsMessage, data).http_logs.log_entry
     return [_entry(log) for log in logs if not log.common_properties.intermediate_log_entry]
 
 

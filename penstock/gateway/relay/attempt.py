@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from penstock.gateway.relay.client_connection import HttpClientConnection
 
 EVENT_STREAM = b"text/event-stream"
+BACKPRESSURE_S = 5.0
+"""Seconds after a pause for a slow client within which a broken reply is due to that client: what the model
+server sent before it broke may still have to be read and relayed."""
 ExpectedReply = Literal["stream", "json", "anything"]
 """The content that a good reply to the request has."""
 
@@ -58,6 +62,8 @@ class Attempt:
         self._sent_at = self._read_at = clock()
         self._paused_at: float | None = None
         """Since when the client's write buffer is full."""
+        self._resumed_at = -math.inf
+        """When it was last full."""
         self._headers: Headers = []
         self._observer: StreamObserver | ReplyObserver = ReplyObserver(json=False)
 
@@ -75,6 +81,8 @@ class Attempt:
             return
         self._headers = without_hop_by_hop(headers)
         self._observer = make_observer(status, headers, self._expects, strip_usage=self._strip_usage)
+        if self.seen.stream:  # it may get an error event, or lose its usage
+            self._headers = [header for header in self._headers if header[0] != b"content-length"]
 
     def on_body(self, data: bytes) -> None:
         self._read_at = now = self._clock()
@@ -95,13 +103,21 @@ class Attempt:
 
     def on_end(self) -> None:
         self._write(self._observer.finish(self._clock()))
+        if self._expects == "stream" and self.status == 200 and self.seen.lacks_end:
+            self.on_broken("the stream ended without its terminator")
+            return
         if not self.relayed:  # it had no body
             self._start()
         self._client.end()
         self._end(TransportResult.COMPLETE)
 
     def on_broken(self, reason: str) -> None:
-        self._break(TransportResult.BROKEN, reason)
+        """A model server may break the connection because the reply waited for too long: servers bound what
+        they hold for a slow client."""
+        if self.relayed and not self.seen.ended and self._client_was_slow(self._clock()):
+            self._give_up(f"the client read slowly: {reason}")
+        else:
+            self._break(TransportResult.BROKEN, reason)
 
     # -- the client
 
@@ -116,8 +132,12 @@ class Attempt:
 
     def on_resume(self) -> None:
         self._paused_at = None
-        self._read_at = self._clock()  # nothing was read from the server during the pause
+        self._read_at = self._resumed_at = self._clock()  # nothing was read from the server during the pause
         self._connection.resume(self)
+
+    def _client_was_slow(self, now: float) -> bool:
+        """Whether the model server waits for this client, or did until recently."""
+        return self._paused_at is not None or now - self._resumed_at < BACKPRESSURE_S
 
     # -- the clock
 
@@ -134,6 +154,9 @@ class Attempt:
         begun = self.seen.first_token_at is not None or (self.relayed and not self.seen.stream)
         if now - self._sent_at > timeouts.total:
             reason = f"the reply took more than {timeouts.total:g} s"
+            if self.relayed and self._client_was_slow(now):
+                self._give_up(f"the client read slowly: {reason}")
+                return
         elif not begun and now - self._sent_at > timeouts.first_token:
             reason = f"no token came within {timeouts.first_token:g} s"
         elif begun and now - self._read_at > timeouts.event:
@@ -156,7 +179,7 @@ class Attempt:
         broken connection."""
         self.reason = reason
         if self.relayed and not self.seen.ended:
-            if self.seen.stream and not self._has_length():
+            if self.seen.stream:
                 self._client.write(error_event("upstream_broken", reason))
                 self._client.end()
             else:
@@ -164,9 +187,6 @@ class Attempt:
         elif self.relayed:
             self._client.end()
         self._end(ending)
-
-    def _has_length(self) -> bool:
-        return any(name == b"content-length" for name, _ in self._headers)
 
     def _end(self, ending: TransportResult) -> None:
         if not self.ended.done():

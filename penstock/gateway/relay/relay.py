@@ -16,8 +16,8 @@ from penstock.gateway.relay.request_record import FailedAttempt, RequestRecord, 
 from penstock.gateway.relay.retry_policy import (
     RETRIABLE_STATUSES,
     RetryPolicy,
-    needs_fresh_connection,
     refused_with_usage,
+    was_idle_closed,
 )
 from penstock.gateway.requests.request_body import STREAMING_PATHS, RequestBody
 from penstock.gateway.responses.outcome import Outcome, TransportResult, classify_outcome
@@ -190,13 +190,30 @@ class _RequestRelay:
                 with_usage, fresh = False, False
                 continue
             reused = was_used and not fresh
-            if needs_fresh_connection(ending, reused=reused, answered=connection.answered):
+            if self._claim_resend(ending, connection, attempt, reused=reused):
                 fresh = True
                 continue
             if not with_usage and relay.wants_usage(self._incoming, endpoint) and attempt.status == 200:
                 relay.stop_asking_for_usage(endpoint)
             record.bytes_out = attempt.bytes_out
             return self._finish_attempt(endpoint, ending, attempt, attempt.reason)
+
+    def _claim_resend(
+        self, ending: TransportResult, connection: Connection, attempt: Attempt, *, reused: bool
+    ) -> bool:
+        """Decide whether to send the request again on a new connection, and count that as a failed attempt
+        that is no fault of the endpoint."""
+        record, now = self._record, self._relay.clock()
+        assert record.sent_at is not None
+        waited_s = now - record.sent_at
+        if not was_idle_closed(ending, reused=reused, answered=connection.answered, waited_s=waited_s):
+            return False
+        if not self._relay.retry_policy.claim_resend(now):
+            return False
+        record.attempts += 1
+        reason = f"the idle connection was closed: {attempt.reason}"
+        record.failures.append(FailedAttempt(now, record.endpoint, Outcome.NETWORK_ERROR, reason))
+        return True
 
     async def _connect(self, endpoint: Endpoint, *, fresh: bool) -> Connection | None:
         """A connection to the endpoint; None when the client disconnects first. Raises UpstreamError."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -23,6 +24,7 @@ _find_output = re.compile(
     rb'|"tool_calls"\s*:\s*\[\s*[^\]\s]'
 ).search
 """Finds a field of :class:`_Delta` or :class:`_Choice` that is not empty."""
+_find_finish = re.compile(rb'"finish_reason"\s*:\s*"[^"]').search
 
 
 class ContentError(ValueError):
@@ -44,6 +46,7 @@ class _Delta(msgspec.Struct, gc=False):
 class _Choice(msgspec.Struct, gc=False):
     text: str | None = None
     delta: _Delta | None = None
+    finish_reason: Any = None
 
 
 class _Response(msgspec.Struct, gc=False):
@@ -99,6 +102,8 @@ class ParsedEvent:
     """It has only usage (``choices`` is empty): the event that include_usage adds."""
     error: bytes | None = None
     """JSON of the error in it."""
+    finish: bool = False
+    """All choices in it have a finish reason."""
     end: bool = False
     """It terminates the stream."""
 
@@ -154,7 +159,8 @@ def _read_large(data: bytes) -> _Event:
     choices = None
     raw = bytes(large.choices) if large.choices else b"null"
     if raw.startswith(b"["):
-        choices = [_Choice("x" if _find_output(raw) else None)] if raw.strip(b"[] \t\r\n") else []
+        choice = _Choice("x" if _find_output(raw) else None, finish_reason=bool(_find_finish(raw)))
+        choices = [choice] if raw.strip(b"[] \t\r\n") else []
     elif raw != b"null":
         raise msgspec.ValidationError("Expected `array | null` - at `$.choices`")
     delta = large.delta
@@ -167,10 +173,12 @@ def _parse_chunk(event: _Event) -> ParsedEvent:
     """An event of completions or chat."""
     choices = event.choices
     tokens = False
+    finish = bool(choices)
     for choice in choices or ():
         tokens = tokens or _has_tokens(choice)
+        finish = finish and bool(choice.finish_reason)
     error = _error(event.error)
-    if event.usage is None and error is None:
+    if event.usage is None and error is None and not finish:
         if choices is None:
             raise ContentError("an event without choices, usage or error")
         return TOKENS_ONLY if tokens else EMPTY_EVENT
@@ -179,6 +187,7 @@ def _parse_chunk(event: _Event) -> ParsedEvent:
         usage=read_usage(event.usage),
         usage_only=event.usage is not None and choices == [],
         error=error,
+        finish=finish,
     )
 
 

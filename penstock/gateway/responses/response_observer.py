@@ -40,8 +40,22 @@ class Observation:
     """JSON of the first error event."""
     ended: bool = False
     """The terminator of the stream came, or the whole body of another reply."""
+    finished_at_event: int | None = None
+    """Events with tokens up to the latest event that gave its choices a finish reason; None: none did."""
     content_problem: str | None = None
     """Why the content cannot be parsed; the bytes are relayed nevertheless."""
+
+    @property
+    def lacks_end(self) -> bool:
+        """It is a stream of which something is missing if it ends here: more than the terminator after a
+        finish reason, which some servers leave out."""
+        return (
+            self.stream
+            and not self.ended
+            and self.error is None
+            and self.content_problem is None
+            and self.finished_at_event != self.token_events
+        )
 
 
 @dataclass(slots=True)
@@ -71,14 +85,13 @@ class StreamObserver:
             return chunk
         if self._broken:
             return chunk
-        held = self._parser.pending if self.strip_usage else b""
         try:
             events = self._parser.feed(chunk)
             self._between_events = self._parser.between_events
         except SSEError as error:
             self._broken, self._between_events = True, False
             self.seen.content_problem = str(error)
-            return held + chunk
+            return self._parser.pending if self.strip_usage else chunk
         if not self.strip_usage:
             for event in events:
                 self._read(event, now)
@@ -128,6 +141,8 @@ class StreamObserver:
             if meaning is TOKENS_ONLY:
                 self._template.learn(event.raw)
                 return meaning
+        if meaning.finish:
+            seen.finished_at_event = seen.token_events
         if meaning.usage is not None:
             seen.usage = meaning.usage if seen.usage is None else seen.usage.merged_with(meaning.usage)
         if meaning.error is not None and seen.error is None:

@@ -12,6 +12,7 @@ from penstock.gateway.extproc.messages import (
     BodyMode,
     CommonResponse,
     ImmediateResponse,
+    MalformedMessageError,
     MessagePart,
     ProcessingRequest,
 )
@@ -241,7 +242,7 @@ def test_nothing_of_the_clients_headers_is_echoed() -> None:
 def test_a_request_without_id_gets_one() -> None:
     exchange = ProcessorStream(World().requests)
     told = head(BodyMode.NONE)
-    told.headers = [(b":path", b"/v1/models")]
+    told.headers = [(b":method", b"GET"), (b":path", b"/v1/models")]
     (reply,) = exchange.receive(told)
     assert isinstance(reply, CommonResponse)
     assert b"x-request-id" in names(reply)
@@ -279,6 +280,18 @@ def test_refusals(world: World, told: ProcessingRequest, data: bytes, status: in
     assert json.loads(answer.body)["error"]["code"] == code
     assert (b"retry-after" in dict(answer.headers)) is (status == 503)
     world.logged(status=status, upstream="", attempts=0)
+    assert world.counts() == {"rejected": 1.0}
+
+
+@pytest.mark.parametrize("path", [b"/sleep?level=1", b"/%61dmin/engines", b"/llm/pause"])
+def test_administrative_routes_reach_no_endpoint(path: bytes) -> None:
+    world = World()
+    told = head(end=True)
+    told.headers = [(b":method", b"POST"), (b":path", path)]
+    [refusal] = ProcessorStream(world.requests).receive(told)
+    assert isinstance(refusal, ImmediateResponse)
+    assert refusal.status == 403
+    assert json.loads(refusal.body)["error"]["code"] == "administrative"
     assert world.counts() == {"rejected": 1.0}
 
 
@@ -387,6 +400,13 @@ def test_a_log_that_never_tells() -> None:
 
 
 # -- replies -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [b"x", b"", b"2000", b"+20"])
+def test_a_status_that_is_none(status: bytes) -> None:
+    exchange = picked(World())
+    with pytest.raises(MalformedMessageError, match=":status is"):
+        exchange.receive(ProcessingRequest(MessagePart.RESPONSE_HEADERS, [(b":status", status)]))
 
 
 def answered(exchange: ProcessorStream, *pieces: bytes) -> None:

@@ -38,6 +38,13 @@ def test_requests_that_fail_at_once_share_the_budget() -> None:
     assert not policy.claim(request, NOW + 1 / MIN_RETRIES_PER_S)
 
 
+def test_resends_share_the_budget_but_need_no_other_endpoint() -> None:
+    policy, request, other = policy_after_failure()
+    request.tried.add(other)
+    assert not policy.allows(request, NOW)
+    assert sum(policy.claim_resend(NOW) for _ in range(int(3 * BUCKET_SIZE))) == BUCKET_SIZE
+
+
 def test_attempts_are_limited() -> None:
     policy, request, _ = policy_after_failure()
     request.tried |= {Endpoint(f"http://gone-{n}") for n in range(policy.max_attempts - 1)}

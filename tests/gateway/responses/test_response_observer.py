@@ -8,7 +8,7 @@ import pytest
 from penstock.gateway.responses.event_reader import LARGE_BYTES
 from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome, TransportResult, classify_outcome
 from penstock.gateway.responses.response_observer import Observation, ReplyObserver, StreamObserver
-from penstock.streaming.sse_parser import MAX_LINES
+from penstock.streaming.sse_parser import MAX_LINES, SSEParser
 from tests.gateway.streams import ALL, ROLE, TEXT, USAGE, Recording, _sse
 from tests.golden_replies import load_cases
 
@@ -181,3 +181,59 @@ def test_a_stream_whose_terminator_was_relayed_is_whole(ending: TransportResult)
 )
 def test_replies_without_content(ending: TransportResult, status: int | None, outcome: Outcome) -> None:
     assert classify_outcome(ending, status, Observation(), PATH) == outcome
+
+
+FINISH = b'"finish_reason":"stop"'
+
+
+@pytest.mark.parametrize("padding", [0, 65 << 10])
+@pytest.mark.parametrize(
+    ("choices", "lacks_end"),
+    [
+        (b'{"index":0,"text":"","finish_reason":null}', True),
+        (b'{"index":0,"text":"",' + FINISH + b"}", False),
+        (b'{"index":0,"text":"a",' + FINISH + b"}", False),
+    ],
+)
+def test_after_a_finish_reason_nothing_but_the_terminator_lacks(
+    choices: bytes, lacks_end: bool, padding: int
+) -> None:
+    observer = StreamObserver()
+    text = b'data: {"choices":[{"index":0,"text":" a","finish_reason":null}]}\n\n'
+    observer.feed(text, 0.0)
+    assert observer.seen.lacks_end
+    observer.feed(b'data: {"choices":[%b],"x":"%b"}\n\n' % (choices, b"x" * padding), 0.0)
+    assert observer.seen.lacks_end is lacks_end
+    observer.feed(text, 0.0)
+    assert observer.seen.lacks_end, "it went on"
+    observer.feed(b"data: [DONE]\n\n", 0.0)
+    assert not observer.seen.lacks_end
+
+
+class CountingParser(SSEParser):
+    """Counts how often its incomplete event is copied."""
+
+    copies = 0
+
+    @property
+    def pending(self) -> bytes:
+        self.copies += 1
+        return super().pending
+
+
+def test_a_long_event_is_not_copied_with_every_piece() -> None:
+    parser = CountingParser()
+    observer = StreamObserver(strip_usage=True, _parser=parser)
+    event = b'data: {"choices":[{"text":"%b"}]}\n\n' % (b"a" * 100_000)
+    passed_on = [observer.feed(event[at : at + 1000], 0.0) for at in range(0, len(event), 1000)]
+    assert b"".join(passed_on) == event
+    assert parser.copies == 0
+
+
+def test_nothing_of_what_was_held_is_lost_when_an_event_is_too_large() -> None:
+    observer = StreamObserver(strip_usage=True, _parser=SSEParser(max_event_bytes=100))
+    pieces = [b"data: {", b'"choices":[]}\n\ndata: ' + b"a" * 200, b"b\n\n"]
+    passed_on = [observer.feed(piece, 0.0) for piece in pieces]
+    assert passed_on[0] == b""
+    assert b"".join(passed_on) == b"".join(pieces)
+    assert observer.seen.content_problem is not None

@@ -1,0 +1,63 @@
+"""A kept connection that breaks: the request is sent again only if it was closed while idle."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.gateway.processes import Call, Upstream, eventually, gateway
+
+SLOW_S = 0.4
+"""Clearly more than a closed connection takes to answer with a reset."""
+
+
+def closes_at_once(call: Call) -> None:
+    """As a server that closed the idle connection: the request is answered by a reset."""
+    call.reset()
+
+
+def dies_later(call: Call) -> None:
+    time.sleep(SLOW_S)
+    call.reset()
+
+
+def fields_of(lines: list[str], request_id: str) -> dict[str, Any]:
+    """The request's entry of the access log."""
+    found: list[dict[str, Any]] = []
+
+    def logged() -> bool:
+        found.extend(json.loads(line[line.index("{") :]) for line in lines if f'"{request_id}"' in line)
+        return bool(found)
+
+    eventually(logged)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("breaks", "status", "sent", "attempts"),
+    [(closes_at_once, 200, 2, 2), (dies_later, 502, 1, 1)],
+)
+def test_a_request_on_a_kept_connection_that_breaks(
+    breaks: Callable[[Call], None], status: int, sent: int, attempts: int
+) -> None:
+    def behaviour(call: Call) -> None:
+        if len(server.calls) == 2:
+            breaks(call)
+        else:
+            call.reply(200, b'{"choices":[{"text":"x"}]}')
+
+    with Upstream(behaviour) as server, gateway(server, options=("--max-attempts", "1")) as front:
+        assert front.complete(stream=False).status_code == 200
+        reply = front.client.post(
+            "/v1/completions", json={"model": "m", "prompt": "p"}, headers={"x-request-id": "second"}
+        )
+        assert reply.status_code == status
+        assert len(server.calls) - 1 == sent
+        logged = fields_of(front.lines, "second")
+        assert logged["attempts"] == attempts
+        assert len(logged.get("failures", ())) == attempts - 1
+        assert front.counts("retry_total") == {"": attempts - 1}
