@@ -123,6 +123,13 @@ def _of_outputs(wanted: StructuredOutputs) -> list[Constraint]:
             "structured_outputs.structural_tag is not supported by this server; use grammar.",
             param="structured_outputs.structural_tag",
         )
+    if not found:
+        raise ApiError(
+            400,
+            "structured_outputs constrains nothing: give it one of json, json_object (true), regex, choice "
+            "and grammar, or leave it out.",
+            param="structured_outputs",
+        )
     return found
 
 
