@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from penstock.generation.grammars.schema_check import Path
 from penstock.generation.parsers.delta import OutputParser
-from penstock.generation.parsers.json_calls import JsonCallsParser
+from penstock.generation.parsers.json_calls import RequiredCallsParser
 from penstock.generation.parsers.named_call import NamedCallParser
 from penstock.generation.request_schemas import Function, Tool
 from penstock.generation.structured_output import ANY_OBJECT, Constraint, SchemaPart, json_constraint
@@ -75,7 +75,7 @@ def parse_tool_choice(
     allowed = [tool for _, tool in numbered]
     if choice == "required":
         constraint = _required(numbered, one_call=one_call, constrained=constrained)
-        return ToolChoice(allowed, constraint=constraint, parser=JsonCallsParser)
+        return ToolChoice(allowed, constraint=constraint, parser=RequiredCallsParser)
     if choice != "auto":
         raise _bad_choice(
             f"tool_choice must be none, auto, required, a function or allowed_tools, got {shown(choice)!r}."
