@@ -20,7 +20,11 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     url: Annotated[
         str,
-        option("URL of the server, with or without /v1.", "Server", pattern=r"^https?://[^/]+"),
+        option(
+            "URL of the server, with or without /v1. Certificates: SSL_CERT_FILE names those to trust.",
+            "Server",
+            pattern=r"^https?://[^/]+",
+        ),
     ] = "http://127.0.0.1:8000"
     model: Annotated[
         str | None, option("Model name. Default: the first that the server lists.", "Server")

@@ -64,6 +64,8 @@ def test_a_full_queue_answers_429_until_there_is_room(small: Server, stream: boo
     with occupied(small, SLOTS + PLACES):
         check_refused(small.post("/v1/completions", body))
     assert small.post("/v1/completions", body).status_code == 200
+    assert small.metric("penstock:requests_refused_total", reason="overloaded") > 0
+    assert small.metric("penstock:requests_total", outcome="error") == 0, "refused requests have not run"
 
 
 @pytest.mark.parametrize("stream", [False, True])
