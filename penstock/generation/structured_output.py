@@ -59,6 +59,8 @@ class Constraint(NamedTuple):
                 field = part.field + "".join(
                     f"[{step}]" if isinstance(step, int) else f".{shown(step)}" for step in path[depth:]
                 )
+                if reason.endswith("cannot be enforced") and not field.startswith("structured_outputs"):
+                    reason += '; "strict": false drops it'
                 return invalid_constraint(field, reason, part.function)
         return invalid_constraint(self.field, reason)
 

@@ -16,6 +16,8 @@ from penstock.http.errors import ApiError, not_served, shown
 
 MAX_TOOLS = 1024
 """Maximum ``tools``; OpenAI allows 128."""
+MAX_NAMED = 5
+"""Maximum functions that an error lists."""
 
 
 class ToolChoice(NamedTuple):
@@ -83,8 +85,9 @@ def parse_tool_choice(
     if not known_format:
         raise not_served(
             "tool_choice",
-            "auto (the default with tools) needs to know how the model writes calls, which neither its chat "
-            "template nor --tool-call-parser says; required or a function works with any model",
+            "auto (the default with tools) needs to know how the model writes calls, which its chat template "
+            "does not say: start the server with --tool-call-parser hermes or llama3_json; required or a "
+            "function works with any model",
         )
     return ToolChoice(allowed, may_call=True)
 
@@ -124,7 +127,14 @@ def _named(tools: Numbered, choice: dict[str, Any], *, constrained: bool) -> Too
             constraint = _constraint(part.field, schema, (part,), constrained=constrained)
             parser = partial(NamedCallParser, tool.function.name)
             return ToolChoice([each for _, each in tools], False, constraint, parser, named=True)
-    raise _bad_choice("The tool specified in `tool_choice` does not match any of the specified `tools`")
+    if name is None:
+        raise _bad_choice("tool_choice.function.name is missing, the name of the function to call.")
+    names = ", ".join(repr(shown(tool.function.name)) for _, tool in tools[:MAX_NAMED])
+    more = f" and {len(tools) - MAX_NAMED} more" if len(tools) > MAX_NAMED else ""
+    raise _bad_choice(
+        f"The tool specified in `tool_choice`, {shown(name)!r}, does not match any of the specified `tools`: "
+        f"{names}{more}."
+    )
 
 
 def _required(tools: Numbered, *, one_call: bool, constrained: bool) -> Constraint:
