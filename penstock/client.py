@@ -6,6 +6,8 @@ An answer is complete only when its stream ends with ``[DONE]``.
 from __future__ import annotations
 
 import contextlib
+import os
+import ssl
 import time
 from collections.abc import Generator, Iterator
 from ipaddress import ip_address
@@ -146,7 +148,13 @@ class Client:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.timeout = timeout
         self._local = _is_loopback(self.url)
+        try:
+            context = httpx.create_ssl_context()
+        except OSError as error:  # an SSLError too: a file without certificates
+            file = os.environ.get("SSL_CERT_FILE")
+            raise ClientError(f"no certificates can be read from SSL_CERT_FILE={file}: {error}") from None
         self._http = httpx.Client(
+            verify=context,  # with SSL_CERT_FILE and SSL_CERT_DIR, also for this machine
             headers={b"Authorization": f"Bearer {api_key}".encode()} if api_key else {},
             timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT),
             trust_env=not self._local,  # a proxy from the environment cannot reach this machine
@@ -215,10 +223,7 @@ class Client:
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            port = httpx.URL(self.url).port
-            command = f"penstock serve --port {port}" if port and port != DEFAULT_PORT else "penstock serve"
-            hint = f"; start one with: {command}" if self._local else ""
-            raise ClientError(f"cannot reach a server at {self.url} ({error}){hint}") from None
+            raise ClientError(f"cannot reach a server at {self.url} ({error}){self._hint(error)}") from None
         except httpx.TimeoutException:
             raise ClientError(f"the server at {self.url} was silent for {self.timeout:g} s") from None
         except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
@@ -226,6 +231,23 @@ class Client:
             raise ClientError(f"the server at {self.url} broke the connection{reason}") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ClientError(f"talking to {self.url} failed: {error}") from None
+
+    def _hint(self, error: httpx.TransportError) -> str:
+        """What to do about a failed connection."""
+        if _is_caused_by(error, ssl.SSLCertVerificationError):
+            return "; name a file with the certificate of its authority in SSL_CERT_FILE"
+        if _is_caused_by(error, ssl.SSLError):
+            return "; does it serve http:// rather than https://?"
+        port = httpx.URL(self.url).port
+        command = f"penstock serve --port {port}" if port and port != DEFAULT_PORT else "penstock serve"
+        return f"; start one with: {command}" if self._local else ""
+
+
+def _is_caused_by(error: BaseException, kind: type[BaseException]) -> bool:
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, kind):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
 
 
 def _until_done(received: Iterator[bytes]) -> Iterator[bytes]:

@@ -24,8 +24,9 @@ class AccessLog:
 
     Fields: ``request_id``, ``method``, ``path``, ``status``, ``seconds`` (from the request's headers to the
     end of its reply); for generating requests also ``prompt_tokens``, ``output_tokens`` and ``outcome``
-    (stop, length, error, abort: the client disconnected, cut: it read too slowly). Incomplete requests have
-    only ``status`` and ``refused``, the reason. Queries, bodies and keys are never logged.
+    (stop, length, error, refused: by the engine, abort: the client disconnected, cut: it read too slowly).
+    Incomplete requests have only ``status`` and ``refused``, the reason. Queries, bodies and keys are never
+    logged.
     """
 
     def __init__(self, mode: Literal["none", "errors", "all"]) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.exchange import Exchange, Handler
 from penstock.api.piecewise import PiecewiseSender
+from penstock.api.queue_capacity import check_queue_capacity
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.connections import MAX_QUEUED_BYTES
 from penstock.dispatch.engine_client import RoutingHints
@@ -126,6 +127,7 @@ class GenerationRoutes:
             async with self._large.reserve(sum(map(len, plan.prompts))):
                 prompts = await asyncio.to_thread(self._tokenize_all, plan)
             self._check_open()
+        check_queue_capacity(self._config, plan, [prompt.length for prompt in prompts], hints.rank)
         samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
         format = dialect.reply_format(plan, exchange.request_id)
         work = Work(plan=plan, format=format, hints=hints, prompts=prompts, samplings=samplings)

@@ -330,6 +330,8 @@ class _Server:
             throughput_log.write(time.monotonic())
 
     def _on_reply_end(self, reply: RequestReply, outcome: str) -> None:
+        if outcome == "refused":  # counted with those that are refused before they have a reply
+            return
         metrics = self._metrics
         metrics.requests[outcome] += 1
         metrics.e2e.add(time.monotonic() - reply.arrival)

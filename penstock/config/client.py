@@ -9,6 +9,8 @@ from msgspec import Meta
 
 from penstock.config.describe import option
 
+ALLOWED_URL = "http://HOST:PORT or https://HOST:PORT, with or without /v1"
+
 
 def short(letter: str) -> Meta:
     """Adds a one-letter flag, such as ``-q``, to an option."""
@@ -20,7 +22,12 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     url: Annotated[
         str,
-        option("URL of the server, with or without /v1.", "Server", pattern=r"^https?://[^/]+"),
+        option(
+            "URL of the server, with or without /v1. Certificates: SSL_CERT_FILE names those to trust.",
+            "Server",
+            pattern=r"^https?://[^/]+",
+            allowed=ALLOWED_URL,
+        ),
     ] = "http://127.0.0.1:8000"
     model: Annotated[
         str | None, option("Model name. Default: the first that the server lists.", "Server")

@@ -11,9 +11,11 @@ def option(description: str, group: str, **meta: Any) -> Meta:
     """The metadata of one option. ``group`` is its heading in ``--help`` and in the documentation.
 
     ``meta`` takes msgspec bounds (``ge``, ``le``, ``min_length`` …); the keyword ``metavar`` names the
-    value in ``--help``; ``secret=True`` keeps the value out of logs and banners; ``rest=True`` gives it what
-    follows ``--`` on the command line.
+    value in ``--help``; ``allowed`` says in words what a pattern allows; ``secret=True`` keeps the value out
+    of logs and banners; ``rest=True`` gives it what follows ``--`` on the command line.
     """
     extra = {"group": group}
-    extra |= {key: meta.pop(key) for key in ("metavar", "secret", "positional", "rest") if key in meta}
+    extra |= {
+        key: meta.pop(key) for key in ("metavar", "allowed", "secret", "positional", "rest") if key in meta
+    }
     return Meta(description=description, extra=extra, **meta)

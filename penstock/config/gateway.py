@@ -22,6 +22,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         option(
             "Model servers, http://HOST:PORT each. Every address that HOST resolves to is an endpoint.",
             "Endpoints",
+            allowed="http://HOST:PORT or https://HOST:PORT, without a path such as /v1",
             metavar="URL",
         ),
     ] = None

@@ -71,6 +71,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     default: Any
     metavar: str
     short: str | None
+    words: str | None
+    """What a value, or an item of a list, may be; None: its type and bounds say it."""
     secret: bool
     positional: bool
     rest: bool
@@ -109,7 +111,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def allowed(self) -> str:
         """The allowed values, in words."""
-        one = " or ".join(map(str, self.alternatives))
+        one = self.words or " or ".join(map(str, self.alternatives))
         return f"one or more values, each {one}" if self.many else one
 
 
@@ -143,6 +145,7 @@ def _option(config: type, field: msgspec.structs.FieldInfo, described: inspect.F
         default=field.default_factory() if field.default is msgspec.NODEFAULT else field.default,
         metavar=extra.get("metavar") or _metavar(field.name, alternatives),
         short=extra.get("short"),
+        words=extra.get("allowed"),
         secret=extra.get("secret", False),
         positional=extra.get("positional", False),
         rest=extra.get("rest", False),

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from penstock.config.client import ALLOWED_URL
 from penstock.config.describe import option
 
 
@@ -14,7 +15,12 @@ class StatusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     url: Annotated[
         str,
-        option("URL of the gateway or server, with or without /v1.", "Server", pattern=r"^https?://[^/]+"),
+        option(
+            "URL of the gateway or server, with or without /v1.",
+            "Server",
+            pattern=r"^https?://[^/]+",
+            allowed=ALLOWED_URL,
+        ),
     ] = "http://127.0.0.1:8000"
     api_key: Annotated[str | None, option("API key, sent as a bearer token.", "Server", secret=True)] = None
     timeout: Annotated[

@@ -20,6 +20,8 @@ MULTIPLIERS |= {
     name: 1 << bits for bits, names in ((10, "K Ki"), (20, "M Mi"), (30, "G Gi")) for name in names.split()
 }
 _INTEGER = re.compile(r"([+-]?[0-9]+)(?:(?:\.([0-9]+))?(k|m|g|Ki|Mi|Gi|K|M|G))?")
+_SUFFIXED = re.compile(r"'[+-]?[0-9.]+ ?[A-Za-z]+'")
+"""A quoted number with letters after it."""
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 SWITCH = {
     "true": True,
@@ -87,7 +89,10 @@ def convert(option: Option, origin: Origin, given: str | list[str] | None) -> Va
 def invalid_value(option: Option, origin: Origin, shown: str) -> ConfigError:
     """The error for a value that ``option`` does not allow; ``shown`` is the text of the value."""
     subject = "" if origin.name == option.flag else f" for {option.flag}"
-    return ConfigError(f"{origin}: {shown} is not valid{subject}, it takes {option.allowed}")
+    suffixes = ""
+    if _SUFFIXED.fullmatch(shown) and "integer" in {each.kind for each in option.alternatives}:
+        suffixes = "; suffixes are k, m, g (powers of 1000) and K, M, G or Ki, Mi, Gi (powers of 1024)"
+    return ConfigError(f"{origin}: {shown} is not valid{subject}, it takes {option.allowed}{suffixes}")
 
 
 def _convert_one(option: Option, origin: Origin, text: str) -> Value:

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 import numpy as np
 
+from penstock.generation.unknown_fields import UnknownField, exact_type, unknown_fields
 from penstock.http.errors import MALFORMED, MAX_VALUE, ApiError, refused
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ the names."""
 _COUNTED_BYTES = 1 << 18
 """Bytes whose parts are counted at a time."""
 
+_INDEX = re.compile(r"\[\d+\]")
+
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -51,14 +54,14 @@ class BodyDecoder(Generic[Request]):
     def __init__(self, type: type[Request], *, strict: bool, max_commas: int = MAX_COMMAS) -> None:
         """``strict``: refuse unknown fields; otherwise they are counted and each name is logged once.
         ``max_commas``: see :func:`check_parts`."""
-        exact = msgspec.defstruct(type.__name__, (), bases=(type,), forbid_unknown_fields=True, kw_only=True)
-        self._decode_exact = cast("msgspec.json.Decoder[Request]", msgspec.json.Decoder(exact)).decode
+        exact = msgspec.json.Decoder(exact_type(type))
+        self._decode_exact = cast("msgspec.json.Decoder[Request]", exact).decode
         self._decode_lax = msgspec.json.Decoder(type, strict=False).decode
-        self._known = frozenset(type.__struct_encode_fields__)
+        self._type = type
         self._strict = strict
         self._max_commas = max_commas
         self.unknown: dict[str, int] = {}
-        """Number of requests by unknown field."""
+        """Number of requests by unknown field, such as ``messages[].foo``."""
 
     def decode(self, body: bytes) -> Request:
         """The request in ``body``. Raises ApiError."""
@@ -70,20 +73,22 @@ class BodyDecoder(Generic[Request]):
 
     def _decode_again(self, body: bytes) -> Request:
         try:
-            names = unknown_fields(body, self._known)
-            if names and self._strict:
-                raise _unknown_refused(names, self._known)
+            unknown = unknown_fields(body, self._type)
+            refused = unknown if self._strict else [field for field in unknown if _is_closed(field.owner)]
+            if refused:
+                raise _unknown_refused(refused)
             request = self._decode_lax(body)
         except msgspec.ValidationError as error:
             raise wrong_type(body, str(error)) from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise malformed(body, error) from None
-        self._count(names)
+        if unknown:
+            self._count(unknown)
         return request
 
-    def _count(self, names: list[str]) -> None:
+    def _count(self, unknown: list[UnknownField]) -> None:
         fresh = []
-        for name in dict.fromkeys(map(_cut, names)):
+        for name in dict.fromkeys(_cut(_INDEX.sub("[]", field.within) + field.name) for field in unknown):
             seen = self.unknown.get(name, 0)
             if not seen:
                 if len(self.unknown) >= MAX_UNKNOWN_NAMES:
@@ -130,25 +135,26 @@ def check_parts(text: bytes, what: str, param: str = "body", *, max_commas: int 
             raise ApiError(400, message, type=MALFORMED, param=param)
 
 
-def unknown_fields(body: bytes, known: frozenset[str]) -> list[str]:
-    """Names of the fields of the JSON object ``body`` that are not in ``known``, in their order.
-
-    Raises msgspec's errors if ``body`` is not a JSON object.
-    """
-    return [name for name in _decode_fields(body) if name not in known]
+def _is_closed(type: type[msgspec.Struct]) -> bool:
+    """Whether unknown fields of ``type`` are refused by every server."""
+    return bool(type.__struct_config__.forbid_unknown_fields)
 
 
-def _unknown_refused(names: list[str], known: frozenset[str]) -> ApiError:
+def _unknown_refused(unknown: list[UnknownField]) -> ApiError:
+    """The error for unknown fields. Of a closed type it names the known ones, because the server is not the
+    one that is strict."""
     told = []
-    for name in names[:5]:
-        near = difflib.get_close_matches(name[:MAX_SHOWN], known, n=1)
-        told.append(f"{_cut(name)!r} (did you mean {near[0]!r}?)" if near else repr(_cut(name)))
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    what = "Unknown field" if len(names) == 1 else "Unknown fields"
-    message = (
-        f"{what} {', '.join(told)}{more}; this server refuses fields it does not know (--strict-requests)."
-    )
-    return ApiError(400, message, param=names[0])
+    for field in unknown[:5]:
+        near = difflib.get_close_matches(field.name[:MAX_SHOWN], field.owner.__struct_encode_fields__, n=1)
+        shown = repr(field.within + _cut(field.name))
+        told.append(f"{shown} (did you mean {near[0]!r}?)" if near else shown)
+    more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+    what = "Unknown field" if len(unknown) == 1 else "Unknown fields"
+    first = unknown[0]
+    why = "this server refuses fields it does not know (--strict-requests)"
+    if _is_closed(first.owner):
+        why = f"{first.within[:-1]} has {', '.join(first.owner.__struct_encode_fields__)}"
+    return ApiError(400, f"{what} {', '.join(told)}{more}; {why}.", param=first.within + _cut(first.name))
 
 
 # -- fields of the wrong type

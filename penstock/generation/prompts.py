@@ -17,7 +17,7 @@ def parse_prompts(
     if not prompt:
         if prompt == []:
             raise ApiError(400, "You must pass at least one prompt", param="prompt")
-        raise refused("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        raise refused("prompt must be provided and non-empty.", "prompt")
     if isinstance(prompt, str):
         return (prompt,)
     if not isinstance(prompt[0], int):

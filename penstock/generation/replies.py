@@ -138,7 +138,7 @@ class RequestContext:
     streams: OutputProcessor
     tables: TextTables
     on_end: Callable[[RequestReply, str], None]
-    """Called once per reply with its outcome: stop, length, error, abort or cut."""
+    """Called once per reply with its outcome: stop, length, error, refused, abort or cut."""
     max_backlog: int
     """Maximum number of bytes that wait for one client."""
 
@@ -308,6 +308,11 @@ class RequestReply(ABC):
         self._advance(ReplyEvent.END)
         self.outcome = outcome
         self.context.on_end(self, outcome)
+
+    @staticmethod
+    def _unsent_outcome(error: StreamError) -> str:
+        """The outcome of a reply of which nothing was sent: ``refused`` if no engine took the request."""
+        return "refused" if error.status < 500 else "error"
 
     def _complete_outcome(self) -> str:
         """The outcome of a reply whose choices have all ended."""

@@ -34,6 +34,9 @@ class Part(msgspec.Struct, gc=False):
     type: Annotated[str, about("text or refusal; other types are unsupported.")]
     text: str | None = None
     refusal: Annotated[str | None, about("The text of a part of type refusal.")] = None
+    image_url: Annotated[Any, about("Not supported.")] = None
+    input_audio: Annotated[Any, about("Not supported.")] = None
+    file: Annotated[Any, about("Not supported.")] = None
 
     def value(self) -> str | None:
         """The text, which is in the field of the part's type."""
@@ -62,6 +65,7 @@ class Message(msgspec.Struct):
     reasoning_content: str | None = None
     reasoning: Annotated[str | None, about("Another name of reasoning_content.")] = None
     refusal: Annotated[str | None, about("The text of a message without content.")] = None
+    annotations: Annotated[Any, about("Not used.")] = None
     audio: Annotated[Any, about("Not supported.")] = None
     function_call: Annotated[Any, about("Not supported; send tool_calls.")] = None
 

@@ -233,13 +233,13 @@ def check_logprobs(value: int, most: int, field: str = "logprobs") -> None:
     if value > most:
         raise refused(
             f"Requested sample logprobs of {shown(value)}, which is greater than max allowed: {most}",
-            "logprobs",
+            field,
             value,
         )
     if value == -1:
         raise refused(
             f"Requested sample logprobs of the whole vocabulary, which is greater than max allowed: {most}",
-            "logprobs",
+            field,
             value,
         )
 

@@ -59,6 +59,8 @@ class Constraint(NamedTuple):
                 field = part.field + "".join(
                     f"[{step}]" if isinstance(step, int) else f".{shown(step)}" for step in path[depth:]
                 )
+                if reason.endswith("cannot be enforced") and not field.startswith("structured_outputs"):
+                    reason += '; "strict": false drops it'
                 return invalid_constraint(field, reason, part.function)
         return invalid_constraint(self.field, reason)
 
@@ -122,6 +124,13 @@ def _of_outputs(wanted: StructuredOutputs) -> list[Constraint]:
             400,
             "structured_outputs.structural_tag is not supported by this server; use grammar.",
             param="structured_outputs.structural_tag",
+        )
+    if not found:
+        raise ApiError(
+            400,
+            "structured_outputs constrains nothing: give it one of json, json_object (true), regex, choice "
+            "and grammar, or leave it out.",
+            param="structured_outputs",
         )
     return found
 

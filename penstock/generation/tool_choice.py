@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from penstock.generation.grammars.schema_check import Path
 from penstock.generation.parsers.delta import OutputParser
-from penstock.generation.parsers.json_calls import JsonCallsParser
+from penstock.generation.parsers.json_calls import RequiredCallsParser
 from penstock.generation.parsers.named_call import NamedCallParser
 from penstock.generation.request_schemas import Function, Tool
 from penstock.generation.structured_output import ANY_OBJECT, Constraint, SchemaPart, json_constraint
@@ -16,6 +16,8 @@ from penstock.http.errors import ApiError, not_served, shown
 
 MAX_TOOLS = 1024
 """Maximum ``tools``; OpenAI allows 128."""
+MAX_NAMED = 5
+"""Maximum functions that an error lists."""
 
 
 class ToolChoice(NamedTuple):
@@ -75,7 +77,7 @@ def parse_tool_choice(
     allowed = [tool for _, tool in numbered]
     if choice == "required":
         constraint = _required(numbered, one_call=one_call, constrained=constrained)
-        return ToolChoice(allowed, constraint=constraint, parser=JsonCallsParser)
+        return ToolChoice(allowed, constraint=constraint, parser=RequiredCallsParser)
     if choice != "auto":
         raise _bad_choice(
             f"tool_choice must be none, auto, required, a function or allowed_tools, got {shown(choice)!r}."
@@ -83,8 +85,9 @@ def parse_tool_choice(
     if not known_format:
         raise not_served(
             "tool_choice",
-            "auto (the default with tools) needs to know how the model writes calls, which neither its chat "
-            "template nor --tool-call-parser says; required or a function works with any model",
+            "auto (the default with tools) needs to know how the model writes calls, which its chat template "
+            "does not say: start the server with --tool-call-parser hermes or llama3_json; required or a "
+            "function works with any model",
         )
     return ToolChoice(allowed, may_call=True)
 
@@ -124,7 +127,14 @@ def _named(tools: Numbered, choice: dict[str, Any], *, constrained: bool) -> Too
             constraint = _constraint(part.field, schema, (part,), constrained=constrained)
             parser = partial(NamedCallParser, tool.function.name)
             return ToolChoice([each for _, each in tools], False, constraint, parser, named=True)
-    raise _bad_choice("The tool specified in `tool_choice` does not match any of the specified `tools`")
+    if name is None:
+        raise _bad_choice("tool_choice.function.name is missing, the name of the function to call.")
+    names = ", ".join(repr(shown(tool.function.name)) for _, tool in tools[:MAX_NAMED])
+    more = f" and {len(tools) - MAX_NAMED} more" if len(tools) > MAX_NAMED else ""
+    raise _bad_choice(
+        f"The tool specified in `tool_choice`, {shown(name)!r}, does not match any of the specified `tools`: "
+        f"{names}{more}."
+    )
 
 
 def _required(tools: Numbered, *, one_call: bool, constrained: bool) -> Constraint:

@@ -215,7 +215,8 @@ REQUESTS = _counter(
     "penstock:requests",
     "requests",
     (*_SERVER, "outcome"),
-    "Requests that ended, by outcome: stop, length, abort (the client left), cut (it did not read), error.",
+    "Requests that ended, by outcome: stop, length, abort (the client left), cut (it did not read), error. "
+    "Rejected requests (4xx, 503 no_engine) do not count.",
 )
 REJECTED = _counter(
     "penstock:requests_rejected", "requests", (*_SERVER, "status"), "Requests answered with an error status."

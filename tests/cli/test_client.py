@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from penstock.client import Answer, Client, ClientError, _until_done
-from tests.cli.conftest import FakeServer, Reply
+from tests import certificates
+from tests.cli.conftest import FakeServer, Reply, handler_for
 
 COMPLETE_TEXT = "Author Cleanup ):ATTRIBUTE"
 
@@ -182,6 +187,46 @@ def test_a_proxy_does_not_stand_before_this_machine(
     monkeypatch.delenv("no_proxy", raising=False)
     with Client(server.url) as client:
         assert client.model() == "tiny-llama"
+
+
+@pytest.fixture
+def tls_url(server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server whose certificate is from the authority in ``authority.pem`` of ``tmp_path``."""
+    made = certificates.make(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(made.both)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler_for(server)) as secure:
+        secure.socket = context.wrap_socket(secure.socket, server_side=True)
+        secure.handle_error = lambda *_: None  # type: ignore[method-assign]  # refused handshakes
+        thread = threading.Thread(target=secure.serve_forever, args=(0.01,))
+        thread.start()
+        monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+        yield f"https://127.0.0.1:{secure.server_port}"
+        secure.shutdown()
+        thread.join()
+
+
+def test_a_certificate_of_a_private_authority(
+    tls_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(tls_url) as client, pytest.raises(ClientError) as caught:
+        client.model()
+    assert "CERTIFICATE_VERIFY_FAILED" in str(caught.value)
+    assert str(caught.value).endswith("; name a file with the certificate of its authority in SSL_CERT_FILE")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    with Client(tls_url) as client:
+        assert client.model() == "tiny-llama"
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "absent.pem"))
+    with pytest.raises(ClientError, match=r"SSL_CERT_FILE.*absent\.pem"):
+        Client(tls_url)
+
+
+def test_a_server_without_tls_is_there(server: FakeServer) -> None:
+    url = server.url.replace("http:", "https:")
+    with Client(url) as client, pytest.raises(ClientError) as caught:
+        client.model()
+    assert "start one with" not in str(caught.value)
+    assert str(caught.value).endswith("; does it serve http:// rather than https://?")
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://a:b"])

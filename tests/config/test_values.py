@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.bench import BenchEngineConfig
+from penstock.config.client import ChatConfig
 from penstock.config.errors import ConfigError
+from penstock.config.gateway import GatewayConfig
 from penstock.config.introspect import Option, options_of
 from penstock.config.origins import Origin
 from penstock.config.serve import ServeConfig
+from penstock.config.status import StatusConfig
 from penstock.config.values import convert, parse_integer, parse_number
 
 OPTIONS = {one.field: one for one in options_of(ServeConfig)}
@@ -109,6 +112,7 @@ def test_good_values(field: str, text: str | list[str] | None, value: object) ->
         ("served_model_name", ["a", ""], "an empty text is not valid for --served-model-name"),
         ("model", "a\udcff", "the value is not valid UTF-8"),
         ("max_num_seqs", "9" * 5000, "it takes an integer from 1 to 65536"),
+        ("kv_cache_memory", "2GB", "; suffixes are k, m, g (powers of 1000) and K, M, G or Ki, Mi, Gi"),
         ("seed", "9" * 40, "does not fit into 64 bits"),
     ],
 )
@@ -155,3 +159,21 @@ def test_numbers_of_a_list_may_be_separated_by_commas() -> None:
     assert convert(rows, HERE, ["1,2", " 4 "]) == [1, 2, 4]
     with pytest.raises(ConfigError, match="--rows"):
         convert(rows, HERE, ["1,"])
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "http://localhost:8000/v1"])
+def test_an_endpoint_is_described_in_words(url: str) -> None:
+    endpoints = next(each for each in options_of(GatewayConfig) if each.field == "endpoints")
+    with pytest.raises(
+        ConfigError, match="each http://HOST:PORT or https://HOST:PORT, without a path such as"
+    ):
+        convert(endpoints, HERE, [url])
+
+
+@pytest.mark.parametrize("config", [ChatConfig, StatusConfig])
+def test_a_url_is_described_in_words(config: type[msgspec.Struct]) -> None:
+    url = next(each for each in options_of(config) if each.field == "url")
+    with pytest.raises(
+        ConfigError, match="it takes http://HOST:PORT or https://HOST:PORT, with or without /v1"
+    ):
+        convert(url, HERE, "localhost:8000")

@@ -29,6 +29,7 @@ SERVED_HERE = frozenset(("chat_tools_required",))
 """Cases that vLLM refused as it was started."""
 
 CLEARER_PARAM = {
+    "err_chat_top_logprobs_100": "top_logprobs",
     "err_messages_empty": "messages",
     "err_messages_no_role": "body.messages.0.role",
     "err_min_gt_max": "min_tokens",
@@ -39,7 +40,19 @@ CLEARER_PARAM = {
     "err_rep_0": "repetition_penalty",
     "err_stop_int": "body.stop",
 }
-"""Where vLLM's param is null or names a class of its own."""
+"""Where vLLM's param is null or names a class of its own, or another field."""
+CLEARER_MESSAGE = {
+    "err_chat_top_logprobs_100": (
+        "Requested sample logprobs of 100, which is greater than max allowed: 20 "
+        "(parameter=top_logprobs, value=100)"
+    ),
+    "err_prompt_null": "prompt must be provided and non-empty. (parameter=prompt)",
+    "err_tool_choice_missing_fn": (
+        "The tool specified in `tool_choice`, 'zz', does not match any of the specified `tools`: 'f'. "
+        "(parameter=tool_choice)"
+    ),
+}
+"""Where vLLM's message names a field that is not served, or not what is allowed."""
 OPENAIS_CODE = dict.fromkeys(("err_bad_model_comp", "err_bad_model_stream"), "model_not_found")
 
 
@@ -91,7 +104,8 @@ def test_refused_requests(case: Case) -> None:
     assert error.param == CLEARER_PARAM.get(case["name"], expected["param"])
     assert error.code == OPENAIS_CODE.get(case["name"], expected["code"])
     if "validation error" not in expected["message"]:
-        assert error.message == expected["message"]
+        message = CLEARER_MESSAGE.get(case["name"], expected["message"])
+        assert error.message == message
 
 
 @pytest.mark.parametrize("name", REFUSED_HERE)

@@ -308,6 +308,7 @@ def test_values_that_are_not_allowed(fields: dict[str, Any], param: str, message
     ("fields", "param"),
     [
         ({"logprobs": True, "top_logprobs": -2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 25}, "top_logprobs"),
         ({"max_completion_tokens": 0, "max_tokens": 5}, "max_completion_tokens"),
         ({"max_completion_tokens": 5000}, "max_completion_tokens"),
         ({"messages": []}, "messages"),

@@ -65,7 +65,7 @@ SERVED: dict[str, Any] = {
     "user": "me",
     "verbosity": "low",
     "spaces_between_special_tokens": True,
-    "structured_outputs": {"choice": None},
+    "structured_outputs": None,
     "suffix": "",
     "thinking_token_budget": -1,
     "use_beam_search": False,

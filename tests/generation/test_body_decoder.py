@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.dialects.chat.request_schema import ChatCompletionRequest
 from penstock.dialects.completions.request_schema import CompletionRequest
 from penstock.generation.body_decoder import MAX_UNKNOWN_NAMES, BodyDecoder
+from penstock.generation.request_schemas import Message
 from tests.generation.planning import error_of, error_or_none
 
 completions = BodyDecoder(CompletionRequest, strict=False)
@@ -151,6 +154,82 @@ def test_strict_servers_refuse_unknown_fields_with_the_nearest_name() -> None:
     assert (error.status, error.param) == (400, "tempreature")
     assert "Unknown fields 'tempreature' (did you mean 'temperature'?), 'qqqq'" in error.message
     assert decoder.decode(b'{"prompt": "a", "max_tokens": "3"}').max_tokens == 3
+
+
+NESTED = [
+    (
+        completions,
+        b'{"stream_options": {"include_usag": true}}',
+        "stream_options.include_usag",
+        "include_usage",
+    ),
+    (
+        completions,
+        b'{"response_format": {"type": "json_object", "schema": {}}}',
+        "response_format.schema",
+        "",
+    ),
+    (
+        completions,
+        b'{"response_format": {"type": "json_schema", "json_schema": {"schema": {"x": 1}, "stric": true}}}',
+        "response_format.json_schema.stric",
+        "strict",
+    ),
+    (chats, b'{"messages": [{"role": "a"}, {"role": "a", "nam": "b"}]}', "messages[1].nam", "name"),
+    (
+        chats,
+        b'{"messages": [{"role": "a", "content": ["b", {"type": "text", "txt": "c"}]}]}',
+        "messages[0].content[1].txt",
+        "text",
+    ),
+    (
+        chats,
+        b'{"messages": [], "tools": [{"function": {"name": "f", "parameters": {}, "descripion": "d"}}]}',
+        "tools[0].function.descripion",
+        "description",
+    ),
+]
+
+
+@pytest.mark.parametrize(("lax", "body", "path", "near"), NESTED)
+def test_unknown_fields_of_nested_objects_are_as_those_of_the_body(
+    lax: BodyDecoder[Any], body: bytes, path: str, near: str
+) -> None:
+    request = ChatCompletionRequest if lax is chats else CompletionRequest
+    strict: BodyDecoder[Any] = BodyDecoder(request, strict=True)
+    error = error_of(strict.decode, body)
+    assert (error.status, error.param) == (400, path)
+    assert path in error.message
+    assert not near or f"(did you mean {near!r}?)" in error.message
+    counting: BodyDecoder[Any] = BodyDecoder(request, strict=False)
+    counting.decode(body)
+    counting.decode(body)
+    assert counting.unknown == {re.sub(r"\d+", "", path): 2}
+
+
+def test_a_known_request_is_decoded_once() -> None:
+    decoder = BodyDecoder(ChatCompletionRequest, strict=True)
+    decoder._decode_again = None  # type: ignore[method-assign, assignment]
+    call = b'{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}'
+    decoded = decoder.decode(
+        b'{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]},'
+        b'{"role": "assistant", "content": null, "annotations": [], "tool_calls": [%b]}],'
+        b'"stream_options": {"include_usage": true}, "response_format": {"type": "text"},'
+        b'"tools": [{"type": "function", "function": {"name": "f", "parameters": {"zz": 1}}}]}' % call
+    )
+    assert isinstance(decoded.messages[0], Message)
+    assert msgspec.json.encode(decoded.tools) == (
+        b'[{"type":"function","function":{"name":"f","parameters":{"zz":1}}}]'
+    )
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_unknown_constraint_is_refused_with_those_that_are_known(strict: bool) -> None:
+    decoder = BodyDecoder(CompletionRequest, strict=strict)
+    error = error_of(decoder.decode, b'{"structured_outputs": {"jsn": {}}}')
+    assert (error.status, error.param) == (400, "structured_outputs.jsn")
+    assert "(did you mean 'json'?)" in error.message
+    assert "json, json_object, regex, choice, grammar" in error.message
 
 
 @given(

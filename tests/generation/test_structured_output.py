@@ -112,7 +112,8 @@ def test_response_formats(tokenizer: LLTokenizer) -> None:
             "structured_outputs.structural_tag",
             "use grammar",
         ),
-        ({"structured_outputs": {"regx": "a"}}, "body.structured_outputs", "regx"),
+        ({"structured_outputs": {"regx": "a"}}, "structured_outputs.regx", "did you mean 'regex'?"),
+        ({"structured_outputs": {}}, "structured_outputs", "constrains nothing: give it one of json"),
         (
             {"structured_outputs": {"regex": "a", "choice": ["b"]}},
             "structured_outputs.regex and structured_outputs.choice",

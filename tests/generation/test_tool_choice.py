@@ -43,7 +43,7 @@ def test_calls_are_read_where_their_format_is_known(fields: dict[str, Any]) -> N
     assert named.chat(chat_body(tools=[TOOL], **fields)).format is not None
     error = error_of(PLAIN.chat, chat_body(tools=[TOOL], **fields))
     assert (error.status, error.param) == (400, "tool_choice")
-    assert "--tool-call-parser" in error.message
+    assert "start the server with --tool-call-parser hermes or llama3_json" in error.message
 
 
 def grammar_accepts(plan: RequestPlan, text: str) -> bool:
@@ -136,7 +136,16 @@ def test_an_output_under_a_constraint_has_no_reasoning() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice", "does not match any of the"),
+        (
+            {"tools": [TOOL, BARE], "tool_choice": {"type": "function", "function": {"name": "zz"}}},
+            "tool_choice",
+            f"'zz', does not match any of the specified `tools`: {TOOL['function']['name']!r}, ",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}},
+            "tool_choice",
+            "tool_choice.function.name is missing",
+        ),
         ({"tools": [TOOL], "tool_choice": "all"}, "tool_choice", "got 'all'"),
         ({"tool_choice": "auto"}, "tool_choice", "`tools` must be set"),
         ({"tools": [TOOL], "tool_choice": {"type": "custom"}}, "tool_choice", "allowed_tools, got 'custom'"),

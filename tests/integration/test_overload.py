@@ -64,6 +64,8 @@ def test_a_full_queue_answers_429_until_there_is_room(small: Server, stream: boo
     with occupied(small, SLOTS + PLACES):
         check_refused(small.post("/v1/completions", body))
     assert small.post("/v1/completions", body).status_code == 200
+    assert small.metric("penstock:requests_refused_total", reason="overloaded") > 0
+    assert small.metric("penstock:requests_total", outcome="error") == 0, "refused requests have not run"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -77,6 +79,18 @@ def test_a_request_is_taken_whole_or_not_at_all(small: Server, many: dict[str, A
     assert whole.status_code == 200
     if stream:
         assert data_of(whole.text)[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize(
+    ("many", "param"), [({"n": 5}, "n"), ({"best_of": 5}, "best_of"), ({"prompt": ["x"] * 5}, "prompt")]
+)
+def test_what_can_never_fit_is_no_overload(small: Server, many: dict[str, Any], param: str) -> None:
+    refused = small.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "temperature": 1} | many)
+    assert refused.status_code == 400, refused.text
+    error = refused.json()["error"]
+    assert error["param"] == param
+    assert "at most 4" in error["message"]
+    assert "--max-num-queued-reqs" in error["message"]
 
 
 def test_the_openai_client_tries_again_and_is_served(tmp_path: Path) -> None:

@@ -94,6 +94,10 @@ class QueuedBytes:
         shared = id(request.prompt) in self._shared
         return BYTES_PER_REQUEST if shared else BYTES_PER_REQUEST + shared_bytes(request)
 
+    def sharing(self, request: Submit) -> int:
+        """Number of waiting streams that are choices of the same request and prompt."""
+        return self._shared[id(request.prompt)]
+
     def add(self, waiting: WaitingStream) -> None:
         self._by_server[waiting.server] += self.added_by(waiting.request)
         self._shared[id(waiting.request.prompt)] += 1
@@ -234,10 +238,15 @@ class WaitingQueue:
     def _reason_against(self, newcomer: WaitingStream, queued: int, waiting: int, tokens: int) -> str | None:
         """Why a newcomer cannot join ``waiting`` streams, ``queued`` of them without a free slot in sight."""
         if self._max_requests is not None and queued >= self._max_requests:
-            return f"{waiting} requests wait (--max-num-queued-reqs)"
+            others = max(0, queued - self._bytes.sharing(newcomer.request))
+            return f"{others} others wait and at most {self._max_requests} may (--max-num-queued-reqs)"
         # a prompt longer than the limit is accepted by an empty queue: otherwise it could never run
         if self._max_tokens is not None and waiting and tokens + newcomer.tokens > self._max_tokens:
-            return f"requests of {tokens} prompt tokens wait (--max-num-queued-tokens)"
+            others = tokens - newcomer.tokens * self._bytes.sharing(newcomer.request)
+            return (
+                f"{others} prompt tokens of others wait and at most {self._max_tokens} may "
+                "(--max-num-queued-tokens)"
+            )
         return None
 
     # -- streams go

@@ -89,3 +89,19 @@ class JsonCallsParser:
         self._prefix = self._held = ""
         self.idle = True
         return False
+
+
+class RequiredCallsParser:
+    """An output that the grammar of ``tool_choice`` forces to be calls: a call that is cut before its
+    arguments begin is dropped, for nothing of such an output is content."""
+
+    idle = False
+
+    def __init__(self) -> None:
+        self._parser = JsonCallsParser()
+
+    def push(self, text: str) -> Delta:
+        return Delta(calls=self._parser.push(text).calls)
+
+    def finish(self) -> Delta:
+        return Delta(calls=self._parser.finish().calls)

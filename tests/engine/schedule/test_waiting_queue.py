@@ -126,11 +126,25 @@ def test_failing_all_ends_those_as_well_that_were_given_up() -> None:
 def test_requests_beyond_the_limit_and_the_free_slots_are_refused() -> None:
     queue = make(max_num_queued_reqs=2)
     for stream in range(5):
-        queue.push(0, request(stream), 3)
-    with pytest.raises(RequestRejected, match=r"5 requests wait \(--max-num-queued-reqs") as refusal:
-        queue.push(0, request(5), 3)
+        queue.push(0, request(stream, 2), 3)
+    with pytest.raises(RequestRejected, match=r"2 others wait and at most 2 may \(--max-num-q") as refusal:
+        queue.push(0, request(5, 2), 3)
     assert refusal.value.code == "overloaded"
     assert len(queue) == 5
+
+
+def test_a_request_is_not_told_of_its_own_choices() -> None:
+    queue = make(max_num_queued_reqs=2)
+    queue.push(0, request(0), 0)
+    prompt = b"\0" * 8
+    queue.push(0, Submit(1, prompt, SamplingParams(10, 0)), 0)
+    with pytest.raises(RequestRejected, match="1 others wait and at most 2 may"):
+        queue.push(0, Submit(2, prompt, SamplingParams(10, 0)), 0)
+    queue = make(max_num_queued_tokens=4)
+    queue.push(0, request(0), 0)
+    queue.push(0, Submit(1, prompt, SamplingParams(10, 0)), 0)
+    with pytest.raises(RequestRejected, match="1 prompt tokens of others wait and at most 4 may"):
+        queue.push(0, Submit(2, prompt, SamplingParams(10, 0)), 0)
 
 
 def test_no_queue_at_all_still_fills_the_slots() -> None:
@@ -143,7 +157,7 @@ def test_no_queue_at_all_still_fills_the_slots() -> None:
 def test_prompt_tokens_beyond_the_limit_are_refused_unless_nothing_waits() -> None:
     queue = make(max_num_queued_tokens=10)
     queue.push(0, request(0, 30), 8)
-    with pytest.raises(RequestRejected, match="30 prompt tokens wait"):
+    with pytest.raises(RequestRejected, match="30 prompt tokens of others wait and at most 10 may"):
         queue.push(0, request(1, 1), 8)
     queue.pop()
     queue.push(0, request(2, 6), 8)

@@ -15,6 +15,8 @@ from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.named_call import NamedCallParser
 from penstock.generation.parsers.registry import output_format
 from penstock.generation.parsers.think import ThinkParser
+from penstock.generation.request_schemas import Function, Tool
+from penstock.generation.tool_choice import parse_tool_choice
 from tests.generation.parsers.test_split import whole
 
 WEATHER = '{"name": "weather", "arguments": {"city": "Bärn", "days": [1, 2]}}'
@@ -116,6 +118,22 @@ def test_a_message_of_reasoning_and_calls() -> None:
     hidden = MessageParser(MessageFormat(partial(ThinkParser, ""), show_reasoning=False))
     delta = hidden.push(text, last=True)
     assert (delta.reasoning, delta.calls) == ("", [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[", '[{"na', '[{"name": "f", "parameters": ', '[{"name": "f", "parameters": {}}, {"na'],
+)
+def test_a_required_call_that_is_cut_is_no_content(text: str) -> None:
+    tools = [Tool(function=Function(name="f"))]
+    choice = parse_tool_choice(tools, "required", one_call=False, constrained=False, known_format=False)
+    parser = MessageParser(MessageFormat(tools=choice.parser))
+    delta = Delta()
+    for character in text:
+        delta.add(parser.push(character, last=False))
+    delta.add(parser.push("", last=True))
+    assert delta.content == ""
+    assert [call.name for call in delta.calls] == (["f"] if '"parameters": {}' in text else [])
 
 
 def test_a_call_of_a_named_function_is_not_the_models_choice() -> None:

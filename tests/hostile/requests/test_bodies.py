@@ -119,7 +119,12 @@ LONG_VALUES: list[tuple[str, Callable[[Planners], Any], bytes, str]] = [
         b'{"prompt":"x","truncate_prompt_tokens":' + DIGITS + b"}",
         "truncate_prompt_tokens",
     ),
-    ("outputs", lambda p: p.completion, body(structured_outputs={LONG: 1}), "body.structured_outputs"),
+    (
+        "outputs",
+        lambda p: p.completion,
+        body(structured_outputs={LONG: 1}),
+        f"structured_outputs.{LONG[:59]}…",
+    ),
     ("format", lambda p: p.completion, body(response_format={"type": LONG}), "response_format"),
     (
         "choice",
