@@ -251,6 +251,7 @@ def test_grammars_run_together_as_far_as_their_memory_allows(
     grammars = [LLMatcher.grammar_from_regex(f"{letter}{{100}}") for letter in "abc"]
     room = 2 * grammar_compiler.estimated_bytes(sys.getsizeof(grammars[0]))
     monkeypatch.setattr(structured_output, "MAX_RUNNING_BYTES", room)
+    monkeypatch.setattr(grammar_compiler, "BYTES_PER_MASK_S", 0)
     for stream in range(6):
         driver.submit(submit(stream, [4, 5], max_tokens=120, grammar=grammars[stream % 3]))
     driver.submit(submit(9, [4, 5], max_tokens=200, ignore_eos=True))
