@@ -214,3 +214,14 @@ def test_ambiguous_grammars_do_not_hold_up_other_streams(server: Server, grammar
     gaps = bystander.gaps
     assert not gaps.broken
     assert gaps.worst - gaps.lateness < 1.5, "twice the allowance of a grammar, and a busy machine"
+
+
+def test_small_regexes_with_large_lexers_do_not_fill_the_memory(server: Server) -> None:
+    """Each took 180 MB, which the cache of compiled grammars counted as 0.1."""
+    [engine] = server.children("engine")
+    resident = []
+    for letter in "abcdefghijkl":
+        reply = complete(server, max_tokens=3, structured_outputs={"regex": f"{letter}{{1000}}{{1000}}"})
+        assert reply.status_code == 400, reply.text
+        resident.append(engine.memory_info().rss)
+    assert resident[-1] - resident[3] < 64 << 20
