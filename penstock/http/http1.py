@@ -266,7 +266,7 @@ class ServerProtocol(Protocol):
             self._continue_later()
             return
         data, request = self._reader.read_body(), self._request
-        self.timer.body_bytes += len(data)
+        self.timer.on_body(time.monotonic(), len(data))
         if self._reader.chunks:
             rounds.spend(self._reader.chunks)
         if request is not None:  # else it was answered already

@@ -35,12 +35,11 @@ class SlowClientTimer:
     """Times the client of one connection. All times are monotonic seconds."""
 
     __slots__ = (
-        "_body_seen",
+        "_body_bytes",
         "_in_body",
         "_progress_at",
         "_unread",
         "_unread_since",
-        "body_bytes",
         "idle_since",
         "waiting_since",
     )
@@ -52,12 +51,10 @@ class SlowClientTimer:
         """Since when there has been no request."""
         self._in_body = False
         """Whether it is a body."""
-        self.body_bytes = 0
-        """What has come of it; the connection adds to it."""
-        self._body_seen = 0
-        """The same, at the last check."""
+        self._body_bytes = 0
+        """What has come of it."""
         self._progress_at = 0.0
-        """When that last changed."""
+        """When its last bytes came."""
         self._unread = 0
         """Unsent reply bytes at the last check."""
         self._unread_since = 0.0
@@ -69,8 +66,14 @@ class SlowClientTimer:
     def on_body_begin(self, now: float) -> None:
         """The head of the request is complete, but not its body."""
         self.waiting_since, self.idle_since, self._in_body = now, None, True
-        self.body_bytes = self._body_seen = 0
+        self._body_bytes = 0
         self._progress_at = now
+
+    def on_body(self, now: float, size: int) -> None:
+        """``size`` more bytes of the body have come."""
+        if size:
+            self._body_bytes += size
+            self._progress_at = now
 
     def on_request_complete(self) -> None:
         self.waiting_since = self.idle_since = None
@@ -97,7 +100,7 @@ class SlowClientTimer:
         if self.waiting_since is not None:
             if not reading:  # the server itself does not read the request
                 self.waiting_since = self._progress_at = now
-                self.body_bytes = self._body_seen = 0
+                self._body_bytes = 0
             verdict = self._check_request(now, self.waiting_since, request_timeout_s)
             if verdict is not Verdict.KEEP:
                 self.waiting_since = None
@@ -111,9 +114,7 @@ class SlowClientTimer:
     def _check_request(self, now: float, since: float, timeout_s: float) -> Verdict:
         if not self._in_body:
             return Verdict.KEEP if now - since <= timeout_s else Verdict.LATE_HEAD
-        if self.body_bytes != self._body_seen:
-            self._body_seen, self._progress_at = self.body_bytes, now
         if now - self._progress_at > timeout_s:
             return Verdict.STALLED_BODY
-        slow = now - since > timeout_s + self.body_bytes / MIN_BODY_RATE
+        slow = now - since > timeout_s + self._body_bytes / MIN_BODY_RATE
         return Verdict.SLOW_BODY if slow else Verdict.KEEP

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -149,6 +150,7 @@ class Desk:
         return kind("r", "m", "assistant", done_after_error=self.done_after_error)
 
     def _open(self, reply: RequestReply, prompt: Prompt) -> None:
+        prompt = copy(prompt)  # a request for its logprobs adds to it
         for _ in range(reply.plan.n):
             self.positions[self.streams.open(reply.add(prompt, 0), 0.0)] = 0
 

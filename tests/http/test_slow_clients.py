@@ -36,7 +36,7 @@ def upload(seconds: int, every: int, size: int) -> tuple[int, Verdict]:
     timer.on_body_begin(0.0)
     for now in range(1, seconds + 1):
         if now % every == 0:
-            timer.body_bytes += size
+            timer.on_body(float(now), size)
         if (verdict := check(timer, float(now))) is not Verdict.KEEP:
             return now, verdict
     return seconds, Verdict.KEEP
@@ -63,18 +63,18 @@ def test_a_body_has_the_time_that_it_has_earned() -> None:
     """But no pause of that length."""
     timer = SlowClientTimer(0.0)
     timer.on_body_begin(0.0)
-    timer.body_bytes = 1000 * MIN_BODY_RATE
+    timer.on_body(0.0, 1000 * MIN_BODY_RATE)
     for now in range(0, 1020, 20):
-        timer.body_bytes += 1
+        timer.on_body(float(now), 1)
         assert check(timer, float(now)) is Verdict.KEEP
-    timer.body_bytes += 1
+    timer.on_body(1031.0, 1)
     assert check(timer, 1031.0) is Verdict.SLOW_BODY
 
 
 def test_the_next_body_earns_its_own_time() -> None:
     timer = SlowClientTimer(0.0)
     timer.on_body_begin(0.0)
-    timer.body_bytes = 1 << 20
+    timer.on_body(1.0, 1 << 20)
     timer.on_request_complete()
     timer.on_body_begin(100.0)
     assert check(timer, 130.0) is Verdict.KEEP

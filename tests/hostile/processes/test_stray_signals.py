@@ -41,7 +41,7 @@ def test_stray_signals_to_children_break_no_stream(tmp_path: Path) -> None:
             text += "".join(chunks)
         events = data_of(text)
         assert events[-1] == "[DONE]"
-        assert '"error"' not in text
+        assert '"error":' not in text  # the text of a stream may be the word
         assert server.complete("after", max_tokens=5)
         assert [child for child in children if not child.is_running()] == []
         assert all(child.status() != psutil.STATUS_ZOMBIE for child in children)
