@@ -18,6 +18,7 @@ MOST_CHOICES = 3
 SLOW_TOKENS = 200
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+UNKNOWN_ROUTE = "/v1/no-such-route"
 
 _TEXT = (
     "the water falls through a pipe and turns wheels below of which each makes light for some town "
@@ -148,7 +149,7 @@ class RequestMix:
                 RequestSpec(COMPLETIONS, {"prompt": "x", "model": "no-such-model"}, status=404),
                 RequestSpec(CHAT, {"messages": [], "max_tokens": 1}, status=400),
                 RequestSpec(CHAT, {"messages": [{"role": "user"}], "stream": True, "n": 0}, status=400),
-                RequestSpec("/v1/no-such-route", {"prompt": "x"}, status=404),
+                RequestSpec(UNKNOWN_ROUTE, {"prompt": "x"}, status=404),
             )
         )
 

@@ -12,7 +12,7 @@ import msgspec
 from tests.soak.client import SentRequest
 from tests.soak.oracle import Oracle, Output
 from tests.soak.received_reply import ReceivedReply
-from tests.soak.request_mix import ClientBehaviour, RequestSpec
+from tests.soak.request_mix import UNKNOWN_ROUTE, ClientBehaviour, RequestSpec
 
 MOST_SAMPLES = 20
 """Maximum samples of a kind of defect."""
@@ -81,7 +81,8 @@ class RequestVerifier:
     def __init__(
         self, oracle: Oracle, killed: Callable[[SentRequest], bool], *, through_gateway: bool = False
     ) -> None:
-        """``through_gateway``: a client that does not read is cut by an error of the gateway."""
+        """``through_gateway``: a client that does not read is cut by an error of the gateway, and
+        unknown routes are forbidden."""
         self._through_gateway = through_gateway
         self.counts = ClientCounts()
         self.findings: dict[str, list[str]] = {}
@@ -138,7 +139,8 @@ class RequestVerifier:
         if attempt.stuck:
             return RequestEnd.STUCK, f"status {seen.status}, {seen.events} events"
         if seen.whole and seen.status != 200:
-            fits = seen.status == spec.status and bool(seen.error)
+            relayed = spec.path != UNKNOWN_ROUTE or not self._through_gateway
+            fits = seen.status == (spec.status if relayed else 403) and bool(seen.error)
             return (RequestEnd.REFUSED if fits else RequestEnd.FAILED), f"HTTP {seen.status}: {seen.error}"
         if seen.error and self._through_gateway and spec.behaviour is ClientBehaviour.STALL:
             return RequestEnd.CUT, ""

@@ -21,6 +21,7 @@ from penstock.bench.deadline import ProgressCallback
 from penstock.bench.errors import BenchError
 from penstock.bench.machine import this_machine
 from penstock.bench.server_process import ServerProcess
+from penstock.gateway.routing.prefix_affinity import BLOCK_BYTES, MOST_BLOCKS, MOST_INDEXED
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.soak.client import ClientPool
 from tests.soak.config import SoakConfig, soak_arguments
@@ -44,6 +45,8 @@ STEADY_S = 2.2
 POLL_S = 0.4
 CALM_EVERY = 3
 """One in this many rounds has no faults, beginning with the first."""
+PROMPT_BYTES = MOST_BLOCKS * BLOCK_BYTES
+"""The part of a prompt that the gateway indexes."""
 LOST_S = 3.0
 """Seconds of tokens that the counts of a killed process may lack: it reports once a second, and messages in
 flight are lost. With one that hung before, these are the tokens of the whole time."""
@@ -108,6 +111,7 @@ class _Soak:
         self._verifier = RequestVerifier(oracle, self._faults.was_killed, through_gateway=gateway is not None)
         self._mix = RequestMix(oracle, random.Random(rng.random()))
         url = server.url if gateway is None else gateway.url
+        self._url = url
         self._clients = ClientPool(url, random.Random(rng.random()))
         self._hostile = HostileClient(
             url,
@@ -135,6 +139,8 @@ class _Soak:
     async def run(self) -> None:
         """Runs all rounds. Raises BenchError when the server is not complete and idle at the start."""
         async with self._http:
+            if self._gateway is not None:
+                await self._fill_gateway()
             started = await self._rest()
             if started is None:
                 raise BenchError(f"the server is not complete and idle:\n{self._server.output}")
@@ -145,6 +151,17 @@ class _Soak:
             number = 0
             while (left := self._left_s()) > 0 and await self._whole_round(number, left):
                 number += 1
+
+    async def _fill_gateway(self) -> None:
+        """Fills the gateway's index of prompt prefixes, so that its growth is no leak. The server refuses the
+        prompts, which exceed the context."""
+        prompts = (str(number) * PROMPT_BYTES for number in range(10**6, 10**6 + MOST_INDEXED // MOST_BLOCKS))
+        async with httpx.AsyncClient(base_url=self._url, timeout=REQUEST_S, trust_env=False) as front:
+            for prompt in prompts:
+                body = {"prompt": prompt[:PROMPT_BYTES], "max_tokens": 1}
+                reply = await front.post("/v1/completions", json=body)
+                if reply.status_code != 400:
+                    raise BenchError(f"a prompt of {PROMPT_BYTES} bytes: {reply.status_code} {reply.text}")
 
     async def _whole_round(self, number: int, left: float) -> bool:
         """Runs a round and its checks. False when the server does not become idle."""

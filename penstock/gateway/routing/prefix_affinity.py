@@ -11,6 +11,8 @@ BLOCK_BYTES = 256
 """Bytes of prompt text per block, about 64 tokens of English."""
 MOST_BLOCKS = 128
 """Blocks compared per prompt, 32 KiB of text: longer matches make no difference to the choice."""
+MOST_INDEXED = 1 << 17
+"""Blocks of all prompts that are remembered."""
 
 
 def prefix_blocks(model: str, prompt: bytes) -> list[int]:
@@ -31,7 +33,7 @@ class PrefixIndex:
     """Maps block hashes to the set of endpoints that were sent the block, as bits. Least recently used blocks
     are evicted."""
 
-    def __init__(self, most_blocks: int = 1 << 17) -> None:
+    def __init__(self, most_blocks: int = MOST_INDEXED) -> None:
         self._most_blocks = most_blocks
         self._bits: OrderedDict[int, int] = OrderedDict()
         self._number: dict[Endpoint, int] = {}
