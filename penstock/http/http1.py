@@ -132,8 +132,8 @@ class ServerProtocol(Protocol):
         self.timer.on_close()
         self._reader.clear()
         self._abandon()
-        self._account()
         self._request = None
+        self._account()
         self.write = self._write_chunks = _ignore  # breaks a reference cycle
         listener, self._listener = self._listener, None
         if listener is not None:

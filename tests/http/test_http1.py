@@ -310,3 +310,22 @@ def test_connections_with_tiny_chunks_share_the_rounds_of_the_event_loop() -> No
         assert set(bodies) == {b"x" * chunks}
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("sent", [b"", b"more", b"x" * 1000], ids=["no body", "a part of the body", "all"])
+@pytest.mark.parametrize("ends", ["lost", "cut"])
+def test_a_connection_that_ends_within_its_request_holds_none_of_its_bytes(sent: bytes, ends: str) -> None:
+    async def run() -> None:
+        settings = ConnectionSettings()
+        protocol, _ = connection(stream, settings)
+        protocol.data_received(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + sent)
+        await settle()
+        assert settings.budget.held == len(sent)
+        if ends == "cut":
+            protocol.cut()
+        protocol.connection_lost(None)
+        await settle()
+        assert settings.budget.held == 0
+        await end_tasks()
+
+    asyncio.run(run())

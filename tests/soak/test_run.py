@@ -63,7 +63,7 @@ def test_a_soak_through_a_gateway() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_soak_with_deaths() -> None:
-    config = SoakConfig(minutes=0.6, round_s=12.0, concurrency=24, disturb_every=1.0, seed=3)
+    config = SoakConfig(minutes=1.0, round_s=8.0, concurrency=24, disturb_every=1.0, seed=3)
     report = measure(config, lambda line: None)
     assert report.passed, render(report)
     assert report.disturbances
