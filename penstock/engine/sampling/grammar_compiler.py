@@ -45,8 +45,9 @@ MAX_LATE_THREADS = 4
 """Threads that may be lost to compilations beyond their time, until one of them ends."""
 MAX_CACHE_BYTES = 512 << 20
 """Estimated bytes of compiled grammars that are kept for further requests; see :func:`estimated_bytes`."""
-MAX_LEXER_STATES = 50_000
-"""States of a grammar's lexer, of 1 to 2 kB each, that streams may reach."""
+MAX_LEXER_STATES = 100_000
+"""States of a grammar's lexer that streams may reach, about 700 bytes each. A text of ``maxLength`` 10,000
+needs up to 80,000 with a vocabulary of 128,000 tokens, where half as many were too few."""
 QUEUE_OVERHEAD = 1024
 """Bytes that a queued or failed grammar counts in addition to its text."""
 EXPIRY_INTERVAL_S = 0.25
@@ -55,17 +56,21 @@ MAX_STEP_ITEMS = 10_000
 """Items of the parser that one mask may create, of which usual grammars need less than a thousand. Their time
 grows with the square in ambiguous grammars: up to 100 milliseconds for as many, and 2 seconds for 50,000."""
 
-MAX_FIRST_EXPRESSIONS, MAX_STEP_EXPRESSIONS = 200_000, 20_000
-"""Expressions that the lexer may make for the first mask, and for each later one; about 100 bytes each."""
+MAX_EXPRESSIONS = 200_000
+"""Expressions that the lexer may make for one mask, about 100 bytes each. A bounded string needs 20,000 to
+50,000 at its beginning with a vocabulary of 128,000 tokens, and 2,000 with one of 4,096."""
 BYTES_PER_MASK_S = 300 << 20
-"""Memory that llguidance takes per CPU second of masks that are slow: it builds the lexer's states."""
+"""Memory that the lexer takes per CPU second of the first mask."""
+LEXER_BYTES_PER_TOKEN, MAX_LEXER_BYTES = 8 << 10, 32 << 20
+"""Estimate of what a lexer grows by while streams generate tokens, and of how much in all: usual grammars
+5 MB, long bounded strings 20 kB per token up to 70 MB."""
 
 _LIMITS = LLParserLimits(
     verbose_errors=False,
     max_lexer_states=MAX_LEXER_STATES,
     step_max_items=MAX_STEP_ITEMS,
-    initial_lexer_fuel=MAX_FIRST_EXPRESSIONS,
-    step_lexer_fuel=MAX_STEP_EXPRESSIONS,
+    initial_lexer_fuel=MAX_EXPRESSIONS,
+    step_lexer_fuel=MAX_EXPRESSIONS,
 )
 
 
@@ -112,9 +117,11 @@ class Compilation:
     error: RequestRejected | None = None
     """Why no stream may use it, also if that is found while streams run."""
     slow_mask_s: float = 0.0
-    """CPU time of its masks beyond what masks may take."""
-    mask_s: float = 0.0
-    """CPU time of its slow masks and of its first one, by which its memory is estimated."""
+    """CPU time of its masks beyond what masks may take, less what later ones took less."""
+    first_mask_s: float = 0.0
+    """CPU time of its first mask."""
+    tokens: int = 0
+    """Tokens of the streams that have ended."""
     counted_bytes: int = 0
     """What the cache counts for it."""
 
@@ -124,10 +131,15 @@ class Compilation:
 
     @property
     def held_bytes(self) -> int:
-        """Estimated memory; see :func:`estimated_bytes`."""
+        """Estimated memory before its streams generate tokens; see :func:`estimated_bytes`."""
         if self.matcher is None:
             return self.queued_bytes
-        return estimated_bytes(self.text_bytes) + int(self.mask_s * BYTES_PER_MASK_S)
+        return estimated_bytes(self.text_bytes) + int(self.first_mask_s * BYTES_PER_MASK_S)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Estimated memory with what its lexer has grown to."""
+        return self.held_bytes + min(self.tokens * LEXER_BYTES_PER_TOKEN, MAX_LEXER_BYTES)
 
     @property
     def queued_bytes(self) -> int:
@@ -287,8 +299,8 @@ class GrammarCompiler:
 
     def _count(self, compilation: Compilation) -> None:
         if self._known.get(compilation.grammar) is compilation:
-            self._cached_bytes += compilation.held_bytes - compilation.counted_bytes
-            compilation.counted_bytes = compilation.held_bytes
+            self._cached_bytes += compilation.kept_bytes - compilation.counted_bytes
+            compilation.counted_bytes = compilation.kept_bytes
 
     def _drop(self, known: Compilation) -> None:
         del self._known[known.grammar]
@@ -406,7 +418,7 @@ class GrammarCompiler:
             if isinstance(result, RequestRejected):
                 self._fail(compilation, result)
             else:
-                compilation.matcher, compilation.first_tokens, compilation.mask_s = result
+                compilation.matcher, compilation.first_tokens, compilation.first_mask_s = result
                 compilation.state = State.DONE
                 self._finished.append(compilation)
             self._lock.notify_all()

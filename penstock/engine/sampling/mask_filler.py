@@ -25,8 +25,8 @@ FIRST_PART = 4
 ROW_S = 0.002
 """Time that a mask may take on average: a hundred times that of usual grammars."""
 ALLOWANCE_S = 0.25
-"""CPU seconds that the masks of one grammar may take beyond ROW_S each, in all: the lexer of a large grammar
-grows while it is used."""
+"""CPU seconds that the masks of one grammar may take beyond ROW_S each, until others took as much less: the
+lexer of a large grammar grows while it is used."""
 
 
 class Row(NamedTuple):
@@ -59,8 +59,10 @@ class MaskFiller:
             elapsed_s = time.perf_counter() - began
             if elapsed_s > ROW_S * (4 + -(-len(part) // self._processors)):
                 self._measures = True
-                for row in part:
-                    row.compilation.mask_s += elapsed_s / len(part)
+                continue
+            for row in part:
+                if row.compilation.slow_mask_s:
+                    row.compilation.slow_mask_s = max(0.0, row.compilation.slow_mask_s - ROW_S)
         if at < len(rows):
             self._measures = self._fill_measured(rows[at:])
 
@@ -73,13 +75,11 @@ class MaskFiller:
             began = time.thread_time()
             fill_next_token_bitmask(matcher, self._masks, slot)
             taken_s = time.thread_time() - began
-            if taken_s > ROW_S:
-                slow = True
-                compilation.mask_s += taken_s
-                compilation.slow_mask_s += taken_s - ROW_S
-                if compilation.slow_mask_s > ALLOWANCE_S:
-                    compilation.error = RequestRejected(
-                        "structured output: the grammar is too ambiguous: a token takes more than "
-                        f"{ROW_S * 1000:g} ms on average"
-                    )
+            slow = slow or taken_s > ROW_S
+            compilation.slow_mask_s = max(0.0, compilation.slow_mask_s + taken_s - ROW_S)
+            if compilation.slow_mask_s > ALLOWANCE_S:
+                compilation.error = RequestRejected(
+                    "structured output: the grammar is too ambiguous: a token takes more than "
+                    f"{ROW_S * 1000:g} ms on average"
+                )
         return slow

@@ -114,6 +114,7 @@ class GrammarMatchers:
         compilation = self._compilations.pop(slot)
         assert self._compiler is not None
         self._text_bytes -= len(compilation.grammar)
+        compilation.tokens += int(self._table.length[slot] - self._table.base[slot])
         self._users[compilation] -= 1
         if not self._users[compilation]:
             del self._users[compilation]

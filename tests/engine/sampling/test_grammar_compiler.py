@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher, LLParserLimits
+from tokenizers import Tokenizer
 
 from penstock.engine.base import RequestRejected
 from penstock.engine.sampling import grammar_compiler
@@ -20,6 +22,7 @@ from penstock.engine.sampling.grammar_compiler import (
     COMPILE_TIMEOUT_S,
     EXPIRY_INTERVAL_S,
     MAX_LATE_THREADS,
+    MAX_LEXER_BYTES,
     QUEUE_TIMEOUT_S,
     SMALL_GRAMMAR,
     Compilation,
@@ -27,6 +30,7 @@ from penstock.engine.sampling.grammar_compiler import (
     State,
     estimated_bytes,
 )
+from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.engine.support import Clock
 
 READY_S = 30.0
@@ -186,6 +190,40 @@ def test_compiled_grammars_are_bounded_in_bytes(
     again = compiler.request(0, "g1")
     assert again is not made[1]
     compiler.until(again)
+
+
+def test_what_streams_have_made_a_lexer_grow_to_counts(
+    compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_compiler, "MAX_CACHE_BYTES", 3 * MAX_LEXER_BYTES)
+    made = [compiler.request(0, f"g{number}") for number in range(6)]
+    compiler.until(*made)
+    for compilation in made:
+        compilation.tokens = 1_000_000
+        compiler.on_unused(compilation)
+    assert [compilation.state for compilation in made] == [State.EVICTED] * 4 + [State.DONE] * 2
+
+
+def test_a_long_bounded_text_is_within_the_lexers_limits() -> None:
+    compiler = GrammarCompiler(4096, [2], DEMO_DIR / "tokenizer.json")
+    compilation = compiler.request(
+        0, LLMatcher.grammar_from_json_schema('{"type": "string", "maxLength": 10000}')
+    )
+    while compilation.state is not State.DONE:
+        compiler.wait(READY_S)
+        compiler.take_finished()
+    assert compilation.matcher is not None
+    matcher = compilation.matcher.deep_copy()
+    tokenizer = Tokenizer.from_file(str(DEMO_DIR / "tokenizer.json"))
+    text = '"' + "the quick brown fox jumps over the lazy dog. " * 220
+    for token in tokenizer.encode(text, add_special_tokens=False).ids:
+        matcher.compute_bitmask()
+        assert matcher.consume_token(token), matcher.get_error()
+
+
+def test_the_lexer_may_take_for_a_token_what_its_library_allows() -> None:
+    """With 128,000 tokens a bounded string needs 20 times as many expressions as with 4,096."""
+    assert grammar_compiler._LIMITS.step_lexer_fuel >= LLParserLimits().step_lexer_fuel
 
 
 def test_a_grammar_that_is_not_valid_is_compiled_once(compiler: FakeCompiler) -> None:

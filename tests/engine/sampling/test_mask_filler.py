@@ -85,3 +85,22 @@ def test_a_few_slow_masks_are_allowed(tokenizer: LLTokenizer, slow: set[int]) ->
         filler.fill(rows)
     assert all(compilation.error is None for compilation in compilations.values())
     assert all(allowed(masks, row.slot) >= 1 for row in rows)
+
+
+def test_slow_masks_now_and_then_are_allowed_for_ever(tokenizer: LLTokenizer, slow: set[int]) -> None:
+    """Popular grammars are used for days; the average counts."""
+    rows, compilations = rows_of(tokenizer, "aaaa")
+    masks = np.zeros((4, -(-tokenizer.vocab_size // 32)), np.int32)
+    filler = MaskFiller(masks, LLExecutor())
+    for _ in range(12):
+        slow.add(0)
+        filler.fill(rows)
+        filler.fill(rows)
+        slow.clear()
+        for _ in range(15):
+            filler.fill(rows)
+    assert compilations["a"].error is None
+    slow.update(range(4))
+    for _ in range(5):
+        filler.fill(rows)
+    assert compilations["a"].error is not None
