@@ -22,7 +22,7 @@ from penstock.generation.request_validation import check_prompt_len, check_strea
 from penstock.generation.streamed import StreamedReply
 from penstock.generation.tokenizer import Tokenizer
 from penstock.http.admission import no_engine, overloaded, stream_failed, unavailable
-from penstock.http.asgi import ClientGone, read_body, request_header
+from penstock.http.asgi import ClientGone, read_body, request_header, unless_gone
 from penstock.http.errors import ApiError
 from penstock.http.sink import Scope
 from penstock.wire.messages import SamplingParams, Submit
@@ -112,20 +112,21 @@ class GenerationRoutes:
         if len(body) <= INLINE_BODY:
             plan = dialect.plan(body, request_id)
         else:
-            async with self._large.reserve(len(body)):
-                plan = await asyncio.to_thread(dialect.plan, body, request_id)
+            planned = self._large.run_in_thread(len(body), dialect.plan, body, request_id)
+            plan = await unless_gone(exchange.receive, planned)
             self._check_open()
         del body  # not kept while the reply is generated
         if plan.constraint is not None:
-            constrain(plan, await self._grammars.check(plan.constraint, exchange.client))
+            checked = self._grammars.check(plan.constraint, exchange.client)
+            constrain(plan, await unless_gone(exchange.receive, checked))
             self._check_open()
         if exchange.tenant is not None and not self._config.shared_prefix_cache:
             plan.cache_salt = exchange.tenant + (plan.cache_salt or "")
         hints = self._routing_hints(scope)
         prompts = self._tokenize(plan)
         if prompts is None:
-            async with self._large.reserve(sum(map(len, plan.prompts))):
-                prompts = await asyncio.to_thread(self._tokenize_all, plan)
+            tokenized = self._large.run_in_thread(sum(map(len, plan.prompts)), self._tokenize_all, plan)
+            prompts = await unless_gone(exchange.receive, tokenized)
             self._check_open()
         check_queue_capacity(self._config, plan, [prompt.length for prompt in prompts], hints.rank)
         samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]

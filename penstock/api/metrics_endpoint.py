@@ -14,6 +14,7 @@ from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.exposition import CONTENT_TYPE, exposition
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.merge import Totals
+from penstock.metrics.shared_exposition import SharedExposition
 from penstock.metrics.snapshot import Labels, Series, Snapshot, process_name, process_series
 from penstock.streaming.engine_faults import FAULTS
 from penstock.streaming.output_processor import OutputProcessor
@@ -51,6 +52,7 @@ class MetricsEndpoint:
         self._clients = clients
         self._share = share
         self._sequence = 0
+        self._exposition = SharedExposition(self._expose)
 
     def snapshot(self) -> Snapshot:
         """This API server's own families."""
@@ -102,9 +104,12 @@ class MetricsEndpoint:
 
     async def metrics(self, exchange: Exchange) -> None:
         """The handler."""
+        await send_json(exchange.send, await self._exposition.get(), kind=CONTENT_TYPE.encode())
+
+    async def _expose(self) -> bytes:
         own = self.snapshot()
         await self._share(own)
-        await send_json(exchange.send, exposition(self.totals(own)), kind=CONTENT_TYPE.encode())
+        return exposition(self.totals(own))
 
     def _series(self) -> Iterator[Series]:
         server = self._server

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
@@ -15,7 +14,7 @@ from penstock.generation.input_processor import InputProcessor, opens_turn
 from penstock.generation.prompts import check_vocabulary
 from penstock.generation.request_schemas import JsonObject, Message, PromptToken, Tool, about
 from penstock.generation.tokenizer import INLINE_SLOW, Tokenizer
-from penstock.http.asgi import encode_json, read_body, send_json
+from penstock.http.asgi import encode_json, read_body, send_json, unless_gone
 from penstock.http.errors import ApiError
 
 MAX_TOKENS = 1 << 19
@@ -91,8 +90,8 @@ class TokenizeRoutes:
         if len(body) <= INLINE_SLOW:
             reply = handle(body)
         else:
-            async with self._large.reserve(len(body)):
-                reply = await asyncio.to_thread(handle, body)
+            made = self._large.run_in_thread(len(body), handle, body)
+            reply = await unless_gone(exchange.receive, made)
         await send_json(exchange.send, reply)
 
     def tokenized(self, body: bytes) -> bytes:

@@ -38,6 +38,7 @@ from penstock.http.http1 import ServerProtocol
 from penstock.http.sink import Receive, Scope, Send
 from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.metrics.gc_policy import GarbageCollector
+from penstock.metrics.shared_exposition import SharedExposition
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +80,12 @@ class GatewayApp:
         self._collector = collector
         self._clock = clock
         self._write_batch = WriteBatch()
+        self._exposition = SharedExposition(self._expose)
         self._keys = Keys(config.api_key or ())
         self._session_header = config.session_header.lower().encode()
+
+    async def _expose(self) -> bytes:
+        return self._metrics.exposition()
 
     def refused(self, error: ApiError) -> None:
         """Count and log a request that the connection answered itself: incomplete, late or malformed."""
@@ -100,7 +105,7 @@ class GatewayApp:
                 allowed = [(b"allow", ", ".join(OWN_METHODS).encode())]
                 raise ApiError(405, f"{path} does not take {scope['method']}.", headers=allowed)
             if path == "/metrics":
-                await send_json(send, self._metrics.exposition(), kind=CONTENT_TYPE.encode())
+                await send_json(send, await self._exposition.get(), kind=CONTENT_TYPE.encode())
             elif path == "/version":
                 await send_json(send, json.dumps({"version": __version__}).encode())
             elif path == "/debug/gc":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -10,6 +12,8 @@ from penstock.http.errors import MALFORMED, ApiError
 from penstock.http.sink import Receive, Scope, Send
 
 JSON = b"application/json"
+
+Result = TypeVar("Result")
 
 encode_json = msgspec.json.Encoder().encode
 
@@ -25,6 +29,20 @@ def request_header(scope: Scope, name: bytes) -> str | None:
             decoded: str = value.decode("latin-1")
             return decoded
     return None
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of ``work``; to be called once the whole body has been received. Raises ClientGone, and
+    cancels it, if the client disconnects meanwhile."""
+    running, gone = asyncio.ensure_future(work), asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise ClientGone
+        return running.result()
+    finally:
+        running.cancel()
+        gone.cancel()
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:

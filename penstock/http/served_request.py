@@ -113,6 +113,6 @@ class ServedRequest:
             self._connection.finish()
 
     async def _wait(self) -> None:
-        if self._waiter is None:
+        if self._waiter is None or self._waiter.done():  # done: who waited was cancelled
             self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter

@@ -448,8 +448,10 @@ class OutputProcessor:
     # -- metrics, by whole columns
 
     def _record_latency(self, frame: TokenFrame, now: float) -> None:
-        handles = frame.stream
-        first = frame.position == 0
+        handles, first = frame.stream, frame.position == 0
+        if frame.count is not None and np.count_nonzero(frame.count) < len(handles):  # ends without tokens
+            made = frame.count > 0
+            handles, first = handles[made], first[made]
         if np.count_nonzero(first):
             opened = handles[first]
             self._ttft.observe(now - self._arrival[opened])
@@ -465,7 +467,7 @@ class OutputProcessor:
         if frame.count is None:
             self._event_tokens.add(1.0, int(np.count_nonzero(written)))
         else:
-            self._event_tokens.observe(frame.count[written])
+            self._event_tokens.observe(frame.count[written & (frame.count > 0)])
 
 
 def _no_abort(stream: Stream) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.http.asgi import read_any_body, send_json
+from penstock.http.asgi import ClientGone, read_any_body, send_json, unless_gone
 from penstock.http.chunked_body import CHUNKS_PER_ROUND, CHUNKS_PER_TURN
 from penstock.http.connection_settings import ConnectionSettings, Limits
 from penstock.http.errors import ApiError
@@ -327,5 +327,41 @@ def test_a_connection_that_ends_within_its_request_holds_none_of_its_bytes(sent:
         await settle()
         assert settings.budget.held == 0
         await end_tasks()
+
+    asyncio.run(run())
+
+
+def test_work_for_a_client_that_leaves_is_cancelled() -> None:
+    ends: list[str] = []
+
+    async def work(seconds: float) -> str:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+        return "result"
+
+    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+        await receive()
+        assert await unless_gone(receive, work(0.0)) == "result"
+        with pytest.raises(ValueError, match="of the work"):
+            await unless_gone(receive, failing())
+        ends.append("waits")
+        with pytest.raises(ClientGone):
+            await unless_gone(receive, work(3600.0))
+
+    async def failing() -> None:
+        raise ValueError("a fault of the work")
+
+    async def run() -> None:
+        protocol, _ = connection(app)
+        protocol.data_received(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        while not ends:
+            await settle()
+        protocol.connection_lost(None)
+        await settle()
+        assert ends == ["waits", "cancelled"]
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run())

@@ -398,6 +398,20 @@ def test_latency_is_recorded_per_row() -> None:
     assert (itl.counts.tolist(), itl.total) == ([1, 0, 0], 0.5)
 
 
+def test_an_end_without_a_token_is_no_first_token_and_no_event() -> None:
+    """As of a stream whose client gave up while it waited, or of a stop token that is left out."""
+    ttft, itl, sizes = Histogram((1.0, 2.0)), Histogram((1.0, 2.0)), Histogram(EVENT_BOUNDS)
+    table = OutputProcessor(TEXTS, ttft, itl, sizes)
+    waits, runs, goes_on = (table.open(make_stream(RecordingReply(), []), 10.0) for _ in range(3))
+    table.process_frame(0, frame((runs, 0, [0]), (goes_on, 0, [0])), 11.5)
+    ends = frame((waits, 0, []), (runs, 1, []), (goes_on, 1, [0]))
+    ends.finish = np.array([FinishReason.ABORT, FinishReason.EOS, FinishReason.NONE], np.int8)
+    table.process_frame(0, ends, 12.0)
+    assert (ttft.counts.tolist(), ttft.total) == ([0, 2, 0], 3.0)
+    assert (itl.counts.tolist(), itl.total) == ([1, 0, 0], 0.5)
+    assert (int(sizes.counts.sum()), sizes.total) == (3, 3.0)
+
+
 def test_tokens_per_event_are_recorded_for_streams_that_write_events() -> None:
     sizes = Histogram((1.0, 4.0))
     table = OutputProcessor(TEXTS, Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -236,23 +237,35 @@ def test_zero_bytes_are_text() -> None:
 
 def test_large_requests_wait_for_one_another() -> None:
     async def attack() -> None:
-        budget, running, most = ByteBudget(100), 0, 0
+        budget, lock, running, most = ByteBudget(100), threading.Lock(), 0, 0
 
-        async def work(size: int) -> None:
+        def work(size: int) -> int:
             nonlocal running, most
-            async with budget.reserve(size):
+            with lock:
                 running += size
                 most = max(most, running)
-                await asyncio.sleep(0)
+            with lock:
                 running -= size
+            return size
 
-        await asyncio.gather(*(work(size) for size in (40, 60, 100, 10, 90, 100, 30)))
-        assert most == 100
-        stuck = asyncio.ensure_future(work(1000))
-        cancelled = asyncio.ensure_future(work(50))
+        async def run(size: int) -> int:
+            return await budget.run_in_thread(size, work, size)
+
+        sizes = (40, 60, 100, 10, 90, 100, 30)
+        assert tuple(await asyncio.gather(*map(run, sizes))) == sizes
+        assert most <= 100
+        go_on = threading.Event()
+        begun = [asyncio.ensure_future(budget.run_in_thread(1000, go_on.wait)) for _ in range(2)]
+        waiting = asyncio.ensure_future(run(50))
         await asyncio.sleep(0)
-        cancelled.cancel()
-        await stuck
-        await work(100)
+        for task in (waiting, *begun):
+            task.cancel()
+        await asyncio.wait([waiting, *begun])
+        later = asyncio.ensure_future(run(1))
+        await asyncio.sleep(0.01)
+        assert not later.done(), "the bytes are taken until the thread has ended"
+        go_on.set()
+        assert await later == 1
+        assert await run(100) == 100
 
     asyncio.run(asyncio.wait_for(attack(), 10))
