@@ -17,6 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 RANK = {
     "": 0,  # penstock/__init__.py: the version
     "config": 0,
+    "distribution": 0,
     "exit_codes": 0,
     "logging_setup": 0,
     "wire": 1,

@@ -23,6 +23,7 @@ from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origins
 from penstock.config.secret_files import warn_if_open_to_others
+from penstock.distribution import pip_install
 from penstock.exit_codes import EXIT_FAILED, EXIT_OK, StartupError
 from penstock.gateway.app import GatewayApp
 from penstock.gateway.relay.relay import Relay
@@ -126,9 +127,7 @@ def make_external_processor(
     try:
         from penstock.gateway.extproc.server import EnvoyServer
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"--ext-proc-port needs the package {error.name}: pip install 'penstock[envoy]'"
-        ) from None
+        raise ConfigError(f"--ext-proc-port needs the package {error.name}: {pip_install('envoy')}") from None
     from penstock.gateway.extproc.routed_requests import RoutedRequests
 
     requests = RoutedRequests(

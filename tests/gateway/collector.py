@@ -13,7 +13,7 @@ import pytest
 
 from tests.gateway.processes import eventually
 
-otel = pytest.mark.skipif(find_spec("opentelemetry") is None, reason="needs penstock[otel]")
+otel = pytest.mark.skipif(find_spec("opentelemetry") is None, reason="needs penstock-llm[otel]")
 
 
 class Collector:

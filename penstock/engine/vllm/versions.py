@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from penstock.config.errors import ConfigError
+from penstock.distribution import pip_install
 
 SUPPORTED = ("0.32", "0.33")
 """Minor versions, with any patch level. Change this list after a run of ``make test-vllm`` only."""
@@ -18,12 +19,12 @@ def check_installed() -> str:
     found = None if find_spec("vllm") is None else _version()
     if found is None:
         raise ConfigError(
-            '--engine vllm: vLLM is not installed; run pip install "penstock[vllm]", or take --engine torch'
+            f"--engine vllm: vLLM is not installed; run {pip_install('vllm')}, or take --engine torch"
         )
     if ".".join(found.split(".")[:2]) not in SUPPORTED:
         raise ConfigError(
             f"--engine vllm: vLLM {found} is installed, supported are {' and '.join(SUPPORTED)}; "
-            f'run pip install "penstock[vllm]"'
+            f"run {pip_install('vllm')}"
         )
     return found
 

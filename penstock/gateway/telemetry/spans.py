@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from penstock import __version__
 from penstock.config.errors import ConfigError
+from penstock.distribution import pip_install
 from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.responses.outcome import SUCCESSFUL
 from penstock.gateway.responses.token_usage import TokenUsage
@@ -172,9 +173,7 @@ def make_span_exporter(url: str, service_name: str) -> BatchSpanExporter:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"--otlp-endpoint needs the package {error.name}: pip install 'penstock[otel]'"
-        ) from None
+        raise ConfigError(f"--otlp-endpoint needs the package {error.name}: {pip_install('otel')}") from None
     parts = urlsplit(url)
     endpoint = url if parts.path.strip("/") else parts._replace(path=TRACES_PATH).geturl()
     resource = Resource.create({"service.name": service_name, "service.version": __version__})

@@ -10,6 +10,7 @@ from pathlib import Path
 import penstock
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
+from penstock.distribution import pip_install
 from penstock.engine.torch.supported_models import check_supported
 from penstock.engine.vllm.versions import check_installed
 from penstock.supervisor.startup.model_download import download_model
@@ -79,7 +80,7 @@ def _require_torch() -> None:
     absent = [name for name in ("torch", "transformers", "safetensors") if not importlib.util.find_spec(name)]
     if absent:
         raise ConfigError(
-            f'--engine torch: {" and ".join(absent)} cannot be imported; run pip install "penstock[torch]", '
+            f"--engine torch: {' and '.join(absent)} cannot be imported; run {pip_install('torch')}, "
             "or take --engine synthetic, which needs no model"
         )
 

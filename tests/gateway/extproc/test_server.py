@@ -101,4 +101,4 @@ def test_without_grpc_the_error_names_the_extra(upstream: Upstream) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode != 0
-    assert "pip install 'penstock[envoy]'" in done.stderr
+    assert 'pip install "penstock-llm[envoy]"' in done.stderr

@@ -216,4 +216,4 @@ def test_without_the_libraries_the_error_names_the_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode != 0
-    assert "pip install 'penstock[otel]'" in done.stderr
+    assert 'pip install "penstock-llm[otel]"' in done.stderr

@@ -86,7 +86,7 @@ def test_torch_that_is_not_installed(directory: Path, importable: set[str], abse
     with pytest.raises(ConfigError) as caught:
         resolve_model(ServeConfig(model=str(directory)), "/run")
     assert f"--engine torch: {absent} cannot be imported" in str(caught.value)
-    assert 'pip install "penstock[torch]"' in str(caught.value)
+    assert 'pip install "penstock-llm[torch]"' in str(caught.value)
     assert "--engine synthetic" in str(caught.value)
     # The synthetic engine does without.
     assert resolve_model(ServeConfig(model=str(directory), engine="synthetic"), "/run").served_names
