@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,8 +46,8 @@ class Progress:
     def seconds(self) -> float:
         return time.monotonic() - self._began
 
-    def run(self, step: str, command: list[str], log: Path, directory: Path, total: float = 0.0) -> None:
-        """Runs ``command``, with ``directory`` for temporary files. ``total``: the MB that it fetches."""
+    def run(self, step: str, command: list[str], log: Path, directory: Path) -> None:
+        """Runs ``command``, with its output in ``log`` and its temporary files in ``directory``."""
         environ = os.environ | {"TMPDIR": str(directory), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         with log.open("ab") as output:
             begin = output.tell()
@@ -62,9 +59,7 @@ class Progress:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, self._said + self._interval - time.monotonic()))
                     break
-                fetched = _fetched(directory)
-                share = f", {fetched:.0f} of {total:.0f} MB" if total and fetched else ""
-                self.say(f"{step}{share} ... {self.seconds:.0f} s")
+                self.say(f"{step}{_state(log, begin, directory)} ({self.seconds:.0f} s)")
         finally:
             if process.poll() is None:
                 process.terminate()
@@ -74,16 +69,21 @@ class Progress:
                 output.seek(begin)
                 lines = output.read().decode(errors="replace").splitlines()
             print(*(f"    {line}" for line in lines[-SHOWN_LINES:]), sep="\n", flush=True)
-            raise Failed(f"{step} failed (exit code {process.returncode}; all output: {log})")
+            raise Failed(f"{step}: failed (exit code {process.returncode}; all output: {log})")
 
 
-def _fetched(directory: Path) -> float:
-    """MB that pip has downloaded; pip's caching writes a second copy beside these directories."""
+def _state(log: Path, begin: int, directory: Path) -> str:
+    """What pip does, whose output starts at ``begin`` of ``log`` and whose downloads are in ``directory``."""
+    with log.open("rb") as output:
+        output.seek(begin)
+        if b"Installing collected packages" in output.read():
+            return ": unpacking"
     size = 0
+    # pip's caching writes a second copy beside these directories.
     for path in directory.glob("pip-*/**/*"):
         with contextlib.suppress(OSError):  # moved meanwhile
             size += path.stat().st_size if path.is_file() else 0
-    return size / 1e6
+    return f": {size / 1e6:.0f} MB fetched" if size else ""
 
 
 class Installer:
@@ -93,35 +93,28 @@ class Installer:
         self._venv = venv
         self._progress = progress
         self._python = str(venv / "bin" / "python")
+        self._log = venv / "install.log"
 
     def install(self, extras: list[str], torch_index: str) -> None:
         import tomllib
 
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-        name, optional = project["project"]["name"], project["project"]["optional-dependencies"]
-        say = self._progress.say
-        say(f"{name}[{','.join(extras)}] of this directory, into {self._venv}")
+        declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
+        project = declared["project"]
+        self._progress.say(f"{project['name']}[{','.join(extras)}] of this directory, into {self._venv}")
         self._make_environment()
-        self._log = self._venv / "install.log"
         self._log.write_bytes(b"")
-        index = self._index_arguments(torch_index) if "torch" in extras else []
+        index = self._torch_arguments(torch_index) if "torch" in extras else []
+        if "dev" in extras:
+            self._progress.say("tests, linters and every optional part: about 90 MB")
         # With the build's requirements: then the build needs no environment, and no download, of its own.
-        wanted = project["build-system"]["requires"] + project["project"]["dependencies"]
+        wanted = declared["build-system"]["requires"] + project["dependencies"]
         for extra in extras:
-            wanted += optional[extra]
+            wanted += project["optional-dependencies"][extra]
         with tempfile.TemporaryDirectory(prefix=".install-", dir=self._venv) as directory:
-            found = self._resolve(wanted, index, Path(directory))
-            if found:
-                total = self._announce(found)
-                pins = [f"{item['metadata']['name']}=={item['metadata']['version']}" for item in found]
-                self._pip(
-                    f"fetching and installing {len(pins)} packages",
-                    [*index, "--no-deps", *pins],
-                    Path(directory),
-                    total,
-                )
-            self._pip(f"installing {name}", ["--no-deps", "--no-build-isolation", "-e", "."], Path(directory))
-        say(f"done in {self._progress.seconds:.0f} s")
+            self._pip("packages", [*index, "-c", "constraints.txt", *wanted], Path(directory))
+            itself = ["--no-deps", "--no-build-isolation", "-e", "."]
+            self._pip(f"{project['name']} itself", itself, Path(directory))
+        self._progress.say(f"done in {self._progress.seconds:.0f} s")
 
     def _make_environment(self) -> None:
         """Also completes one whose making was interrupted."""
@@ -129,63 +122,46 @@ class Installer:
         if Path(self._python).exists() and subprocess.run(works, capture_output=True).returncode == 0:
             return
         self._venv.mkdir(parents=True, exist_ok=True)
+        # With a new pip: older ones take a download that was cut off for a forged one, and begin it again.
+        command = [sys.executable, "-m", "venv", "--upgrade-deps", str(self._venv)]
         try:
-            self._progress.run(
-                "making the virtual environment",
-                [sys.executable, "-m", "venv", str(self._venv)],
-                self._venv / "install.log",
-                self._venv,
-            )
+            self._progress.run("virtual environment", command, self._log, self._venv)
         except Failed as error:
-            raise Failed(f"{error}; Debian and Ubuntu keep it in the package python3-venv") from None
+            raise Failed(f"{error}; on Debian and Ubuntu it needs the package python3-venv") from None
 
-    def _index_arguments(self, wanted: str) -> list[str]:
-        """Where PyTorch comes from besides pip's own index."""
-        if wanted not in ("", "auto"):
-            return [] if wanted == "none" else ["--extra-index-url", wanted]
+    def _torch_arguments(self, wanted: str) -> list[str]:
+        """pip's arguments for the index of PyTorch's build; says how much is fetched."""
+        say = self._progress.say
+        index = self._cpu_index() if wanted == "auto" else "" if wanted == "none" else wanted
+        if index == CPU_INDEX:
+            say("what serving needs: about 260 MB, 190 of them PyTorch for CPUs (no NVIDIA GPU was found)")
+        elif index or not sys.platform.startswith("linux") or self._has_sources():
+            say(
+                f"what serving needs: about 70 MB, and PyTorch from {index or 'the index that pip is set to'}"
+            )
+        else:
+            say("what serving needs: about 2,800 MB, most of it PyTorch for CUDA (TORCH_INDEX names another)")
+        return ["--extra-index-url", index] if index else []
+
+    def _cpu_index(self) -> str:
+        """The index of PyTorch for CPUs where it is needed and answers, else nothing."""
         if not sys.platform.startswith("linux"):
-            return []  # PyPI's is the build without CUDA
-        if any(Path(path).exists() for path in NVIDIA) or shutil.which("nvidia-smi"):
-            self._progress.say("PyTorch for CUDA: this machine has an NVIDIA GPU")
-            return []
-        listed = subprocess.run([self._python, "-m", "pip", "config", "list"], capture_output=True, text=True)
-        if PIP_SOURCES.search(listed.stdout):
-            return []  # whoever set up pip chose where packages come from
+            return ""  # PyPI's is the build without CUDA
+        if any(Path(path).exists() for path in NVIDIA) or self._has_sources():
+            return ""
         if not _answers(f"{CPU_INDEX}/torch/"):
-            self._progress.say(f"{CPU_INDEX} does not answer: PyTorch comes from PyPI, with CUDA")
-            return []
-        self._progress.say("PyTorch for CPUs: this machine has no NVIDIA GPU")
-        return ["--extra-index-url", CPU_INDEX]
+            self._progress.say(f"{CPU_INDEX} does not answer, so PyTorch comes from PyPI")
+            return ""
+        return CPU_INDEX
 
-    def _resolve(self, wanted: list[str], index: list[str], directory: Path) -> list[dict]:
-        """What is to be fetched, as pip reports it: without packages that the environment has."""
-        report = directory / "report.json"
-        arguments = [*index, "--dry-run", "--report", str(report), "-c", "constraints.txt", *wanted]
-        self._pip("choosing versions", arguments, directory)
-        return json.loads(report.read_text())["install"]
+    def _has_sources(self) -> bool:
+        """Whether whoever set up pip chose where packages come from."""
+        listed = subprocess.run([self._python, "-m", "pip", "config", "list"], capture_output=True, text=True)
+        return PIP_SOURCES.search(listed.stdout) is not None
 
-    def _announce(self, found: list[dict]) -> float:
-        """Says how much is fetched; returns the MB."""
-        with ThreadPoolExecutor(16) as pool:
-            sizes = list(pool.map(_size, (item["download_info"]["url"] for item in found)))
-        total = sum(size or 0.0 for size in sizes)
-        largest = sorted(
-            ((size, item["metadata"]["name"]) for size, item in zip(sizes, found, strict=True) if size),
-            key=lambda pair: -pair[0],
-        )[:3]
-        names = ", ".join(f"{name} {size:.0f}" for size, name in largest)
-        unknown = sum(size is None for size in sizes)
-        more = f", and {unknown} of unknown size" if unknown else ""
-        self._progress.say(
-            f"{len(found)} packages, {total:.0f} MB ({names}){more}, less those in pip's cache"
-            if total
-            else f"{len(found)} packages{more or ', all of them on this machine'}"
-        )
-        return total
-
-    def _pip(self, step: str, arguments: list[str], directory: Path, total: float = 0.0) -> None:
+    def _pip(self, step: str, arguments: list[str], directory: Path) -> None:
         command = [self._python, "-m", "pip", "install", "--progress-bar", "off", *arguments]
-        self._progress.run(step, command, self._log, directory, total)
+        self._progress.run(step, command, self._log, directory)
 
 
 def _answers(url: str) -> bool:
@@ -194,17 +170,6 @@ def _answers(url: str) -> bool:
             return True
     except OSError:
         return False
-
-
-def _size(url: str) -> float | None:
-    """MB to fetch; 0 for a file of this machine, None if its server does not say."""
-    if url.startswith("file:"):
-        return 0.0
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=ANSWER_S) as reply:
-            return int(reply.headers["Content-Length"]) / 1e6
-    except (OSError, TypeError, ValueError):
-        return None
 
 
 def main() -> int:

@@ -75,7 +75,11 @@ def test_the_wheel_serves(version: str, built: Built, tmp_path: Path) -> None:
     subprocess.run([*pip, "-c", ROOT / "constraints.txt", built.wheel], check=True, timeout=INSTALL_S)
 
     versions = subprocess.run(
-        [environment / "bin" / "penstock", "version"], capture_output=True, text=True, check=True, cwd=tmp_path
+        [environment / "bin" / "penstock", "version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
     ).stdout.splitlines()
     assert versions[0] == f"penstock {__version__}"
     assert versions[1].startswith(f"python {version}.")
