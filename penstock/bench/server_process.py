@@ -36,8 +36,8 @@ _READY = re.compile(r"^ready in ")
 class ServerProcess:
     """``penstock serve`` or ``penstock gateway`` with all its processes; use it as a context.
 
-    ``url`` is the address of the ready server. ``PENSTOCK_`` variables are removed from its environment, so
-    that the results depend on the options of the measurement only.
+    ``url`` is the address of the ready server. ``PENSTOCK_`` and ``VLLM_`` variables are removed from its
+    environment, so that the results depend on the options of the measurement only.
     """
 
     def __init__(self, arguments: Sequence[str], seconds: float) -> None:
@@ -55,7 +55,7 @@ class ServerProcess:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={name: value for name, value in os.environ.items() if not name.startswith(PREFIX)},
+            env={name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "VLLM_"))},
             start_new_session=True,  # Ctrl-C must not kill it: it is shut down in order
         )
         self._reader = threading.Thread(target=self._read, name="server-output", daemon=True)

@@ -13,7 +13,7 @@ from penstock.cli import early_signals, parser
 from penstock.cli.command import Command
 from penstock.config.errors import ConfigError, did_you_mean
 from penstock.config.introspect import Option, options_of
-from penstock.config.sources import resolve
+from penstock.config.sources import OtherServers, resolve
 from penstock.exit_codes import EXIT_USAGE
 
 
@@ -87,17 +87,26 @@ def _run(argv: list[str]) -> int:
     if entry is None:
         return _help(argv)
     command = load(entry)
+    words = " ".join(("penstock", *entry.name))
     try:
-        arguments, file = parser.parse(command, argv[len(entry.name) :])
+        line = parser.parse(command, argv[len(entry.name) :])
     except ConfigError as error:
-        words = " ".join(entry.name)
-        raise ConfigError(f"{error}\nSee penstock {words} --help.") from None
+        raise ConfigError(f"{error}\nSee {words} --help.") from None
     except SystemExit:  # --help
         return 0
-    config, origins = resolve(command.config, arguments, os.environ, file=file, other_options=all_options)
+    resolved = resolve(
+        command.config,
+        line.arguments,
+        os.environ,
+        file=line.file,
+        other_options=all_options,
+        other_servers=OtherServers(line.foreign, line.rest, words) if command.replaces_servers else None,
+    )
+    for remark in resolved.remarks:
+        print(f"penstock: {remark}", file=sys.stderr)
     if not command.handles_signals:
         early_signals.restore()
-    return command.run(config, origins)
+    return command.run(resolved.config, resolved.origins)
 
 
 def _find(argv: list[str]) -> CommandEntry | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from penstock.cli.command import Command
 from penstock.config.errors import ConfigError, did_you_mean
 from penstock.config.introspect import Option, options_of
 from penstock.config.sources import CONFIG_VARIABLE
+
+if TYPE_CHECKING:  # imported when there is an unknown flag
+    from penstock.config.other_servers.review import GivenFlag
 
 HELP_WIDTH = 100
 """Maximum width of ``--help``, in columns."""
@@ -65,26 +68,58 @@ def build(command: Command[Any], program: str = "penstock") -> Parser:
     return parser
 
 
-def parse(
-    command: Command[Any], argv: list[str], program: str = "penstock"
-) -> tuple[dict[str, Any], str | None]:
-    """The text of every flag in ``argv``, by field name, and the path given with ``--config``.
+class CommandLine(NamedTuple):
+    """The arguments of a command.
+
+    ``arguments``: the text of every flag, by field name; ``file``: the path given with ``--config``;
+    ``foreign``: flags of other servers, with ``rest``, the arguments beside them.
+    """
+
+    arguments: dict[str, Any]
+    file: str | None = None
+    foreign: list[GivenFlag] = []  # noqa: RUF012
+    rest: list[str] = []  # noqa: RUF012
+
+
+def parse(command: Command[Any], argv: list[str], program: str = "penstock") -> CommandLine:
+    """Reads ``argv``. Flags of other servers are taken apart for commands that expect them.
 
     Raises ConfigError for an unknown flag and a missing or unexpected value. ``--help`` prints the help and
     raises SystemExit(0).
     """
     options = options_of(command.config)
-    argv, behind = _cut(argv, options)
+    argv, foreign = _cut_foreign(argv, options) if command.replaces_servers else (argv, [])
+    own, behind = _cut(argv, options)
     parser = build(command, program)
-    namespace, rest = parser.parse_known_args(_with_dashes(argv, options))
+    namespace, rest = parser.parse_known_args(_with_dashes(own, options))
     if rest:
-        raise _unknown(rest, options)
+        raise _unknown(rest, options, command.replaces_servers)
     arguments = vars(namespace)
     files = arguments.pop("config", [None])
     if len(files) > 1:
         raise ConfigError("--config is given twice")
     switches = {name: str(value).lower() for name, value in arguments.items() if isinstance(value, bool)}
-    return arguments | switches | behind, files[0]
+    return CommandLine(arguments | switches | behind, files[0], foreign, argv)
+
+
+def flags_of(options: tuple[Option, ...]) -> set[str]:
+    """Every flag of these options, with those that all commands have."""
+    flags = {"--config", "--help", "-h"}
+    for option in options:
+        flags |= {option.flag, option.short or option.flag}
+        if option.is_switch or option.is_tristate:
+            flags.add(f"--no-{option.name}")
+    return flags
+
+
+def _cut_foreign(argv: list[str], options: tuple[Option, ...]) -> tuple[list[str], list[GivenFlag]]:
+    own = flags_of(options)
+    names = {token.partition("=")[0].replace("_", "-") for token in argv if token.startswith("-")}
+    if names <= own:
+        return argv, []
+    from penstock.config.other_servers.review import cut
+
+    return cut(argv, own)
 
 
 def _add(group: argparse._ArgumentGroup, option: Option) -> None:
@@ -95,6 +130,16 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     flags = [option.short, option.flag] if option.short else [option.flag]
     if option.is_switch:
         group.add_argument(*flags, action=argparse.BooleanOptionalAction, help=text)
+        return
+    if option.is_tristate:
+        group.add_argument(*flags, nargs="?", const="on", metavar=option.metavar, help=text)
+        group.add_argument(
+            f"--no-{option.name}",
+            dest=option.field,
+            action="store_const",
+            const="off",
+            help=argparse.SUPPRESS,
+        )
         return
     if option.many:
         group.add_argument(*flags, nargs="+", action="extend", metavar=option.metavar, help=text)
@@ -142,7 +187,7 @@ def _with_dashes(argv: list[str], options: tuple[Option, ...]) -> list[str]:
     return result + argv[end:]
 
 
-def _unknown(rest: list[str], options: tuple[Option, ...]) -> ConfigError:
+def _unknown(rest: list[str], options: tuple[Option, ...], replaces_servers: bool) -> ConfigError:
     """The error for unparsed arguments: about the first flag, if there is one, as values may belong to it."""
     flags = [token for token in rest if token.startswith("-")]
     if not flags:
@@ -151,6 +196,10 @@ def _unknown(rest: list[str], options: tuple[Option, ...]) -> ConfigError:
     for option in options:
         if option.positional and flag == f"--{option.name}":
             return ConfigError(f"unknown option {flag}; write {option.flag} without a flag")
-    names = [option.flag for option in options if not option.positional]
-    names += [f"--no-{option.name}" for option in options if option.is_switch]
-    return ConfigError(f"unknown option {flag}{did_you_mean(flag, [*names, '--config', '--help'])}")
+    names = sorted(name for name in flags_of(options) if name.startswith("--"))
+    hint = did_you_mean(flag, names)
+    if not hint and replaces_servers:
+        from penstock.config.other_servers import lookup
+
+        hint = did_you_mean(flag, lookup.names())
+    return ConfigError(f"unknown option {flag}{hint}")

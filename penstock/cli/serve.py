@@ -20,4 +20,5 @@ COMMAND = Command(
     ServeConfig,
     run,
     handles_signals=True,
+    replaces_servers=True,
 )

@@ -11,12 +11,43 @@ class ConfigError(Exception):
 
 
 def did_you_mean(name: str, valid: Iterable[str], prefix: str = "") -> str:
-    """``; did you mean X?`` for the valid name closest to ``name``; empty when none is close.
+    """``; did you mean X?`` for the valid name that ``name`` is a misspelling of; empty when there is none.
 
     ``prefix``, with which every valid name begins, is not compared.
     """
-    from difflib import get_close_matches
+    near = nearest(name.removeprefix(prefix), (one.removeprefix(prefix) for one in valid))
+    return "" if near is None else f"; did you mean {prefix}{near}?"
 
-    ends = [one.removeprefix(prefix) for one in valid]
-    matches = get_close_matches(name.removeprefix(prefix), ends, n=1)
-    return f"; did you mean {prefix}{matches[0]}?" if matches else ""
+
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """The name that differs in a character, or in one of six; else one that ``name`` begins, or has in common
+    all but a "no-"."""
+    word = _plain(name)
+    names = {_plain(one): one for one in valid}
+    if len(word) < 3:
+        return names.get(word)
+    near = {one: _distance(word, plain) for plain, one in names.items()}
+    best = min(near, key=near.__getitem__, default=None)
+    if best is not None and near[best] <= max(1, len(word) // 6):
+        return best
+    begun = [one for plain, one in names.items() if plain.startswith(word)]
+    return min(begun, key=len, default=None) or names.get(word.removeprefix("no-"))
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").lower().replace("_", "-")
+
+
+def _distance(one: str, other: str) -> int:
+    """Insertions, deletions, replacements and swaps of neighbours that turn one text into the other."""
+    before: list[int] = []
+    last = list(range(len(other) + 1))
+    for i, mine in enumerate(one):
+        row = [i + 1]
+        for j, theirs in enumerate(other):
+            cost = min(last[j] + (mine != theirs), last[j + 1] + 1, row[j] + 1)
+            if i and j and mine == other[j - 1] and one[i - 1] == theirs:
+                cost = min(cost, before[j - 1] + 1)
+            row.append(cost)
+        before, last = last, row
+    return last[-1]

@@ -98,6 +98,11 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         return self.alternatives[0].kind == "switch"
 
     @property
+    def is_tristate(self) -> bool:
+        """Whether ``on`` and ``off`` are among its values; ``--flag`` and ``--no-flag`` set them, too."""
+        return {"on", "off"} <= set(self.alternatives[0].choices)
+
+    @property
     def default_text(self) -> str:
         """The default as written on the command line: ``false``, ``64Mi``, ``0.9``; empty for None."""
         if self.default is None:

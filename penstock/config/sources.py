@@ -6,24 +6,52 @@ Every value is checked, including those that another source overrides.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.config.errors import ConfigError, did_you_mean
+from penstock.config.errors import ConfigError, did_you_mean, nearest
 from penstock.config.introspect import PREFIX, Option, options_of
 from penstock.config.origins import Origin
 from penstock.config.values import Value, convert
+
+if TYPE_CHECKING:  # imported when there is something of another server's
+    from penstock.config.other_servers.review import GivenFlag
 
 C = TypeVar("C", bound=msgspec.Struct)
 Given = tuple[Option, Origin, str | list[str] | None]
 
 CONFIG_VARIABLE = PREFIX + "CONFIG"
 """Variable with the path of an option file, like ``--config``."""
+_GUARDS = ("api_key", "api_key_file", "cluster_key_file")
+"""Fields without which anybody may use a server: a misspelled variable of theirs ends the command."""
 
-# Kubernetes sets these in every pod of a namespace that has a service named "penstock".
-_SERVICE_LINK = re.compile(PREFIX + r"(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT_[0-9]+_\w+=|PORT=\w+://)")
+# Kubernetes sets these in every pod, for each service of the namespace: those of a service named
+# penstock-picker begin with PENSTOCK_PICKER_, those of one named vllm with VLLM_.
+_SERVICE_LINK = re.compile(
+    r"\w+_(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=[0-9]+|PORT(_[0-9]+_[A-Z]+)?=(tcp|udp|sctp)://.*"
+    r"|PORT_[0-9]+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=.*)",
+    re.DOTALL,
+)
+
+
+class Resolved(NamedTuple, Generic[C]):
+    """A config, the origin of every value that is set, and what the operator should know: texts that begin
+    with ``warning:`` or ``note:``."""
+
+    config: C
+    origins: dict[str, Origin]
+    remarks: list[str]
+
+
+class OtherServers(NamedTuple):
+    """What a command that replaces other servers got of theirs: flags, the rest of the command line, and the
+    command's words. See :mod:`penstock.config.other_servers`."""
+
+    flags: Sequence[GivenFlag] = ()
+    rest: Sequence[str] = ()
+    program: str = "penstock serve"
 
 
 def resolve(
@@ -33,75 +61,164 @@ def resolve(
     *,
     file: str | None = None,
     other_options: Callable[[], Iterable[Option]] = tuple,
-) -> tuple[C, dict[str, Origin]]:
-    """The config, and the origin of every value that is set.
+    other_servers: OtherServers | None = None,
+) -> Resolved[C]:
+    """The config from all sources.
 
     ``arguments`` maps field names to the text of their flags; ``file`` is the path given with ``--config``.
     ``other_options`` yields the options of all commands: the environment and the file of ``PENSTOCK_CONFIG``
     may hold options of several commands, and those of other commands are ignored. It is called only for a
-    name that ``config`` does not have.
+    name that ``config`` does not have. ``other_servers``: for a command that replaces other servers.
 
-    Raises ConfigError for an unknown name or a bad value.
+    Raises ConfigError for an unknown name in a file, a bad value, and a flag of another server that cannot be
+    passed over.
     """
-    layers = [_from_environment(config, environ, other_options), _from_arguments(config, arguments)]
+    sources = _Sources(config, environ, other_options, other_servers)
+    layers = [sources.environment(), sources.arguments(arguments)]
     if file is not None:
-        layers.insert(0, _from_file(config, file, tuple))
+        layers.insert(0, sources.file(file, tuple))
     elif CONFIG_VARIABLE in environ:
-        layers.insert(0, _from_file(config, environ[CONFIG_VARIABLE], other_options))
+        layers.insert(0, sources.file(environ[CONFIG_VARIABLE], other_options))
     values: dict[str, Value | list[Value] | None] = {}
     origins: dict[str, Origin] = {}
     for layer in layers:
         for option, origin, given in layer:
             values[option.field] = convert(option, origin, given)
             origins[option.field] = origin
+    for option, origin, given in sources.vllm_environment(origins):
+        values[option.field] = convert(option, origin, given)
+        origins[option.field] = origin
+    sources.review(str(values.get("engine", "torch")))
     try:
-        return msgspec.convert(values, config), origins
+        return Resolved(msgspec.convert(values, config), origins, sources.remarks)
     except msgspec.ValidationError as error:  # a rule over several fields, from __post_init__
         raise ConfigError(str(error)) from None
 
 
-def _from_arguments(
-    config: type[msgspec.Struct], arguments: Mapping[str, str | list[str]]
-) -> Iterator[Given]:
-    for option in options_of(config):
-        if option.field in arguments:
-            yield option, Origin("command line", option.flag), arguments[option.field]
+class _Sources:
+    """The layers of one config. Each yields what it sets, and adds to the remarks."""
 
+    def __init__(
+        self,
+        config: type[msgspec.Struct],
+        environ: Mapping[str, str],
+        other_options: Callable[[], Iterable[Option]],
+        other_servers: OtherServers | None,
+    ) -> None:
+        self.remarks: list[str] = []
+        self._options = options_of(config)
+        self._environ = environ
+        self._other_options = other_options
+        self._other_servers = other_servers
+        self._foreign = list(other_servers.flags) if other_servers else []
 
-def _from_environment(
-    config: type[msgspec.Struct], environ: Mapping[str, str], other_options: Callable[[], Iterable[Option]]
-) -> Iterator[Given]:
-    own = {option.variable: option for option in options_of(config)}
-    for name in sorted(name for name in environ if name.startswith(PREFIX) and name != CONFIG_VARIABLE):
-        text = environ[name]
-        if _SERVICE_LINK.match(f"{name}={text}"):
-            raise ConfigError(
-                f"{name}: set by Kubernetes for a service named penstock and not an option; "
-                "give the service another name or the pod enableServiceLinks: false"
-            )
-        if name in own:
-            option = own[name]
-            given = [item.strip() for item in text.split(",")] if option.many else text
-            yield option, Origin("environment", name), given
-            continue
-        known = {option.variable for option in other_options()}
-        if name not in known:
-            hint = did_you_mean(name.upper(), [*own, *sorted(known), CONFIG_VARIABLE], PREFIX)
-            raise ConfigError(f"unknown environment variable {name}{hint}")
+    def arguments(self, arguments: Mapping[str, str | list[str]]) -> Iterator[Given]:
+        for option in self._options:
+            if option.field in arguments:
+                origin = Origin("command line", option.flag)
+                yield self._translated(option, origin, arguments[option.field])
 
+    def environment(self) -> Iterator[Given]:
+        own = {option.variable: option for option in self._options}
+        for name in sorted(each for each in self._environ if each.startswith(PREFIX)):
+            text = self._environ[name]
+            if is_service_link(name, text):
+                if name in own:
+                    self.remarks.append(
+                        f"note: {name}={text} is ignored: Kubernetes sets it for a service of that name"
+                    )
+            elif name in own:
+                option = own[name]
+                given = [item.strip() for item in text.split(",")] if option.many else text
+                yield self._translated(option, Origin("environment", name), given)
+            elif name != CONFIG_VARIABLE:
+                self._check_unknown(name)
 
-def _from_file(
-    config: type[msgspec.Struct], path: str, other_options: Callable[[], Iterable[Option]]
-) -> Iterator[Given]:
-    from penstock.config import yaml_file
+    def _check_unknown(self, name: str) -> None:
+        known = {option.variable: option for option in (*self._options, *self._other_options())}
+        if name in known:
+            return
+        names = [*known, CONFIG_VARIABLE]
+        text = f"unknown environment variable {name}{did_you_mean(name, names, PREFIX)}"
+        near = nearest(name.removeprefix(PREFIX), (each.removeprefix(PREFIX) for each in names))
+        if near is not None and near.lower() in _GUARDS:
+            raise ConfigError(text)
+        self.remarks.append(f"warning: {text}")
 
-    own = {option.name: option for option in options_of(config)}
-    for entry in yaml_file.read(path):
-        if entry.key in own:
+    def file(self, path: str, other_options: Callable[[], Iterable[Option]]) -> Iterator[Given]:
+        from penstock.config import yaml_file
+
+        own = {option.name: option for option in self._options}
+        for entry in yaml_file.read(path):
             origin = Origin("file", f"{path}:{entry.line}: {entry.key}")
-            yield own[entry.key], origin, entry.value
-            continue
-        known = {option.name for option in other_options()}
-        if entry.key not in known:
-            hint = did_you_mean(entry.key, [*own, *sorted(known)])
-            raise ConfigError(f"{path}:{entry.line}: unknown option {entry.key}{hint}")
+            if entry.key in own:
+                if entry.misfit_line is not None:
+                    raise ConfigError(
+                        f"{path}:{entry.misfit_line}: {entry.key} must be one value or a list of values"
+                    )
+                yield self._translated(own[entry.key], origin, entry.value)
+                continue
+            known = {option.name for option in other_options()}
+            if entry.key not in known and not self._is_foreign(entry.key, origin, entry.value):
+                hint = did_you_mean(entry.key, [*own, *sorted(known)])
+                raise ConfigError(f"{path}:{entry.line}: unknown option {entry.key}{hint}")
+
+    def vllm_environment(self, set_by: Mapping[str, Origin]) -> Iterator[Given]:
+        """What variables of vLLM's set that no source of Penstock's sets."""
+        names = {name for name in self._environ if name.startswith("VLLM_")}
+        names = {name for name in names if not is_service_link(name, self._environ[name])}
+        if not names:
+            return
+        from penstock.config.other_servers import vllm_environment
+
+        for option, name in vllm_environment.honoured(self._options, names, self._other_servers is not None):
+            text = self._environ[name]
+            if option.field in set_by or (option.field == "api_key" and "api_key_file" in set_by):
+                other = set_by.get(option.field) or set_by["api_key_file"]
+                self.remarks.append(f"note: {name} is ignored: {other} is set")
+                continue
+            yield self._translated(option, Origin("environment", name), [text] if option.many else text)
+
+    def review(self, engine: str) -> None:
+        """Raises ConfigError for flags of other servers that cannot be passed over with this engine."""
+        if self._other_servers is None:
+            return
+        names = [name for name in self._environ if name.startswith("VLLM_")]
+        if names:
+            from penstock.config.other_servers import vllm_environment
+
+            self.remarks += vllm_environment.unheeded(names, engine)
+        if self._foreign:
+            from penstock.config.other_servers.review import Review
+
+            own = {option.flag for option in self._options}
+            review = Review(self._foreign, engine, own)
+            if review.problems:
+                raise review.error(self._other_servers.program, self._other_servers.rest, self._options)
+            self.remarks += review.notes
+
+    def _is_foreign(self, key: str, origin: Origin, value: str | list[str] | None) -> bool:
+        if self._other_servers is None:
+            return False
+        from penstock.config.other_servers.review import from_file
+
+        given = from_file(key, origin, value)
+        if given is not None:
+            self._foreign.append(given)
+        return given is not None
+
+    def _translated(self, option: Option, origin: Origin, given: str | list[str] | None) -> Given:
+        """``given`` in Penstock's words if it is in those of another server."""
+        if self._other_servers is not None:
+            from penstock.config.other_servers.vllm_values import translated
+
+            other = translated(option.flag, given)
+            if isinstance(other, str) and other != str(given).lower():
+                self.remarks.append(f"note: {origin} {given} is taken as {other}")
+            given = given if other is None else other
+        return option, origin, given
+
+
+def is_service_link(name: str, text: str) -> bool:
+    """Whether Kubernetes sets this variable, for a service of the namespace."""
+    return _SERVICE_LINK.fullmatch(f"{name}={text}") is not None

@@ -5,6 +5,7 @@ Scalars stay text, so that ``revision: 0123`` or ``max-model-len: 32k`` mean the
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -17,18 +18,23 @@ NULL = "tag:yaml.org,2002:null"
 
 
 class YamlEntry(msgspec.Struct, frozen=True):
-    """One key of the file; ``value`` is text, a list of texts, or None for null."""
+    """One key of the file; ``value`` is text, a list of texts, or None for null.
+
+    No option takes anything else; if the file has something else, ``value`` is its JSON text and
+    ``misfit_line`` its line.
+    """
 
     key: str
     line: int
     value: str | list[str] | None
+    misfit_line: int | None = None
 
 
 def read(path: str) -> list[YamlEntry]:
     """The entries of the file, in its order, keys with dashes.
 
-    Raises ConfigError, with the line, for a file that cannot be read, is not YAML, is not a mapping, has a
-    duplicate key, or a value other than a scalar or a list of scalars. The error never contains a value.
+    Raises ConfigError, with the line, for a file that cannot be read, is not YAML, is not a mapping or has a
+    duplicate key. The error never contains a value.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -78,7 +84,18 @@ def _entry(path: str, key: yaml.Node, value: yaml.Node) -> YamlEntry:
         isinstance(item, yaml.ScalarNode) and item.tag != NULL for item in value.value
     ):
         return YamlEntry(name, _line(key), [item.value for item in value.value])
-    raise ConfigError(f"{path}:{_line(value)}: {name} must be one value or a list of values")
+    return YamlEntry(name, _line(key), _json(value), _line(value))
+
+
+def _json(node: yaml.Node) -> str:
+    """What the other server would get as text: vLLM passes mappings on as JSON."""
+    loader = yaml.SafeLoader("")
+    try:
+        return json.dumps(loader.construct_object(node, deep=True), default=str)
+    except (yaml.YAMLError, TypeError, ValueError, RecursionError):
+        return ""
+    finally:
+        loader.dispose()
 
 
 def _line(node: yaml.Node) -> int:

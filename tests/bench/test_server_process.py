@@ -45,7 +45,8 @@ def test_own_options_of_the_server_win() -> None:
 
 
 def test_it_serves_and_ends_with_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_API_KEY", "of the user")  # does not reach it
+    for name in ("PENSTOCK_API_KEY", "VLLM_API_KEY"):  # do not reach it
+        monkeypatch.setenv(name, "of the user")
     config = BenchHostConfig(step_ms=1.0)
     with ServerProcess(serve_arguments(config, 2), 60.0) as server:
         processes = pids_of_supervisor(server.pid)

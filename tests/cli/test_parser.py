@@ -31,19 +31,23 @@ from penstock.config.serve import ServeConfig
         ("m -- --a_b 1 -x", {"model": "m", "engine_args": ["--a_b", "1", "-x"]}),
         ("-- --a_b", {"engine_args": ["--a_b"]}),
         ("m --", {"model": "m"}),
+        ("m --async-scheduling", {"model": "m", "async_scheduling": "on"}),
+        ("--async-scheduling --port 1", {"async_scheduling": "on", "port": "1"}),
+        ("--async-scheduling auto", {"async_scheduling": "auto"}),
+        ("--no-async-scheduling m", {"model": "m", "async_scheduling": "off"}),
     ],
 )
 def test_flags_become_text_by_field(line: str, arguments: dict[str, object]) -> None:
-    assert parse(serve.COMMAND, line.split()) == (arguments, None)
+    assert parse(serve.COMMAND, line.split())[:3] == (arguments, None, [])
 
 
 def test_short_flags_and_the_option_file() -> None:
-    assert parse(chat.COMMAND, ["-q", "hi", "--config", "f.yaml"]) == ({"quick": "hi"}, "f.yaml")
+    assert parse(chat.COMMAND, ["-q", "hi", "--config", "f.yaml"])[:2] == ({"quick": "hi"}, "f.yaml")
 
 
 def test_a_lone_dash_is_a_value() -> None:
-    assert parse(complete.COMMAND, ["-"]) == ({"prompt": "-"}, None)
-    assert parse(chat.COMMAND, ["-q", "-"]) == ({"quick": "-"}, None)
+    assert parse(complete.COMMAND, ["-"])[:2] == ({"prompt": "-"}, None)
+    assert parse(chat.COMMAND, ["-q", "-"])[:2] == ({"quick": "-"}, None)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +59,14 @@ def test_a_lone_dash_is_a_value() -> None:
         ("--no-strict-request", "unknown option --no-strict-request; did you mean --no-strict-requests?"),
         ("--qqqqqqqq", "unknown option --qqqqqqqq"),
         ("-x", "unknown option -x"),
-        ("--model m", "unknown option --model; write MODEL without a flag"),
+        ("--uds-mod", "unknown option --uds-mod; did you mean --uds-mode?"),
+        (
+            "--tensor-paralel-size 2",
+            "unknown option --tensor-paralel-size; did you mean --tensor-parallel-size?",
+        ),
+        ("--data-size 2", "unknown option --data-size"),
+        ("--force-eager", "unknown option --force-eager"),
+        ("--tensor-parallel-size", "--tensor-parallel-size: expected one argument"),
         ("--no-port 1", "unknown option --no-port; did you mean --port?"),
         ("a b", "unexpected argument 'b'"),
         ("--port", "--port: expected one argument"),

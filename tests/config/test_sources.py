@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.config.client import ChatConfig
 from penstock.config.errors import ConfigError
+from penstock.config.gateway import GatewayConfig
 from penstock.config.introspect import HIDDEN, Option, options_of
 from penstock.config.origins import Origin
 from penstock.config.serve import ServeConfig
@@ -27,7 +28,7 @@ def option_file(tmp_path: Path) -> Path:
 
 
 def test_without_sources_the_defaults_hold() -> None:
-    assert resolve(ServeConfig, {}, {}) == (ServeConfig(), {})
+    assert resolve(ServeConfig, {}, {}) == (ServeConfig(), {}, [])
 
 
 @pytest.mark.parametrize("flag", [None, "4"])
@@ -37,7 +38,7 @@ def test_command_line_beats_environment_beats_file_beats_default(
     option_file: Path, flag: str | None, variable: str | None, key: str | None
 ) -> None:
     option_file.write_text(f"block-size: {key}\n" if key else "")
-    config, origins = resolve(
+    config, origins, _ = resolve(
         ServeConfig,
         {"block_size": flag} if flag else {},
         {"PENSTOCK_BLOCK_SIZE": variable} if variable else {},
@@ -54,7 +55,7 @@ def test_command_line_beats_environment_beats_file_beats_default(
 
 def test_sources_add_up(option_file: Path) -> None:
     option_file.write_text("served_model_name: [a, b]\nstrict-requests: true\n")
-    config, origins = resolve(
+    config, origins, _ = resolve(
         ServeConfig,
         {"model": "./llama"},
         {"PENSTOCK_API_KEY": "k1, k2", "PENSTOCK_STREAM_INTERVAL": "10", "HOME": "/"},
@@ -93,10 +94,17 @@ def test_a_value_that_is_overridden_is_still_checked() -> None:
         ("PENSTOCK_ZZZZZZZZZZZZZZZZZZZZZZZZZZZZ", ""),
     ],
 )
-def test_an_unknown_variable_is_an_error_with_the_nearest_name(name: str, hint: str) -> None:
+def test_an_unknown_variable_is_warned_about_with_the_nearest_name(name: str, hint: str) -> None:
+    resolved = resolve(ServeConfig, {}, {name: "sesame"}, other_options=every_option)
+    assert resolved == (ServeConfig(), {}, [f"warning: unknown environment variable {name}{hint}"])
+
+
+@pytest.mark.parametrize("name", ["PENSTOCK_API_KYE", "PENSTOCK_APIKEY", "PENSTOCK_API_KEYFILE"])
+def test_a_misspelled_key_does_not_leave_the_server_open(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve(ServeConfig, {}, {name: "1"}, other_options=every_option)
-    assert str(caught.value) == f"unknown environment variable {name}{hint}"
+        resolve(ServeConfig, {}, {name: "sesame"}, other_options=every_option)
+    assert f"unknown environment variable {name}; did you mean PENSTOCK_API_KEY" in str(caught.value)
+    assert "sesame" not in str(caught.value)
 
 
 def test_variables_of_other_commands_are_passed_over() -> None:
@@ -121,8 +129,16 @@ def test_the_environment_may_name_the_file_which_may_serve_several_commands(opti
 
 def test_a_file_of_the_command_line_replaces_the_one_of_the_environment(option_file: Path) -> None:
     option_file.write_text("port: 9\n")
-    config, _ = resolve(ServeConfig, {}, {"PENSTOCK_CONFIG": "/nowhere"}, file=str(option_file))
+    config, *_ = resolve(ServeConfig, {}, {"PENSTOCK_CONFIG": "/nowhere"}, file=str(option_file))
     assert config.port == 9
+
+
+@pytest.mark.parametrize("value", ["[[a]]", "[a, ~]", "{a: 1}"])
+def test_an_option_takes_no_nested_values(option_file: Path, value: str) -> None:
+    option_file.write_text(f"# names\nserved-model-name: {value}\n")
+    with pytest.raises(ConfigError) as caught:
+        resolve(ServeConfig, {}, {}, file=str(option_file))
+    assert str(caught.value) == f"{option_file}:2: served-model-name must be one value or a list of values"
 
 
 @pytest.mark.parametrize(
@@ -138,18 +154,44 @@ def test_an_unknown_key_is_an_error_with_line_and_nearest_name(
     assert str(caught.value) == f"{option_file}:2: unknown option {key.replace('_', '-')}{hint}"
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("PENSTOCK_PORT", "tcp://10.0.0.1:8000"),
-        ("PENSTOCK_SERVICE_HOST", "10.0.0.1"),
-        ("PENSTOCK_SERVICE_PORT_HTTP", "8000"),
-        ("PENSTOCK_PORT_8000_TCP_ADDR", "10.0.0.1"),
-    ],
-)
-def test_variables_that_kubernetes_sets_are_explained(name: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{name}: set by Kubernetes .* enableServiceLinks: false"):
-        resolve(ServeConfig, {}, {name: text}, other_options=every_option)
+def service_links(service: str) -> dict[str, str]:
+    """What Kubernetes sets for a service with a TCP port 8080 named http."""
+    port = f"{service}_PORT_8080_TCP"
+    return {
+        f"{service}_SERVICE_HOST": "10.0.0.1",
+        f"{service}_SERVICE_PORT": "8080",
+        f"{service}_SERVICE_PORT_HTTP": "8080",
+        f"{service}_PORT": "tcp://10.0.0.1:8080",
+        port: "tcp://10.0.0.1:8080",
+        f"{port}_PROTO": "tcp",
+        f"{port}_PORT": "8080",
+        f"{port}_ADDR": "10.0.0.1",
+    }
+
+
+@pytest.mark.parametrize("service", ["PENSTOCK_PICKER", "PENSTOCK_SERVE_2", "VLLM"])
+@pytest.mark.parametrize("config", [ServeConfig, GatewayConfig, ChatConfig])
+def test_variables_that_kubernetes_sets_for_services_are_ignored(
+    config: type[msgspec.Struct], service: str
+) -> None:
+    links = service_links(service)
+    assert resolve(config, {}, links, other_options=every_option) == (config(), {}, [])
+
+
+@pytest.mark.parametrize("variable", ["PENSTOCK_PORT", "PENSTOCK_EXT_PROC_PORT"])
+def test_a_service_named_as_an_option_does_not_set_it(variable: str) -> None:
+    links = service_links(variable.removesuffix("_PORT"))
+    config, origins, remarks = resolve(GatewayConfig, {}, links, other_options=every_option)
+    assert (config, origins) == (GatewayConfig(), {})
+    assert remarks == [
+        f"note: {variable}=tcp://10.0.0.1:8080 is ignored: Kubernetes sets it for a service of that name"
+    ]
+
+
+@pytest.mark.parametrize("text", ["tcp:/10.0.0.1", "http://10.0.0.1:8080", "80 80"])
+def test_a_port_that_kubernetes_would_not_set_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"PENSTOCK_PORT: .* is not valid for --port"):
+        resolve(ServeConfig, {}, {"PENSTOCK_PORT": text})
 
 
 def test_a_bad_secret_is_hidden() -> None:

@@ -49,3 +49,27 @@ def test_a_key_on_the_command_line_is_warned_of(tmp_path: Path) -> None:
     assert "--api-key: a command line can be read" in server.log
     for text in (*shown, server.log):
         assert "topsecret" not in text
+
+
+def test_the_flags_and_variables_of_a_vllm_pod_serve_with_its_key(tmp_path: Path) -> None:
+    environ = os.environ | {
+        "VLLM_API_KEY": "key-of-vllm",
+        "VLLM_USE_MODELSCOPE": "false",
+        "PENSTOCK_PORT": "tcp://10.0.0.1:8000",
+        "PENSTOCK_PICKER_SERVICE_HOST": "10.0.0.2",
+    }
+    flags = ("--tensor-parallel-size", "1", "--enable-auto-tool-choice", "--disable-log-requests")
+    with Server(*SYNTHETIC, *flags, directory=tmp_path, environ=environ) as server:
+        assert server.get("/v1/models").status_code == 401
+        assert server.get("/v1/models", authorization="Bearer key-of-vllm").status_code == 200
+        shown = [part for process in processes(server) for part in process.cmdline()]
+        assert "API key    required" in server.log
+    assert not [text for text in (*shown, server.log) if "key-of-vllm" in text]
+    remarks = [line for line in server.log.splitlines() if line.startswith("penstock: ")]
+    assert [remark.split()[2].removesuffix(":") for remark in remarks] == [
+        "PENSTOCK_PORT=tcp://10.0.0.1:8000",
+        "variables",
+        "--tensor-parallel-size",
+        "--enable-auto-tool-choice",
+        "--disable-log-requests",
+    ]

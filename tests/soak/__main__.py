@@ -57,8 +57,10 @@ def main(argv: list[str]) -> int:
         print(f"usage: {PROGRAM} COMMAND [options]", *lines, sep="\n", file=sys.stderr)
         return EXIT_USAGE
     try:
-        arguments, file = parser.parse(command, argv[1:], PROGRAM)
-        config, origins = resolve(command.config, arguments, os.environ, file=file, other_options=all_options)
+        line = parser.parse(command, argv[1:], PROGRAM)
+        config, origins, _ = resolve(
+            command.config, line.arguments, os.environ, file=line.file, other_options=all_options
+        )
         return command.run(config, origins)
     except ConfigError as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)

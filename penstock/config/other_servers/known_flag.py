@@ -1,0 +1,45 @@
+"""A flag of another server, and what Penstock says about it."""
+
+from __future__ import annotations
+
+import msgspec
+
+Default = str | int | float | bool | None
+
+
+class Here(msgspec.Struct, frozen=True):
+    """The flag has another name here."""
+
+    flag: str
+    note: str = ""
+
+
+class Unneeded(msgspec.Struct, frozen=True):
+    """The flag is accepted and has no effect, for this reason."""
+
+    why: str
+
+
+class Unsupported(msgspec.Struct, frozen=True):
+    """The flag is refused, for this reason."""
+
+    why: str
+
+
+Advice = Here | Unneeded | Unsupported
+
+
+class KnownFlag(msgspec.Struct, frozen=True):
+    """A flag of another server.
+
+    ``values``: how many it takes, as argparse writes it: 0 (a switch), 1, ? or +. ``default`` is the
+    server's, if it is a plain value. ``engine``: vLLM's engine takes it, behind ``--``. ``advice`` is None
+    for a flag that means nothing to Penstock itself.
+    """
+
+    server: str
+    name: str
+    values: str
+    default: Default = None
+    engine: bool = False
+    advice: Advice | None = None

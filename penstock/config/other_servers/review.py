@@ -1,0 +1,218 @@
+"""Flags of other servers among the operator's options: notes on those without effect, an error for others."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+
+from penstock.config.errors import ConfigError
+from penstock.config.introspect import HIDDEN, Option
+from penstock.config.origins import Origin
+from penstock.config.other_servers.known_flag import Advice, Here, KnownFlag, Unneeded, Unsupported
+from penstock.config.other_servers.lookup import Spelling, find
+from penstock.config.values import LONGEST_SHOWN
+
+SECRET = frozenset({"--hf-token"})
+"""Flags of other servers whose values no message shows."""
+
+
+_NUMBER = re.compile(r"-[0-9.]+")
+"""A value that begins as a flag does."""
+
+
+class GivenFlag(msgspec.Struct, frozen=True):
+    """A flag of another server with its values. ``written``: its first token, without a value."""
+
+    origin: Origin
+    written: str
+    flag: KnownFlag
+    negated: bool = False
+    values: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """As messages show it: ``--dtype half``, ``serve.yaml:3: dtype half``."""
+        values = " ".join(self.values)
+        shown = HIDDEN if values and self.flag.name in SECRET else values
+        shown = shown if len(shown) <= LONGEST_SHOWN else shown[:LONGEST_SHOWN] + "…"
+        return f"{self.origin} {shown}".rstrip()
+
+    @property
+    def tokens(self) -> list[str]:
+        """As on a command line."""
+        return [self.written, *([HIDDEN] if self.values and self.flag.name in SECRET else self.values)]
+
+    @property
+    def is_default(self) -> bool:
+        """It asks for the other server's default."""
+        default = self.flag.default
+        if default is None:
+            return False
+        if self.flag.values == "0":
+            return self.negated != default
+        return len(self.values) == 1 and self.values[0] == str(default)
+
+
+def cut(argv: Sequence[str], own: Collection[str]) -> tuple[list[str], list[GivenFlag]]:
+    """``argv`` without flags of other servers, and these; ``own`` are Penstock's flags. A flag takes the
+    tokens after it that are no flags, as many as it has values; nothing after ``--`` is touched. Raises
+    ConfigError for a missing value."""
+    kept: list[str] = []
+    given: list[GivenFlag] = []
+    end = argv.index("--") if "--" in argv else len(argv)
+    at = 0
+    while at < end:
+        token, at = argv[at], at + 1
+        name = token.partition("=")[0].replace("_", "-")
+        spelling = find(token) if token.startswith("-") and name not in own else None
+        if spelling is None:
+            kept.append(token)
+            continue
+        first = at
+        most = {"0": 0, "1": 1, "?": 1}.get(spelling.flag.values, end)
+        if spelling.value is None and not spelling.negated:
+            while at < end and at - first < most and (argv[at][:1] != "-" or _NUMBER.fullmatch(argv[at])):
+                at += 1
+        given.append(_given(token, spelling, argv[first:at]))
+    return kept + list(argv[end:]), given
+
+
+def _given(token: str, spelling: Spelling, values: Sequence[str]) -> GivenFlag:
+    written = token.partition("=")[0]
+    if spelling.value is not None:
+        values = [spelling.value]
+        written = "-O" if written.startswith("-O") else written
+    origin = Origin("command line", written)
+    if spelling.flag.values == "1" and not values:
+        raise ConfigError(f"{written}: expected one argument")
+    return GivenFlag(origin, written, spelling.flag, spelling.negated, tuple(values))
+
+
+def from_file(key: str, origin: Origin, value: str | list[str] | None) -> GivenFlag | None:
+    """The flag of another server that a key of an option file names; None if there is none."""
+    spelling = find(f"--{key}")
+    if spelling is None:
+        return None
+    negated = spelling.negated
+    values = tuple(value) if isinstance(value, list) else () if value is None else (value,)
+    if spelling.flag.values == "0":
+        if value in ("false", "False", "FALSE", "no", "off"):
+            negated = not negated
+        values = ()
+    name = key.removeprefix("no-") if spelling.negated else key
+    return GivenFlag(origin, f"--no-{name}" if negated else f"--{name}", spelling.flag, negated, values)
+
+
+class Review:
+    """What becomes of the flags of other servers that are ``given``, with this ``engine``."""
+
+    def __init__(self, given: Iterable[GivenFlag], engine: str, own: Collection[str]) -> None:
+        """``own``: Penstock's flags."""
+        self.notes: list[str] = []
+        self.problems: list[str] = []
+        self._engine = engine
+        self._own = own
+        self._renamed: list[str] = []
+        self._model: list[str] = []
+        self._moves = False
+        # What vLLM's engine takes, on the command line and in files; of use if one of them must move there.
+        self._behind: list[str] = []
+        self._keys: list[str] = []
+        for each in given:
+            self._judge(each)
+
+    def error(self, program: str, argv: Sequence[str], options: Iterable[Option]) -> ConfigError:
+        """The error for all problems, with the command line that avoids them. ``argv`` are the other
+        arguments, ``options`` Penstock's; secrets are hidden."""
+        text = self.problems[0]
+        if len(self.problems) > 1:
+            text = f"{len(self.problems)} flags of other servers:\n" + "\n".join(
+                f"  {each}" for each in self.problems
+            )
+        if self._moves and self._keys:
+            text += f"\nIn the file: engine-args: {json.dumps(self._keys)}"
+        if self._renamed or self._model or (self._moves and self._behind):
+            text += f"\nWrite: {self._corrected(program, without_secrets(argv, options))}"
+        return ConfigError(text)
+
+    def _corrected(self, program: str, argv: list[str]) -> str:
+        end = argv.index("--") if "--" in argv else len(argv)
+        before, behind = argv[:end], argv[end + 1 :]
+        if self._moves:
+            behind = [*behind, *self._behind]
+            if self._engine != "vllm":
+                before = [*_without_engine(before), "--engine", "vllm"]
+        line = [*program.split(), *self._model, *before, *self._renamed]
+        return shlex.join([*line, *(["--", *behind] if behind else [])])
+
+    def _judge(self, each: GivenFlag) -> None:
+        flag = each.flag
+        advice = Here(flag.name) if flag.name in self._own else flag.advice
+        unneeded = isinstance(advice, Unneeded) and not (each.negated and flag.default is None)
+        if isinstance(advice, Here):
+            self._rename(each, advice)
+        elif each.is_default:
+            self.notes.append(f"note: {each} has no effect: it is {flag.server}'s default")
+        elif flag.engine:
+            (self._keys if each.origin.source == "file" else self._behind).extend(each.tokens)
+            self._judge_engine_flag(each, advice, unneeded)
+        elif unneeded:
+            self.notes.append(f"note: {each} has no effect: {_why(advice)}")
+        else:
+            self.problems.append(f"{each}: {flag.server}'s, not supported{_reason(advice)}")
+
+    def _rename(self, each: GivenFlag, here: Here) -> None:
+        self.problems.append(f"{each}: it is {here.flag} here" + (f", {here.note}" if here.note else ""))
+        if each.origin.source == "file":
+            return
+        if here.flag == "MODEL":
+            self._model = list(each.values)
+        else:
+            self._renamed += [*here.flag.split(), *each.values]
+
+    def _judge_engine_flag(self, each: GivenFlag, advice: Advice | None, unneeded: bool) -> None:
+        if unneeded and self._engine != "vllm":
+            self.notes.append(f"note: {each} has no effect: {_why(advice)}")
+            return
+        self._moves = True
+        problem = f"{each}: an option of vLLM's engine, it goes behind --"
+        if self._engine != "vllm":
+            problem += f" with --engine vllm; the {self._engine} engine has none like it{_reason(advice)}"
+        self.problems.append(problem)
+
+
+def _without_engine(argv: Sequence[str]) -> list[str]:
+    """``argv`` without ``--engine``."""
+    kept: list[str] = []
+    after = False
+    for token in argv:
+        if not after and token.partition("=")[0] != "--engine":
+            kept.append(token)
+        after = token == "--engine"
+    return kept
+
+
+def _why(advice: Advice | None) -> str:
+    return "" if advice is None or isinstance(advice, Here) else advice.why
+
+
+def _reason(advice: Advice | None) -> str:
+    return f": {advice.why}" if isinstance(advice, Unsupported) else ""
+
+
+def without_secrets(argv: Sequence[str], options: Iterable[Option]) -> list[str]:
+    """``argv`` with ``***`` in the place of secrets."""
+    secret = {option.flag for option in options if option.secret}
+    shown: list[str] = []
+    hiding = False
+    for token in argv:
+        name, equals, _ = token.partition("=")
+        if token.startswith("-"):
+            hiding = name.replace("_", "-") in secret
+            shown.append(f"{name}={HIDDEN}" if hiding and equals else token)
+        else:
+            shown.append(HIDDEN if hiding else token)
+    return shown

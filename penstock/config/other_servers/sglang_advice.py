@@ -1,0 +1,43 @@
+"""What the most used flags of SGLang's server are here."""
+
+from __future__ import annotations
+
+from penstock.config.other_servers.known_flag import Advice, Here, Unneeded, Unsupported
+
+_ONE_DEVICE = "an engine of Penstock's own runs on one device; with --engine vllm it is {} behind --"
+
+ADVICE: dict[str, tuple[str, Advice]] = {
+    "--model-path": ("1", Here("MODEL", "the first argument")),
+    "--tokenizer-path": ("1", Here("--tokenizer")),
+    "--context-length": ("1", Here("--max-model-len")),
+    "--mem-fraction-static": ("1", Here("--gpu-memory-utilization")),
+    "--max-running-requests": ("1", Here("--max-num-seqs", "per engine")),
+    "--max-queued-requests": ("1", Here("--max-num-queued-reqs")),
+    "--chunked-prefill-size": ("1", Here("--max-num-batched-tokens", "prefill and decode together")),
+    "--max-prefill-tokens": ("1", Here("--max-num-batched-tokens", "prefill and decode together")),
+    "--page-size": ("1", Here("--block-size")),
+    "--random-seed": ("1", Here("--seed")),
+    "--dp": ("1", Here("--data-parallel-size")),
+    "--dp-size": ("1", Here("--data-parallel-size")),
+    "--watchdog-timeout": ("1", Here("--engine-hang-timeout")),
+    "--disable-radix-cache": ("0", Here("--no-enable-prefix-caching")),
+    "--disable-overlap-schedule": ("0", Here("--no-async-scheduling")),
+    "--log-level-http": ("1", Here("--access-log", "none, errors or all")),
+    "--enable-metrics": ("0", Unneeded("/metrics is always served")),
+    "--enable-cache-report": ("0", Unneeded("usage always has the cached tokens")),
+    "--skip-server-warmup": ("0", Unneeded("there is no warm-up request")),
+    "--disable-cuda-graph": ("0", Unneeded("Penstock's own engines record no CUDA graphs")),
+    "--cuda-graph-max-bs": ("1", Unneeded("Penstock's own engines record no CUDA graphs")),
+    "--grammar-backend": ("1", Unneeded("grammars are always those of llguidance")),
+    "--sampling-backend": ("1", Unneeded("there is one")),
+    "--schedule-conservativeness": ("1", Unneeded("preempted requests are computed again")),
+    "--enable-mixed-chunk": ("0", Unneeded("--max-prefill-delay bounds steps with prompts")),
+    "--tp": ("1", Unsupported(_ONE_DEVICE.format("--tensor-parallel-size"))),
+    "--tp-size": ("1", Unsupported(_ONE_DEVICE.format("--tensor-parallel-size"))),
+    "--pp-size": ("1", Unsupported(_ONE_DEVICE.format("--pipeline-parallel-size"))),
+    "--dist-init-addr": ("1", Unsupported("engines on other hosts join at --coordinator tcp://HOST:PORT")),
+    "--schedule-policy": ("1", Unsupported("--scheduling-policy has fcfs and priority")),
+    "--is-embedding": ("0", Unsupported("Penstock serves models that generate text")),
+    "--log-requests": ("0", Unsupported("requests are not logged; --access-log all logs one line for each")),
+}
+"""Number of values, and advice, by name. A name that vLLM has as well stands in its table."""

@@ -1,0 +1,148 @@
+"""What the flags of ``vllm serve`` are here: one line per flag.
+
+A flag of Penstock's own name needs no line. A flag of vLLM's engine without a line goes behind ``--``; with
+one, the line is what it means to Penstock's own engines.
+"""
+
+from __future__ import annotations
+
+from penstock.config.other_servers.known_flag import Advice, Here, Unneeded, Unsupported
+
+_HOSTS = "engines on other hosts join at --coordinator tcp://HOST:PORT"
+_BALANCER = "API servers share one address and spread requests over all engines"
+_DOCS = "the API's description is part of the server and needs a key where the API does"
+_NO_TEXTS = "requests and replies are not logged; --access-log all logs one line for each"
+_TEXT_ONLY = "Penstock serves text only"
+_GENERATES = "Penstock serves models that generate text; use vLLM's own server"
+_SPECULATIVE = "it is --speculative-config behind --, with --engine vllm"
+_NO_CODE = "Penstock's server runs no code of its operator's; put a proxy in front"
+
+ADVICE: dict[str, Advice] = {
+    # -- another name ----------------------------------------------------------------------------------
+    "--model": Here("MODEL", "the first argument"),
+    "--kv-cache-memory-bytes": Here("--kv-cache-memory"),
+    "--sse-keep-alive-interval": Here("--sse-keep-alive"),
+    "--shutdown-timeout": Here("--drain-timeout"),
+    "--h11-max-incomplete-event-size": Here("--max-header-bytes", "of a request's line and headers"),
+    "--data-parallel-address": Here("--coordinator", "tcp://HOST:PORT, address and port in one"),
+    "--data-parallel-rpc-port": Here("--coordinator", "tcp://HOST:PORT, address and port in one"),
+    "--data-parallel-rank": Here("--data-parallel-start-rank", _HOSTS),
+    # -- accepted, without effect ----------------------------------------------------------------------
+    "--enable-auto-tool-choice": Unneeded("tool calls are parsed wherever the model's format is known"),
+    "--enable-prompt-tokens-details": Unneeded("usage always has the cached tokens"),
+    "--enable-chunked-prefill": Unneeded("prompts are always computed in chunks"),
+    "--enable-server-load-tracking": Unneeded("/metrics always has the load"),
+    "--disable-uvicorn-access-log": Unneeded("--access-log none is the default"),
+    "--disable-access-log-for-endpoints": Unneeded("--access-log none is the default"),
+    "--uvicorn-log-level": Unneeded("one log holds all; --log-level sets its level"),
+    "--max-log-len": Unneeded(_NO_TEXTS),
+    "--enable-log-deltas": Unneeded(_NO_TEXTS),
+    "--log-error-stack": Unneeded("the log has the traceback of every unexpected error"),
+    "--aggregate-engine-logging": Unneeded("one line every --log-interval seconds is about all engines"),
+    "--enable-offline-docs": Unneeded("/docs needs nothing of other hosts"),
+    "--h11-max-header-count": Unneeded("at most 128 headers are accepted"),
+    "--trust-remote-code": Unneeded("Penstock's own engines run no code of a model's"),
+    "--enforce-eager": Unneeded("Penstock's own engines record no CUDA graphs"),
+    "--fail-on-environ-validation": Unneeded("unknown variables are warned about"),
+    "--use-tqdm-on-load": Unneeded("progress is shown on a terminal"),
+    "--structured-outputs-config": Unneeded("grammars are always those of llguidance"),
+    "--attention-backend": Unneeded("the torch engine has one"),
+    "--distributed-executor-backend": Unneeded("an engine of Penstock's own is one process"),
+    "--disable-custom-all-reduce": Unneeded("an engine of Penstock's own uses one device"),
+    "--disable-cascade-attn": Unneeded("the torch engine has none"),
+    "--optimization-level": Unneeded("Penstock's own engines compile nothing"),
+    "--compilation-config": Unneeded("Penstock's own engines compile nothing"),
+    "--disable-log-stats": Unneeded("--log-interval 0 ends the log's lines; /metrics is always served"),
+    # -- refused ---------------------------------------------------------------------------------------
+    "--grpc": Unsupported("Penstock serves HTTP"),
+    "--grpc-port": Unsupported("Penstock serves HTTP"),
+    "--enable-log-requests": Unsupported(_NO_TEXTS),
+    "--enable-log-outputs": Unsupported(_NO_TEXTS),
+    "--chat-template-content-format": Unsupported("the format follows from the chat template"),
+    "--trust-request-chat-template": Unsupported("requests cannot bring a chat template"),
+    "--trust-request-mm-kwargs": Unsupported(_TEXT_ONLY),
+    "--default-chat-template-kwargs": Unsupported("set the variables in a copy of it: --chat-template FILE"),
+    "--response-role": Unsupported("the role of a reply is assistant"),
+    "--return-tokens-as-token-ids": Unsupported("requests may set return_token_ids"),
+    "--exclude-tools-when-tool-choice-none": Unsupported("the chat template always gets the tools"),
+    "--tool-parser-plugin": Unsupported("--tool-call-parser has hermes and llama3_json"),
+    "--reasoning-parser-plugin": Unsupported("--reasoning-parser has think"),
+    "--tool-strict-level": Unsupported("a tool's own strict field and tool_choice decide"),
+    "--tool-server": Unsupported("tools run at the client"),
+    "--enable-per-request-metrics": Unsupported("/metrics has the times of requests"),
+    "--enable-tokenizer-info-endpoint": Unsupported("there is no such route"),
+    "--cohere-is-reasoning-model": Unsupported("there is no Cohere API"),
+    "--cohere-format": Unsupported("there is no Cohere API"),
+    "--anthropic-disabled-thinking-effort": Unsupported("there is no Anthropic API"),
+    "--tokens-only": Unsupported("prompts may be token ids, and replies have them: return_token_ids"),
+    "--enable-scale-out": Unsupported("there are no such routes; penstock gateway spreads requests"),
+    "--fingerprint-mode": Unsupported("system_fingerprint names Penstock's version"),
+    "--fingerprint-value": Unsupported("system_fingerprint names Penstock's version"),
+    "--data-parallel-supervisor-port": Unsupported(_BALANCER),
+    "--dp-supervisor-probe-interval-s": Unsupported(_BALANCER),
+    "--dp-supervisor-probe-timeout-s": Unsupported(_BALANCER),
+    "--dp-supervisor-probe-failure-threshold": Unsupported(_BALANCER),
+    "--data-parallel-external-lb": Unsupported(_BALANCER),
+    "--data-parallel-hybrid-lb": Unsupported(_BALANCER),
+    "--data-parallel-multi-port-external-lb": Unsupported(_BALANCER),
+    "--ssl-ciphers": Unsupported("TLS 1.2 and 1.3 have Python's ciphers; a proxy may have others"),
+    "--middleware": Unsupported(_NO_CODE),
+    "--disable-fastapi-docs": Unsupported(_DOCS),
+    "--enable-flash-late-interaction": Unsupported(_GENERATES),
+    "--tokenizer-mode": Unsupported("there is one tokenizer, tokenizer.json"),
+    "--lora-modules": Unsupported("adapters need vLLM's engine"),
+    "--enable-lora": Unsupported("adapters need vLLM's engine"),
+    "--runner": Unsupported(_GENERATES),
+    "--convert": Unsupported(_GENERATES),
+    "--pooler-config": Unsupported(_GENERATES),
+    "--quantization": Unsupported("it has no quantized models"),
+    "--kv-cache-dtype": Unsupported("its KV cache has the type of the weights, --dtype"),
+    "--tensor-parallel-size": Unsupported("it runs on one device; --data-parallel-size starts several"),
+    "--pipeline-parallel-size": Unsupported("it runs on one device; --data-parallel-size starts several"),
+    "--speculative-config": Unsupported("it has no speculative decoding"),
+    "--tokenizer-revision": Unsupported("it has one --revision"),
+    "--download-dir": Unsupported("HF_HUB_CACHE is the directory of downloads"),
+    "--hf-token": Unsupported("HF_TOKEN gives access to gated models"),
+    "--override-generation-config": Unsupported("put a generation_config.json beside the model"),
+    "--otlp-traces-endpoint": Unsupported("it makes no spans"),
+    "--allowed-local-media-path": Unsupported(_TEXT_ONLY),
+    "--limit-mm-per-prompt": Unsupported(_TEXT_ONLY),
+}
+"""Advice on the flags of the version in :mod:`.vllm_flags`, by name."""
+
+OF_THE_SERVER = frozenset(
+    {
+        "--aggregate-engine-logging",
+        "--data-parallel-external-lb",
+        "--data-parallel-hybrid-lb",
+        "--data-parallel-multi-port-external-lb",
+        "--disable-log-stats",
+        "--fail-on-environ-validation",
+    }
+)
+"""Flags that vLLM's engine takes and does nothing with: behind ``--`` they would have no effect."""
+
+EARLIER: dict[str, tuple[str, Advice]] = {
+    "--disable-log-requests": ("0", Unneeded("requests are not logged")),
+    "--disable-frontend-multiprocessing": ("0", Unneeded("engines are always processes of their own")),
+    "--use-v2-block-manager": ("0", Unneeded("there is one block manager")),
+    "--enable-reasoning": ("0", Unneeded("--reasoning-parser is enough")),
+    "--disable-async-output-proc": ("0", Unneeded("--async-scheduling is the switch")),
+    "--multi-step-stream-outputs": ("0", Unneeded("--stream-interval sets the tokens per event")),
+    "--num-scheduler-steps": ("1", Unneeded("every step is scheduled")),
+    "--swap-space": ("1", Unneeded("preempted requests are computed again")),
+    "--preemption-mode": ("1", Unneeded("preempted requests are computed again")),
+    "--guided-decoding-backend": ("1", Unneeded("grammars are always those of llguidance")),
+    "--max-seq-len-to-capture": ("1", Unneeded("Penstock's own engines record no CUDA graphs")),
+    "--max-context-len-to-capture": ("1", Unneeded("Penstock's own engines record no CUDA graphs")),
+    "--cuda-graph-sizes": ("+", Unneeded("Penstock's own engines record no CUDA graphs")),
+    "--worker-use-ray": ("0", Here("--data-parallel-backend ray")),
+    "--engine-use-ray": ("0", Here("--data-parallel-backend ray")),
+    "--task": ("1", Unsupported(_GENERATES)),
+    "--rope-scaling": ("1", Unsupported("config.json of the model has it")),
+    "--rope-theta": ("1", Unsupported("config.json of the model has it")),
+    "--num-lookahead-slots": ("1", Unsupported("there is no speculative decoding")),
+    "--speculative-model": ("1", Unsupported(_SPECULATIVE)),
+    "--num-speculative-tokens": ("1", Unsupported(_SPECULATIVE)),
+}
+"""Flags of earlier versions that old command lines still have: number of values, and advice."""

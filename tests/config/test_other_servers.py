@@ -1,0 +1,300 @@
+"""What operators of vLLM and SGLang write: flags, keys of option files and variables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import serve
+from penstock.cli.main import main
+from penstock.cli.parser import parse
+from penstock.config.client import ChatConfig
+from penstock.config.errors import ConfigError
+from penstock.config.gateway import GatewayConfig
+from penstock.config.introspect import options_of
+from penstock.config.origins import Origin
+from penstock.config.other_servers import lookup, sglang_advice, vllm_advice, vllm_environment, vllm_values
+from penstock.config.other_servers.known_flag import Here, Unneeded
+from penstock.config.other_servers.vllm_flags import FLAGS
+from penstock.config.other_servers.vllm_variables import NAMES
+from penstock.config.serve import ServeConfig
+from penstock.config.sources import OtherServers, Resolved, resolve
+from penstock.config.values import convert
+
+OWN = {option.flag: option for option in options_of(ServeConfig) if not option.positional}
+ADVICE = (
+    vllm_advice.ADVICE
+    | {name: advice for name, (_, advice) in vllm_advice.EARLIER.items()}
+    | {name: advice for name, (_, advice) in sglang_advice.ADVICE.items()}
+)
+
+
+def served(line: str, environ: dict[str, str] | None = None) -> Resolved[ServeConfig]:
+    """What ``penstock serve`` makes of a command line and an environment."""
+    read = parse(serve.COMMAND, line.split())
+    return resolve(
+        ServeConfig,
+        read.arguments,
+        environ or {},
+        file=read.file,
+        other_servers=OtherServers(read.foreign, read.rest),
+    )
+
+
+def refusal(line: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        served(line)
+    return str(caught.value)
+
+
+# -- the tables ----------------------------------------------------------------------------------------
+
+
+def test_every_flag_of_vllm_has_an_answer() -> None:
+    for name in FLAGS.keys() - OWN.keys() - {"--config"}:
+        spelling = lookup.find(name)
+        assert spelling is not None
+        assert spelling.flag.engine or spelling.flag.advice is not None, name
+
+
+def test_no_advice_is_about_a_flag_that_does_not_exist_or_is_ours() -> None:
+    assert not vllm_advice.ADVICE.keys() - FLAGS.keys()
+    assert not ADVICE.keys() & OWN.keys()
+    assert not vllm_advice.OF_THE_SERVER - FLAGS.keys()
+    assert not vllm_advice.EARLIER.keys() & FLAGS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"), [(name, each.flag) for name, each in ADVICE.items() if isinstance(each, Here)]
+)
+def test_advice_names_flags_that_exist(name: str, flag: str) -> None:
+    assert flag == "MODEL" or flag.split()[0].replace("--no-", "--") in OWN, name
+
+
+@pytest.mark.parametrize(("flag", "value"), vllm_values.VALUES)
+def test_values_become_values_that_are_allowed(flag: str, value: str) -> None:
+    convert(OWN[flag], Origin("command line", flag), vllm_values.VALUES[flag, value])
+
+
+def test_variables_have_one_place_each() -> None:
+    places = (vllm_environment.HONOURED.keys(), vllm_environment.SERVER.keys(), vllm_environment.SILENT)
+    assert sum(map(len, places)) == len(set().union(*places))
+    assert not set().union(*places) - NAMES
+    assert set(vllm_environment.HONOURED.values()) <= {option.field for option in options_of(ServeConfig)}
+
+
+# -- the command line ----------------------------------------------------------------------------------
+
+
+def test_the_usual_line_of_vllm_serves() -> None:
+    line = (
+        "m --tensor-parallel-size 1 --gpu-memory-utilization 0.8 --max-model-len 4096 --max-num-seqs 64 "
+        "--enable-prefix-caching --served-model-name x --dtype half --trust-remote-code --port 8001 "
+        "--host 127.0.0.1 --enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3 "
+        "--chat-template f --uvicorn-log-level warning --disable-log-requests --no-enable-log-requests "
+        '--allowed-origins ["*"] --pipeline-parallel-size=1 --enforce-eager -O3 --max_log_len 5'
+    )
+    config, _, remarks = served(line)
+    assert config == ServeConfig(
+        model="m",
+        gpu_memory_utilization=0.8,
+        max_model_len=4096,
+        max_num_seqs=64,
+        served_model_name=["x"],
+        dtype="float16",
+        port=8001,
+        tool_call_parser="hermes",
+        reasoning_parser="think",
+        chat_template="f",
+        allowed_origins=["*"],
+    )
+    assert remarks == [
+        "note: --reasoning-parser qwen3 is taken as think",
+        "note: --dtype half is taken as float16",
+        "note: --tensor-parallel-size 1 has no effect: it is vLLM's default",
+        "note: --trust-remote-code has no effect: Penstock's own engines run no code of a model's",
+        "note: --enable-auto-tool-choice has no effect: "
+        "tool calls are parsed wherever the model's format is known",
+        "note: --uvicorn-log-level warning has no effect: one log holds all; --log-level sets its level",
+        "note: --disable-log-requests has no effect: requests are not logged",
+        "note: --no-enable-log-requests has no effect: it is vLLM's default",
+        "note: --pipeline-parallel-size 1 has no effect: it is vLLM's default",
+        "note: --enforce-eager has no effect: Penstock's own engines record no CUDA graphs",
+        "note: -O 3 has no effect: Penstock's own engines compile nothing",
+        "note: --max_log_len 5 has no effect: "
+        "requests and replies are not logged; --access-log all logs one line for each",
+    ]
+
+
+def test_flags_of_the_engine_show_the_line_that_works() -> None:
+    line = "m --engine vllm -tp 2 --port 1 --quantization=fp8 --compilation-config.mode 3 --no-enforce-eager"
+    text = refusal(f"{line} --enforce-eager --lora-modules a=b c=d --api-key sesame -- --enable-lora")
+    assert text.splitlines() == [
+        "5 flags of other servers:",
+        "  -tp 2: an option of vLLM's engine, it goes behind --",
+        "  --quantization fp8: an option of vLLM's engine, it goes behind --",
+        "  --compilation-config.mode 3: an option of vLLM's engine, it goes behind --",
+        "  --enforce-eager: an option of vLLM's engine, it goes behind --",
+        "  --lora-modules a=b c=d: an option of vLLM's engine, it goes behind --",
+        "Write: penstock serve m --engine vllm --port 1 --api-key '***' -- --enable-lora -tp 2 "
+        "--quantization fp8 --compilation-config.mode 3 --enforce-eager --lora-modules a=b c=d",
+    ]
+
+
+def test_another_engine_shows_the_line_for_vllms() -> None:
+    assert refusal("m --trust-remote-code -tp 2 --engine torch --kv-cache-memory-bytes 1g").splitlines() == [
+        "2 flags of other servers:",
+        "  -tp 2: an option of vLLM's engine, it goes behind -- with --engine vllm; the torch engine has none "
+        "like it: it runs on one device; --data-parallel-size starts several",
+        "  --kv-cache-memory-bytes 1g: it is --kv-cache-memory here",
+        "Write: penstock serve m --engine vllm --kv-cache-memory 1g -- --trust-remote-code -tp 2",
+    ]
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_the_line_that_is_shown_is_accepted(behind: bool) -> None:
+    line = "--model m --sse-keep-alive-interval 5 -dp 2" + " -q awq" * behind
+    corrected = refusal(line).partition("Write: penstock serve ")[2]
+    config = served(corrected).config
+    assert (config.model, config.sse_keep_alive, config.data_parallel_size) == ("m", 5, 2)
+    assert config.engine_args == (["-q", "awq"] if behind else None)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--grpc", "--grpc: vLLM's, not supported: Penstock serves HTTP"),
+        ("--tp 2", "--tp 2: SGLang's, not supported: an engine of Penstock's own runs on one device"),
+        ("--context-length 5", "--context-length 5: it is --max-model-len here"),
+        ("--no-enable-chunked-prefill", "--no-enable-chunked-prefill: an option of vLLM's engine"),
+        ("--device-memory-utilization 0.5", "it is --gpu-memory-utilization here"),
+        ("--hf-token sesame", "--hf-token ***: an option of vLLM's engine"),
+    ],
+)
+def test_what_a_flag_is_here(line: str, message: str) -> None:
+    text = refusal(line)
+    assert message in text
+    assert "sesame" not in text
+
+
+def test_the_command_prints_remarks_and_names_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--swap-space", "4", "--coordinator", "tcp://h:1"]) == 2
+    assert capsys.readouterr().err.startswith("penstock: error: --coordinator")
+    assert main(["gateway", "--tensor-parallel-size", "2"]) == 2
+    assert "unknown option --tensor-parallel-size\n" in capsys.readouterr().err
+
+
+# -- option files --------------------------------------------------------------------------------------
+
+
+def test_a_file_of_vllms(tmp_path: Path) -> None:
+    file = tmp_path / "vllm.yaml"
+    file.write_text(
+        "model: m\nport: 9\ntensor_parallel_size: 1\nenable-auto-tool-choice: true\n"
+        "trust-remote-code: false\nasync-scheduling: true\n"
+    )
+    config, _, remarks = served(f"--config {file}")
+    assert config == ServeConfig(model="m", port=9, async_scheduling="on")
+    assert [remark.partition(" has no effect")[0] for remark in remarks] == [
+        f"note: {file}:6: async-scheduling true is taken as on",
+        f"note: {file}:3: tensor-parallel-size 1",
+        f"note: {file}:4: enable-auto-tool-choice",
+        f"note: {file}:5: trust-remote-code",
+    ]
+
+
+def test_flags_of_the_engine_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "vllm.yaml"
+    file.write_text(
+        "engine: vllm\ntensor-parallel-size: 2\ncompilation-config:\n  mode: 3\nenforce-eager: true\n"
+        "sse-keep-alive-interval: 5\n"
+    )
+    assert refusal(f"--config {file}").splitlines()[1:] == [
+        f"  {file}:2: tensor-parallel-size 2: an option of vLLM's engine, it goes behind --",
+        f'  {file}:3: compilation-config {{"mode": 3}}: an option of vLLM\'s engine, it goes behind --',
+        f"  {file}:5: enforce-eager: an option of vLLM's engine, it goes behind --",
+        f"  {file}:6: sse-keep-alive-interval 5: it is --sse-keep-alive here",
+        'In the file: engine-args: ["--tensor-parallel-size", "2", "--compilation-config", '
+        '"{\\"mode\\": 3}", "--enforce-eager"]',
+    ]
+
+
+# -- variables -----------------------------------------------------------------------------------------
+
+
+def test_vllms_key_locks_every_command() -> None:
+    environ = {"VLLM_API_KEY": "a,b"}
+    config, origins, remarks = served("", environ)
+    assert (config.api_key, origins["api_key"].name, remarks) == (["a,b"], "VLLM_API_KEY", [])
+    assert resolve(GatewayConfig, {}, environ).config.api_key == ["a,b"]
+    assert resolve(ChatConfig, {}, environ).config.api_key == "a,b"
+
+
+@pytest.mark.parametrize("own", ["--api-key k", "--api-key-file k"])
+def test_a_key_of_penstocks_own_wins_over_vllms(own: str) -> None:
+    config, _, remarks = served(own, {"VLLM_API_KEY": "sesame"})
+    assert config.api_key in (["k"], None)
+    assert remarks == [f"note: VLLM_API_KEY is ignored: {own.split()[0]} is set"]
+
+
+def test_an_empty_key_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"VLLM_API_KEY: \*\*\* is not valid for --api-key"):
+        served("", {"VLLM_API_KEY": ""})
+
+
+def test_other_variables_of_vllms_server_are_honoured() -> None:
+    environ = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "5",
+        "VLLM_LOG_STATS_INTERVAL": "3",
+    }
+    config, _, remarks = served("--log-interval 4", environ)
+    assert config == ServeConfig(log_level="warning", keep_alive_timeout=5, log_interval=4)
+    assert remarks == ["note: VLLM_LOG_STATS_INTERVAL is ignored: --log-interval is set"]
+    assert resolve(GatewayConfig, {}, environ) == (GatewayConfig(), {}, [])
+
+
+def test_variables_without_effect_are_named_in_one_warning_without_values() -> None:
+    environ = {
+        "VLLM_USE_MODELSCOPE": "sesame",
+        "VLLM_CPU_KVCACHE_SPACE": "sesame",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_OF_A_PLUGIN": "1",
+    }
+    server = "VLLM_USE_MODELSCOPE (models come from a directory or Hugging Face's hub)"
+    engine = "VLLM_CPU_KVCACHE_SPACE (of vLLM's engine, for --engine vllm)"
+    text = "warning: variables of vLLM's without effect here: "
+    assert served("", environ).remarks == [f"{text}{server}; {engine}"]
+    assert served("--engine vllm", environ).remarks == [text + server]
+    assert resolve(ChatConfig, {}, environ).remarks == []
+
+
+# -- the page ------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "from-vllm.md").read_text()
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_page_says_the_same() -> None:
+    table = {name: (each, lookup.find(name)) for name, each in vllm_advice.ADVICE.items()}
+    for name, (advice, spelling) in table.items():
+        assert spelling is not None
+        if isinstance(advice, Here):
+            assert name == "--model" or f"`{name}`" in section("The same, before `--`"), name
+        elif isinstance(advice, Unneeded) or not spelling.flag.engine:
+            title = "Without effect" if isinstance(advice, Unneeded) else "Unsupported"
+            assert re.search(
+                rf"^\|.*`{name}`.* \| {re.escape(advice.why)} \|$", section(title), re.MULTILINE
+            ), name
+
+
+def test_the_page_lists_the_variables() -> None:
+    text = section("Variables")
+    sets = {name: f"`--{field.replace('_', '-')}`" for name, field in vllm_environment.HONOURED.items()}
+    for name, why in (sets | vllm_environment.SERVER).items():
+        assert re.search(rf"^\|.*`{name}`.* \| {re.escape(why)} \|$", text, re.MULTILINE), name
