@@ -54,7 +54,7 @@ def name_of(each: Any) -> str:
 def test_containers_run_what_there_is(deployment: Any) -> None:
     program, name, *words = container(deployment)["command"]
     assert program == "penstock"
-    arguments, file = parser.parse(COMMANDS[name], words)
+    arguments, file, *_ = parser.parse(COMMANDS[name], words)
     config, _ = resolve(
         COMMANDS[name].config,
         arguments,

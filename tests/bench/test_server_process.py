@@ -19,7 +19,7 @@ from penstock.config.sources import resolve
 
 def served(config: BenchHostConfig, api_servers: int = 1) -> ServeConfig:
     """What ``penstock serve`` makes of the command line."""
-    arguments, _ = parser.parse(COMMAND, serve_arguments(config, api_servers)[1:])
+    arguments = parser.parse(COMMAND, serve_arguments(config, api_servers)[1:]).arguments
     return resolve(ServeConfig, arguments, {})[0]
 
 

@@ -144,10 +144,11 @@ def test_flags_of_the_engine_show_the_line_that_works() -> None:
 
 
 def test_another_engine_shows_the_line_for_vllms() -> None:
-    assert refusal("m --trust-remote-code -tp 2 --engine torch --kv-cache-memory-bytes 1g").splitlines() == [
+    text = refusal("m --trust-remote-code -tp 2 --engine torch --kv-cache-memory-bytes 1g")
+    assert text.splitlines() == [
         "2 flags of other servers:",
-        "  -tp 2: an option of vLLM's engine, it goes behind -- with --engine vllm; the torch engine has none "
-        "like it: it runs on one device; --data-parallel-size starts several",
+        "  -tp 2: an option of vLLM's engine, it goes behind -- with --engine vllm; "
+        "the torch engine has none like it: it runs on one device; --data-parallel-size starts several",
         "  --kv-cache-memory-bytes 1g: it is --kv-cache-memory here",
         "Write: penstock serve m --engine vllm --kv-cache-memory 1g -- --trust-remote-code -tp 2",
     ]
