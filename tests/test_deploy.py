@@ -55,7 +55,7 @@ def test_containers_run_what_there_is(deployment: Any) -> None:
     program, name, *words = container(deployment)["command"]
     assert program == "penstock"
     arguments, file, *_ = parser.parse(COMMANDS[name], words)
-    config, _ = resolve(
+    config, *_ = resolve(
         COMMANDS[name].config,
         arguments,
         environment(deployment),

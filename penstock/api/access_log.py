@@ -9,6 +9,7 @@ import time
 from typing import Literal
 
 from penstock.api.exchange import Exchange
+from penstock.http.access_keys import OPEN_PATHS
 
 log = logging.getLogger("penstock.access")
 
@@ -16,6 +17,8 @@ _BARE = re.compile(r"[!#-<>-~]+")
 """Values that need no quotes: visible ASCII without quotes and equals signs."""
 MAX_PATH = 256
 """Characters of a path in the log; one may be as long as a request's head."""
+_ROUTINE = OPEN_PATHS | {"/metrics"}
+"""Probes and scrapes, which come every few seconds: only those that fail are logged."""
 _BAD_ENDS = ("error", "abort", "cut")
 
 
@@ -30,7 +33,8 @@ class AccessLog:
     """
 
     def __init__(self, mode: Literal["none", "errors", "all"]) -> None:
-        """``errors``: only statuses from 400 on and streams that ended in error, abort or cut."""
+        """``errors``: only statuses from 400 on and streams that ended in error, abort or cut; ``all``: also
+        others, except probes and scrapes."""
         self._mode = mode
         if mode != "none":
             log.setLevel(logging.INFO)
@@ -41,7 +45,8 @@ class AccessLog:
             return
         reply, status = exchange.reply, exchange.status
         outcome = None if reply is None else reply.outcome
-        if self._mode == "errors" and status < 400 and outcome not in _BAD_ENDS:
+        succeeded = status < 400 and outcome not in _BAD_ENDS
+        if succeeded and (self._mode == "errors" or exchange.scope["path"] in _ROUTINE):
             return
         fields: dict[str, object] = {
             "request_id": exchange.request_id if reply is None else reply.format.id,

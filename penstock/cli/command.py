@@ -39,5 +39,7 @@ class Command(Generic[C]):
     run: Callable[[C, Origins], int]
     handles_signals: bool = False
     """Whether ``run`` has handlers for SIGINT and SIGTERM; otherwise SIGINT raises KeyboardInterrupt."""
+    examples: tuple[tuple[str, str], ...] = ()
+    """Command lines and what they do, at the top of its help."""
     replaces_servers: bool = False
     """Whether it runs in the place of ``vllm serve`` and others, whose flags and variables get advice."""

@@ -32,6 +32,11 @@ class Formatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=32)
         self._width = min(self._width, HELP_WIDTH)
 
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Wraps each line; those that begin with spaces stay as they are."""
+        lines = text.splitlines()
+        return "\n".join(line if line[:1] in ("", " ") else textwrap.fill(line, width) for line in lines)
+
     def _split_lines(self, text: str, width: int) -> list[str]:
         """Wraps without breaking names of options."""
         return textwrap.wrap(text, width, break_on_hyphens=False)
@@ -48,7 +53,7 @@ def build(command: Command[Any], program: str = "penstock") -> Parser:
     parser = Parser(
         prog=words,
         usage=f"{words}{positional} [options]",
-        description=command.help,
+        description=_description(command),
         formatter_class=Formatter,
         allow_abbrev=False,
         add_help=False,
@@ -79,6 +84,12 @@ class CommandLine(NamedTuple):
     file: str | None = None
     foreign: list[GivenFlag] = []  # noqa: RUF012
     rest: list[str] = []  # noqa: RUF012
+
+
+def _description(command: Command[Any]) -> str:
+    """The command's help and its examples, each over what it does."""
+    examples = [f"  {line}\n      {text}" for line, text in command.examples]
+    return "\n".join([command.help, *(["", "Examples:", *examples] if examples else [])])
 
 
 def parse(command: Command[Any], argv: list[str], program: str = "penstock") -> CommandLine:

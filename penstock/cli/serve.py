@@ -20,5 +20,11 @@ COMMAND = Command(
     ServeConfig,
     run,
     handles_signals=True,
+    examples=(
+        ("penstock serve", "the bundled demo model, on http://127.0.0.1:8000"),
+        ("penstock serve Qwen/Qwen3-0.6B --port 9000", "a model of Hugging Face's hub"),
+        ("penstock serve DIR --host 0.0.0.0 --api-key-file keys", "for other machines"),
+        ("penstock serve MODEL --engine vllm -- --tensor-parallel-size 2", "vLLM's engine"),
+    ),
     replaces_servers=True,
 )

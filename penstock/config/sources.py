@@ -165,8 +165,7 @@ class _Sources:
 
     def vllm_environment(self, set_by: Mapping[str, Origin]) -> Iterator[Given]:
         """What variables of vLLM's set that no source of Penstock's sets."""
-        names = {name for name in self._environ if name.startswith("VLLM_")}
-        names = {name for name in names if not is_service_link(name, self._environ[name])}
+        names = self._vllm_names()
         if not names:
             return
         from penstock.config.other_servers import vllm_environment
@@ -179,12 +178,15 @@ class _Sources:
                 continue
             yield self._translated(option, Origin("environment", name), [text] if option.many else text)
 
+    def _vllm_names(self) -> list[str]:
+        set_ = self._environ.items()
+        return [name for name, text in set_ if name.startswith("VLLM_") and not is_service_link(name, text)]
+
     def review(self, engine: str) -> None:
         """Raises ConfigError for flags of other servers that cannot be passed over with this engine."""
         if self._other_servers is None:
             return
-        names = [name for name in self._environ if name.startswith("VLLM_")]
-        if names:
+        if names := self._vllm_names():
             from penstock.config.other_servers import vllm_environment
 
             self.remarks += vllm_environment.unheeded(names, engine)

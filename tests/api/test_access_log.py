@@ -36,7 +36,7 @@ def ended(
 ) -> Exchange:
     async def send(message: Any) -> None: ...
 
-    scope = {"method": "GET", "path": "", "raw_path": path}
+    scope = {"method": "GET", "path": path.decode("latin-1"), "raw_path": path}
     exchange = Exchange(
         scope,
         cast(Any, None),
@@ -66,6 +66,12 @@ def test_a_line_says_who_what_and_how_it_ended(caplog: pytest.LogCaptureFixture)
         "request_id=cmpl-7 method=GET path=/v1/completions status=200 seconds=S "
         "prompt_tokens=3 output_tokens=12 outcome=length",
     ]
+
+
+@pytest.mark.parametrize("path", [b"/health", b"/ready", b"/ping", b"/metrics"])
+def test_probes_and_scrapes_are_logged_when_they_fail(caplog: pytest.LogCaptureFixture, path: bytes) -> None:
+    (line,) = lines(caplog, "all", ended(200, path=path), ended(503, path=path))
+    assert "status=503" in line
 
 
 def test_errors_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -115,6 +115,13 @@ def test_help_states_default_bounds_and_variable() -> None:
     assert help_text(options["max_model_len"]).endswith("[at least 2; PENSTOCK_MAX_MODEL_LEN]")
 
 
+def test_help_begins_with_examples_that_are_accepted() -> None:
+    text = build(serve.COMMAND).format_help()
+    for line, what in serve.COMMAND.examples:
+        assert f"\n  {line}\n      {what}\n" in text.partition("\nModel:\n")[0]
+        parse(serve.COMMAND, line.split()[2:])
+
+
 def test_help_fits_a_narrow_and_a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for columns, most in ((66, 66), (300, 100)):
         monkeypatch.setenv("COLUMNS", str(columns))

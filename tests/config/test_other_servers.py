@@ -272,6 +272,12 @@ def test_variables_without_effect_are_named_in_one_warning_without_values() -> N
     assert resolve(ChatConfig, {}, environ).remarks == []
 
 
+def test_variables_of_a_service_named_vllm_are_kubernetes() -> None:
+    links = {"VLLM_PORT": "tcp://10.0.0.1:8000", "VLLM_SERVICE_HOST": "10.0.0.1"}
+    assert served("", links).remarks == []
+    assert "VLLM_PORT" in served("", {"VLLM_PORT": "8000"}).remarks[0]
+
+
 # -- the page ------------------------------------------------------------------------------------------
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from-vllm.md").read_text()

@@ -103,7 +103,8 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
     access_log: Annotated[
         Literal["none", "errors", "all"],
         option(
-            "Requests to log when they finish. errors: those refused or not completed.",
+            "Requests to log when they finish. errors: those refused or not completed; all: also the others, "
+            "but for probes (/health, /ready, /ping) and /metrics.",
             "HTTP server",
         ),
     ] = "none"

@@ -33,7 +33,7 @@ ADVICE: dict[str, Advice] = {
     "--enable-chunked-prefill": Unneeded("prompts are always computed in chunks"),
     "--enable-server-load-tracking": Unneeded("/metrics always has the load"),
     "--disable-uvicorn-access-log": Unneeded("--access-log none is the default"),
-    "--disable-access-log-for-endpoints": Unneeded("--access-log none is the default"),
+    "--disable-access-log-for-endpoints": Unneeded("probes and scrapes that succeed are not logged"),
     "--uvicorn-log-level": Unneeded("one log holds all; --log-level sets its level"),
     "--max-log-len": Unneeded(_NO_TEXTS),
     "--enable-log-deltas": Unneeded(_NO_TEXTS),
