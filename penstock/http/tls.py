@@ -37,6 +37,7 @@ def server_context(config: ServeConfig) -> ssl.SSLContext | None:
             "certificates of clients are asked for"
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # the default of some builds of Python is OpenSSL's
     context.set_alpn_protocols(["http/1.1"])
     where = f"--ssl-certfile {config.ssl_certfile}"
     if config.ssl_keyfile is not None:
