@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_REPEAT_INTERVAL_S = 5.0
+_MAX_SILENCE_S = 4.0
+_MAX_SILENCE_S = 4.0
 
 
 class ProgressDisplay(Protocol):
@@ -36,29 +37,42 @@ class ProgressDisplay(Protocol):
 
 
 class LogProgressDisplay:
-    """A log line when a child reports something new; repeats of the same text at most every 5 seconds."""
-
-    refresh_s: float | None = None
+    """A log line when a child reports something new, and one on all that start after 4 seconds of silence."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.refresh_s: float | None = 0.5
         self._clock = clock
-        self._shown: dict[str, tuple[str, float]] = {}
+        self._latest: dict[str, Progress] = {}
+        self._began = self._said = clock()
 
     def progress(self, process: str, progress: Progress) -> None:
-        text, at = self._shown.get(process, ("", 0.0))
-        now = self._clock()
-        if progress.text == text and now - at < _REPEAT_INTERVAL_S:
-            return
-        self._shown[process] = (progress.text, now)
-        partly = progress.fraction is not None and progress.fraction < 1.0
-        share = f" ({progress.fraction:.0%})" if partly else ""
-        log.info("%s: %s%s", process, progress.text, share)
+        before = self._latest.get(process)
+        self._latest[process] = progress
+        if before is None or before.text != progress.text:
+            self._say(f"{process}: {_described(progress)}")
 
     def refresh(self) -> None:
-        """Nothing to redraw."""
+        now = self._clock()
+        if self.refresh_s is None or now - self._said < _MAX_SILENCE_S:
+            return
+        waits = "; ".join(
+            f"{process}: {_described(progress)}"
+            for process, progress in self._latest.items()
+            if progress.fraction is None or progress.fraction < 1.0
+        )
+        self._say(f"starting for {now - self._began:.0f} s; {waits or 'processes load their libraries'}")
 
     def close(self) -> None:
-        """Nothing to remove."""
+        self.refresh_s = None
+
+    def _say(self, text: str) -> None:
+        self._said = self._clock()
+        log.info("%s", text)
+
+
+def _described(progress: Progress) -> str:
+    partly = progress.fraction is not None and progress.fraction < 1.0
+    return f"{progress.text} ({progress.fraction:.0%})" if partly else progress.text
 
 
 class TerminalProgressDisplay:

@@ -22,7 +22,7 @@ class Clock:
         return self.now
 
 
-def test_log_lines_tell_what_is_new_and_repeat_seldom(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_tell_what_is_new(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()
     lines = LogProgressDisplay(clock)
@@ -30,16 +30,40 @@ def test_log_lines_tell_what_is_new_and_repeat_seldom(caplog: pytest.LogCaptureF
     clock.now = 1.0
     lines.progress("engine 0", Progress(text="loading weights", fraction=0.2))
     lines.progress("engine 1", Progress(text="loading weights", fraction=0.3))
-    clock.now = 5.0
-    lines.progress("engine 0", Progress(text="loading weights", fraction=0.4))
+    lines.refresh()
     lines.progress("engine 0", Progress(text="warming up"))
     lines.progress("engine 0", Progress(text="ready", fraction=1.0))
     assert caplog.messages == [
         "engine 0: loading weights (10%)",
         "engine 1: loading weights (30%)",
-        "engine 0: loading weights (40%)",
         "engine 0: warming up",
         "engine 0: ready",
+    ]
+
+
+def test_log_lines_are_never_silent_while_processes_start(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    lines = LogProgressDisplay(clock)
+    assert lines.refresh_s is not None  # the supervisor wakes for it
+    clock.now = 4.0
+    lines.refresh()
+    lines.progress("engine 0", Progress(text="loading weights", fraction=0.1))
+    lines.progress("engine 1", Progress(text="ready", fraction=1.0))
+    clock.now = 7.0
+    lines.progress("engine 0", Progress(text="loading weights", fraction=0.6))
+    lines.refresh()
+    clock.now = 8.0
+    lines.refresh()
+    lines.close()
+    clock.now = 20.0
+    lines.refresh()
+    assert lines.refresh_s is None
+    assert caplog.messages == [
+        "starting for 4 s; processes load their libraries",
+        "engine 0: loading weights (10%)",
+        "engine 1: ready",
+        "starting for 8 s; engine 0: loading weights (60%)",
     ]
 
 
