@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?= auto
 INSTALL := $(PYTHON) scripts/install.py --torch-index $(TORCH_INDEX) $(VENV)
 ARGS ?=
+# Every process of a test compiles the sources again otherwise.
+export PYTHONDONTWRITEBYTECODE :=
 # Files of tests that run side by side; more than the processors would make tests of time limits fail.
 TEST_PROCESSES ?= 2
 
@@ -30,7 +32,7 @@ serve: install  ## Serve the bundled demo model; ARGS="MODEL --port 9000" serves
 	$(BIN)/penstock serve $(ARGS)
 
 test: install-dev  ## All tests but the slow ones.
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: install-dev
 	$(BIN)/python -m pytest --slow $(ARGS)

@@ -194,7 +194,7 @@ def _measure_floor(
     floor: KernelFloor, config: BenchHostConfig, chunk: int, deadline: Deadline, say: ProgressCallback
 ) -> list[float]:
     if not floor.available:
-        say("no C floor: cc is not installed")
+        say("no C floor: it needs a C compiler (cc), which is not installed; all else is measured")
         return []
     say(f"C floor: sends of {chunk} bytes over {config.streams:,} sockets")
     return floor.measure(config.streams, chunk, times=FLOOR_RUNS, seconds=deadline.left("the C floor"))
