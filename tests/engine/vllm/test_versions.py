@@ -38,5 +38,5 @@ def test_other_versions_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, oth
 
 def test_without_vllm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
-    with pytest.raises(ConfigError, match=r"penstock\[vllm\]"):
+    with pytest.raises(ConfigError, match=r"penstock-llm\[vllm\]"):
         versions.check_installed()
