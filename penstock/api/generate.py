@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.exchange import Exchange, Handler
+from penstock.api.load_report import load_report
 from penstock.api.piecewise import PiecewiseSender
 from penstock.api.queue_capacity import check_queue_capacity
 from penstock.config.serve import ServeConfig
@@ -150,6 +151,7 @@ class GenerationRoutes:
                 on_end=exchange.on_end,
             )
             exchange.reply = streamed
+            self._report_load(exchange)
             exchange.sink.listen(streamed, exchange.headers)
             self._submit(streamed, work)
         except BaseException:
@@ -167,7 +169,12 @@ class GenerationRoutes:
             raise stream_failed(error)
         if collected.left:
             raise ClientGone
+        self._report_load(exchange)
         await self._sender.send_json(exchange, work.format.whole(collected))
+
+    def _report_load(self, exchange: Exchange) -> None:
+        """Add the load of the engines to the reply's headers, if the request asks for it."""
+        exchange.headers = [*exchange.headers, *load_report(exchange.scope, self._engine_client.engines)]
 
     def _submit(self, reply: StreamedReply | CollectedReply, work: Work) -> None:
         """Start all streams of a reply before any of their rows arrives.

@@ -163,9 +163,10 @@ class InputProcessor:
             )
             plan.prompt_logprobs = request.prompt_logprobs
             plan.base = msgspec.structs.replace(plan.base, prompt_logprobs=request.prompt_logprobs)
-        plan.include_usage = plan.stream and self._force_usage
-        if options is not None:
-            plan.include_usage |= bool(options.include_usage)
+        if self._force_usage:
+            plan.include_usage = plan.continuous_usage = plan.stream
+        elif options is not None:
+            plan.include_usage = bool(options.include_usage)
             plan.continuous_usage = plan.include_usage and bool(options.continuous_usage_stats)
         if request.stop is not None:
             plan.stop = request_validation.stop_strings(request.stop)

@@ -117,7 +117,15 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
     enable_force_include_usage: Annotated[
         bool,
         option(
-            "Send usage at the end of every stream, even without stream_options.include_usage.", "HTTP server"
+            "Send usage with every event and at the end of every stream, whatever its stream_options say. "
+            "This costs CPU for every event.",
+            "HTTP server",
+        ),
+    ] = False
+    enable_tokenizer_info_endpoint: Annotated[
+        bool,
+        option(
+            "Serve /tokenizer_info: the tokenizer's configuration, with the chat template.", "HTTP server"
         ),
     ] = False
     max_logprobs: Annotated[

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.reply import ChatReply
-from penstock.dialects.chat.request_schema import UNSUPPORTED, ChatCompletionRequest
+from penstock.dialects.chat.request_schema import REASONING_EFFORTS, UNSUPPORTED, ChatCompletionRequest
 from penstock.generation import request_validation
 from penstock.generation.dialect import Dialect
 from penstock.generation.input_processor import InputProcessor, opens_turn
@@ -104,9 +104,13 @@ class ChatCompletions(Dialect):
 
 
 def _template_variables(request: ChatCompletionRequest) -> dict[str, Any] | None:
-    variables = request.chat_template_kwargs
-    if request.reasoning_effort is not None:
-        return {"reasoning_effort": request.reasoning_effort, **(variables or {})}
+    variables, effort = request.chat_template_kwargs, request.reasoning_effort
+    if effort is not None:
+        if effort not in REASONING_EFFORTS:
+            allowed = ", ".join(REASONING_EFFORTS)
+            raise refused(f"reasoning_effort must be one of {allowed}.", "reasoning_effort", effort)
+        # Some templates know the effort, others only whether to think.
+        return {"reasoning_effort": effort, "enable_thinking": effort != "none", **(variables or {})}
     return variables
 
 
