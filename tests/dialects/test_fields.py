@@ -91,6 +91,7 @@ def test_every_field_of_vllms_and_openais_requests_is_known(type: Any, known: li
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
 @pytest.mark.parametrize("name", FIELDS)
 def test_the_lists_are_those_of_the_installed_vllm(name: str) -> None:
     pytest.importorskip("vllm", reason="make test-vllm makes an environment with vLLM")

@@ -25,7 +25,15 @@ WEIGHTS_SHA256 = "427bd5070a04085c33945c0906ae5497dd3e40453ac5a9dbfff14864379397
 """Of model.safetensors, as it was when the replies were recorded."""
 
 VARIES = frozenset(
-    ("id", "created", "system_fingerprint", "data[].created", "data[].id", "data[].permission[].id")
+    (
+        "id",
+        "created",
+        "system_fingerprint",
+        "data[].created",
+        "data[].id",
+        "data[].permission[].id",
+        "data[].permission[].created",
+    )
 )
 """Paths whose values differ from reply to reply; their types do not."""
 ALWAYS_SENT = frozenset(
