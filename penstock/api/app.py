@@ -149,7 +149,7 @@ class App:
 
     def _end_detached(self, exchange: Exchange, error: StreamError | None) -> None:
         """A detached reply has ended; ``error`` is still to be sent."""
-        self.generation.on_request_end()
+        self.generation.on_request_end(exchange)
         if error is None:
             self._access_log.write(exchange)
         else:

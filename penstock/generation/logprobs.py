@@ -17,7 +17,7 @@ from penstock.streaming.detokenizer import Detokenizer
 from penstock.streaming.engine_faults import INVALID_LOGPROBS, InvalidOutputError
 from penstock.streaming.token_table import TokenTable
 from penstock.wire.arrays import F32, I32
-from penstock.wire.logprobs import Logprobs, PromptLogprobs
+from penstock.wire.logprobs import ENTRY_CANDIDATES, Logprobs, PromptLogprobs
 
 LEAST_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot express; OpenAI and vLLM use the same value."""
@@ -196,6 +196,17 @@ class TokenLogprobs(NamedTuple):
         """The rows of the columns, in pieces."""
         return _pieces(self.ids, self.values)
 
+    @property
+    def wide(self) -> bool:
+        """Whether the candidates of one token are more than a piece: they come in ``slices``."""
+        return self.ids.shape[1] > PIECE_CANDIDATES
+
+    def slices(self, row: int) -> Iterator[Candidates]:
+        """The candidates of the token at ``row``, in pieces."""
+        for start in range(0, self.ids.shape[1], PIECE_CANDIDATES):
+            part = slice(start, start + PIECE_CANDIDATES)
+            yield self.ids[row, part].tolist(), _json_values(self.values[row, part])
+
     def entries(self) -> Iterator[bytes]:
         """A JSON list with an object per token, in pieces."""
         names = self.names
@@ -204,7 +215,11 @@ class TokenLogprobs(NamedTuple):
             first = names[self.unscored]
             yield b'[%bnull%b,"top_logprobs":null}' % (first.head, first.tail[:-1])
             separator = b","
-        for rows in self.pieces():
+        for row in range(len(self.ids)) if self.wide else ():
+            yield separator
+            yield from self._wide_entry(row)
+            separator = b","
+        for rows in () if self.wide else self.pieces():
             piece = []
             for ids, values in rows:
                 shown = []
@@ -216,6 +231,18 @@ class TokenLogprobs(NamedTuple):
             yield separator + b",".join(piece)
             separator = b","
         yield b"]"
+
+    def _wide_entry(self, row: int) -> Iterator[bytes]:
+        names, separator = self.names, b""
+        for number, (ids, values) in enumerate(self.slices(row)):
+            given = [(names[token], value) for token, value in zip(ids, values, strict=True) if token >= 0]
+            shown = [b"%b%b%b" % (name.head, value, name.tail) for name, value in given]
+            if number == 0:
+                yield shown.pop(0)[:-1] + b',"top_logprobs":['
+            if shown:
+                yield separator + b",".join(shown)
+                separator = b","
+        yield b"]}"
 
     def characters(self) -> list[int]:
         """Number of characters of each token."""
@@ -248,7 +275,11 @@ class LogprobCollector:
             ids, values, offsets = logprobs.ids, logprobs.values, logprobs.token
             if len(offsets) and offsets[-1] >= len(tokens):
                 kept = offsets < len(tokens)
-                ids, values = ids[kept], values[kept]
+                ids, values, offsets = ids[kept], values[kept], offsets[kept]
+            if self._columns.width > ENTRY_CANDIDATES:
+                ids, values = _joined(ids, values, offsets, self._columns.width)
+            elif len(ids) > len(tokens):
+                raise InvalidOutputError(INVALID_LOGPROBS, "several entries of logprobs for one token")
             self._columns.add(ids, values)
 
     def take(self) -> TokenLogprobs | None:
@@ -264,6 +295,19 @@ class LogprobCollector:
         taken = TokenLogprobs(self._names, ids, values, self._offset, unscored)
         self._offset += sum(taken.characters())
         return taken
+
+
+def _joined(ids: I32, values: F32, token: I32, width: int) -> tuple[I32, F32]:
+    """One row of ``width`` candidates for each token, from entries of which it may have several."""
+    _, first = np.unique(token, return_index=True)
+    given = ids >= 0
+    count = np.add.reduceat(given.sum(axis=1), first) if len(first) else np.zeros(0, np.intp)
+    inside = np.arange(width) < count[:, None]
+    if (count > width).any():
+        raise InvalidOutputError(INVALID_LOGPROBS, f"more than {width} candidates for one token")
+    all_ids, all_values = np.full(inside.shape, -1, np.int32), np.full(inside.shape, -np.inf, np.float32)
+    all_ids[inside], all_values[inside] = ids[given], values[given]
+    return all_ids, all_values
 
 
 Number = TypeVar("Number", np.int32, np.float32)
@@ -284,7 +328,11 @@ def _pieces(ids: I32, values: F32) -> Iterator[Iterator[Candidates]]:
     width = ids.shape[1]
     step = max(1, PIECE_CANDIDATES // width)
     for start in range(0, len(ids), step):
-        shown = values[start : start + step].ravel().tolist()
-        texts = encode_json([max(value, LEAST_LOGPROB) for value in shown])[1:-1].split(b",")
+        texts = _json_values(values[start : start + step].ravel())
         rows = ids[start : start + step].tolist()
         yield zip(rows, [texts[at : at + width] for at in range(0, len(texts), width)], strict=True)
+
+
+def _json_values(values: F32) -> list[bytes]:
+    """JSON of each of some logprobs, at least one."""
+    return encode_json([max(value, LEAST_LOGPROB) for value in values.tolist()])[1:-1].split(b",")

@@ -129,5 +129,11 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
         ),
     ] = False
     max_logprobs: Annotated[
-        int, option("Maximum logprobs per token that a request may ask for.", "HTTP server", ge=0, le=20)
+        int,
+        option(
+            "Maximum logprobs per token that a request may ask for; -1: the whole vocabulary. "
+            "prompt_logprobs are at most 1024.",
+            "HTTP server",
+            ge=-1,
+        ),
     ] = 20

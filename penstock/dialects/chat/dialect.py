@@ -27,7 +27,6 @@ class ChatCompletions(Dialect):
         self._processor = processor
         self._decoder = processor.decoder(ChatCompletionRequest)
         self._unsupported = processor.unsupported(UNSUPPORTED)
-        self._max_logprobs = config.max_logprobs
         self._done_after_error = config.compat_done_after_error
 
     def plan(self, body: bytes, request_id: str | None = None) -> RequestPlan:
@@ -81,7 +80,10 @@ class ChatCompletions(Dialect):
         if alternatives:
             if not request.logprobs:
                 raise refused("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
-            request_validation.check_logprobs(alternatives, self._max_logprobs, "top_logprobs")
+            processor = self._processor
+            alternatives = request_validation.resolve_logprobs(
+                alternatives, processor.max_logprobs, processor.model_info.vocab_size, "top_logprobs"
+            )
         return alternatives if request.logprobs else -1
 
     def _message_format(
