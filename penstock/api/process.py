@@ -201,7 +201,7 @@ class _Server:
         self._input_processor = input_processor
         metrics = self._metrics
         log = TokenLog() if self._config.resume_timeout > 0 else None
-        tables = TextTables.make(tokenizer.raw, info.vocab_size)
+        tables = TextTables.make(tokenizer.raw, info.vocab_size, input_processor.max_logprobs)
         streams = OutputProcessor(
             tables.plain,
             metrics.ttft,

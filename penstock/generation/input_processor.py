@@ -182,6 +182,8 @@ class InputProcessor:
             plan.skip_special_tokens = False
         if request.return_token_ids:
             plan.return_token_ids = True
+        if request.return_tokens_as_token_ids:
+            plan.tokens_as_ids = True
 
     def _set_best_of(self, plan: RequestPlan, best_of: int) -> None:
         request_validation.check_best_of(best_of, plan.n, stream=plan.stream)

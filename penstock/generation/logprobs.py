@@ -26,7 +26,8 @@ PIECE_CANDIDATES = 1024
 COMPACTED_AT = 64
 """Rows of candidates that are kept as they came."""
 MAX_NAMES = 1 << 16
-"""Tokens whose spellings are remembered, at most about 400 bytes each."""
+"""Tokens whose spellings are remembered, at most about 400 bytes each; all of a vocabulary where requests may
+ask for the logprobs of all."""
 
 Candidates = tuple[list[int], list[bytes]]
 """Ids and JSON logprobs of the candidates for one token, its own first; ids below 0 are no candidates."""
@@ -48,15 +49,16 @@ class TokenName(NamedTuple):
 class TokenNames:
     """The spellings of single tokens, special ones included; one object per process."""
 
-    def __init__(self, table: TokenTable) -> None:
-        """``table``: with the text of special tokens."""
+    def __init__(self, table: TokenTable, most: int = MAX_NAMES) -> None:
+        """``table``: with the text of special tokens; ``most``: maximum spellings to remember."""
         self._table = table
+        self._most = most
         self._known: dict[int, TokenName] = {}
 
     def __getitem__(self, token: int) -> TokenName:
         name = self._known.get(token)
         if name is None:
-            if len(self._known) >= MAX_NAMES:
+            if len(self._known) >= self._most:
                 self._known.clear()
             self._known[token] = name = self._spell(token)
         return name
@@ -67,6 +69,15 @@ class TokenNames:
         quoted = encode_json(text)
         tail = b',"bytes":%b}' % encode_json(list(text.encode()))
         return TokenName(quoted, b'{"token":%b,"logprob":' % quoted, tail, len(text))
+
+
+class TokenIdNames(TokenNames):
+    """Spellings by which every token can be told from all others; bytes are still those of its text."""
+
+    def _spell(self, token: int) -> TokenName:
+        name = super()._spell(token)
+        quoted = b'"token_id:%d"' % token
+        return name._replace(quoted=quoted, head=b'{"token":%b,"logprob":' % quoted)
 
 
 class _Columns:

@@ -236,7 +236,10 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     length_penalty: float | None = None
     watermarking: bool | None = None
     logprob_token_ids: list[int] | None = None
-    return_tokens_as_token_ids: bool | None = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None,
+        about("Spell tokens in logprobs as token_id:5, so that each can be told from all others."),
+    ] = None
     return_token_offsets: Annotated[
         bool | None, about("Not used: for vLLM's routes that only render prompts.")
     ] = None

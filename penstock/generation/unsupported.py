@@ -37,7 +37,6 @@ COMMON = (
     UnsupportedField("length_penalty", _one, "it must be 1 or absent"),
     UnsupportedField("logprob_token_ids", absent, MUST_BE_ABSENT),
     UnsupportedField("repetition_detection", absent, MUST_BE_ABSENT),
-    UnsupportedField("return_tokens_as_token_ids", absent, "it must be false or absent"),
     UnsupportedField("routed_experts_prompt_start", absent, "it must be 0 or absent"),
     UnsupportedField("spaces_between_special_tokens", bool, "it must be true or absent"),
     UnsupportedField("thinking_token_budget", lambda value: value == -1, "it must be -1 or absent"),

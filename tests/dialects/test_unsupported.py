@@ -31,7 +31,6 @@ NOT_SERVED: dict[str, Any] = {
     "prompt_embeds": "AAAA",
     "repetition_detection": {"a": 1},
     "return_prompt_text": True,
-    "return_tokens_as_token_ids": True,
     "routed_experts_prompt_start": 1,
     "spaces_between_special_tokens": False,
     "suffix": "x",
