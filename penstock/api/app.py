@@ -7,7 +7,6 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import unquote
 
 from penstock import __version__
@@ -60,7 +59,7 @@ class App:
     """Directory or name of the model, for /v1/models."""
     dialects: Sequence[Dialect]
     tokenize: TokenizeRoutes
-    tokenizer_info: dict[str, Any] | None
+    tokenizer_info: bytes | None
     """The body of /tokenizer_info; None: the route is off."""
     generation: GenerationRoutes
     engine_client: EngineClient
@@ -92,7 +91,7 @@ class App:
         operations = self.operations
         optional: dict[str, dict[str, Handler]] = {}
         if self.tokenizer_info is not None:
-            optional["/tokenizer_info"] = {"GET": _fixed(encode_json(self.tokenizer_info))}
+            optional["/tokenizer_info"] = {"GET": _fixed(self.tokenizer_info)}
         return {
             **{dialect.path: {"POST": self.generation.handler(dialect)} for dialect in self.dialects},
             "/v1/models": {"GET": _fixed(encode_json(self._models))},

@@ -39,8 +39,9 @@ class Invocations(Dialect):
         return plan
 
     def reply_format(self, plan: RequestPlan, request_id: str) -> ReplyFormat:
-        dialect, plan.dialect_fields = plan.dialect_fields
-        return dialect.reply_format(plan, request_id)
+        invocation: _Invocation = plan.dialect_fields
+        plan.dialect_fields = invocation.fields
+        return invocation.dialect.reply_format(plan, request_id)
 
     def _choose(self, body: bytes) -> Dialect:
         check_parts(body, "The request body", max_commas=len(body))  # its dialect knows how many may be there

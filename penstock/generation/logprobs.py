@@ -210,7 +210,7 @@ class TokenLogprobs(NamedTuple):
     @property
     def wide(self) -> bool:
         """Whether the candidates of one token are more than a piece: they come in ``slices``."""
-        return self.ids.shape[1] > PIECE_CANDIDATES
+        return bool(self.ids.shape[1] > PIECE_CANDIDATES)
 
     def slices(self, row: int) -> Iterator[Candidates]:
         """The candidates of the token at ``row``, in pieces."""

@@ -347,7 +347,8 @@ def _token_ids(field: str, ids: Collection[int], vocab_size: int) -> tuple[int, 
         if not 0 <= id < vocab_size:
             raise ApiError(
                 400,
-                f"{field} has the token id {shown(id)}, which is not in [0, {vocab_size - 1}].",
+                f"{field} has the token id {shown(id)}, which is not in [0, {vocab_size - 1}]: "
+                f"the vocabulary has {vocab_size} tokens.",
                 param=field,
             )
     return unique
