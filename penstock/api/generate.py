@@ -23,6 +23,7 @@ from penstock.generation.request_validation import (
     MAX_LOGPROB_BYTES,
     check_prompt_len,
     check_streamed_echo,
+    wide_prompt_logprob_bytes,
 )
 from penstock.generation.streamed import StreamedReply
 from penstock.generation.tokenizer import Tokenizer
@@ -136,7 +137,8 @@ class GenerationRoutes:
             tokenized = self._large.run_in_thread(sum(map(len, plan.prompts)), self._tokenize_all, plan)
             prompts = await unless_gone(exchange.receive, tokenized)
             self._check_open()
-        self._reserve_logprobs(exchange, plan.logprob_bytes)
+        of_prompts = wide_prompt_logprob_bytes(plan.prompt_logprobs, sum(prompt.length for prompt in prompts))
+        self._reserve_logprobs(exchange, plan.logprob_bytes + of_prompts)
         check_queue_capacity(self._config, plan, [prompt.length for prompt in prompts], hints.rank)
         samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
         format = dialect.reply_format(plan, exchange.request_id)

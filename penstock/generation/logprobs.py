@@ -149,22 +149,32 @@ class PromptLogprobFormatter:
     def add(self, logprobs: PromptLogprobs) -> None:
         """Add the next tokens; repeated ones are ignored. Raises InvalidOutputError if some are
         missing."""
+        ids, values, position, rank = logprobs.ids, logprobs.values, logprobs.position, logprobs.rank
+        if self._columns.width > ENTRY_CANDIDATES:
+            first = rank > 0
+            ids, values = _joined(ids, values, np.cumsum(first, dtype=np.int32), self._columns.width)
+            position, rank = position[first], rank[first]
+            if len(ids) != len(rank):
+                raise InvalidOutputError(INVALID_LOGPROBS, "prompt logprobs that continue nothing")
         known = len(self._columns) + 1
-        before = np.maximum.accumulate(np.concatenate(([known - 1], logprobs.position)))[:-1]
-        fresh = logprobs.position > before
-        positions = logprobs.position[fresh]
+        before = np.maximum.accumulate(np.concatenate(([known - 1], position)))[:-1]
+        fresh = position > before
+        positions = position[fresh]
         missing = np.flatnonzero(positions != np.arange(known, known + len(positions)))
         if len(missing):
             due, got = known + int(missing[0]), int(positions[missing[0]])
             raise InvalidOutputError(
                 INVALID_LOGPROBS, f"prompt logprobs from {got}, but those from {due} are due"
             )
-        self._columns.add(logprobs.ids[fresh], logprobs.values[fresh])
-        self._ranks += logprobs.rank[fresh].astype(np.int32).tobytes()
+        self._columns.add(ids[fresh], values[fresh])
+        self._ranks += rank[fresh].astype(np.int32).tobytes()
 
     def field(self) -> Iterator[bytes]:
         """vLLM's field ``prompt_logprobs``, in pieces: candidates by token id for each token, its own
         first."""
+        if self._columns.width > PIECE_CANDIDATES:
+            yield from self._wide_field()
+            return
         names = self._names
         others = [b',"rank":%d,"decoded_token":' % rank for rank in range(1, self._columns.width)]
         ranks = np.frombuffer(bytes(self._ranks), np.int32).tolist()
@@ -181,6 +191,30 @@ class PromptLogprobFormatter:
                 piece.append(b",{%b}" % b",".join(shown.values()))
                 number += 1
             yield b"".join(piece)
+        yield b"]"
+
+    def _wide_field(self) -> Iterator[bytes]:
+        """The same for tokens with very many candidates."""
+        names, ranks = self._names, np.frombuffer(bytes(self._ranks), np.int32).tolist()
+        ids, values = self._columns.arrays()
+        yield b"[null"
+        for row, own_rank in enumerate(ranks):
+            own, separator = int(ids[row, 0]), b",{"
+            for start in range(0, ids.shape[1], PIECE_CANDIDATES):
+                part = slice(start, start + PIECE_CANDIDATES)
+                texts = _json_values(values[row, part])
+                shown = [
+                    b'"%d":{"logprob":%b,"rank":%d,"decoded_token":%b}'
+                    % (token, value, rank or own_rank, names[token].quoted)
+                    for rank, (token, value) in enumerate(
+                        zip(ids[row, part].tolist(), texts, strict=True), start
+                    )
+                    if token >= 0 and (token != own or not rank)
+                ]
+                if shown:
+                    yield separator + b",".join(shown)
+                    separator = b","
+            yield b"}"
         yield b"]"
 
     def echoed(self, alternatives: int) -> tuple[int, I32, F32]:

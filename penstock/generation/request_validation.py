@@ -11,7 +11,6 @@ from penstock.generation.model_info import ModelInfo
 from penstock.generation.request_schemas import GenerateRequest
 from penstock.generation.tokenizer import Tokenizer
 from penstock.http.errors import ApiError, refused, shown
-from penstock.wire.frames import MAX_CANDIDATES
 from penstock.wire.logprobs import ENTRY_CANDIDATES
 from penstock.wire.messages import SamplingParams
 
@@ -33,9 +32,7 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STREAMED_CANDIDATES = 1 << 16
 """Maximum logprobs of a streamed token, and of an echoed prompt in a stream: they are one event, which takes
 about 40 ms to format."""
-MAX_PROMPT_LOGPROBS = MAX_CANDIDATES - 1
-"""Maximum alternatives per prompt token, whatever --max-logprobs is: prompts are long."""
-MAX_LOGPROB_BYTES = 256 << 20
+MAX_LOGPROB_BYTES = 128 << 20
 """Bytes of logprobs that may be held for all requests with more per token than an entry of a frame has."""
 CANDIDATE_BYTES = 8
 """Of one held logprob: its token's id and its value."""
@@ -257,12 +254,12 @@ def resolve_logprobs(value: int, most: int, vocab_size: int, field: str = "logpr
 
 
 def resolve_prompt_logprobs(value: int, most: int, vocab_size: int, *, stream: bool) -> int:
-    """The same for the tokens of a prompt, which have at most MAX_PROMPT_LOGPROBS."""
+    """The same for the tokens of a prompt."""
     if stream:
         raise refused("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
     if value < -1:
         raise refused("`prompt_logprobs` must be a positive value or -1.", "prompt_logprobs", value)
-    wanted, most = vocab_size if value == -1 else value, min(most, MAX_PROMPT_LOGPROBS)
+    wanted = vocab_size if value == -1 else value
     if wanted > most:
         raise refused(
             f"Requested prompt logprobs of {_shown_logprobs(value, vocab_size)}, which is greater than max "
@@ -290,14 +287,24 @@ def wide_logprob_bytes(alternatives: int, max_tokens: int, streams: int, *, stre
             f"{MAX_STREAMED_CANDIDATES - 1}; there is no such limit without stream.",
             param="logprobs",
         )
-    candidates, most = width * max_tokens * streams, MAX_LOGPROB_BYTES // CANDIDATE_BYTES
+    return _logprob_bytes("logprobs", alternatives, max_tokens * streams, "(max_tokens, n)")
+
+
+def wide_prompt_logprob_bytes(alternatives: int, prompt_tokens: int) -> int:
+    """The same for the tokens of all its prompts."""
+    if 1 + alternatives <= ENTRY_CANDIDATES:
+        return 0
+    return _logprob_bytes("prompt_logprobs", alternatives, prompt_tokens, "in the prompt")
+
+
+def _logprob_bytes(field: str, alternatives: int, tokens: int, which: str) -> int:
+    candidates, most = (1 + alternatives) * tokens, MAX_LOGPROB_BYTES // CANDIDATE_BYTES
     if candidates > most:
         raise ApiError(
             400,
-            f"logprobs: {alternatives} for each of {max_tokens} tokens and {streams} outputs are "
-            f"{candidates} values, at most {most} are allowed in one request: ask for fewer tokens "
-            "(max_tokens) or logprobs.",
-            param="logprobs",
+            f"{field}: {alternatives} for each of {tokens} tokens are {candidates} values, at most {most} "
+            f"are allowed in one request: ask for fewer logprobs, or for fewer tokens {which}.",
+            param=field,
         )
     return candidates * CANDIDATE_BYTES
 

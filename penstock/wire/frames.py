@@ -15,8 +15,8 @@ logprobs   sparse        L entries with W candidates each, the sampled token fir
                          1). A token with more than ENTRY_CANDIDATES has several entries
 prompt     sparse        P prompt tokens with W candidates each, the prompt's own first: ``pl_row`` int32[P]
                          (index of a row of their stream, ascending), ``pl_position`` int32[P] (index in the
-                         prompt), ``pl_ids``, ``pl_values`` and ``pl_rank`` as with logprobs. They may come
-                         in rows without tokens, during prefill
+                         prompt), ``pl_ids``, ``pl_values`` and ``pl_rank`` as with logprobs; further entries
+                         of a token have the rank 0. They may come in rows without tokens, during prefill
 =========  ============  ==========================================================================
 """
 
@@ -77,7 +77,7 @@ _PROMPT = (Column.PL_ROW, Column.PL_POSITION, Column.PL_IDS, Column.PL_VALUES, C
 _OF_CANDIDATES = (Column.LP_IDS, Column.LP_VALUES, Column.PL_IDS, Column.PL_VALUES)
 _LAST = max(FinishReason)
 MAX_CANDIDATES = 1 + 1024
-"""Maximum candidates of an entry: the token's own and SamplingParams.prompt_logprobs."""
+"""Maximum candidates of an entry that are taken."""
 
 _INT32 = np.dtype("<i4")
 _DTYPE: dict[Column, np.dtype[Any]] = dict.fromkeys(Column, _INT32) | {

@@ -106,7 +106,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKEN_LIST)] = ()
     logprobs: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_LIST)] = -1
     """Alternatives per generated token; 0: only the sampled token's logprob, -1: no logprobs."""
-    prompt_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1
+    prompt_logprobs: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_LIST)] = -1
     logit_bias: Annotated[dict[TokenId, float], Meta(max_length=MAX_TOKEN_LIST)] | None = None
     allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKEN_LIST)] | None = None
     bad_words: Annotated[
@@ -139,7 +139,7 @@ class SubmitChoice(msgspec.Struct, array_like=True, frozen=True, gc=False):
     stream: Handle
     seed: Seed
     max_tokens: Count
-    prompt_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1
+    prompt_logprobs: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_LIST)] = -1
     prompt: bytes | None = None
     """Token ids, int32 little-endian; None: the first stream's prompt without its ``resumed`` tokens."""
     output: bytes = b""

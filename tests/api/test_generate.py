@@ -142,7 +142,7 @@ def test_logprobs_of_the_whole_vocabulary_are_bounded_for_all_requests_together(
         first, second = (cast(Exchange, SimpleNamespace(logprob_bytes=0)) for _ in range(2))
         routes._running = 2
         routes._reserve_logprobs(first, MAX_LOGPROB_BYTES)
-        with pytest.raises(ApiError, match="256 MiB") as error:
+        with pytest.raises(ApiError, match="128 MiB") as error:
             routes._reserve_logprobs(second, 8)
         assert (error.value.status, error.value.code) == (429, "overloaded")
         routes._reserve_logprobs(second, 0)

@@ -19,7 +19,7 @@ from penstock.generation.logprobs import (
     TokenLogprobs,
     TokenNames,
 )
-from penstock.generation.request_validation import MAX_LOGPROB_BYTES
+from penstock.generation.request_validation import MAX_LOGPROB_BYTES, wide_prompt_logprob_bytes
 from penstock.generation.stream_interval import EVERY_TOKEN
 from penstock.streaming.engine_faults import InvalidOutputError
 from penstock.streaming.token_table import TokenTable
@@ -201,12 +201,14 @@ def test_memory_of_many_logprobs_is_bounded() -> None:
     for fields in ({"max_tokens": 2048}, {"max_tokens": 64, "n": 64, "temperature": 1.0}):
         error = error_of(planner.completion, body(logprobs=-1, **fields))
         assert (error.status, error.param) == (400, "logprobs")
-        assert "at most 33554432 are allowed" in error.message
-    assert planner.completion(body(logprobs=-1, max_tokens=2000)).logprob_bytes < MAX_LOGPROB_BYTES
+        assert "at most 16777216 are allowed" in error.message
+    assert planner.completion(body(logprobs=-1, max_tokens=1000)).logprob_bytes < MAX_LOGPROB_BYTES
     assert planner.completion(body(logprobs=20, max_tokens=2000, n=1000, temperature=1.0)).logprob_bytes == 0
-    error = error_of(planner.completion, body(prompt_logprobs=-1))
-    assert "at most" in error.message or "max allowed: 1024" in error.message
-    assert planner.completion(body(prompt_logprobs=1024)).prompt_logprobs == 1024
+    assert planner.completion(body(prompt_logprobs=-1)).prompt_logprobs == 16384
+    assert wide_prompt_logprob_bytes(16384, 1000) == 8 * 16385 * 1000
+    assert wide_prompt_logprob_bytes(20, 1 << 30) == 0
+    error = error_of(wide_prompt_logprob_bytes, 16384, 1024)
+    assert (error.status, error.param) == (400, "prompt_logprobs")
 
 
 def test_the_best_of_several_need_their_logprobs() -> None:

@@ -63,6 +63,23 @@ def test_a_streamed_echo_has_the_whole_replys_logprobs(demo: Server) -> None:
             assert json.dumps(streamed) == json.dumps(values)
 
 
+def test_a_prompts_logprobs_for_the_whole_vocabulary(demo: Server) -> None:
+    few = {"prompt_logprobs": 2, "max_tokens": 1}
+    with ThreadPoolExecutor(2) as pool:
+        beside = pool.submit(demo.complete, LONG, **few)
+        [choice] = demo.complete(PROMPT, prompt_logprobs=-1, max_tokens=1)["choices"]
+        assert all(2 <= len(each) <= 3 for each in beside.result()["choices"][0]["prompt_logprobs"][1:])
+    first, *scored = choice["prompt_logprobs"]
+    [narrow] = demo.complete(PROMPT, **few)["choices"]
+    assert first is None
+    for every, best in zip(scored, narrow["prompt_logprobs"][1:], strict=True):
+        assert sum(math.exp(each["logprob"]) for each in every.values()) == pytest.approx(1, abs=1e-3)
+        assert next(iter(every)) == next(iter(best))
+        for token, each in best.items():
+            assert every[token]["rank"] == each["rank"]
+            assert every[token]["logprob"] == pytest.approx(each["logprob"], abs=1e-3)
+
+
 def test_tokens_spelled_as_ids(demo: Server) -> None:
     options = {"logprobs": 1, "temperature": 0, "return_token_ids": True, "echo": True}
     plain = choices(demo, PROMPT, **options)[0]

@@ -131,8 +131,7 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
     max_logprobs: Annotated[
         int,
         option(
-            "Maximum logprobs per token that a request may ask for; -1: the whole vocabulary. "
-            "prompt_logprobs are at most 1024.",
+            "Maximum logprobs per token that a request may ask for; -1: the whole vocabulary.",
             "HTTP server",
             ge=-1,
         ),

@@ -28,10 +28,9 @@ def check_request(
         raise RequestRejected(f"max_tokens: {limit}, but must be more than {request.resumed}")
     if request.adapter is not None and request.adapter not in [adapter.name for adapter in adapters]:
         raise RequestRejected(f"model: this engine has no adapter {request.adapter!r}")
-    if request.sampling.logprobs > vocab_size:
-        raise RequestRejected(
-            f"logprobs: {request.sampling.logprobs}, but the vocabulary has {vocab_size} tokens"
-        )
+    for field in ("logprobs", "prompt_logprobs"):
+        if (wanted := getattr(request.sampling, field)) > vocab_size:
+            raise RequestRejected(f"{field}: {wanted}, but the vocabulary has {vocab_size} tokens")
     prompt = np.frombuffer(request.prompt, "<i4")
     for token in (int(prompt.min()), int(prompt.max())):
         if not 0 <= token < vocab_size:

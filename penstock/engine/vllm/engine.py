@@ -267,9 +267,9 @@ class VllmEngine:
         return self._prompt_logprobs.rows(
             slots=np.full(len(positions), slot, np.intp),
             positions=positions,
-            ids=scores.ids,
-            values=scores.values,
-            rank=scores.rank,
+            scored=Logprobs(
+                np.arange(len(positions), dtype=np.int32), scores.ids, scores.values, scores.rank
+            ).split(),
         )
 
     def _transfers(self, slots: Slots, output: VllmStepOutput) -> dict[int, dict[int, KVTransferParams]]:
