@@ -59,6 +59,8 @@ class App:
     """Directory or name of the model, for /v1/models."""
     dialects: Sequence[Dialect]
     tokenize: TokenizeRoutes
+    tokenizer_info: bytes | None
+    """The body of /tokenizer_info; None: the route is off."""
     generation: GenerationRoutes
     engine_client: EngineClient
     streams: OutputProcessor
@@ -87,11 +89,15 @@ class App:
             __version__, api_key=bool(self.config.api_key), root_path=self.config.root_path
         )
         operations = self.operations
+        optional: dict[str, dict[str, Handler]] = {}
+        if self.tokenizer_info is not None:
+            optional["/tokenizer_info"] = {"GET": _fixed(self.tokenizer_info)}
         return {
             **{dialect.path: {"POST": self.generation.handler(dialect)} for dialect in self.dialects},
             "/v1/models": {"GET": _fixed(encode_json(self._models))},
             "/tokenize": {"POST": self.tokenize.tokenize},
             "/detokenize": {"POST": self.tokenize.detokenize},
+            **optional,
             "/health": {"GET": self._health, "HEAD": self._health},
             "/ready": {"GET": self._ready, "HEAD": self._ready},
             "/ping": {"GET": self._health, "POST": self._health, "HEAD": self._health},
@@ -142,7 +148,7 @@ class App:
 
     def _end_detached(self, exchange: Exchange, error: StreamError | None) -> None:
         """A detached reply has ended; ``error`` is still to be sent."""
-        self.generation.on_request_end()
+        self.generation.on_request_end(exchange)
         if error is None:
             self._access_log.write(exchange)
         else:

@@ -27,6 +27,7 @@ class Exchange:
         "detached",
         "dialect",
         "headers",
+        "logprob_bytes",
         "method",
         "path",
         "receive",
@@ -69,6 +70,8 @@ class Exchange:
         self.headers = headers
         self.tenant: str | None = None
         """Whose API key the request has, if the server has several; see :meth:`Keys.check`."""
+        self.logprob_bytes = 0
+        """Reserved for logprobs until the end of the reply, if they are very many per token."""
         self.reply: RequestReply | None = None
         """Set by generating routes once the reply exists."""
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.exchange import Exchange, Handler
+from penstock.api.load_report import load_report
 from penstock.api.piecewise import PiecewiseSender
 from penstock.api.queue_capacity import check_queue_capacity
 from penstock.config.serve import ServeConfig
@@ -18,7 +19,12 @@ from penstock.generation.dialect import Dialect, ReplyFormat
 from penstock.generation.grammars.checker import GrammarChecker
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.replies import Prompt, RequestContext
-from penstock.generation.request_validation import check_prompt_len, check_streamed_echo
+from penstock.generation.request_validation import (
+    MAX_LOGPROB_BYTES,
+    check_prompt_len,
+    check_streamed_echo,
+    wide_prompt_logprob_bytes,
+)
 from penstock.generation.streamed import StreamedReply
 from penstock.generation.tokenizer import Tokenizer
 from penstock.http.admission import no_engine, overloaded, stream_failed, unavailable
@@ -67,6 +73,8 @@ class GenerationRoutes:
         self._sender = PiecewiseSender()
         self._large = large
         self.draining = False
+        self._logprob_bytes = 0
+        """Reserved for requests with very many logprobs per token."""
         self._running = 0
         self._idle = asyncio.Event()
         """Set while no request runs."""
@@ -96,10 +104,11 @@ class GenerationRoutes:
             await self._run(exchange, dialect)
         finally:
             if not exchange.detached:
-                self.on_request_end()
+                self.on_request_end(exchange)
 
-    def on_request_end(self) -> None:
+    def on_request_end(self, exchange: Exchange) -> None:
         """A request has ended; called from outside if its reply is detached."""
+        self._logprob_bytes -= exchange.logprob_bytes
         self._running -= 1
         if not self._running:
             self._idle.set()
@@ -128,6 +137,8 @@ class GenerationRoutes:
             tokenized = self._large.run_in_thread(sum(map(len, plan.prompts)), self._tokenize_all, plan)
             prompts = await unless_gone(exchange.receive, tokenized)
             self._check_open()
+        of_prompts = wide_prompt_logprob_bytes(plan.prompt_logprobs, sum(prompt.length for prompt in prompts))
+        self._reserve_logprobs(exchange, plan.logprob_bytes + of_prompts)
         check_queue_capacity(self._config, plan, [prompt.length for prompt in prompts], hints.rank)
         samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
         format = dialect.reply_format(plan, exchange.request_id)
@@ -136,6 +147,16 @@ class GenerationRoutes:
             self._stream(work, exchange)
         else:
             await self._collect(work, exchange)
+
+    def _reserve_logprobs(self, exchange: Exchange, size: int) -> None:
+        """Reserve ``size`` bytes until the request ends. Raises ApiError if others have reserved too much."""
+        if size and self._logprob_bytes + size > MAX_LOGPROB_BYTES:
+            raise overloaded(
+                "The server is overloaded by logprobs: running requests may hold "
+                f"{self._logprob_bytes >> 20} MiB of them, at most {MAX_LOGPROB_BYTES >> 20} MiB may be held."
+            )
+        exchange.logprob_bytes = size
+        self._logprob_bytes += size
 
     def _stream(self, work: Work, exchange: Exchange) -> None:
         """Start a streamed reply. It is detached: no task waits for its end."""
@@ -150,6 +171,7 @@ class GenerationRoutes:
                 on_end=exchange.on_end,
             )
             exchange.reply = streamed
+            self._report_load(exchange)
             exchange.sink.listen(streamed, exchange.headers)
             self._submit(streamed, work)
         except BaseException:
@@ -167,7 +189,12 @@ class GenerationRoutes:
             raise stream_failed(error)
         if collected.left:
             raise ClientGone
+        self._report_load(exchange)
         await self._sender.send_json(exchange, work.format.whole(collected))
+
+    def _report_load(self, exchange: Exchange) -> None:
+        """Add the load of the engines to the reply's headers, if the request asks for it."""
+        exchange.headers = [*exchange.headers, *load_report(exchange.scope, self._engine_client.engines)]
 
     def _submit(self, reply: StreamedReply | CollectedReply, work: Work) -> None:
         """Start all streams of a reply before any of their rows arrives.

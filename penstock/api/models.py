@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from typing import Any
 
@@ -18,12 +19,32 @@ def model_list(model_info: ModelInfo, root: str) -> dict[str, Any]:
 
 
 def _model_card(name: str, root: str, parent: str | None, max_model_len: int) -> dict[str, Any]:
+    created = int(time.time())
     return {
         "id": name,
         "object": "model",
-        "created": int(time.time()),
+        "created": created,
         "owned_by": "penstock",
         "root": root,
         "parent": parent,
         "max_model_len": max_model_len,
+        "permission": [_permission(created)],
+    }
+
+
+def _permission(created: int) -> dict[str, Any]:
+    """The fields that OpenAI's API has dropped and vLLM keeps for old clients."""
+    return {
+        "id": f"modelperm-{secrets.token_hex(8)}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
     }

@@ -10,7 +10,7 @@ import msgspec
 from penstock.api.operations import DEFAULT_TIMEOUT_S, LEAST_TIMEOUT_S, MODES, MOST_TIMEOUT_S
 from penstock.api.response_schemas import REPLIES
 from penstock.api.tokenize import UNSUPPORTED, DetokenizeRequest, TokenizeRequest
-from penstock.dialects.openapi_schema import BODY_ERRORS, SHARED, Route, ref
+from penstock.dialects.openapi_schema import BODY_ERRORS, GENERATION_ERRORS, REQUEST_ID, SHARED, Route, ref
 from penstock.dialects.registry import DESCRIPTIONS
 from penstock.http.access_keys import is_administrative
 from penstock.wire.messages import MAX_IDEMPOTENCY_KEY_LENGTH
@@ -22,6 +22,20 @@ _UNSUPPORTED = {each.request: each.unsupported for each in DESCRIPTIONS} | {Toke
 _SCHEMAS = SHARED | REPLIES
 for _description in DESCRIPTIONS:
     _SCHEMAS |= _description.replies
+_SCHEMAS |= {
+    "Invocation": {
+        "description": "A request of any of the generating routes.",
+        "anyOf": [ref(str(each.route.body)) for each in DESCRIPTIONS],
+    },
+    "InvocationReply": {
+        "description": "The reply of that route.",
+        "anyOf": [ref(str(each.route.reply)) for each in DESCRIPTIONS],
+    },
+    "InvocationEvent": {
+        "description": "An event of that route.",
+        "anyOf": [ref(str(each.route.events)) for each in DESCRIPTIONS],
+    },
+}
 _ERRORS = {
     400: "The body is not JSON, or a field has a value that is not allowed or not supported.",
     401: "No valid API key.",
@@ -147,6 +161,19 @@ _MODE = _parameter("mode", "What becomes of streams that run.", {"enum": list(MO
 
 _ROUTES = (
     *(each.route for each in DESCRIPTIONS),
+    Route(
+        "post",
+        "/invocations",
+        "Generate",
+        "invoke",
+        "Answer a conversation or complete a prompt, by the field that the body has",
+        "InvocationReply",
+        errors=GENERATION_ERRORS,
+        parameters=(REQUEST_ID,),
+        body="Invocation",
+        example=DESCRIPTIONS[0].route.example,
+        events="InvocationEvent",
+    ),
     Route("get", "/v1/models", "Models", "listModels", "List models", "ModelList"),
     Route(
         "get",
@@ -179,6 +206,15 @@ _ROUTES = (
         errors=BODY_ERRORS,
         body="DetokenizeRequest",
         example={"tokens": [1, 2, 3]},
+    ),
+    Route(
+        "get",
+        "/tokenizer_info",
+        "Tokens",
+        "tokenizerInfo",
+        "The tokenizer's configuration, with --enable-tokenizer-info-endpoint",
+        "TokenizerInfo",
+        errors=(404,),
     ),
     Route("get", "/health", "Health", "health", "Whether an engine is up", _YES, (503,)),
     Route("get", "/ready", "Health", "ready", "Whether requests are taken", _YES, (503,)),

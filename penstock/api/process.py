@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import uvloop
 
@@ -27,6 +28,7 @@ from penstock.api.metrics_endpoint import MetricsEndpoint
 from penstock.api.operations import OperationRoutes
 from penstock.api.throughput_log import ThroughputLog
 from penstock.api.tokenize import TokenizeRoutes
+from penstock.api.tokenizer_info import tokenizer_info
 from penstock.config.errors import ConfigError
 from penstock.dialects.registry import make_dialects
 from penstock.dispatch.coordinator_client import CoordinatorClient
@@ -199,7 +201,7 @@ class _Server:
         self._input_processor = input_processor
         metrics = self._metrics
         log = TokenLog() if self._config.resume_timeout > 0 else None
-        tables = TextTables.make(tokenizer.raw, info.vocab_size)
+        tables = TextTables.make(tokenizer.raw, info.vocab_size, input_processor.max_logprobs)
         streams = OutputProcessor(
             tables.plain,
             metrics.ttft,
@@ -231,12 +233,16 @@ class _Server:
         )
         if self._coordinator_client is not None:
             self._coordinator_client.start_reporting(self._metrics_endpoint.snapshot)
+        shown = None
+        if self._config.enable_tokenizer_info_endpoint:
+            shown = tokenizer_info(Path(launch.tokenizer_dir), template)
         return App(
             config=self._config,
             model_info=model_info,
             model_root=launch.model_dir,
             dialects=make_dialects(self._config, input_processor),
             tokenize=TokenizeRoutes(input_processor, tokenizer, self._config.max_request_bytes, large),
+            tokenizer_info=shown,
             generation=self._generation,
             engine_client=self._engine_client,
             streams=streams,

@@ -36,6 +36,7 @@ REPLIES: dict[str, Schema] = {
         root=or_null(STRING),
         parent=or_null(STRING),
         max_model_len=COUNT,
+        permission=listed({"type": "object", "description": "Of no meaning, for old clients."}),
     ),
     "ModelList": shape(
         "The served models.", {"object": {"type": "string", "const": "list"}, "data": listed(ref("Model"))}
@@ -46,6 +47,9 @@ REPLIES: dict[str, Schema] = {
         token_strs=or_null(listed(STRING)),
     ),
     "Text": shape("The text of tokens.", {"prompt": STRING}),
+    "TokenizerInfo": shape(
+        "The fields of tokenizer_config.json.", {"tokenizer_class": STRING}, chat_template=STRING
+    ),
     "Version": shape("The server's version.", {"version": STRING}),
     "Engine": shape(
         "One engine, as of its latest step.",

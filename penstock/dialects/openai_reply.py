@@ -1,7 +1,8 @@
 """Events and bodies that OpenAI's completions and chat completions have in common.
 
-Bytes that all events of a request share are prepared once. Field order and spelling follow vLLM's events.
-Fields that are null in vLLM and absent in OpenAI's own API are omitted (docs/compatibility.md).
+Bytes that all events of a request share are prepared once. Field order and spelling follow vLLM's. A whole
+reply has every field of vLLM's, null where it is empty; events omit fields that are null in vLLM and absent
+in OpenAI's own API (docs/compatibility.md).
 """
 
 from __future__ import annotations
@@ -124,17 +125,22 @@ class OpenAIReply(ReplyFormat):
 
     # -- replies that are not streamed
 
+    whole_end: ClassVar[bytes] = b""
+    """Fields of vLLM's whole replies that are always null here, after those of the prompt."""
+
     @abstractmethod
     def choice_content(self, choice: Choice) -> dict[str, Any]:
         """The text or message of a choice of a finished reply."""
 
     def prompt_fields(self, prompt: Prompt, *, return_ids: bool) -> Iterator[bytes]:
         """Fields of a prompt in pieces, each field after a comma. ``return_ids``: with token ids."""
-        if prompt.logprobs is not None:
-            yield b',"prompt_logprobs":'
+        yield b',"prompt_logprobs":'
+        if prompt.logprobs is None:
+            yield b"null"
+        else:
             yield from prompt.logprobs.field()
-        if return_ids:
-            yield b',"prompt_token_ids":' + encode_json(prompt_token_ids(prompt))
+        ids = prompt_token_ids(prompt) if return_ids else None
+        yield b',"prompt_token_ids":' + encode_json(ids)
 
     prompt_in_choice: ClassVar[bool]
     """Whether each choice has the fields of its prompt, otherwise the body has them."""
@@ -145,14 +151,14 @@ class OpenAIReply(ReplyFormat):
         yield encode_json(start)[:-1] + b',"choices":['
         for index, choice in enumerate(reply.best_choices()):
             yield from self._whole_choice(index, choice, return_ids=return_ids)
-        usage = encode_json(usage_field(reply.usage()))
+        usage = encode_json(whole_usage_field(reply.usage()))
         yield b'],"service_tier":%b%b,"usage":%b' % (self._service_tier, _FINGERPRINT, usage)
         first = reply.choices[0]
         if not self.prompt_in_choice:
             yield from self.prompt_fields(first.prompt, return_ids=return_ids)
-        if first.kv_transfer_params is not None:
-            yield b',"kv_transfer_params":' + first.kv_transfer_params
-        yield b"}"
+        yield self.whole_end
+        transfer = b"null" if first.kv_transfer_params is None else first.kv_transfer_params
+        yield b',"kv_transfer_params":%b,"ec_transfer_params":null,"metrics":null}' % transfer
 
     def _whole_choice(self, index: int, choice: Choice, *, return_ids: bool) -> Iterator[bytes]:
         content = self.choice_content(choice)  # first: it may change the finish reason
@@ -166,17 +172,16 @@ class OpenAIReply(ReplyFormat):
         ending: dict[str, Any] = {
             "finish_reason": choice.finish_reason.decode(),
             "stop_reason": choice.stop_reason,
+            "token_ids": choice.tokens if return_ids else None,
         }
-        if return_ids:
-            ending["token_ids"] = choice.tokens
         yield b"," + encode_json(ending)[1:-1]
         if self.prompt_in_choice:
             yield from self.prompt_fields(choice.prompt, return_ids=return_ids)
-        yield b"}"
+        yield b',"routed_experts":null}'
 
 
 def usage_field(usage: TokenUsage) -> dict[str, Any]:
-    """The usage object of both APIs."""
+    """The usage object of an event."""
     details = None if usage.cached_tokens is None else {"cached_tokens": usage.cached_tokens}
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -184,3 +189,11 @@ def usage_field(usage: TokenUsage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "prompt_tokens_details": details,
     }
+
+
+def whole_usage_field(usage: TokenUsage) -> dict[str, Any]:
+    """The usage object of a whole reply."""
+    fields = usage_field(usage)
+    if fields["prompt_tokens_details"] is not None:
+        fields["prompt_tokens_details"] |= {"created_cache_tokens": None, "multimodal_tokens": None}
+    return fields | {"completion_tokens_details": None}

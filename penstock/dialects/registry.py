@@ -1,7 +1,7 @@
 """The list of APIs that a server offers.
 
 To add one, copy a folder beside this file, give its classes and schemas names of their own, and name it
-twice here.
+twice here, and a third time where ``/invocations`` is to find it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from penstock.dialects.chat import openapi as chat
 from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.completions import openapi as completions
 from penstock.dialects.completions.dialect import Completions
+from penstock.dialects.invocations import Invocations
 from penstock.dialects.openapi_schema import check_names
 from penstock.generation.dialect import Dialect
 from penstock.generation.input_processor import InputProcessor
@@ -18,7 +19,8 @@ from penstock.generation.input_processor import InputProcessor
 
 def make_dialects(config: ServeConfig, processor: InputProcessor) -> list[Dialect]:
     """One dialect per API."""
-    return [Completions(config, processor), ChatCompletions(config, processor)]
+    completions, chat = Completions(config, processor), ChatCompletions(config, processor)
+    return [completions, chat, Invocations({"messages": chat, "prompt": completions})]
 
 
 DESCRIPTIONS = check_names((completions.DESCRIPTION, chat.DESCRIPTION))

@@ -35,6 +35,8 @@ MAX_ESCAPES = 1 << 16
 MAX_UNKNOWN_NAMES = 256
 """Maximum number of unknown field names that are counted, by their first MAX_SHOWN characters; clients choose
 the names."""
+MAX_WRONG_KEYS = 5
+"""Keys of the wrong type that an error names."""
 _COUNTED_BYTES = 1 << 18
 """Bytes whose parts are counted at a time."""
 
@@ -197,10 +199,20 @@ def wrong_type(body: bytes, problem: str) -> ApiError:
         message = f"{name}: the required field {missing[1]!r} is missing."
         steps = [*steps, missing[1]]
     elif in_key:
-        message = f"{name}: {wanted} as every key."
+        message = f"{name}: {wanted} as every key{_wrong_keys(value)}."
     else:
         message = f"{name}: {wanted}" + ("." if value is None else f", got {_cut(value)}.")
     return ApiError(400, message, type=MALFORMED, param=".".join(("body", *map(str, steps))))
+
+
+def _wrong_keys(mapping: str | None) -> str:
+    """The first keys of a JSON object that are no integers, for the message."""
+    if mapping is None:
+        return ""
+    wrong = [key for key in _decode_fields(mapping) if not re.fullmatch(r"-?[0-9]+", key)]
+    shown = ", ".join(repr(_cut(key)) for key in wrong[:MAX_WRONG_KEYS])
+    more = f" and {len(wrong) - MAX_WRONG_KEYS} more" if len(wrong) > MAX_WRONG_KEYS else ""
+    return f", got {shown}{more}" if wrong else ""
 
 
 def _in_json_words(types: str) -> str:

@@ -81,6 +81,11 @@ class ChatTemplate:
         """The text of all templates."""
         return "\n".join(self._sources.values())
 
+    @property
+    def default_source(self) -> str:
+        """The text of the template for requests without tools."""
+        return self._sources[self._name(tools=False)]
+
     def wants_parts(self, *, tools: bool) -> bool:
         """Whether the template (that for tools, if ``tools``) expects content as a list of parts."""
         return self._wants_parts[self._name(tools)]

@@ -36,7 +36,8 @@ class CollectedReply(RequestReply):
         if choice.logprobs is not None:
             choice.logprobs.add(tokens, logprobs)
         if self.plan.kept is not None and logprobs is not None:
-            choice.cumulative_logprob += float(logprobs.values[logprobs.token < len(tokens), 0].sum())
+            own = (logprobs.token < len(tokens)) & ~logprobs.continues()
+            choice.cumulative_logprob += float(logprobs.values[own, 0].sum())
         if self._all_choices_ended():
             self._end(self._complete_outcome())
 

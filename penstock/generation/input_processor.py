@@ -23,7 +23,7 @@ from penstock.generation.parsers.registry import output_format
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.prompts import truncation
 from penstock.generation.request_schemas import MAX_REQUEST_ID, GenerateRequest, Message, Tool
-from penstock.generation.stream_interval import IntervalPolicy
+from penstock.generation.stream_interval import EVERY_TOKEN, IntervalPolicy
 from penstock.generation.structured_output import parse_constraint
 from penstock.generation.tokenizer import Tokenizer
 from penstock.generation.unsupported import UnsupportedField, UnsupportedFieldCheck
@@ -51,7 +51,8 @@ class InputProcessor:
         self._model = info.names[0]
         self._names = frozenset(info.all_names)
         self._adapters = frozenset(adapter.name for adapter in info.adapters)
-        self._max_logprobs = config.max_logprobs
+        self.max_logprobs = request_validation.logprobs_limit(config.max_logprobs, info.vocab_size)
+        """Maximum alternatives per token that requests may ask for."""
         self._force_usage = config.enable_force_include_usage
         self._interval_policy = IntervalPolicy(config)
         self._max_total = info.max_model_len
@@ -158,24 +159,31 @@ class InputProcessor:
         if options is not None and not plan.stream:
             raise refused("Stream options can only be defined when `stream=True`.", "stream_options")
         if request.prompt_logprobs is not None:
-            request_validation.check_prompt_logprobs(
-                request.prompt_logprobs, self._max_logprobs, stream=plan.stream
+            plan.prompt_logprobs = request_validation.resolve_prompt_logprobs(
+                request.prompt_logprobs, self.max_logprobs, self.model_info.vocab_size, stream=plan.stream
             )
-            plan.prompt_logprobs = request.prompt_logprobs
-            plan.base = msgspec.structs.replace(plan.base, prompt_logprobs=request.prompt_logprobs)
-        plan.include_usage = plan.stream and self._force_usage
-        if options is not None:
-            plan.include_usage |= bool(options.include_usage)
+            plan.base = msgspec.structs.replace(plan.base, prompt_logprobs=plan.prompt_logprobs)
+        if self._force_usage:
+            plan.include_usage = plan.continuous_usage = plan.stream
+        elif options is not None:
+            plan.include_usage = bool(options.include_usage)
             plan.continuous_usage = plan.include_usage and bool(options.continuous_usage_stats)
         if request.stop is not None:
             plan.stop = request_validation.stop_strings(request.stop)
         if request.include_stop_str_in_output:
             plan.include_stop_str = True
         plan.interval = self._interval_policy.interval(request, streamed=plan.stream or bool(plan.stop))
+        plan.logprob_bytes = request_validation.wide_logprob_bytes(
+            plan.logprobs, plan.base.max_tokens, len(plan.prompts) * plan.n, stream=plan.stream
+        )
+        if plan.logprob_bytes:
+            plan.interval = EVERY_TOKEN  # so that engines hold none back
         if request.skip_special_tokens is False:
             plan.skip_special_tokens = False
         if request.return_token_ids:
             plan.return_token_ids = True
+        if request.return_tokens_as_token_ids:
+            plan.tokens_as_ids = True
 
     def _set_best_of(self, plan: RequestPlan, best_of: int) -> None:
         request_validation.check_best_of(best_of, plan.n, stream=plan.stream)

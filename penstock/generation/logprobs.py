@@ -17,7 +17,7 @@ from penstock.streaming.detokenizer import Detokenizer
 from penstock.streaming.engine_faults import INVALID_LOGPROBS, InvalidOutputError
 from penstock.streaming.token_table import TokenTable
 from penstock.wire.arrays import F32, I32
-from penstock.wire.logprobs import Logprobs, PromptLogprobs
+from penstock.wire.logprobs import ENTRY_CANDIDATES, Logprobs, PromptLogprobs
 
 LEAST_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot express; OpenAI and vLLM use the same value."""
@@ -26,7 +26,8 @@ PIECE_CANDIDATES = 1024
 COMPACTED_AT = 64
 """Rows of candidates that are kept as they came."""
 MAX_NAMES = 1 << 16
-"""Tokens whose spellings are remembered, at most about 400 bytes each."""
+"""Tokens whose spellings are remembered, at most about 400 bytes each; all of a vocabulary where requests may
+ask for the logprobs of all."""
 
 Candidates = tuple[list[int], list[bytes]]
 """Ids and JSON logprobs of the candidates for one token, its own first; ids below 0 are no candidates."""
@@ -48,15 +49,16 @@ class TokenName(NamedTuple):
 class TokenNames:
     """The spellings of single tokens, special ones included; one object per process."""
 
-    def __init__(self, table: TokenTable) -> None:
-        """``table``: with the text of special tokens."""
+    def __init__(self, table: TokenTable, most: int = MAX_NAMES) -> None:
+        """``table``: with the text of special tokens; ``most``: maximum spellings to remember."""
         self._table = table
+        self._most = most
         self._known: dict[int, TokenName] = {}
 
     def __getitem__(self, token: int) -> TokenName:
         name = self._known.get(token)
         if name is None:
-            if len(self._known) >= MAX_NAMES:
+            if len(self._known) >= self._most:
                 self._known.clear()
             self._known[token] = name = self._spell(token)
         return name
@@ -67,6 +69,15 @@ class TokenNames:
         quoted = encode_json(text)
         tail = b',"bytes":%b}' % encode_json(list(text.encode()))
         return TokenName(quoted, b'{"token":%b,"logprob":' % quoted, tail, len(text))
+
+
+class TokenIdNames(TokenNames):
+    """Spellings by which every token can be told from all others; bytes are still those of its text."""
+
+    def _spell(self, token: int) -> TokenName:
+        name = super()._spell(token)
+        quoted = b'"token_id:%d"' % token
+        return name._replace(quoted=quoted, head=b'{"token":%b,"logprob":' % quoted)
 
 
 class _Columns:
@@ -138,22 +149,32 @@ class PromptLogprobFormatter:
     def add(self, logprobs: PromptLogprobs) -> None:
         """Add the next tokens; repeated ones are ignored. Raises InvalidOutputError if some are
         missing."""
+        ids, values, position, rank = logprobs.ids, logprobs.values, logprobs.position, logprobs.rank
+        if self._columns.width > ENTRY_CANDIDATES:
+            first = rank > 0
+            ids, values = _joined(ids, values, np.cumsum(first, dtype=np.int32), self._columns.width)
+            position, rank = position[first], rank[first]
+            if len(ids) != len(rank):
+                raise InvalidOutputError(INVALID_LOGPROBS, "prompt logprobs that continue nothing")
         known = len(self._columns) + 1
-        before = np.maximum.accumulate(np.concatenate(([known - 1], logprobs.position)))[:-1]
-        fresh = logprobs.position > before
-        positions = logprobs.position[fresh]
+        before = np.maximum.accumulate(np.concatenate(([known - 1], position)))[:-1]
+        fresh = position > before
+        positions = position[fresh]
         missing = np.flatnonzero(positions != np.arange(known, known + len(positions)))
         if len(missing):
             due, got = known + int(missing[0]), int(positions[missing[0]])
             raise InvalidOutputError(
                 INVALID_LOGPROBS, f"prompt logprobs from {got}, but those from {due} are due"
             )
-        self._columns.add(logprobs.ids[fresh], logprobs.values[fresh])
-        self._ranks += logprobs.rank[fresh].astype(np.int32).tobytes()
+        self._columns.add(ids[fresh], values[fresh])
+        self._ranks += rank[fresh].astype(np.int32).tobytes()
 
     def field(self) -> Iterator[bytes]:
         """vLLM's field ``prompt_logprobs``, in pieces: candidates by token id for each token, its own
         first."""
+        if self._columns.width > PIECE_CANDIDATES:
+            yield from self._wide_field()
+            return
         names = self._names
         others = [b',"rank":%d,"decoded_token":' % rank for rank in range(1, self._columns.width)]
         ranks = np.frombuffer(bytes(self._ranks), np.int32).tolist()
@@ -170,6 +191,30 @@ class PromptLogprobFormatter:
                 piece.append(b",{%b}" % b",".join(shown.values()))
                 number += 1
             yield b"".join(piece)
+        yield b"]"
+
+    def _wide_field(self) -> Iterator[bytes]:
+        """The same for tokens with very many candidates."""
+        names, ranks = self._names, np.frombuffer(bytes(self._ranks), np.int32).tolist()
+        ids, values = self._columns.arrays()
+        yield b"[null"
+        for row, own_rank in enumerate(ranks):
+            own, separator = int(ids[row, 0]), b",{"
+            for start in range(0, ids.shape[1], PIECE_CANDIDATES):
+                part = slice(start, start + PIECE_CANDIDATES)
+                texts = _json_values(values[row, part])
+                shown = [
+                    b'"%d":{"logprob":%b,"rank":%d,"decoded_token":%b}'
+                    % (token, value, rank or own_rank, names[token].quoted)
+                    for rank, (token, value) in enumerate(
+                        zip(ids[row, part].tolist(), texts, strict=True), start
+                    )
+                    if token >= 0 and (token != own or not rank)
+                ]
+                if shown:
+                    yield separator + b",".join(shown)
+                    separator = b","
+            yield b"}"
         yield b"]"
 
     def echoed(self, alternatives: int) -> tuple[int, I32, F32]:
@@ -196,6 +241,17 @@ class TokenLogprobs(NamedTuple):
         """The rows of the columns, in pieces."""
         return _pieces(self.ids, self.values)
 
+    @property
+    def wide(self) -> bool:
+        """Whether the candidates of one token are more than a piece: they come in ``slices``."""
+        return bool(self.ids.shape[1] > PIECE_CANDIDATES)
+
+    def slices(self, row: int) -> Iterator[Candidates]:
+        """The candidates of the token at ``row``, in pieces."""
+        for start in range(0, self.ids.shape[1], PIECE_CANDIDATES):
+            part = slice(start, start + PIECE_CANDIDATES)
+            yield self.ids[row, part].tolist(), _json_values(self.values[row, part])
+
     def entries(self) -> Iterator[bytes]:
         """A JSON list with an object per token, in pieces."""
         names = self.names
@@ -204,7 +260,11 @@ class TokenLogprobs(NamedTuple):
             first = names[self.unscored]
             yield b'[%bnull%b,"top_logprobs":null}' % (first.head, first.tail[:-1])
             separator = b","
-        for rows in self.pieces():
+        for row in range(len(self.ids)) if self.wide else ():
+            yield separator
+            yield from self._wide_entry(row)
+            separator = b","
+        for rows in () if self.wide else self.pieces():
             piece = []
             for ids, values in rows:
                 shown = []
@@ -216,6 +276,18 @@ class TokenLogprobs(NamedTuple):
             yield separator + b",".join(piece)
             separator = b","
         yield b"]"
+
+    def _wide_entry(self, row: int) -> Iterator[bytes]:
+        names, separator = self.names, b""
+        for number, (ids, values) in enumerate(self.slices(row)):
+            given = [(names[token], value) for token, value in zip(ids, values, strict=True) if token >= 0]
+            shown = [b"%b%b%b" % (name.head, value, name.tail) for name, value in given]
+            if number == 0:
+                yield shown.pop(0)[:-1] + b',"top_logprobs":['
+            if shown:
+                yield separator + b",".join(shown)
+                separator = b","
+        yield b"]}"
 
     def characters(self) -> list[int]:
         """Number of characters of each token."""
@@ -248,7 +320,11 @@ class LogprobCollector:
             ids, values, offsets = logprobs.ids, logprobs.values, logprobs.token
             if len(offsets) and offsets[-1] >= len(tokens):
                 kept = offsets < len(tokens)
-                ids, values = ids[kept], values[kept]
+                ids, values, offsets = ids[kept], values[kept], offsets[kept]
+            if self._columns.width > ENTRY_CANDIDATES:
+                ids, values = _joined(ids, values, offsets, self._columns.width)
+            elif len(ids) > len(tokens):
+                raise InvalidOutputError(INVALID_LOGPROBS, "several entries of logprobs for one token")
             self._columns.add(ids, values)
 
     def take(self) -> TokenLogprobs | None:
@@ -264,6 +340,19 @@ class LogprobCollector:
         taken = TokenLogprobs(self._names, ids, values, self._offset, unscored)
         self._offset += sum(taken.characters())
         return taken
+
+
+def _joined(ids: I32, values: F32, token: I32, width: int) -> tuple[I32, F32]:
+    """One row of ``width`` candidates for each token, from entries of which it may have several."""
+    _, first = np.unique(token, return_index=True)
+    given = ids >= 0
+    count = np.add.reduceat(given.sum(axis=1), first) if len(first) else np.zeros(0, np.intp)
+    inside = np.arange(width) < count[:, None]
+    if (count > width).any():
+        raise InvalidOutputError(INVALID_LOGPROBS, f"more than {width} candidates for one token")
+    all_ids, all_values = np.full(inside.shape, -1, np.int32), np.full(inside.shape, -np.inf, np.float32)
+    all_ids[inside], all_values[inside] = ids[given], values[given]
+    return all_ids, all_values
 
 
 Number = TypeVar("Number", np.int32, np.float32)
@@ -284,7 +373,11 @@ def _pieces(ids: I32, values: F32) -> Iterator[Iterator[Candidates]]:
     width = ids.shape[1]
     step = max(1, PIECE_CANDIDATES // width)
     for start in range(0, len(ids), step):
-        shown = values[start : start + step].ravel().tolist()
-        texts = encode_json([max(value, LEAST_LOGPROB) for value in shown])[1:-1].split(b",")
+        texts = _json_values(values[start : start + step].ravel())
         rows = ids[start : start + step].tolist()
         yield zip(rows, [texts[at : at + width] for at in range(0, len(texts), width)], strict=True)
+
+
+def _json_values(values: F32) -> list[bytes]:
+    """JSON of each of some logprobs, at least one."""
+    return encode_json([max(value, LEAST_LOGPROB) for value in values.tolist()])[1:-1].split(b",")

@@ -45,6 +45,10 @@ class RequestPlan(msgspec.Struct, gc=False):
     """Number of alternatives per token; -1: no logprobs, 0: only the sampled token."""
     prompt_logprobs: int = -1
     """The same for prompt tokens."""
+    tokens_as_ids: bool = False
+    """Whether logprobs spell tokens as ``token_id:5``."""
+    logprob_bytes: int = 0
+    """Memory that the logprobs may take, if they are very many per token."""
     max_tokens: int | None = None
     """As requested; None: limited by the context. 0 (with echo): one token is generated but not sent."""
     interval: StreamInterval = EVERY_TOKEN

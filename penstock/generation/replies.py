@@ -15,7 +15,13 @@ import tokenizers
 
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.dialect import ReplyFormat
-from penstock.generation.logprobs import LogprobCollector, PromptLogprobFormatter, TokenNames
+from penstock.generation.logprobs import (
+    MAX_NAMES,
+    LogprobCollector,
+    PromptLogprobFormatter,
+    TokenIdNames,
+    TokenNames,
+)
 from penstock.generation.parsers.delta import Delta
 from penstock.generation.parsers.message import MessageParser
 from penstock.generation.plan import RequestPlan
@@ -56,16 +62,20 @@ class TextTables:
     depends on others, and for special tokens."""
     names: TokenNames
     """Spellings of tokens in logprobs."""
+    id_names: TokenIdNames
+    """The same with return_tokens_as_token_ids."""
 
     @classmethod
-    def make(cls, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> TextTables:
-        """The tables for a model with ``vocab_size`` output rows."""
+    def make(cls, tokenizer: tokenizers.Tokenizer, vocab_size: int, max_logprobs: int = 0) -> TextTables:
+        """The tables for a model with ``vocab_size`` output rows. ``max_logprobs``: what requests may ask
+        for."""
         table = TokenTable.from_tokenizer(tokenizer)
+        most = max(MAX_NAMES, max_logprobs)
         full = TokenTable.from_tokenizer(tokenizer, skip_special_tokens=False)
         # Special tokens take the slow path, which sends no event without text.
         plain = [text or None for text in table.text[:vocab_size]]
         plain += [None] * (vocab_size - len(plain))
-        return cls(table, full, plain, TokenNames(full))
+        return cls(table, full, plain, TokenNames(full, most), TokenIdNames(full, most))
 
     def table_for(self, plan: RequestPlan) -> TokenTable:
         """The table for one request, by its ``skip_special_tokens``."""
@@ -172,7 +182,8 @@ class RequestReply(ABC):
         choice = Choice(prompt)
         if plan.logprobs >= 0:
             echo = prompt.logprobs if plan.echo else None
-            choice.logprobs = LogprobCollector(tables.names, echo, alternatives=plan.logprobs)
+            names = tables.id_names if plan.tokens_as_ids else tables.names
+            choice.logprobs = LogprobCollector(names, echo, alternatives=plan.logprobs)
         if plan.format is not None:
             choice.parser = MessageParser(plan.format)
         stream = self._make_stream(index, rank)

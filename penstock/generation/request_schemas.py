@@ -206,14 +206,14 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     echo: Annotated[
         bool | None, about("Return the prompt (chat: the continued message) before the output.")
     ] = None
-    user: Annotated[str | None, about("Your end user; not used.")] = None
-    safety_identifier: Annotated[str | None, about("Your end user; not used.")] = None
+    user: Annotated[str | None, about("Not used: your end user.")] = None
+    safety_identifier: Annotated[str | None, about("Not used: your end user.")] = None
     store: Annotated[bool | None, about("Not used: replies are never stored.")] = None
     metadata: Annotated[JsonObject | None, about("Not used: replies are never stored.")] = None
     service_tier: Annotated[
         str | None, about("Not used: the reply's service_tier is default if the request has one.")
     ] = None
-    verbosity: Annotated[str | None, about("Not used.")] = None
+    verbosity: Annotated[str | None, about("Not used: no open model knows it.")] = None
     prompt_cache_key: Annotated[
         str | None, about("Not used: prefixes are found by their tokens; see cache_salt.")
     ] = None
@@ -236,11 +236,16 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     length_penalty: float | None = None
     watermarking: bool | None = None
     logprob_token_ids: list[int] | None = None
-    return_tokens_as_token_ids: bool | None = None
-    return_token_offsets: bool | None = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None,
+        about("Spell tokens in logprobs as token_id:5, so that each can be told from all others."),
+    ] = None
+    return_token_offsets: Annotated[
+        bool | None, about("Not used: for vLLM's routes that only render prompts.")
+    ] = None
     routed_experts_prompt_start: int | None = None
-    mm_payload: str | None = None
-    return_mm_kwargs: bool | None = None
+    mm_payload: Annotated[str | None, about("Not used: for the same routes, with images.")] = None
+    return_mm_kwargs: Annotated[bool | None, about("Not used: an older name of mm_payload.")] = None
     kv_transfer_params: JsonObject | None = None
     ec_transfer_params: JsonObject | None = None
     vllm_xargs: JsonObject | None = None

@@ -11,6 +11,7 @@ from penstock.generation.model_info import ModelInfo
 from penstock.generation.request_schemas import GenerateRequest
 from penstock.generation.tokenizer import Tokenizer
 from penstock.http.errors import ApiError, refused, shown
+from penstock.wire.logprobs import ENTRY_CANDIDATES
 from penstock.wire.messages import SamplingParams
 
 GREEDY_BELOW = 1e-5
@@ -28,8 +29,13 @@ MAX_BAD_WORDS_CHARACTERS = 1 << 14
 """Maximum characters of all ``bad_words`` together: tokenizing them takes up to 0.5 us each (measured)."""
 MAX_STOP_CHARACTERS = 1024
 """Maximum characters of a ``stop`` string: so many may be held back while they could be part of one."""
-MAX_STREAMED_ECHO = 1 << 16
-"""Maximum logprobs of an echoed prompt in a stream: they are one event, which takes about 40 ms to format."""
+MAX_STREAMED_CANDIDATES = 1 << 16
+"""Maximum logprobs of a streamed token, and of an echoed prompt in a stream: they are one event, which takes
+about 40 ms to format."""
+MAX_LOGPROB_BYTES = 128 << 20
+"""Bytes of logprobs that may be held for all requests with more per token than an entry of a frame has."""
+CANDIDATE_BYTES = 8
+"""Of one held logprob: its token's id and its value."""
 MAX_BIAS = 100.0
 """Logit biases are clamped to ± this value, as OpenAI documents."""
 
@@ -226,42 +232,86 @@ def check_prompt_len(prompt_len: int, max_model_len: int) -> None:
         raise ApiError(400, "The prompt is empty: it has no token.", param="prompt")
 
 
-def check_logprobs(value: int, most: int, field: str = "logprobs") -> None:
-    """Raises ApiError unless ``value`` alternatives per token are allowed; -1: the whole vocabulary."""
+def logprobs_limit(max_logprobs: int, vocab_size: int) -> int:
+    """Maximum logprobs per token, from --max-logprobs."""
+    return vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)
+
+
+def resolve_logprobs(value: int, most: int, vocab_size: int, field: str = "logprobs") -> int:
+    """The number of alternatives per token; -1 asks for the whole vocabulary. Raises ApiError for more than
+    ``most``."""
     if value < -1:
         raise refused(f"`{field}` must be a positive value or -1.", field, value)
-    if value > most:
+    wanted = vocab_size if value == -1 else value
+    if wanted > most:
         raise refused(
-            f"Requested sample logprobs of {shown(value)}, which is greater than max allowed: {most}",
+            f"Requested sample logprobs of {_shown_logprobs(value, vocab_size)}, which is greater than max "
+            f"allowed: {most}",
             field,
             value,
         )
-    if value == -1:
-        raise refused(
-            f"Requested sample logprobs of the whole vocabulary, which is greater than max allowed: {most}",
-            field,
-            value,
-        )
+    return wanted
 
 
-def check_prompt_logprobs(value: int, most: int, *, stream: bool) -> None:
-    """Raises ApiError unless ``value`` alternatives per prompt token are allowed."""
+def resolve_prompt_logprobs(value: int, most: int, vocab_size: int, *, stream: bool) -> int:
+    """The same for the tokens of a prompt."""
     if stream:
         raise refused("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
     if value < -1:
         raise refused("`prompt_logprobs` must be a positive value or -1.", "prompt_logprobs", value)
-    if value > most or value == -1:
-        wanted = "the whole vocabulary" if value == -1 else shown(value)
+    wanted = vocab_size if value == -1 else value
+    if wanted > most:
         raise refused(
-            f"Requested prompt logprobs of {wanted}, which is greater than max allowed: {most}",
+            f"Requested prompt logprobs of {_shown_logprobs(value, vocab_size)}, which is greater than max "
+            f"allowed: {most}",
             "prompt_logprobs",
             value,
         )
+    return wanted
+
+
+def _shown_logprobs(value: int, vocab_size: int) -> str:
+    return f"the whole vocabulary ({vocab_size})" if value == -1 else shown(value)
+
+
+def wide_logprob_bytes(alternatives: int, max_tokens: int, streams: int, *, stream: bool) -> int:
+    """Bytes that the logprobs of a request's tokens may take, if they are more per token than an entry of a
+    frame holds; otherwise 0. Raises ApiError if one request may not ask for as many."""
+    width = 1 + alternatives
+    if width <= ENTRY_CANDIDATES:
+        return 0
+    if stream and width > MAX_STREAMED_CANDIDATES:
+        raise ApiError(
+            400,
+            f"logprobs: {alternatives} per token are too many for events, which have at most "
+            f"{MAX_STREAMED_CANDIDATES - 1}; there is no such limit without stream.",
+            param="logprobs",
+        )
+    return _logprob_bytes("logprobs", alternatives, max_tokens * streams, "(max_tokens, n)")
+
+
+def wide_prompt_logprob_bytes(alternatives: int, prompt_tokens: int) -> int:
+    """The same for the tokens of all its prompts."""
+    if 1 + alternatives <= ENTRY_CANDIDATES:
+        return 0
+    return _logprob_bytes("prompt_logprobs", alternatives, prompt_tokens, "in the prompt")
+
+
+def _logprob_bytes(field: str, alternatives: int, tokens: int, which: str) -> int:
+    candidates, most = (1 + alternatives) * tokens, MAX_LOGPROB_BYTES // CANDIDATE_BYTES
+    if candidates > most:
+        raise ApiError(
+            400,
+            f"{field}: {alternatives} for each of {tokens} tokens are {candidates} values, at most {most} "
+            f"are allowed in one request: ask for fewer logprobs, or for fewer tokens {which}.",
+            param=field,
+        )
+    return candidates * CANDIDATE_BYTES
 
 
 def check_streamed_echo(prompt_len: int, alternatives: int) -> None:
     """Raises ApiError unless a stream can echo a prompt of ``prompt_len`` tokens with logprobs."""
-    most = MAX_STREAMED_ECHO // (1 + alternatives)
+    most = MAX_STREAMED_CANDIDATES // (1 + alternatives)
     if prompt_len > most:
         raise ApiError(
             400,
@@ -304,7 +354,8 @@ def _token_ids(field: str, ids: Collection[int], vocab_size: int) -> tuple[int, 
         if not 0 <= id < vocab_size:
             raise ApiError(
                 400,
-                f"{field} has the token id {shown(id)}, which is not in [0, {vocab_size - 1}].",
+                f"{field} has the token id {shown(id)}, which is not in [0, {vocab_size - 1}]: "
+                f"the vocabulary has {vocab_size} tokens.",
                 param=field,
             )
     return unique

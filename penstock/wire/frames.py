@@ -9,13 +9,14 @@ count      int32[R]      tokens in the row; the column is omitted when every row
 tokens     int32[T]      token ids, row after row
 finish     int8[R]       :class:`FinishReason`; the column is omitted when no row ends its stream
 cached     int32[R]      prompt tokens found in the prefix cache; omitted when every value is 0
-logprobs   sparse        L tokens with W candidates each, the sampled token first: ``lp_token`` int32[L]
+logprobs   sparse        L entries with W candidates each, the sampled token first: ``lp_token`` int32[L]
                          (index into tokens, ascending), ``lp_ids`` int32[L*W] (-1: none), ``lp_values``
-                         float32[L*W] (natural log), ``lp_rank`` int32[L] (rank of the sampled token, from 1)
+                         float32[L*W] (natural log), ``lp_rank`` int32[L] (rank of the sampled token, from
+                         1). A token with more than ENTRY_CANDIDATES has several entries
 prompt     sparse        P prompt tokens with W candidates each, the prompt's own first: ``pl_row`` int32[P]
                          (index of a row of their stream, ascending), ``pl_position`` int32[P] (index in the
-                         prompt), ``pl_ids``, ``pl_values`` and ``pl_rank`` as with logprobs. They may come
-                         in rows without tokens, during prefill
+                         prompt), ``pl_ids``, ``pl_values`` and ``pl_rank`` as with logprobs; further entries
+                         of a token have the rank 0. They may come in rows without tokens, during prefill
 =========  ============  ==========================================================================
 """
 
@@ -76,7 +77,7 @@ _PROMPT = (Column.PL_ROW, Column.PL_POSITION, Column.PL_IDS, Column.PL_VALUES, C
 _OF_CANDIDATES = (Column.LP_IDS, Column.LP_VALUES, Column.PL_IDS, Column.PL_VALUES)
 _LAST = max(FinishReason)
 MAX_CANDIDATES = 1 + 1024
-"""Maximum candidates per token: the token's own and SamplingParams.logprobs."""
+"""Maximum candidates of an entry that are taken."""
 
 _INT32 = np.dtype("<i4")
 _DTYPE: dict[Column, np.dtype[Any]] = dict.fromkeys(Column, _INT32) | {
@@ -238,7 +239,7 @@ def _candidates(entries: int, ids: NDArray[Any], values: NDArray[Any]) -> tuple[
         raise WireError("frame: logprob columns disagree in length")
     if len(ids) > MAX_CANDIDATES * entries:
         raise WireError(
-            f"frame: {len(ids) // entries} candidates per token, at most {MAX_CANDIDATES} are taken"
+            f"frame: {len(ids) // entries} candidates per entry, at most {MAX_CANDIDATES} are taken"
         )
     return ids.reshape(entries, -1), values.reshape(entries, -1)
 
@@ -271,7 +272,7 @@ def _check(frame: TokenFrame) -> None:
         token = frame.logprobs.token
         if not 0 <= token.min() <= token.max() < tokens:
             raise WireError("frame: logprobs of a token that is not there")
-        if (token[1:] <= token[:-1]).any():
+        if (token[1:] < token[:-1]).any():
             raise WireError("frame: logprobs are not in ascending order of their tokens")
     if frame.prompt is not None:
         row = frame.prompt.row

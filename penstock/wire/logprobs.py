@@ -11,12 +11,17 @@ from numpy.typing import NDArray
 
 from penstock.wire.arrays import F32, I32
 
+ENTRY_CANDIDATES = 128
+"""Maximum candidates in one entry of a generated token. A token with more has several entries in a row, so
+that those of other streams are not padded to a whole vocabulary."""
+
 
 @dataclass(slots=True)
 class Logprobs:
     """Sparse logprob columns of generated tokens; see the table in :mod:`penstock.wire.frames`."""
 
     token: I32
+    """Ascending; the entries of one token follow each other."""
     ids: I32
     """int32[L, W]"""
     values: F32
@@ -34,6 +39,25 @@ class Logprobs:
         entries = np.flatnonzero(kept[self.token])
         shifted = np.cumsum(kept)[self.token[entries]] - 1
         return self.take(entries, shifted.astype(np.int32))
+
+    def split(self) -> Logprobs:
+        """The same candidates in entries of at most ENTRY_CANDIDATES; here every token has one entry."""
+        width = self.ids.shape[1]
+        if width <= ENTRY_CANDIDATES:
+            return self
+        parts = -(-width // ENTRY_CANDIDATES)
+        beyond = ((0, 0), (0, parts * ENTRY_CANDIDATES - width))
+        ids = np.pad(self.ids, beyond, constant_values=-1).reshape(-1, parts, ENTRY_CANDIDATES)
+        values = np.pad(self.values, beyond, constant_values=-np.inf).reshape(-1, parts, ENTRY_CANDIDATES)
+        kept = ids[:, :, 0] >= 0
+        entries = kept.sum(axis=1)
+        return Logprobs(
+            np.repeat(self.token, entries), ids[kept], values[kept], np.repeat(self.rank, entries)
+        )
+
+    def continues(self) -> NDArray[np.bool_]:
+        """bool[L]: the entries that continue the one before them."""
+        return np.concatenate(([False], self.token[1:] == self.token[:-1]))
 
     def moved_by(self, tokens: int) -> Logprobs:
         """The same entries, with token indexes increased by ``tokens``."""

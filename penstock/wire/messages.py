@@ -60,7 +60,8 @@ MAX_IDEMPOTENCY_KEY_LENGTH = 255
 MAX_SERVERS = 1024
 """API servers of one engine: the bound of ``--api-server-count``."""
 MAX_TOKEN_LIST = 1 << 20
-"""Entries of stop_token_ids, allowed_token_ids, bad_words and logit_bias: more than any vocabulary has."""
+"""Entries of stop_token_ids, allowed_token_ids, bad_words and logit_bias, and logprobs of a token: more than
+any vocabulary has."""
 MAX_ABORTED = 1 << 16
 """Streams that one Abort stops."""
 MAX_NAME_CHARS = 1024
@@ -103,9 +104,9 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     min_tokens: Count = 0
     ignore_eos: bool = False
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKEN_LIST)] = ()
-    logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1
+    logprobs: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_LIST)] = -1
     """Alternatives per generated token; 0: only the sampled token's logprob, -1: no logprobs."""
-    prompt_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1
+    prompt_logprobs: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_LIST)] = -1
     logit_bias: Annotated[dict[TokenId, float], Meta(max_length=MAX_TOKEN_LIST)] | None = None
     allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKEN_LIST)] | None = None
     bad_words: Annotated[
@@ -138,7 +139,7 @@ class SubmitChoice(msgspec.Struct, array_like=True, frozen=True, gc=False):
     stream: Handle
     seed: Seed
     max_tokens: Count
-    prompt_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1
+    prompt_logprobs: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_LIST)] = -1
     prompt: bytes | None = None
     """Token ids, int32 little-endian; None: the first stream's prompt without its ``resumed`` tokens."""
     output: bytes = b""

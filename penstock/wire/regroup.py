@@ -67,10 +67,11 @@ def _new_rows(rows: NDArray[np.intp], count: int) -> I32:
 
 def _taken_logprobs(entries: Logprobs, gather: NDArray[np.intp]) -> Logprobs | None:
     """The entries of the tokens at ``gather``. Expects ``entries`` in ascending order of their tokens."""
-    at = np.searchsorted(entries.token, gather)
-    at[at == len(entries.token)] = 0
-    present = np.flatnonzero(entries.token[at] == gather)
-    return entries.take(at[present], present.astype(np.int32))
+    first = np.searchsorted(entries.token, gather)
+    count = np.searchsorted(entries.token, gather, side="right") - first
+    ends = np.cumsum(count)
+    kept = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - (ends - count), count)
+    return entries.take(kept, np.repeat(np.arange(len(gather), dtype=np.int32), count))
 
 
 def merge_frames(frames: Sequence[TokenFrame]) -> TokenFrame:

@@ -10,10 +10,12 @@ from typing import Any, cast
 import pytest
 
 from penstock.api.byte_budget import ByteBudget
+from penstock.api.exchange import Exchange
 from penstock.api.generate import GenerationRoutes, Work
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import NO_HINTS, EngineClient, RoutingHints
 from penstock.generation.collected import CollectedReply
+from penstock.generation.request_validation import MAX_LOGPROB_BYTES
 from penstock.http.errors import ApiError
 from penstock.streaming.request_states import StreamState
 from penstock.streaming.stream import Stream
@@ -131,5 +133,21 @@ def test_a_rank_may_have_leading_zeros() -> None:
     def test(routes: GenerationRoutes, desk: Desk) -> None:
         headers = [(b"x-data-parallel-rank", b"002"), (b"x-session-id", b"s")]
         assert routes._routing_hints({"headers": headers}) == RoutingHints("s", 2)
+
+    in_routes(Fleet(1, none), test)
+
+
+def test_logprobs_of_the_whole_vocabulary_are_bounded_for_all_requests_together() -> None:
+    def test(routes: GenerationRoutes, desk: Desk) -> None:
+        first, second = (cast(Exchange, SimpleNamespace(logprob_bytes=0)) for _ in range(2))
+        routes._running = 2
+        routes._reserve_logprobs(first, MAX_LOGPROB_BYTES)
+        with pytest.raises(ApiError, match="128 MiB") as error:
+            routes._reserve_logprobs(second, 8)
+        assert (error.value.status, error.value.code) == (429, "overloaded")
+        routes._reserve_logprobs(second, 0)
+        routes.on_request_end(second)
+        routes.on_request_end(first)
+        routes._reserve_logprobs(second, MAX_LOGPROB_BYTES)
 
     in_routes(Fleet(1, none), test)

@@ -257,7 +257,11 @@ def test_top_k_of_all_is_zero(given: int, used: int) -> None:
         ({"repetition_penalty": "inf"}, "repetition_penalty", "repetition_penalty"),
         ({"stop": ""}, "stop", "empty string"),
         ({"stop": ["a", ""]}, "stop", "empty string"),
-        ({"stop_token_ids": [16384]}, "stop_token_ids", "16384, which is not in [0, 16383]"),
+        (
+            {"stop_token_ids": [16384]},
+            "stop_token_ids",
+            "16384, which is not in [0, 16383]: the vocabulary has 16384",
+        ),
         ({"stop_token_ids": [-1]}, "stop_token_ids", "-1, which is not in"),
         ({"logit_bias": {"16384": 1}}, "logit_bias", "16384"),
         ({"logit_bias": {"1": "nan"}}, "logit_bias", "nan"),
@@ -342,6 +346,34 @@ def test_logprobs_of_chats(fields: dict[str, Any], logprobs: int) -> None:
     assert (plan.logprobs, plan.sampling(1).logprobs) == (logprobs, logprobs)
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "|"),
+        ({"reasoning_effort": "low"}, "low|True"),
+        ({"reasoning_effort": "none"}, "none|False"),
+        ({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}, "high|False"),
+    ],
+)
+def test_templates_that_only_know_whether_to_think(fields: dict[str, Any], text: str) -> None:
+    template = ChatTemplate({"default": "{{ reasoning_effort }}|{{ enable_thinking }}"}, {})
+    assert planners(template=template).chat(chat_body(**fields)).prompts == [text]
+
+
+def test_keys_that_are_no_token_ids_are_named() -> None:
+    bias = {"bad1": 50, "1": 2, "bad2": 20}
+    error = error_of(PLANNER.chat, chat_body(logit_bias=bias))
+    assert error.message == "logit_bias: expected an integer as every key, got 'bad1', 'bad2'."
+    many = error_of(PLANNER.chat, chat_body(logit_bias={f"b{number}": 1 for number in range(1000)}))
+    assert many.message.endswith("'b4' and 995 more.")
+
+
+def test_an_unknown_reasoning_effort_is_refused() -> None:
+    error = error_of(PLANNER.chat, chat_body(reasoning_effort="hihg"))
+    assert (error.status, error.param) == (400, "reasoning_effort")
+    assert "minimal, low, medium" in error.message
+
+
 def test_continuous_usage_needs_usage() -> None:
     options = {"include_usage": False, "continuous_usage_stats": True}
     assert PLANNER.completion(body(stream=True, stream_options=options)).continuous_usage is False
@@ -349,8 +381,10 @@ def test_continuous_usage_needs_usage() -> None:
 
 def test_the_operator_can_send_usage_with_every_stream() -> None:
     forced = planners(ServeConfig(enable_force_include_usage=True))
-    assert forced.completion(body(stream=True)).include_usage
-    assert not forced.completion(body(stream=True)).continuous_usage
+    for options in (None, {"include_usage": False}, {"include_usage": True}):
+        plan = forced.completion(body(stream=True, stream_options=options))
+        assert plan.include_usage
+        assert plan.continuous_usage  # as vLLM
     assert not forced.completion(body()).include_usage
     assert not PLANNER.completion(body(stream=True)).include_usage
 

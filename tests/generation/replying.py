@@ -211,7 +211,7 @@ def read_stream(sink: MemorySink) -> Reading:
     reading = Reading()
     for event in sink.events():
         if event.get("usage"):
-            reading.usage = event["usage"]
+            reading.usage = without_nulls(event["usage"])
         for choice in event.get("choices", ()):
             role = choice.get("delta", {}).get("role")
             text = choice.get("text") or choice.get("delta", {}).get("content") or ""
@@ -234,15 +234,21 @@ def read_body(reply: CollectedReply) -> Reading:
     body = json.loads(b"".join(reply.format.whole(reply)))
     [choice] = body["choices"]
     text = choice["message"]["content"] if "message" in choice else choice["text"]
-    usage = {key: body["usage"][key] for key in body["usage"]}
     return Reading(
         text,
         choice.get("token_ids") or [],
         choice["logprobs"] or {},
         choice["finish_reason"],
         choice["stop_reason"],
-        usage,
+        without_nulls(body["usage"]),
     )
+
+
+def without_nulls(value: Any) -> Any:
+    """Objects without their null fields, which events omit."""
+    if not isinstance(value, dict):
+        return value
+    return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
 
 
 def tables_of(tokenizer: Tokenizer) -> TextTables:

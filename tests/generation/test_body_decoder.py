@@ -32,7 +32,7 @@ WRONG_TYPES = [
     (b'{"seed": 9223372036854775808}', "seed", "seed: expected an integer <= 9223372036854775807, got 922"),
     (b'{"temperature": 1e999}', "temperature", "temperature: number out of range, got 1e999."),
     (b'{"logit_bias": {"5": 1, "6": "q"}}', "logit_bias.6", 'logit_bias.6: expected a number, got "q".'),
-    (b'{"logit_bias": {"a": 1}}', "logit_bias", "logit_bias: expected an integer as every key."),
+    (b'{"logit_bias": {"a": 1}}', "logit_bias", "logit_bias: expected an integer as every key, got 'a'."),
     (b'{"stream_options": {"include_usage": []}}', "stream_options.include_usage", "got []."),
     (b'{"request_id": ""}', "request_id", "expected a string of length >= 1"),
 ]

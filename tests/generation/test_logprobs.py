@@ -8,16 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.config.serve import ServeConfig
+from penstock.dialects.chat.reply import ChatReply
 from penstock.dialects.completions.reply import CompletionReply
 from penstock.generation.logprobs import (
     LEAST_LOGPROB,
+    PIECE_CANDIDATES,
     LogprobCollector,
     PromptLogprobFormatter,
     TokenLogprobs,
     TokenNames,
 )
+from penstock.generation.request_validation import MAX_LOGPROB_BYTES, wide_prompt_logprob_bytes
+from penstock.generation.stream_interval import EVERY_TOKEN
+from penstock.streaming.engine_faults import InvalidOutputError
 from penstock.streaming.token_table import TokenTable
-from penstock.wire.logprobs import Logprobs, PromptLogprobs
+from penstock.wire.logprobs import ENTRY_CANDIDATES, Logprobs, PromptLogprobs
 from tests.generation.planning import body, chat_body, error_of, planners, tiny_tokenizer
 
 PLANNER = planners()
@@ -122,6 +128,87 @@ def test_prompt_logprobs_out_of_range(fields: dict[str, Any], reason: str) -> No
     for error in (error_of(PLANNER.completion, body(**fields)), error_of(PLANNER.chat, chat_body(**fields))):
         assert (error.status, error.param) == (400, "prompt_logprobs")
         assert reason in error.message
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_token_with_many_candidates(chat: bool, rows: int) -> None:
+    """They come in several entries, and are formatted in pieces of a thousand."""
+    width = 3000
+    ids = np.stack([np.roll(np.arange(100, 100 + width, dtype=np.int32), -row) for row in range(rows)])
+    values = -np.sort(np.random.default_rng(1).random((rows, width), np.float32), axis=1)
+    entries = Logprobs(np.arange(rows, dtype=np.int32), ids, values, np.ones(rows, np.int32)).split()
+    assert entries.ids.shape[1] == ENTRY_CANDIDATES
+    assert len(entries.token) == rows * -(-width // ENTRY_CANDIDATES)
+    collector = LogprobCollector(NAMES, alternatives=width - 1)
+    collector.add(ids[:, 0].tolist(), entries)
+    taken = collector.take()
+    assert taken is not None
+    kind = ChatReply if chat else CompletionReply
+    pieces = list(kind("id", "m", "assistant").logprobs(taken))
+    assert max(map(len, pieces)) < 200 * PIECE_CANDIDATES
+    shown = json.loads(b"".join(pieces))
+    texts = [[json.loads(NAMES[token].quoted) for token in row.tolist()] for row in ids]
+    if not chat:
+        assert shown["tokens"] == [row[0] for row in texts]
+        assert shown["token_logprobs"] == pytest.approx(values[:, 0].tolist())
+        assert [set(top) for top in shown["top_logprobs"]] == [set(row) for row in texts]
+        return
+    for entry, row, own in zip(shown["content"], texts, values, strict=True):
+        assert (entry["token"], entry["logprob"]) == (row[0], pytest.approx(float(own[0])))
+        assert [each["token"] for each in entry["top_logprobs"]] == row[1:]
+
+
+def test_a_token_with_more_candidates_than_were_asked_for_is_noticed() -> None:
+    collector = LogprobCollector(NAMES, alternatives=1)
+    twice = Logprobs(
+        np.zeros(2, np.int32), np.ones((2, 2), np.int32), np.zeros((2, 2), np.float32), np.ones(2)
+    )
+    with pytest.raises(InvalidOutputError):
+        collector.add([5], twice)
+    wide = LogprobCollector(NAMES, alternatives=ENTRY_CANDIDATES)
+    ids = np.ones((2, ENTRY_CANDIDATES), np.int32)
+    with pytest.raises(InvalidOutputError):
+        wide.add([5], Logprobs(np.zeros(2, np.int32), ids, ids.astype(np.float32), np.ones(2, np.int32)))
+
+
+@pytest.mark.parametrize(
+    ("most", "fields", "logprobs"),
+    [
+        (-1, {"logprobs": -1, "max_tokens": 4}, 16384),
+        (-1, {"logprobs": 20_000}, None),
+        (1 << 20, {"logprobs": -1, "max_tokens": 4}, 16384),
+        (500, {"logprobs": 500}, 500),
+        (500, {"logprobs": 501}, None),
+        (500, {"logprobs": -1}, None),
+    ],
+)
+def test_max_logprobs_up_to_the_vocabulary(most: int, fields: dict[str, Any], logprobs: int | None) -> None:
+    planner = planners(ServeConfig(max_logprobs=most))
+    chat = {"logprobs": True, "top_logprobs": fields["logprobs"], "max_tokens": fields.get("max_tokens", 16)}
+    requests = ((planner.completion, body(**fields)), (planner.chat, chat_body(**chat)))
+    for plan, request in requests:
+        if logprobs is None:
+            assert "greater than max allowed" in error_of(plan, request).message
+            continue
+        made = plan(request)
+        assert (made.logprobs, made.sampling(5).logprobs, made.interval) == (logprobs, logprobs, EVERY_TOKEN)
+        assert made.logprob_bytes == 8 * (1 + logprobs) * fields.get("max_tokens", 16)
+
+
+def test_memory_of_many_logprobs_is_bounded() -> None:
+    planner = planners(ServeConfig(max_logprobs=-1))
+    for fields in ({"max_tokens": 2048}, {"max_tokens": 64, "n": 64, "temperature": 1.0}):
+        error = error_of(planner.completion, body(logprobs=-1, **fields))
+        assert (error.status, error.param) == (400, "logprobs")
+        assert "at most 16777216 are allowed" in error.message
+    assert planner.completion(body(logprobs=-1, max_tokens=1000)).logprob_bytes < MAX_LOGPROB_BYTES
+    assert planner.completion(body(logprobs=20, max_tokens=2000, n=1000, temperature=1.0)).logprob_bytes == 0
+    assert planner.completion(body(prompt_logprobs=-1)).prompt_logprobs == 16384
+    assert wide_prompt_logprob_bytes(16384, 1000) == 8 * 16385 * 1000
+    assert wide_prompt_logprob_bytes(20, 1 << 30) == 0
+    error = error_of(wide_prompt_logprob_bytes, 16384, 1024)
+    assert (error.status, error.param) == (400, "prompt_logprobs")
 
 
 def test_the_best_of_several_need_their_logprobs() -> None:

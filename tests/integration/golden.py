@@ -25,7 +25,15 @@ WEIGHTS_SHA256 = "427bd5070a04085c33945c0906ae5497dd3e40453ac5a9dbfff14864379397
 """Of model.safetensors, as it was when the replies were recorded."""
 
 VARIES = frozenset(
-    ("id", "created", "system_fingerprint", "data[].created", "data[].id", "data[].permission[].id")
+    (
+        "id",
+        "created",
+        "system_fingerprint",
+        "data[].created",
+        "data[].id",
+        "data[].permission[].id",
+        "data[].permission[].created",
+    )
 )
 """Paths whose values differ from reply to reply; their types do not."""
 ALWAYS_SENT = frozenset(
@@ -38,7 +46,7 @@ ALWAYS_SENT = frozenset(
         "error.code",
     )
 )
-"""Paths that OpenAI's own API sends even where they are null."""
+"""Paths of events that OpenAI's own API sends even where they are null."""
 TEXTS = frozenset(("content", "text", "reasoning", "arguments"))
 """Fields of events whose values are pieces of one text."""
 ABSENT = object()
@@ -91,7 +99,8 @@ def differences(case: Case, reply: httpx.Response) -> list[Difference]:
     theirs, ours = _parsed(case["response_body"]), _parsed(reply.text)
     if isinstance(theirs, str) or isinstance(ours, str):
         return found if theirs == ours else [*found, Difference(name, "text", theirs, ours)]
-    return found + [Difference(name, *each) for each in _compare(theirs, ours, "")]
+    whole = not case["response_body"].startswith("data: ")
+    return found + [Difference(name, *each) for each in _compare(theirs, ours, "", whole=whole)]
 
 
 def _parsed(body: str) -> Any:
@@ -129,16 +138,17 @@ def _add(whole: dict[str, Any], part: dict[str, Any]) -> None:
             whole[key] = value
 
 
-def _compare(theirs: Any, ours: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    if theirs is None and ours is ABSENT and path not in ALWAYS_SENT:
+def _compare(theirs: Any, ours: Any, path: str, *, whole: bool) -> Iterator[tuple[str, Any, Any]]:
+    """``whole``: they are no events, which omit fields that are null."""
+    if theirs is None and ours is ABSENT and not whole and path not in ALWAYS_SENT:
         return
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in theirs | ours:
             inner = f"{path}.{key}" if path else key
-            yield from _compare(theirs.get(key, ABSENT), ours.get(key, ABSENT), inner)
+            yield from _compare(theirs.get(key, ABSENT), ours.get(key, ABSENT), inner, whole=whole)
     elif isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
         for their_item, our_item in zip(theirs, ours, strict=True):
-            yield from _compare(their_item, our_item, f"{path}[]")
+            yield from _compare(their_item, our_item, f"{path}[]", whole=whole)
     elif path in VARIES and type(theirs) is type(ours):
         return
     elif not _equal(theirs, ours):

@@ -206,7 +206,7 @@ def test_a_required_field_left_out_is_refused(message: Any, golden: str) -> None
         Submit(0, PROMPT, GREEDY, 1 << 15),
         Submit(0, PROMPT, SamplingParams(1, -1)),
         Submit(0, PROMPT, SamplingParams(1, 1 << 63)),
-        Submit(0, PROMPT, SamplingParams(1, 0, logprobs=1025)),
+        Submit(0, PROMPT, SamplingParams(1, 0, logprobs=(1 << 20) + 1)),
         Submit(0, PROMPT, SamplingParams(1, 0, stop_token_ids=(-1,))),
         Abort([-1]),
         GoAway("not from an API server"),

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire.frames import TokenFrame, encode_frame
+from penstock.wire.logprobs import Logprobs
 from penstock.wire.regroup import NOT_CONSECUTIVE, join_rows, merge_frames, take_rows
 from tests.wire.frames_support import by_stream, consecutive_frames, decode, load_of, rows_of
 
@@ -86,3 +87,25 @@ def test_take_rows(data: st.DataObject) -> None:
     assert rows_of(taken) == [rows[row] for row in kept]
     assert load_of(taken) == load_of(frame)
     assert taken.finish is None or taken.finish.any()
+
+
+def test_entries_of_one_token_stay_together() -> None:
+    """A token with very many candidates has several entries, which merging and dividing keep in order."""
+    ids = np.arange(300, dtype=np.int32)[None] + 1000 * np.arange(2, dtype=np.int32)[:, None]
+    wide = Logprobs(np.arange(2, dtype=np.int32), ids, -ids.astype(np.float32), np.ones(2, np.int32)).split()
+    frames = [
+        TokenFrame(
+            step=step,
+            stream=np.array([7, 3], np.int32),
+            position=np.array([step, step], np.int32),
+            tokens=np.array([70, 30], np.int32),
+            logprobs=wide,
+        )
+        for step in range(2)
+    ]
+    merged = decode(encode_frame(merge_frames(frames)))
+    assert merged.tokens.tolist() == [30, 30, 70, 70]
+    assert merged.logprobs is not None
+    for token, first in enumerate((1000, 1000, 0, 0)):
+        own = merged.logprobs.ids[merged.logprobs.token == token]
+        assert own[own >= 0].tolist() == list(range(first, first + 300))

@@ -117,9 +117,22 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
     enable_force_include_usage: Annotated[
         bool,
         option(
-            "Send usage at the end of every stream, even without stream_options.include_usage.", "HTTP server"
+            "Send usage with every event and at the end of every stream, whatever its stream_options say. "
+            "This costs CPU for every event.",
+            "HTTP server",
+        ),
+    ] = False
+    enable_tokenizer_info_endpoint: Annotated[
+        bool,
+        option(
+            "Serve /tokenizer_info: the tokenizer's configuration, with the chat template.", "HTTP server"
         ),
     ] = False
     max_logprobs: Annotated[
-        int, option("Maximum logprobs per token that a request may ask for.", "HTTP server", ge=0, le=20)
+        int,
+        option(
+            "Maximum logprobs per token that a request may ask for; -1: the whole vocabulary.",
+            "HTTP server",
+            ge=-1,
+        ),
     ] = 20

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.reply import ChatReply
-from penstock.dialects.chat.request_schema import UNSUPPORTED, ChatCompletionRequest
+from penstock.dialects.chat.request_schema import REASONING_EFFORTS, UNSUPPORTED, ChatCompletionRequest
 from penstock.generation import request_validation
 from penstock.generation.dialect import Dialect
 from penstock.generation.input_processor import InputProcessor, opens_turn
@@ -27,7 +27,6 @@ class ChatCompletions(Dialect):
         self._processor = processor
         self._decoder = processor.decoder(ChatCompletionRequest)
         self._unsupported = processor.unsupported(UNSUPPORTED)
-        self._max_logprobs = config.max_logprobs
         self._done_after_error = config.compat_done_after_error
 
     def plan(self, body: bytes, request_id: str | None = None) -> RequestPlan:
@@ -81,7 +80,10 @@ class ChatCompletions(Dialect):
         if alternatives:
             if not request.logprobs:
                 raise refused("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
-            request_validation.check_logprobs(alternatives, self._max_logprobs, "top_logprobs")
+            processor = self._processor
+            alternatives = request_validation.resolve_logprobs(
+                alternatives, processor.max_logprobs, processor.model_info.vocab_size, "top_logprobs"
+            )
         return alternatives if request.logprobs else -1
 
     def _message_format(
@@ -104,9 +106,13 @@ class ChatCompletions(Dialect):
 
 
 def _template_variables(request: ChatCompletionRequest) -> dict[str, Any] | None:
-    variables = request.chat_template_kwargs
-    if request.reasoning_effort is not None:
-        return {"reasoning_effort": request.reasoning_effort, **(variables or {})}
+    variables, effort = request.chat_template_kwargs, request.reasoning_effort
+    if effort is not None:
+        if effort not in REASONING_EFFORTS:
+            allowed = ", ".join(REASONING_EFFORTS)
+            raise refused(f"reasoning_effort must be one of {allowed}.", "reasoning_effort", effort)
+        # Some templates know the effort, others only whether to think.
+        return {"reasoning_effort": effort, "enable_thinking": effort != "none", **(variables or {})}
     return variables
 
 

@@ -22,6 +22,7 @@ class ChatReply(OpenAIReply):
     event_object, body_object = "chat.completion.chunk", "chat.completion"
     text_start, text_end = b',"delta":{"content":"', b'"}'
     prompt_in_choice = False
+    whole_end = b',"prompt_text":null'
 
     def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
         extra = b"" if usage is None else b',"usage":' + encode_json(usage_field(usage))
@@ -45,8 +46,8 @@ class ChatReply(OpenAIReply):
 
     def choice_content(self, choice: Choice) -> dict[str, Any]:
         text = choice.prompt.echo + choice.text.decode()
-        fields = {"content": text} if choice.parser is None else message_fields(choice.parse(text))
-        return {"message": {"role": self.role, **fields, "refusal": None}}
+        delta = Delta(content=text) if choice.parser is None else choice.parse(text)
+        return {"message": {"role": self.role, **message_fields(delta)}}
 
 
 def delta_fields(delta: Delta) -> dict[str, Any]:
@@ -62,15 +63,17 @@ def delta_fields(delta: Delta) -> dict[str, Any]:
 
 
 def message_fields(delta: Delta) -> dict[str, Any]:
-    """The fields of a whole message; content is null if there are only calls or reasoning."""
-    fields: dict[str, Any] = {"content": delta.content or None, "reasoning": delta.reasoning or None}
-    if not (delta.calls or delta.reasoning):
-        fields["content"] = delta.content
+    """The fields of a whole message after its role, in vLLM's order. Content is null if there are only calls
+    or reasoning; ``tool_calls`` is absent without calls, as in OpenAI's and vLLM's APIs."""
+    empty = None if delta.calls or delta.reasoning else ""
+    fields: dict[str, Any] = {"content": delta.content or empty}
+    fields |= dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
     if delta.calls:
         fields["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in delta.calls
         ]
+    fields["reasoning"] = delta.reasoning or None
     return fields
 
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 from penstock.generation.request_schemas import GenerateRequest, JsonObject, Message, Tool, about
 from penstock.generation.unsupported import COMMON, MUST_BE_ABSENT, UnsupportedField, absent
 
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
 
 class ChatCompletionRequest(GenerateRequest, kw_only=True):
     """Body of POST /v1/chat/completions."""
@@ -29,7 +31,13 @@ class ChatCompletionRequest(GenerateRequest, kw_only=True):
         about("none, auto (default with tools), required, a function to call, or allowed_tools."),
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("false: at most one tool call per message.")] = None
-    reasoning_effort: Annotated[str | None, about("A variable for the chat template.")] = None
+    reasoning_effort: Annotated[
+        str | None,
+        about(
+            "A variable for the chat template; sets enable_thinking as well: false for none.",
+            extra_json_schema={"enum": [*REASONING_EFFORTS, None]},
+        ),
+    ] = None
     include_reasoning: Annotated[bool | None, about("false: omit reasoning from the reply.")] = None
     chat_template: str | None = None
     return_prompt_text: bool | None = None
@@ -39,10 +47,10 @@ class ChatCompletionRequest(GenerateRequest, kw_only=True):
     function_call: Any = None
     modalities: list[str] | None = None
     audio: Any = None
-    prediction: Any = None
+    prediction: Annotated[Any, about("Not used: a guess at the output changes its speed alone.")] = None
     web_search_options: Any = None
     moderation: Any = None
-    prompt_cache_options: Any = None
+    prompt_cache_options: Annotated[Any, about("Not used: prefixes are kept while there is room.")] = None
 
 
 UNSUPPORTED = (
@@ -55,8 +63,6 @@ UNSUPPORTED = (
     UnsupportedField("mm_processor_kwargs", absent, MUST_BE_ABSENT),
     UnsupportedField("modalities", lambda value: value == ["text"], '["text"] is served alone'),
     UnsupportedField("moderation", absent, MUST_BE_ABSENT),
-    UnsupportedField("prediction", absent, MUST_BE_ABSENT),
-    UnsupportedField("prompt_cache_options", absent, MUST_BE_ABSENT),
     UnsupportedField("return_prompt_text", absent, "it must be false or absent"),
     UnsupportedField("web_search_options", lambda value: False, MUST_BE_ABSENT),
 )

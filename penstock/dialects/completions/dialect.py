@@ -26,7 +26,6 @@ class Completions(Dialect):
         self._processor = processor
         self._decoder = processor.decoder(CompletionRequest)
         self._unsupported = processor.unsupported(UNSUPPORTED)
-        self._max_logprobs = config.max_logprobs
         self._done_after_error = config.compat_done_after_error
 
     def plan(self, body: bytes, request_id: str | None = None) -> RequestPlan:
@@ -36,7 +35,9 @@ class Completions(Dialect):
         processor.check_model(request.model)
         logprobs = -1
         if request.logprobs is not None:
-            request_validation.check_logprobs(logprobs := request.logprobs, self._max_logprobs)
+            logprobs = request_validation.resolve_logprobs(
+                request.logprobs, processor.max_logprobs, processor.model_info.vocab_size
+            )
         max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         model_info = processor.model_info
         if max_tokens or not request.echo:
@@ -46,7 +47,9 @@ class Completions(Dialect):
         plan.dialect_fields = request.service_tier
         plan.echo = bool(request.echo)
         if plan.echo and logprobs > plan.prompt_logprobs:
-            plan.prompt_logprobs = logprobs
+            plan.prompt_logprobs = request_validation.resolve_prompt_logprobs(
+                logprobs, processor.max_logprobs, model_info.vocab_size, stream=False
+            )
             plan.base = msgspec.structs.replace(plan.base, prompt_logprobs=logprobs)
         plan.add_special_tokens = request.add_special_tokens is not False
         return plan

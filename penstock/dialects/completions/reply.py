@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 from penstock.dialects.openai_reply import OpenAIReply
-from penstock.generation.logprobs import TokenLogprobs
+from penstock.generation.logprobs import PIECE_CANDIDATES, TokenLogprobs, TokenNames
 from penstock.generation.parsers.delta import Delta
 from penstock.generation.replies import Choice
 from penstock.generation.token_usage import TokenUsage
@@ -36,26 +36,55 @@ class CompletionReply(OpenAIReply):
         yield b'{"text_offset":%b,"token_logprobs":[' % encode_json(list(offsets))
         unscored = [] if logprobs.unscored is None else [logprobs.unscored]
         nulls, spelled = [b"null"] * len(unscored), [names[token].quoted for token in unscored]
-        # By text: the token itself and its alternatives; of equal texts the last one's logprob.
-        tops: list[bytes] = []
         own = nulls
-        for rows in logprobs.pieces():
+        tops: list[bytes] = []
+        for rows in () if logprobs.wide else logprobs.pieces():
             by_text = []
             for ids, values in rows:
                 own.append(values[0])
-                quoted = [names[token].quoted for token in ids if token >= 0]
-                spelled.append(quoted[0])
-                shown = dict(zip(quoted, values, strict=False))
+                shown = _by_text(names, ids, values)
+                spelled.append(next(iter(shown)))
                 by_text.append(b"{%b}" % b",".join([b"%b:%b" % each for each in shown.items()]))
             tops.append(b",".join(by_text))
+            yield b""
+        for row in range(len(logprobs.ids)) if logprobs.wide else ():
+            ids, values = next(logprobs.slices(row))
+            own.append(values[0])
+            spelled.append(names[ids[0]].quoted)
             yield b""
         yield b",".join(own)
         yield b'],"tokens":['
         yield b",".join(spelled)
         yield b'],"top_logprobs":['
-        for number, piece in enumerate([b"null"] * len(unscored) + tops):
-            yield b"," + piece if number else piece
+        separator = b""
+        for piece in [b"null"] * len(unscored) + tops:
+            yield separator + piece
+            separator = b","
+        for row in range(len(logprobs.ids)) if logprobs.wide else ():
+            yield separator
+            yield from _wide_by_text(logprobs, row)
+            separator = b","
         yield b"]}"
 
     def choice_content(self, choice: Choice) -> dict[str, Any]:
         return {"text": choice.prompt.echo + choice.text.decode()}
+
+
+def _by_text(names: TokenNames, ids: list[int], values: list[bytes]) -> dict[bytes, bytes]:
+    """Logprobs by text: the token itself and its alternatives; of equal texts the last one's."""
+    quoted = [names[token].quoted for token in ids if token >= 0]
+    return dict(zip(quoted, values, strict=False))
+
+
+def _wide_by_text(logprobs: TokenLogprobs, row: int) -> Iterator[bytes]:
+    """The object of one token with very many candidates, in pieces."""
+    shown: dict[bytes, bytes] = {}
+    for ids, values in logprobs.slices(row):
+        shown |= _by_text(logprobs.names, ids, values)
+        yield b""
+    separator = b"{"
+    items = iter(shown.items())
+    while some := list(islice(items, PIECE_CANDIDATES)):
+        yield separator + b",".join([b"%b:%b" % each for each in some])
+        separator = b","
+    yield b"}"

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from penstock.engine.batch.slots import SlotTable
 from penstock.wire.arrays import F32, I32
-from penstock.wire.logprobs import Logprobs
+from penstock.wire.logprobs import Logprobs, concat_logprobs
 
 
 class LogprobsBuffer:
@@ -15,6 +15,7 @@ class LogprobsBuffer:
 
     A stream that asked for logprobs has them for every token, so the entry of the n-th held token of a slot
     is at n: arrays [slots, tokens, candidates], which grow by doubling. Memory is committed where it is used.
+    Tokens with several entries are kept apart: they are few, and leave as soon as they are made.
     """
 
     def __init__(self, table: SlotTable) -> None:
@@ -22,6 +23,8 @@ class LogprobsBuffer:
         self._ids: I32 = np.zeros((table.size, 0, 0), np.int32)
         self._values: F32 = np.zeros((table.size, 0, 0), np.float32)
         self._rank: I32 = np.zeros((table.size, 0), np.int32)
+        self._wide: dict[int, list[Logprobs]] = {}
+        """By slot: the entries of its tokens with several; ``token`` counts its held tokens."""
 
     def append_and_take_due(
         self, slots: NDArray[np.intp], due: NDArray[np.bool_], sampled: Logprobs | None
@@ -39,8 +42,32 @@ class LogprobsBuffer:
     def append(self, slots: NDArray[np.intp], sampled: Logprobs) -> None:
         """Buffer the logprobs of the last token of some slots; ``sampled.token`` indexes ``slots``."""
         held = self._table.length[slots] - self._table.sent[slots]
+        continues = sampled.continues()
+        if self._wide or continues.any():
+            wide = np.isin(sampled.token, sampled.token[continues])
+            self._hold_wide(slots, held, sampled, wide)
+            narrow = sampled.take(np.flatnonzero(~wide), sampled.token[~wide])
+            if narrow is None:
+                return
+            width = int((narrow.ids >= 0).any(axis=0).sum())
+            sampled = Logprobs(narrow.token, narrow.ids[:, :width], narrow.values[:, :width], narrow.rank)
         row = sampled.token
-        self._hold(slots[row], held[row] - 1, sampled, np.arange(len(row)))
+        self._hold(slots[row], held[row] - 1, sampled)
+
+    def _hold_wide(
+        self, slots: NDArray[np.intp], held: I32, sampled: Logprobs, wide: NDArray[np.bool_]
+    ) -> None:
+        """Keep the entries in the mask ``wide`` by slot."""
+        rows = np.unique(sampled.token)
+        begun = slots[rows[held[rows] == 1]].tolist()
+        for slot in self._wide.keys() & begun:
+            del self._wide[slot]  # of a stream that has left
+        for row in np.unique(sampled.token[wide]):
+            low, high = np.searchsorted(sampled.token, (row, row + 1))
+            index = np.full(high - low, held[row] - 1, np.int32)
+            taken = sampled.take(np.arange(low, high), index)
+            assert taken is not None
+            self._wide.setdefault(int(slots[row]), []).append(taken)
 
     def take_due(
         self, slots: NDArray[np.intp], due: NDArray[np.bool_], wanting: NDArray[np.bool_]
@@ -54,7 +81,17 @@ class LogprobsBuffer:
         if not len(released):
             return None
         first = np.cumsum(given) - given
-        return self._release(slots[released], held[released], first[released])
+        if not self._wide:
+            return self._release(slots[released], held[released], first[released])
+        wide = [row for row in released.tolist() if int(slots[row]) in self._wide]
+        parts = [part.moved_by(int(first[row])) for row in wide for part in self._wide.pop(int(slots[row]))]
+        others = np.setdiff1d(released, wide)
+        if len(others):
+            parts.append(self._release(slots[others], held[others], first[others]))
+        whole = concat_logprobs(parts)
+        assert whole is not None
+        order = np.argsort(whole.token, kind="stable")
+        return whole.take(order, whole.token[order])
 
     def take_held(self, slots: NDArray[np.intp], wanting: NDArray[np.bool_]) -> Logprobs | None:
         """:meth:`take_due` for all held tokens of some slots; ``wanting``: per slot of the table."""
@@ -64,16 +101,14 @@ class LogprobsBuffer:
         self._make_room(int(held.max()), 1)  # a step that raised may have appended a token without logprobs
         return self.take_due(slots, np.ones(len(slots), np.bool_), wanting[slots])
 
-    def _hold(
-        self, slots: NDArray[np.intp], index: I32, sampled: Logprobs, entries: NDArray[np.intp]
-    ) -> None:
+    def _hold(self, slots: NDArray[np.intp], index: I32, sampled: Logprobs) -> None:
         width = sampled.ids.shape[1]
         self._make_room(int(index.max()) + 1, width)
-        self._ids[slots, index, :width] = sampled.ids[entries]
+        self._ids[slots, index, :width] = sampled.ids
         self._ids[slots, index, width:] = -1
-        self._values[slots, index, :width] = sampled.values[entries]
+        self._values[slots, index, :width] = sampled.values
         self._values[slots, index, width:] = -np.inf
-        self._rank[slots, index] = sampled.rank[entries]
+        self._rank[slots, index] = sampled.rank
 
     def _release(self, slots: NDArray[np.intp], held: I32, first: NDArray[np.intp]) -> Logprobs:
         """All entries of the slots. ``held``: how many each slot has; ``first``: index of its first token."""

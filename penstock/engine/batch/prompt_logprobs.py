@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from penstock.engine.base import StepRows
 from penstock.engine.batch.slots import SlotTable
-from penstock.wire.arrays import F32, I32
-from penstock.wire.logprobs import PromptLogprobs
+from penstock.wire.logprobs import Logprobs, PromptLogprobs
 
 Slots = NDArray[np.intp]
 
@@ -50,12 +49,11 @@ class PromptLogprobsState:
         due = (self.alternatives[slots] >= 0) & (following > self._scored[slots])
         return np.flatnonzero(due & (following < self._table.base[slots]))
 
-    def rows(self, slots: Slots, positions: NDArray[np.int64], ids: I32, values: F32, rank: I32) -> StepRows:
+    def rows(self, slots: Slots, positions: NDArray[np.int64], scored: Logprobs) -> StepRows:
         """Rows without tokens, one per stream, with the logprobs of the prompt tokens at ``positions``.
 
-        slots, positions: [P], each slot's entries together, in order of position; ids, values: [P, W], the
-        prompt's own token first; rank: [P]. Call it before the step's tokens are settled: these rows come
-        before theirs.
+        slots, positions: [P], each slot's tokens together, in order of position; ``scored.token`` indexes
+        them. Call it before the step's tokens are settled: these rows come before theirs.
         """
         table = self._table
         first = np.concatenate(([True], slots[1:] != slots[:-1]))
@@ -68,10 +66,10 @@ class PromptLogprobsState:
             tokens=np.zeros(0, np.int32),
             count=np.zeros(len(own), np.int32),
             prompt=PromptLogprobs(
-                row=(np.cumsum(first) - 1).astype(np.int32),
-                position=positions.astype(np.int32),
-                ids=ids,
-                values=values,
-                rank=rank,
+                row=(np.cumsum(first) - 1)[scored.token].astype(np.int32),
+                position=positions[scored.token].astype(np.int32),
+                ids=scored.ids,
+                values=scored.values,
+                rank=np.where(scored.continues(), 0, scored.rank).astype(np.int32),
             ),
         )

@@ -304,7 +304,7 @@ class SyntheticEngine:
         absent = np.arange(len(rank)) > asked[:, None]
         ids[absent] = -1
         values[absent] = -np.inf
-        return Logprobs(token.astype(np.int32), ids, values, np.ones(len(token), np.int32))
+        return Logprobs(token.astype(np.int32), ids, values, np.ones(len(token), np.int32)).split()
 
     # -- faults
 

@@ -35,9 +35,13 @@ class PendingPromptLogprobs:
 
     def read(self, state: PromptLogprobsState) -> StepRows:
         """Rows with the logprobs; no stream may have left its slot since the launch."""
-        whole = concat_logprobs([part.read() for part in self.parts])
+        read, tokens = [], 0
+        for part in self.parts:
+            read.append(part.read().split().moved_by(tokens))
+            tokens += len(part.row)
+        whole = concat_logprobs(read)
         assert whole is not None
-        return state.rows(self.slots, self.positions, ids=whole.ids, values=whole.values, rank=whole.rank)
+        return state.rows(self.slots, self.positions, whole)
 
 
 @dataclass(slots=True, frozen=True)

@@ -53,5 +53,5 @@ class SamplerOutput:
 
     def read(self) -> tuple[I32, Logprobs | None]:
         """int32[S] and the logprobs; all tensors must be on the host."""
-        logprobs = None if self.candidates is None else self.candidates.read()
+        logprobs = None if self.candidates is None else self.candidates.read().split()
         return self.tokens.numpy().astype(np.int32), logprobs

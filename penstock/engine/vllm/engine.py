@@ -259,7 +259,7 @@ class VllmEngine:
             rank = np.array([scores.rank[index] for _, scores in wanted], np.int32)
             absent = np.arange(ids.shape[1]) > self._alternatives[slots[row]][:, None]
             ids[absent], values[absent] = -1, -np.inf
-            self._logprobs_buffer.append(slots, Logprobs(row, ids, values, rank))
+            self._logprobs_buffer.append(slots, Logprobs(row, ids, values, rank).split())
 
     def _prompt_rows(self, slot: int, scores: TokenLogprobs) -> StepRows:
         """Logprobs of a prompt from its second token on, in a row before that of the first output token."""
@@ -267,9 +267,9 @@ class VllmEngine:
         return self._prompt_logprobs.rows(
             slots=np.full(len(positions), slot, np.intp),
             positions=positions,
-            ids=scores.ids,
-            values=scores.values,
-            rank=scores.rank,
+            scored=Logprobs(
+                np.arange(len(positions), dtype=np.int32), scores.ids, scores.values, scores.rank
+            ).split(),
         )
 
     def _transfers(self, slots: Slots, output: VllmStepOutput) -> dict[int, dict[int, KVTransferParams]]:

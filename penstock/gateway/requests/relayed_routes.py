@@ -79,6 +79,7 @@ _READ_ROUTES = frozenset(
         "/openapi.json",
         "/ping",
         "/ready",
+        "/tokenizer_info",
         "/v1/health",
         "/v1/models",
         "/version",

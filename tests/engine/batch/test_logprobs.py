@@ -16,7 +16,9 @@ from tests.engine.support import submit
 
 SLOTS = 5
 STREAMS = st.lists(
-    st.tuples(st.integers(1, 7), st.integers(-1, 3), st.integers(1, 20)), min_size=1, max_size=12
+    st.tuples(st.integers(1, 7), st.sampled_from([-1, 0, 1, 3, 127, 128, 300]), st.integers(1, 20)),
+    min_size=1,
+    max_size=12,
 )
 """Interval, alternatives (-1: no logprobs) and length of each stream."""
 
@@ -68,17 +70,23 @@ class Batch:
         for at, (_, (own, floats, _)) in enumerate(found):
             ids[at, : len(own)], values[at, : len(own)] = own, floats
         row = np.array([row for row, _ in found], np.int32)
-        return Logprobs(row, ids, values, np.array([rank for _, (_, _, rank) in found], np.int32))
+        return Logprobs(row, ids, values, np.array([rank for _, (_, _, rank) in found], np.int32)).split()
 
     def take(self, rows: Any, logprobs: Logprobs | None) -> None:
         counts = np.ones(len(rows.stream), np.int32) if rows.count is None else rows.count
         owner = np.repeat(rows.stream, counts)
         if logprobs is None:
             return
+        continues = logprobs.continues().tolist()
         for at, token in enumerate(logprobs.token.tolist()):
             ids = [id for id in logprobs.ids[at].tolist() if id >= 0]
             values = logprobs.values[at][: len(ids)].tolist()
-            self.given[int(owner[token])].append((ids, values, int(logprobs.rank[at])))
+            given = self.given[int(owner[token])]
+            if continues[at]:
+                given[-1][0].extend(ids)
+                given[-1][1].extend(values)
+            else:
+                given.append((ids, values, int(logprobs.rank[at])))
 
 
 @given(STREAMS)

@@ -287,7 +287,7 @@ def test_api_servers_are_apart(desk: Desk, zero: bytes) -> None:
         ("max_tokens", -1, "max_tokens -1: expected int >= 0"),
         ("temperature", float("nan"), "temperature nan: expected float >= 0.0"),
         ("top_k", 1 << 40, "top_k 1099511627776: expected int <= 2147483647"),
-        ("logprobs", 1 << 20, "logprobs 1048576: expected int <= 1024"),
+        ("logprobs", 1 << 21, "logprobs 2097152: expected int <= 1048576"),
         ("stop_token_ids", (7, -1), "stop_token_ids -1: expected int >= 0"),
         ("grammar", 7, "grammar 7: expected str | null, got int"),
         ("interval", 0, "interval 0: expected int >= 1"),

@@ -45,7 +45,7 @@ def test_a_high_handle_takes_no_more_memory_than_a_low_one(
         {"min_tokens": LAST_HANDLE, "max_tokens": LAST_HANDLE},
         {"seed": (1 << 63) - 1},
         {"stop_token_ids": (LAST_HANDLE,) * 9},
-        {"logprobs": 1024},
+        {"logprobs": 260},  # the whole vocabulary
         {"top_k": LAST_HANDLE, "temperature": 1e30, "repetition_penalty": 1e300},
     ],
     ids=str,
@@ -119,3 +119,13 @@ def test_a_flood_of_requests_is_freed(
     assert resident().rss - before > requests * 32_000
     peer.send(Disconnect())
     wait_until(lambda: resident().rss - before < 0.2 * requests * 32_000, 30, "memory is given back")
+
+
+def test_more_logprobs_than_the_vocabulary_has_are_refused(
+    host: Callable[..., Host], connect: Callable[..., ApiServer]
+) -> None:
+    served = host(max_model_len=64)
+    peer = connect(0)
+    peer.send(submit(1, 5, logprobs=1 << 20))
+    assert peer.read_ends(1).failed[1].code == "invalid_request"
+    assert served.error is None

@@ -22,7 +22,7 @@ from penstock.generation.logprobs import (
     PromptLogprobFormatter,
     TokenNames,
 )
-from penstock.generation.request_validation import MAX_STREAMED_ECHO, check_streamed_echo
+from penstock.generation.request_validation import MAX_STREAMED_CANDIDATES, check_streamed_echo
 from penstock.http.errors import ApiError
 from penstock.http.sink import Listener, Message
 from penstock.streaming.token_table import TokenTable
@@ -75,9 +75,9 @@ def test_what_waits_for_the_end_of_a_reply_takes_a_few_bytes_per_candidate() -> 
 
 
 def test_a_stream_echoes_long_prompts_without_logprobs_only() -> None:
-    check_streamed_echo(MAX_STREAMED_ECHO // 21, 20)
+    check_streamed_echo(MAX_STREAMED_CANDIDATES // 21, 20)
     with pytest.raises(ApiError) as refused:
-        check_streamed_echo(MAX_STREAMED_ECHO // 21 + 1, 20)
+        check_streamed_echo(MAX_STREAMED_CANDIDATES // 21 + 1, 20)
     assert refused.value.param == "echo"
 
 
