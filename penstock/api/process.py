@@ -227,6 +227,7 @@ class _Server:
             input_processor=input_processor,
             collector=self._collector,
             clients=self._clients,
+            refresh=self._refresh_metrics,
             share=self._share_metrics,
         )
         if self._coordinator_client is not None:
@@ -327,6 +328,7 @@ class _Server:
         throughput_log = ThroughputLog(self._metrics_endpoint.totals, lambda: self._logs_throughput)
         while True:
             await asyncio.sleep(self._config.log_interval)
+            await self._engine_client.refresh_metrics()
             throughput_log.write(time.monotonic())
 
     def _on_reply_end(self, reply: RequestReply, outcome: str) -> None:
@@ -335,6 +337,16 @@ class _Server:
         metrics = self._metrics
         metrics.requests[outcome] += 1
         metrics.e2e.add(time.monotonic() - reply.arrival)
+        n, generated = reply.plan.n, [choice.generated for choice in reply.choices]
+        for first in range(0, len(generated), n):  # of each prompt
+            metrics.requests_by_engine(reply.first_rank).add(n, max(generated[first : first + n]))
+
+    async def _refresh_metrics(self, own: Snapshot) -> None:
+        """See :class:`MetricsEndpoint`. The API servers first: when one has answered, what it has sent to
+        engines comes before the query."""
+        if self._coordinator_client is not None:
+            await self._coordinator_client.refresh_metrics(own)
+        await self._engine_client.refresh_metrics()
 
     async def _share_metrics(self, own: Snapshot) -> None:
         """See :class:`MetricsEndpoint`. Without a coordinator they are kept for a successor."""

@@ -154,6 +154,8 @@ class RequestReply(ABC):
         self.format = format
         self.arrival = arrival
         self.choices: list[Choice] = []
+        self.first_rank = 0
+        """The engine that the first choice was submitted to."""
         self.cached = 0
         """Prompt tokens found in the prefix cache."""
         self.state = ReplyState.WAITING
@@ -175,6 +177,8 @@ class RequestReply(ABC):
             choice.logprobs = LogprobCollector(tables.names, echo, alternatives=plan.logprobs)
         if plan.format is not None:
             choice.parser = MessageParser(plan.format)
+        if not self.choices:
+            self.first_rank = rank
         stream = self._make_stream(index, rank)
         choice.stream = stream
         self.choices.append(choice)

@@ -1,4 +1,4 @@
-"""Handles API servers' messages to an engine: Hello, Submit, Abort, RpcCall, Disconnect.
+"""Handles API servers' messages to an engine: Hello, Submit, Abort, RpcCall, EngineMetricsQuery, Disconnect.
 
 A stream that cannot run fails alone. A peer whose messages cannot be understood, or that breaks the protocol,
 is refused: its streams are dropped, it is told, and named in the log once a minute. Nothing that one peer
@@ -24,6 +24,7 @@ from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
     Abort,
     Disconnect,
+    EngineMetricsQuery,
     FromServer,
     Hello,
     InvalidSubmit,
@@ -57,15 +58,17 @@ class Inbox:
         calls: RpcServer,
         stats: EngineStats,
         clock: Callable[[], float] = time.monotonic,
+        on_metrics_query: Callable[[int, EngineMetricsQuery], None] = lambda server, query: None,
         refuse_streams: Callable[[], RequestRejected | None] = lambda: None,
         current_head: Callable[[], int] = lambda: 0,
         probe: Callable[[], None] = lambda: None,
     ) -> None:
-        """``refuse_streams`` returns why new streams are refused, None: they are not. ``current_head``
-        returns the incarnation of the head that this engine belongs to, 0: unknown. ``probe`` drops the API
-        servers whose connection has broken."""
+        """``on_metrics_query`` takes the query of an API server. ``refuse_streams`` returns why new streams
+        are refused, None: they are not. ``current_head`` returns the incarnation of the head that this engine
+        belongs to, 0: unknown. ``probe`` drops the API servers whose connection has broken."""
         self._engine = engine
         self._calls = calls
+        self._on_metrics_query = on_metrics_query
         self._refuse_streams = refuse_streams
         self._current_head = current_head
         self._probe = probe
@@ -147,6 +150,8 @@ class Inbox:
                 self._on_abort(peer, message)
             case RpcCall():
                 self._calls.handle(peer.server, message)
+            case EngineMetricsQuery():
+                self._on_metrics_query(peer.server, message)
             case Disconnect():
                 self._peers.detach(peer)
 

@@ -161,18 +161,6 @@ class EngineLoop:
             self._publisher.send,
             lambda: self._publisher.step,
         )
-        self._inbox = Inbox(
-            engine,
-            self._publisher,
-            rank=rank,
-            epoch=epoch,
-            incarnation=incarnation,
-            calls=self._calls,
-            stats=self._stats,
-            refuse_streams=sleep.refusal,
-            current_head=(lambda: incarnation) if membership is None else membership.current_head,
-            probe=self._probe_servers,
-        )
         self._reporter = MetricsReporter(
             engine,
             self._publisher,
@@ -182,6 +170,20 @@ class EngineLoop:
             epoch=epoch,
             incarnation=incarnation,
             model=model,
+            sleep_level=lambda: sleep.level,
+        )
+        self._inbox = Inbox(
+            engine,
+            self._publisher,
+            rank=rank,
+            epoch=epoch,
+            incarnation=incarnation,
+            calls=self._calls,
+            stats=self._stats,
+            on_metrics_query=self._reporter.on_query,
+            refuse_streams=sleep.refusal,
+            current_head=(lambda: incarnation) if membership is None else membership.current_head,
+            probe=self._probe_servers,
         )
         self._collector = collector
         self._trimmer = Trimmer()
@@ -221,6 +223,7 @@ class EngineLoop:
         has_work = self._engine.has_work()
         if self._may_step(has_work):
             now = self._step_and_publish() if has_work else self._dummy_step()
+            self._reporter.answer_queries()
             self._poll_control(commands, now)
         else:
             self._wait(commands)
@@ -268,12 +271,14 @@ class EngineLoop:
         rows = self._engine.step()
         now = self._clock()
         self._stats.admit(self._engine.take_admitted(), began)
+        self._stats.preempt(self._engine.take_preempted())
         self._publish(rows, now)
         return now
 
     def _publish(self, rows: StepRows, now: float) -> None:
-        self._stats.on_rows(rows, now)
-        self._publisher.publish(self._publisher.peers.to_handles(rows), self._engine.load())
+        load = self._engine.load()
+        self._stats.on_rows(rows, now, load.generated)
+        self._publisher.publish(self._publisher.peers.to_handles(rows), load)
 
     def _dummy_step(self) -> float:
         """A step without rows, for the other ranks of the group. Returns the clock's time at its end."""
@@ -350,6 +355,7 @@ class EngineLoop:
     def _wait(self, commands: CommandChannel) -> None:
         """Wait for a message, a command or the next heartbeat; the first pause collects garbage and reports
         metrics."""
+        self._reporter.answer_queries()
         self._publisher.flush()
         self._report_to_coordinator(self._clock(), idle=True)
         collector = self._collector
