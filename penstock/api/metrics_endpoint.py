@@ -15,7 +15,7 @@ from penstock.metrics.exposition import CONTENT_TYPE, exposition
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.merge import Totals
 from penstock.metrics.shared_exposition import SharedExposition
-from penstock.metrics.snapshot import Labels, Series, Snapshot, process_name, process_series
+from penstock.metrics.snapshot import Distribution, Labels, Series, Snapshot, process_name, process_series
 from penstock.streaming.engine_faults import FAULTS
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.wire.control import Launch
@@ -82,6 +82,9 @@ class MetricsEndpoint:
                 (f.DRAINING, engine.draining),
             ):
                 found.setdefault(family.name, {})[labels] = float(value)
+            for empty in (f.PARAMS_N, f.MAX_GENERATION_TOKENS):  # no request has ended there
+                none = Distribution((0,) * (len(empty.bounds) + 1), 0.0)
+                found.setdefault(empty.name, {}).setdefault(labels, none)
             deferred = min(engine.deferred, engine.waiting)
             for reason, count in (("capacity", engine.waiting - deferred), ("deferred", deferred)):
                 found.setdefault(f.WAITING_BY_REASON.name, {})[*labels, reason] = float(count)

@@ -25,6 +25,7 @@ from penstock.api.byte_budget import ByteBudget
 from penstock.api.generate import THREADS_BYTES, GenerationRoutes
 from penstock.api.metrics_endpoint import MetricsEndpoint
 from penstock.api.operations import OperationRoutes
+from penstock.api.request_spans import RequestSpans, describe
 from penstock.api.throughput_log import ThroughputLog
 from penstock.api.tokenize import TokenizeRoutes
 from penstock.config.errors import ConfigError
@@ -50,6 +51,8 @@ from penstock.metrics.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from penstock.streaming.io_submit import make_burst_writer
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.token_log import TokenLog
+from penstock.telemetry.spans import make_span_exporter
+from penstock.telemetry.trace_context import TracePropagator
 from penstock.wire.channel import ControlChannel, SupervisorGone
 from penstock.wire.control import (
     HEARTBEAT_INTERVAL_S,
@@ -112,6 +115,18 @@ class _Server:
         self._http: HttpServer
         self._metrics_endpoint: MetricsEndpoint
         self._coordinator_client: CoordinatorClient | None = None
+        self._tracing: TracePropagator | None = None
+        self._spans: RequestSpans | None = None
+        if self._config.otlp_endpoint is not None:
+            exporter = make_span_exporter(
+                self._config.otlp_endpoint,
+                describe,
+                service=self._config.otlp_service_name,
+                scope="penstock.api",
+                instance=self._launch.name,
+            )
+            self._tracing = TracePropagator(spans=True, ratio=self._config.otlp_sampling_ratio)
+            self._spans = RequestSpans(exporter)
         self._board_file = BoardFile(self._launch.run_dir, self._launch.incarnation)
         self._ended: asyncio.Future[None]
         self._draining: asyncio.Task[None] | None = None
@@ -159,6 +174,8 @@ class _Server:
         app = self._build(self._first_engine.result(), tokenizer, template)
         await self._listen(app)
         self._engine_client.close("The server was stopped.")
+        if self._spans is not None:
+            self._spans.close()
         return 0
 
     async def _engine_or_end(self) -> None:
@@ -249,6 +266,8 @@ class _Server:
             operations=OperationRoutes(
                 self._engine_client, self._two_phase_commit, profiles=self._config.profile_dir is not None
             ),
+            tracing=self._tracing,
+            spans=self._spans,
         )
 
     async def _listen(self, app: App) -> None:

@@ -234,6 +234,7 @@ class EngineClient:
         self.streams.assign(stream, engine.rank)
         self._submit(engine, stream, request)
         stream.started, stream.submit_number = False, engine.submitted
+        stream.reply.on_resumed(engine.rank, request.resumed)
         return True
 
     def _submit(self, engine: EngineState, stream: Stream, request: Submit) -> None:

@@ -64,6 +64,8 @@ MAX_TOKEN_LIST = 1 << 20
 """Entries of stop_token_ids, allowed_token_ids, bad_words and logit_bias: more than any vocabulary has."""
 MAX_ABORTED = 1 << 16
 """Streams that one Abort stops."""
+MAX_TRACE_CHARS = 600
+"""Characters of a trace context."""
 MAX_NAME_CHARS = 1024
 """Characters of the names in messages: a cache salt, an adapter, a method."""
 MAX_CALL_BYTES = 1 << 20
@@ -170,6 +172,9 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     resubmitted: bool = False
     """Another engine had accepted the stream, and is lost. It comes before new streams, the queue's limits on
     requests and tokens do not apply to it, and Started tells when it begins."""
+    trace: Annotated[str, Meta(max_length=MAX_TRACE_CHARS)] = ""
+    """Context of the request's span (:attr:`penstock.telemetry.trace_context.TraceContext.sent`); empty: the
+    stream has no span."""
 
 
 class Abort(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):

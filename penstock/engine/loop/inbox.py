@@ -19,6 +19,7 @@ from penstock.engine.loop.peers import Peer, peer_name
 from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.rpc import RpcServer
 from penstock.engine.loop.stats import EngineStats
+from penstock.engine.loop.stream_spans import StreamSpans
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
@@ -59,6 +60,7 @@ class Inbox:
         stats: EngineStats,
         clock: Callable[[], float] = time.monotonic,
         on_metrics_query: Callable[[int, EngineMetricsQuery], None] = lambda server, query: None,
+        spans: StreamSpans | None = None,
         refuse_streams: Callable[[], RequestRejected | None] = lambda: None,
         current_head: Callable[[], int] = lambda: 0,
         probe: Callable[[], None] = lambda: None,
@@ -68,6 +70,7 @@ class Inbox:
         belongs to, 0: unknown. ``probe`` drops the API servers whose connection has broken."""
         self._engine = engine
         self._calls = calls
+        self._spans = spans
         self._on_metrics_query = on_metrics_query
         self._refuse_streams = refuse_streams
         self._current_head = current_head
@@ -114,6 +117,8 @@ class Inbox:
             self._calls.drop_server(peer.server)
             self._engine.drop_server(peer.server)
             self._stats.drop(peer.streams.values())
+            if self._spans is not None:
+                self._spans.drop(peer.streams.values())
             self._peers.close_all(peer)
 
     def _log_defect(self, what: str, identity: bytes) -> None:
@@ -209,6 +214,8 @@ class Inbox:
             numbered = msgspec.structs.replace(request, stream=number)
             self._engine.submit(peer.server, numbered)
             self._stats.arrive(numbered, self._clock())
+            if self._spans is not None:
+                self._spans.begin(numbered)
         except RequestRejected as error:
             self._fail(peer, handle, request.resumed, error.code, str(error))
         except Exception:  # noqa: BLE001 - this stream fails, the others do not notice

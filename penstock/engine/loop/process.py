@@ -26,11 +26,13 @@ from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.rpc import RpcServer
 from penstock.engine.loop.sleep import SleepState
 from penstock.engine.loop.stats import EngineStats
+from penstock.engine.loop.stream_spans import EndedStream, StreamSpans, describe
 from penstock.engine.loop.two_phase import TwoPhaseParticipant
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
+from penstock.telemetry.spans import BatchSpanExporter, make_span_exporter
 from penstock.wire.channel import ControlChannel, SupervisorGone
-from penstock.wire.control import HEARTBEAT_INTERVAL_S, Drain, Info, Stop, SupervisorCommand
+from penstock.wire.control import HEARTBEAT_INTERVAL_S, Drain, Info, Launch, Stop, SupervisorCommand
 from penstock.wire.messages import Draining, EngineInfo, GoAway
 from penstock.wire.sockets import RouterSocket
 
@@ -99,6 +101,7 @@ def run(control: ControlChannel) -> int:
                     model=launch.served_model_names[0],
                     incarnation=launch.incarnation,
                     profile_dir=config.profile_dir,
+                    span_exporter=_span_exporter(launch),
                 )
                 collector.start()
                 control.ready(ready_info(engine.info))
@@ -108,6 +111,19 @@ def run(control: ControlChannel) -> int:
     finally:
         engine.close()
     return 0
+
+
+def _span_exporter(launch: Launch) -> BatchSpanExporter[EndedStream] | None:
+    """The exporter of the engine's spans; None: they are off. Raises ConfigError."""
+    if launch.config.otlp_endpoint is None:
+        return None
+    return make_span_exporter(
+        launch.config.otlp_endpoint,
+        describe,
+        service=launch.config.otlp_service_name,
+        scope="penstock.engine",
+        instance=launch.name,
+    )
 
 
 def ready_info(info: EngineInfo) -> Info:
@@ -138,10 +154,12 @@ class EngineLoop:
         model: str = "",
         incarnation: int = 0,
         profile_dir: str | None = None,
+        span_exporter: BatchSpanExporter[EndedStream] | None = None,
     ) -> None:
         """``collector`` None: Python's own garbage collection stays on. ``membership`` None: there is no
         coordinator. ``group`` None: the engine steps whenever it has work. ``model`` is the metrics' label
-        ``model_name``. ``profile_dir`` None: profiling is off."""
+        ``model_name``. ``profile_dir`` None: profiling is off. ``span_exporter`` None: streams have no
+        spans."""
         self._engine = engine
         self._socket = socket
         self._publisher = Publisher(socket)
@@ -154,6 +172,7 @@ class EngineLoop:
             profiler = EngineProfiler(engine, profile_dir, rank, epoch)
             self._operations |= {"start_profile": profiler.start, "stop_profile": profiler.stop}
         self._stats = EngineStats()
+        self._spans = None if span_exporter is None else StreamSpans(span_exporter, self._stats, rank, model)
         sleep = SleepState(engine, self._end_streams, self._is_idle)
         self._calls = RpcServer(
             self._run_operation,
@@ -180,6 +199,7 @@ class EngineLoop:
             incarnation=incarnation,
             calls=self._calls,
             stats=self._stats,
+            spans=self._spans,
             on_metrics_query=self._reporter.on_query,
             refuse_streams=sleep.refusal,
             current_head=(lambda: incarnation) if membership is None else membership.current_head,
@@ -278,6 +298,8 @@ class EngineLoop:
     def _publish(self, rows: StepRows, now: float) -> None:
         load = self._engine.load()
         self._stats.on_rows(rows, now, load.generated)
+        if self._spans is not None:
+            self._spans.on_rows(rows, now)
         self._publisher.publish(self._publisher.peers.to_handles(rows), load)
 
     def _dummy_step(self) -> float:
@@ -379,6 +401,8 @@ class EngineLoop:
     def _shut_down(self, reason: str) -> None:
         """Publish all tokens that were held back, then send GoAway, which ends every stream here."""
         rows = self._engine.fail_all("engine_error", reason)
+        if self._spans is not None:
+            self._spans.on_rows(rows, self._clock())
         rows.failed = ()
         self._publisher.publish(self._publisher.peers.to_handles(rows), self._engine.load())
         self._reporter.report(self._clock())
@@ -387,6 +411,8 @@ class EngineLoop:
         while self._publisher.has_backlog and self._clock() < deadline:
             time.sleep(RETRY_INTERVAL_S)
             self._publisher.flush()
+        if self._spans is not None:
+            self._spans.close()
 
     def _leave_group(self, group: WaveGroup, commands: CommandChannel) -> None:
         """Step along while peers need it: they may not have received Stop yet."""

@@ -8,6 +8,7 @@ vLLM's names, labels and meaning, see :mod:`penstock.metrics.families`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,19 @@ _STREAM = np.dtype(
     ],
     align=True,
 )
+
+
+class StreamTimes(NamedTuple):
+    """What is known of one stream; times in seconds of the loop's clock, 0: not yet."""
+
+    arrived: float
+    admitted: float
+    first: float
+    prompt: int
+    cached: int
+    max_tokens: int
+    preemptions: int
+    stopped: bool
 
 
 class EngineStats:
@@ -122,6 +136,11 @@ class EngineStats:
         """Streams aborted because their text contains a stop string: they count as stopped."""
         for stream in streams:
             self._stopped[stream] = True
+
+    def times_of(self, stream: int) -> StreamTimes:
+        """Of a stream whose end was counted last, or that runs."""
+        entry = self._table[stream]
+        return StreamTimes(*(entry[name].item() for name in StreamTimes._fields))
 
     def drop(self, streams: Collection[int]) -> None:
         """Count the streams of an API server that is gone as aborted."""
