@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from penstock.api.exchange import Exchange
 from penstock.dispatch.engine_client import EngineClient
@@ -38,10 +38,12 @@ class MetricsEndpoint:
         clients: Callable[[], tuple[int, int]],
         refresh: Callable[[Snapshot], Awaitable[None]],
         share: Callable[[Snapshot], Awaitable[None]],
+        spans: Mapping[str, int] | None = None,
     ) -> None:
         """``clients`` returns the number of open connections and the reply bytes that wait for them;
         ``refresh`` takes the metrics of the other API servers and of the engines as of now;
-        ``share`` gives this API server's metrics to the others before they are shown, and takes theirs."""
+        ``share`` gives this API server's metrics to the others before they are shown, and takes theirs.
+        ``spans``: their numbers by state."""
         self._launch = launch
         self._server = str(launch.index)
         self._process = process_name("api-server", launch.index)
@@ -54,6 +56,7 @@ class MetricsEndpoint:
         self._clients = clients
         self._refresh = refresh
         self._share = share
+        self._spans = spans
         self._sequence = 0
         self._exposition = SharedExposition(self._expose)
 
@@ -144,4 +147,4 @@ class MetricsEndpoint:
         if self._has_adapters():
             for (adapter, state), count in self._streams.adapter_counts().items():
                 yield Series(f.ADAPTER_STREAMS.name, (server, adapter, state), count)
-        yield from process_series(self._process, self._launch.restarts, self._collector.pauses)
+        yield from process_series(self._process, self._launch.restarts, self._collector.pauses, self._spans)

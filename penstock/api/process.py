@@ -246,6 +246,7 @@ class _Server:
             clients=self._clients,
             refresh=self._refresh_metrics,
             share=self._share_metrics,
+            spans=None if self._spans is None else self._spans.counts,
         )
         if self._coordinator_client is not None:
             self._coordinator_client.start_reporting(self._metrics_endpoint.snapshot)

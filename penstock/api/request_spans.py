@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from penstock.api.exchange import Exchange
@@ -26,9 +27,7 @@ class EndedRequest:
     request_id: str
     status: int
     error_type: str | None
-    """None: it succeeded."""
-    error: str | None = None
-    """Why it failed; None if :attr:`error_type` says all."""
+    """None: it succeeded. Messages are left out: they may quote the request."""
     # -- None or empty if the request ended before it was planned
     plan: RequestPlan | None = None
     reply_id: str | None = None
@@ -85,8 +84,8 @@ def describe(request: EndedRequest) -> SpanData:
     if first is not None:
         events.append(("first_token", first, {}))
     name = f"{operation} {model}" if operation and model else operation or request.method
-    failed = None if request.error_type is None else request.error or request.error_type
-    return SpanData(name, present(attributes), sorted(events, key=lambda event: event[1]), failed)
+    events.sort(key=lambda event: event[1])
+    return SpanData(name, present(attributes), events, request.error_type)
 
 
 class RequestSpans:
@@ -99,6 +98,11 @@ class RequestSpans:
         """The exchange has ended; it has a span if its trace is sampled."""
         if exchange.trace is not None and exchange.trace.sampled:
             self._exporter.add(_ended(exchange))
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Spans by state: exported, failed, dropped."""
+        return self._exporter.counts
 
     def close(self) -> None:
         """Exports what waits, for at most 2 seconds."""
@@ -118,7 +122,6 @@ def _ended(exchange: Exchange) -> EndedRequest:
             request_id=exchange.request_id,
             status=exchange.status,
             error_type=kind,
-            error=None if error is None else error.message,
         )
     outcome = reply.outcome or None
     if kind is None and outcome not in _GOOD:
@@ -132,7 +135,6 @@ def _ended(exchange: Exchange) -> EndedRequest:
         request_id=exchange.request_id,
         status=exchange.status,
         error_type=kind,
-        error=None if error is None else error.message,
         plan=reply.plan,
         reply_id=reply.format.id,
         usage=reply.usage(),

@@ -378,6 +378,12 @@ GC_FREED = _counter(
     "penstock:gc_freed_objects", "objects", ("process", "generation"), "Objects freed by garbage collection."
 )
 
+SPANS = _counter(
+    "penstock:spans",
+    "spans",
+    ("process", "state"),
+    "Spans by what became of them: exported, failed, or dropped (too many waited). Only with --otlp-endpoint.",
+)
 MESSAGES_REFUSED = _counter(
     "penstock:coordinator_messages_refused",
     "messages",

@@ -79,6 +79,9 @@ class FakeReply:
     def on_row(self, *row: object) -> None:
         raise AssertionError("no rows come")
 
+    def on_resumed(self, rank: int, position: int) -> None:
+        pass
+
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         self.errors.append(error)
 

@@ -135,6 +135,8 @@ def test_a_trace_that_is_not_sampled_has_no_spans(server: Server, collector: Col
 @otel
 def test_neither_prompts_nor_keys_are_told(server: Server, collector: Collector) -> None:
     ask(server, "secret", max_tokens=2)
+    ask(server, "wrong", 400, temperature=SECRET)
+    collector.span_of("wrong")
     collector.span_of("secret")
     everything = "".join(map(str, collector.spans)) + server.log
     assert SECRET not in everything

@@ -71,18 +71,18 @@ EVERYTHING_HEX = (
 
 FROM_SERVER: list[tuple[FromServer, str]] = [
     (Hello(1, 2, 3, 4, 5), "96010102030405"),
-    (Submit(5, PROMPT, GREEDY), "9d0205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2"),
+    (Submit(5, PROMPT, GREEDY), "9e0205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0"),
     (
         Submit(5, PROMPT, EVERYTHING, 10, -1, "s", 2, 250, "a", b"{}", resubmitted=True),
-        "9d0205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfaa161c4027b7d90c3",
+        "9e0205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfaa161c4027b7d90c3a0",
     ),
     (
         Submit(
             5, PROMPT, GREEDY, choices=(SubmitChoice(6, 8, 15), SubmitChoice(7, 9, 14, 2, PROMPT, PROMPT))
         ),
-        "9d0205c40801000000ff7f0000"
+        "9e0205c40801000000ff7f0000"
         + GREEDY_HEX
-        + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000c2".replace(
+        + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000c2a0".replace(
             " ", ""
         ),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -34,8 +34,9 @@ class MetricsReporter:
         incarnation: int = 0,
         model: str,
         sleep_level: Callable[[], int] = lambda: 0,
+        spans: Mapping[str, int] | None = None,
     ) -> None:
-        """``model`` is the value of the label ``model_name``."""
+        """``model`` is the value of the label ``model_name``; ``spans``: their numbers by state."""
         self._engine = engine
         self._stats = stats
         self._collector = collector
@@ -49,6 +50,7 @@ class MetricsReporter:
         """``stats.changes`` and ``attach_count`` of the peers at the last report."""
         self._next = 0.0
         self._sleep_level = sleep_level
+        self._spans = spans
         self._queries: dict[int, int] = {}
         """Numbers of the unanswered queries, by API server."""
 
@@ -106,4 +108,4 @@ class MetricsReporter:
         for number, state in enumerate(SLEEP_STATES):
             yield Series(SLEEP_STATE.name, (*self._labels, state), float(number == level))
         pauses = None if self._collector is None else self._collector.pauses
-        yield from process_series(self._process, self._epoch, pauses)
+        yield from process_series(self._process, self._epoch, pauses, self._spans)

@@ -190,6 +190,7 @@ class EngineLoop:
             incarnation=incarnation,
             model=model,
             sleep_level=lambda: sleep.level,
+            spans=None if self._spans is None else self._spans.counts,
         )
         self._inbox = Inbox(
             engine,

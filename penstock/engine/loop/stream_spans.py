@@ -7,6 +7,7 @@ done per token, and nothing at all while no stream is traced.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -49,7 +50,9 @@ class EndedStream:
     times: StreamTimes
     generated: int
     reason: str
-    error: str | None
+    """As in finish reasons; of one that failed, the error's code. Messages are left out: they may quote the
+    request."""
+    failed: bool
 
     @property
     def began_at(self) -> float:
@@ -74,7 +77,7 @@ def describe(stream: EndedStream) -> SpanData:
         "gen_ai.latency.time_in_model_prefill": max(0.0, times.first - times.admitted) if decoded else None,
         "gen_ai.latency.time_in_model_decode": end - times.first if decoded else None,
         "gen_ai.latency.time_in_model_inference": end - times.admitted if ran else None,
-        "error.type": None if stream.error is None else stream.reason,
+        "error.type": stream.reason if stream.failed else None,
         "penstock.engine": stream.rank,
         "penstock.cached_tokens": times.cached,
         "penstock.preemptions": times.preemptions,
@@ -85,7 +88,8 @@ def describe(stream: EndedStream) -> SpanData:
         events.append(("admitted", times.admitted, {}))
     if decoded and not begun.resumed:
         events.append(("first_token", times.first, {}))
-    return SpanData("llm_request", present(attributes), events, stream.error, kind="internal")
+    error = stream.reason if stream.failed else None
+    return SpanData("llm_request", present(attributes), events, error, kind="internal")
 
 
 class StreamSpans:
@@ -123,18 +127,17 @@ class StreamSpans:
             begun = self._begun.pop(failure.stream, None)
             if begun is not None:
                 times = self._stats.times_of(failure.stream)
-                self._add(begun, times, now, failure.position, failure.code, failure.message)
+                self._add(begun, times, now, failure.position, failure.code, failed=True)
 
     def _end(self, begun: _Begun, rows: StepRows, row: int, now: float) -> None:
         assert rows.finish is not None
         times = self._stats.times_of(int(rows.stream[row]))
         reason = "stop" if times.stopped else _REASONS[FinishReason(int(rows.finish[row]))]
         count = 1 if rows.count is None else int(rows.count[row])
-        error = "the request was aborted" if reason == "abort" else None
-        self._add(begun, times, now, int(rows.position[row]) + count, reason, error)
+        self._add(begun, times, now, int(rows.position[row]) + count, reason, failed=reason == "abort")
 
     def _add(
-        self, begun: _Begun, times: StreamTimes, now: float, generated: int, reason: str, error: str | None
+        self, begun: _Begun, times: StreamTimes, now: float, generated: int, reason: str, *, failed: bool
     ) -> None:
         self._exporter.add(
             EndedStream(
@@ -146,7 +149,7 @@ class StreamSpans:
                 times=times,
                 generated=generated,
                 reason=reason,
-                error=error,
+                failed=failed,
             )
         )
 
@@ -154,6 +157,11 @@ class StreamSpans:
         """Streams of an API server that is gone: nobody waits for their spans' parents."""
         for stream in streams:
             self._begun.pop(stream, None)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Spans by state: exported, failed, dropped."""
+        return self._exporter.counts
 
     def close(self) -> None:
         """Exports what waits, for at most 2 seconds."""
