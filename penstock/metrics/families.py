@@ -382,7 +382,7 @@ SPANS = _counter(
     "penstock:spans",
     "spans",
     ("process", "state"),
-    "Spans by what became of them: exported, failed, or dropped (too many waited). Only with --otlp-endpoint.",
+    "Spans by what became of them: exported, failed, dropped (too many waited). Only with --otlp-endpoint.",
 )
 MESSAGES_REFUSED = _counter(
     "penstock:coordinator_messages_refused",
