@@ -189,5 +189,5 @@ def test_without_the_libraries_the_error_names_the_extra(
     from penstock.telemetry import spans
 
     monkeypatch.setattr(spans, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"--otlp-endpoint.*penstock\[otel\]"):
+    with pytest.raises(ConfigError, match=r"--otlp-endpoint.*\[otel\]"):
         spans.check_tracing_libraries()
