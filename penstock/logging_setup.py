@@ -1,33 +1,61 @@
-"""Logging of every process: to standard error, each line with time, level and process name."""
+"""Logging of every process: to standard error, as text or JSON, each line with time, level and process name.
+
+A line of JSON is one record, also where it has a traceback: ``time`` (UTC), ``level``, ``process``,
+``logger``, ``message``; ``exception``, a traceback; ``fields``, the values of an event (:func:`log_event`).
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Literal, TypeAlias
 
 REPEAT_INTERVAL_S = 60.0
 """Minimum time between two lines of a :class:`RateLimitedLog` about the same subject."""
 MAX_SUBJECTS = 256
 """Subjects that a :class:`RateLimitedLog` remembers; it forgets the oldest."""
+LogFormat: TypeAlias = Literal["text", "json"]
 _OWN = ("penstock", "uvicorn")
 
 
-def configure(process: str, level: str) -> None:
+def configure(process: str, level: str, format: LogFormat = "text") -> None:
     """Logs our messages from ``level`` on, and those of other libraries from warning on.
 
-    ``process`` is the name in each line, such as ``engine 0``; ``level`` is a value of ``--log-level``.
+    ``process`` is the name in each line, such as ``engine 0``; ``level`` and ``format`` are values of
+    ``--log-level`` and ``--log-format``.
     """
     own = logging.getLevelNamesMapping()[level.upper()]
     handler = _StandardError()
-    handler.setFormatter(_PrefixFormatter(process))
+    handler.setFormatter(JsonFormatter(process) if format == "json" else _PrefixFormatter(process))
+    if format == "json":
+        sys.excepthook = _log_uncaught
+        threading.excepthook = lambda thread: _log_uncaught(
+            thread.exc_type, thread.exc_value, thread.exc_traceback
+        )
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(own, logging.WARNING))
     for name in _OWN:
         logging.getLogger(name).setLevel(own)
     logging.captureWarnings(True)
+
+
+def log_event(logger: logging.Logger, event: str, fields: Mapping[str, object], text: str) -> None:
+    """Logs an event with values: as ``text``, or in JSON as ``event`` with ``fields``."""
+    logger.info("%s", text, extra={"event": event, "fields": fields})
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+) -> None:
+    if error is not None and not issubclass(kind, KeyboardInterrupt | SystemExit):
+        logging.getLogger("penstock").critical("an exception was not caught", exc_info=(kind, error, trace))
 
 
 class RateLimitedLog:
@@ -79,6 +107,32 @@ class _PrefixFormatter(logging.Formatter):
         time = f"{self.formatTime(record, '%H:%M:%S')}.{int(record.msecs):03d}"
         prefix = f"{time} {record.levelname:<7} {self._process:<12} "
         return "\n".join(prefix + line for line in super().format(record).splitlines() or [""])
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per record."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__("%(message)s")
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, object] = {
+            "time": f"{at[:-6]}Z",
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "logger": record.name,
+            "message": getattr(record, "event", None) or record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = record.stack_info
+        fields = getattr(record, "fields", None)
+        if fields:
+            line["fields"] = fields
+        return json.dumps(line, default=str)
 
 
 class _StandardError(logging.Handler):

@@ -21,6 +21,7 @@ RANK = {
     "exit_codes": 0,
     "logging_setup": 0,
     "wire": 1,
+    "telemetry": 1,
     "metrics": 2,
     "streaming": 3,
     "http": 4,

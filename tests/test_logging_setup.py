@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import re
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -85,3 +87,32 @@ def test_subjects_that_a_peer_invents_are_forgotten() -> None:
     for number in range(3 * logging_setup.MAX_SUBJECTS):
         log(f"peer {number}", "no")
     assert len(log._subjects) == logging_setup.MAX_SUBJECTS
+
+
+@pytest.mark.usefixtures("root")
+def test_a_line_of_json_is_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    logging_setup.configure("engine 1", "info", "json")
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    log = logging.getLogger("penstock.engine")
+    try:
+        raise ValueError("first\nsecond")
+    except ValueError:
+        log.exception("it %s", "failed")
+    logging_setup.log_event(log, "request", {"status": 200}, "status=200")
+    raised = threading.Thread(target=lambda: 1 / 0)
+    raised.start()
+    raised.join()
+    failed, event, uncaught = map(json.loads, stderr.getvalue().splitlines())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", failed.pop("time"))
+    assert failed.pop("exception").endswith("ValueError: first\nsecond")
+    about = {"process": "engine 1", "logger": "penstock.engine"}
+    assert failed == {"level": "error", "message": "it failed", **about}
+    del event["time"]
+    assert event == {"level": "info", "message": "request", "fields": {"status": 200}, **about}
+    assert (uncaught["level"], uncaught["exception"].splitlines()[-1][:17]) == (
+        "critical",
+        "ZeroDivisionError",
+    )

@@ -10,6 +10,7 @@ from typing import Literal
 
 from penstock.api.exchange import Exchange
 from penstock.http.access_keys import OPEN_PATHS
+from penstock.logging_setup import log_event
 
 log = logging.getLogger("penstock.access")
 
@@ -23,7 +24,7 @@ _BAD_ENDS = ("error", "abort", "cut")
 
 
 class AccessLog:
-    """Writes lines of ``key=value`` pairs (logfmt), whatever --log-level is.
+    """Writes lines of ``key=value`` pairs (logfmt), or the same fields as JSON, whatever --log-level is.
 
     Fields: ``request_id``, ``method``, ``path``, ``status``, ``seconds`` (from the request's headers to the
     end of its reply); for generating requests also ``prompt_tokens``, ``output_tokens`` and ``outcome``
@@ -53,7 +54,7 @@ class AccessLog:
             "method": exchange.method,
             "path": _cut(exchange.path.decode("latin-1")),
             "status": status,
-            "seconds": f"{time.monotonic() - exchange.arrival:.3f}",
+            "seconds": round(time.monotonic() - exchange.arrival, 3),
         }
         if reply is not None and outcome:
             usage = reply.usage()
@@ -69,11 +70,13 @@ class AccessLog:
 
 
 def _log(fields: dict[str, object]) -> None:
-    log.info("%s", " ".join(f"{name}={_value(str(value))}" for name, value in fields.items()))
+    text = " ".join(f"{name}={_value(value)}" for name, value in fields.items())
+    log_event(log, "request", fields, text)
 
 
-def _value(text: str) -> str:
-    """``text``, as a JSON string if it needs quotes."""
+def _value(value: object) -> str:
+    """The value as text, as a JSON string if it needs quotes."""
+    text = f"{value:.3f}" if isinstance(value, float) else str(value)
     return text if _BARE.fullmatch(text) else json.dumps(text)
 
 

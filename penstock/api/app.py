@@ -19,6 +19,7 @@ from penstock.api.metrics_endpoint import MetricsEndpoint
 from penstock.api.models import model_list
 from penstock.api.openapi import docs_page, openapi_document
 from penstock.api.operations import OperationRoutes
+from penstock.api.request_spans import RequestSpans
 from penstock.api.tokenize import TokenizeRoutes
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import EngineClient
@@ -43,6 +44,7 @@ from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.stream import StreamError
+from penstock.telemetry.trace_context import TracePropagator
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,9 @@ class App:
     process_name: str
     engines: admin.EngineRoutes
     operations: OperationRoutes
+    tracing: TracePropagator | None = None
+    """None: there are no spans, and traces are ignored."""
+    spans: RequestSpans | None = None
 
     def __post_init__(self) -> None:
         self._keys = Keys(self.config.api_key or ())
@@ -132,14 +137,21 @@ class App:
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
             self.metrics.rejected[500] += 1
-            failure = ApiError(500, "The server failed to handle this request.")
+            exchange.error = failure = ApiError(500, "The server failed to handle this request.")
             await send_error(exchange.send, failure, exchange.error_body(failure))
         finally:
             if not exchange.detached:
-                self._access_log.write(exchange)
+                self._finish(exchange)
+
+    def _finish(self, exchange: Exchange) -> None:
+        """The reply has ended."""
+        self._access_log.write(exchange)
+        if self.spans is not None:
+            self.spans.end(exchange)
 
     async def _send_error(self, exchange: Exchange, error: ApiError, *, probe: bool = False) -> None:
         """Answer with an error. ``probe``: a health check, which is not counted as a refused request."""
+        exchange.error = error
         if probe:
             self.metrics.rejected[error.status] += 1
         else:
@@ -150,7 +162,7 @@ class App:
         """A detached reply has ended; ``error`` is still to be sent."""
         self.generation.on_request_end(exchange)
         if error is None:
-            self._access_log.write(exchange)
+            self._finish(exchange)
         else:
             late = asyncio.ensure_future(self._send_late_error(exchange, stream_failed(error)))
             self._late_errors.add(late)
@@ -160,7 +172,7 @@ class App:
         try:
             await self._send_error(exchange, error)
         finally:
-            self._access_log.write(exchange)
+            self._finish(exchange)
 
     def _exchange(self, scope: Scope, receive: Receive, send: Send, sink: Sink) -> Exchange:
         given = request_header(scope, b"x-request-id")
@@ -178,6 +190,8 @@ class App:
             scope["path"] = scope["path"][len(root) :]
         path, method = scope["path"], scope["method"]
         exchange.dialect = self._dialects.get(path)
+        if self.tracing is not None and exchange.dialect is not None:
+            exchange.trace = self.tracing.extract(scope["headers"])
         preflight = self._cors.preflight(scope)
         if preflight is not None:
             exchange.headers = preflight

@@ -11,6 +11,7 @@ from penstock.generation.replies import RequestReply
 from penstock.http.errors import ApiError
 from penstock.http.sink import Message, Receive, Scope, Send, Sink
 from penstock.streaming.stream import StreamError
+from penstock.telemetry.trace_context import TraceContext
 
 CLIENT_GONE = 499
 """Status, as in nginx, of a request whose client disconnected before its reply."""
@@ -26,6 +27,7 @@ class Exchange:
         "arrival",
         "detached",
         "dialect",
+        "error",
         "headers",
         "logprob_bytes",
         "method",
@@ -36,6 +38,7 @@ class Exchange:
         "scope",
         "sink",
         "tenant",
+        "trace",
     )
 
     def __init__(
@@ -72,6 +75,10 @@ class Exchange:
         """Whose API key the request has, if the server has several; see :meth:`Keys.check`."""
         self.logprob_bytes = 0
         """Reserved for logprobs until the end of the reply, if they are very many per token."""
+        self.trace: TraceContext | None = None
+        """Set on generating routes if spans are made."""
+        self.error: ApiError | None = None
+        """What it was answered with, if it failed."""
         self.reply: RequestReply | None = None
         """Set by generating routes once the reply exists."""
 

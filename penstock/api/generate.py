@@ -55,6 +55,8 @@ class Work(NamedTuple):
     prompts: list[Prompt]
     samplings: list[SamplingParams]
     """One per choice of each prompt."""
+    trace: str = ""
+    """For the engines' spans; empty: they make none."""
 
 
 class GenerationRoutes:
@@ -142,7 +144,14 @@ class GenerationRoutes:
         check_queue_capacity(self._config, plan, [prompt.length for prompt in prompts], hints.rank)
         samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
         format = dialect.reply_format(plan, exchange.request_id)
-        work = Work(plan=plan, format=format, hints=hints, prompts=prompts, samplings=samplings)
+        work = Work(
+            plan=plan,
+            format=format,
+            hints=hints,
+            prompts=prompts,
+            samplings=samplings,
+            trace=exchange.trace.sent if exchange.trace is not None and exchange.trace.sampled else "",
+        )
         if plan.stream:
             self._stream(work, exchange)
         else:
@@ -236,6 +245,7 @@ class GenerationRoutes:
                 cache_salt=plan.cache_salt,
                 adapter=plan.adapter,
                 kv_transfer_params=plan.kv_transfer_params,
+                trace=work.trace,
             )
             self._engine_client.submit(stream, request)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from penstock.api.exchange import Exchange
 from penstock.dispatch.engine_client import EngineClient
@@ -15,10 +15,11 @@ from penstock.metrics.exposition import CONTENT_TYPE, exposition
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.merge import Totals
 from penstock.metrics.shared_exposition import SharedExposition
-from penstock.metrics.snapshot import Labels, Series, Snapshot, process_name, process_series
+from penstock.metrics.snapshot import Distribution, Labels, Series, Snapshot, process_name, process_series
 from penstock.streaming.engine_faults import FAULTS
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.wire.control import Launch
+from penstock.wire.messages import CACHE_CONFIG_LABELS
 
 
 class MetricsEndpoint:
@@ -35,22 +36,27 @@ class MetricsEndpoint:
         input_processor: InputProcessor,
         collector: GarbageCollector,
         clients: Callable[[], tuple[int, int]],
+        refresh: Callable[[Snapshot], Awaitable[None]],
         share: Callable[[Snapshot], Awaitable[None]],
+        spans: Mapping[str, int] | None = None,
     ) -> None:
         """``clients`` returns the number of open connections and the reply bytes that wait for them;
-        ``share`` gives this API server's metrics to the others before they are shown, and takes theirs."""
+        ``refresh`` takes the metrics of the other API servers and of the engines as of now;
+        ``share`` gives this API server's metrics to the others before they are shown, and takes theirs.
+        ``spans``: their numbers by state."""
         self._launch = launch
         self._server = str(launch.index)
         self._process = process_name("api-server", launch.index)
         self._model = model
-        self._block_size = launch.config.block_size
         self._metrics = metrics
         self._engine_client = engine_client
         self._streams = streams
         self._input_processor = input_processor
         self._collector = collector
         self._clients = clients
+        self._refresh = refresh
         self._share = share
+        self._spans = spans
         self._sequence = 0
         self._exposition = SharedExposition(self._expose)
 
@@ -74,16 +80,22 @@ class MetricsEndpoint:
             for family, value in (
                 (f.RUNNING, engine.running),
                 (f.WAITING, engine.waiting),
-                (f.KV_USAGE, engine.kv_used_permille / 1000),
+                (f.KV_USAGE, engine.kv_used),
                 (f.UP, engine.up),
                 (f.DRAINING, engine.draining),
             ):
                 found.setdefault(family.name, {})[labels] = float(value)
+            for empty in (f.PARAMS_N, f.MAX_GENERATION_TOKENS):  # no request has ended there
+                none = Distribution((0,) * (len(empty.bounds) + 1), 0.0)
+                found.setdefault(empty.name, {}).setdefault(labels, none)
+            deferred = min(engine.deferred, engine.waiting)
+            for reason, count in (("capacity", engine.waiting - deferred), ("deferred", deferred)):
+                found.setdefault(f.WAITING_BY_REASON.name, {})[*labels, reason] = float(count)
             if engine.host:
                 found.setdefault(f.ENGINE_INFO.name, {})[*labels, engine.host] = 1.0
-            if engine.info is not None and engine.info.kv_cache_tokens:
-                blocks = str(engine.info.kv_cache_tokens // self._block_size)
-                found.setdefault(f.CACHE_CONFIG.name, {})[*labels, str(self._block_size), blocks] = 1.0
+            if engine.info is not None and engine.info.cache_config:
+                cache = tuple(engine.info.cache_config.get(name, "") for name in CACHE_CONFIG_LABELS)
+                found.setdefault(f.CACHE_CONFIG.name, {})[*labels, *cache] = 1.0
         if self._has_adapters():
             found[f.LORA_REQUESTS.name] = {self._adapters(found): time.time()}
         return found
@@ -107,13 +119,14 @@ class MetricsEndpoint:
         await send_json(exchange.send, await self._exposition.get(), kind=CONTENT_TYPE.encode())
 
     async def _expose(self) -> bytes:
+        await self._refresh(self.snapshot())
         own = self.snapshot()
         await self._share(own)
         return exposition(self.totals(own))
 
     def _series(self) -> Iterator[Series]:
         server = self._server
-        yield from self._metrics.series(server)
+        yield from self._metrics.series(server, self._model)
         for field, count in self._input_processor.unknown_fields().items():
             yield Series(f.UNKNOWN_FIELDS.name, (server, field), count)
         for engine in self._engine_client.engines:
@@ -134,4 +147,4 @@ class MetricsEndpoint:
         if self._has_adapters():
             for (adapter, state), count in self._streams.adapter_counts().items():
                 yield Series(f.ADAPTER_STREAMS.name, (server, adapter, state), count)
-        yield from process_series(self._process, self._launch.restarts, self._collector.pauses)
+        yield from process_series(self._process, self._launch.restarts, self._collector.pauses, self._spans)

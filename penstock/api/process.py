@@ -26,6 +26,7 @@ from penstock.api.byte_budget import ByteBudget
 from penstock.api.generate import THREADS_BYTES, GenerationRoutes
 from penstock.api.metrics_endpoint import MetricsEndpoint
 from penstock.api.operations import OperationRoutes
+from penstock.api.request_spans import RequestSpans, describe
 from penstock.api.throughput_log import ThroughputLog
 from penstock.api.tokenize import TokenizeRoutes
 from penstock.api.tokenizer_info import tokenizer_info
@@ -52,6 +53,8 @@ from penstock.metrics.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from penstock.streaming.io_submit import make_burst_writer
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.token_log import TokenLog
+from penstock.telemetry.spans import make_span_exporter
+from penstock.telemetry.trace_context import TracePropagator
 from penstock.wire.channel import ControlChannel, SupervisorGone
 from penstock.wire.control import (
     HEARTBEAT_INTERVAL_S,
@@ -114,6 +117,18 @@ class _Server:
         self._http: HttpServer
         self._metrics_endpoint: MetricsEndpoint
         self._coordinator_client: CoordinatorClient | None = None
+        self._tracing: TracePropagator | None = None
+        self._spans: RequestSpans | None = None
+        if self._config.otlp_endpoint is not None:
+            exporter = make_span_exporter(
+                self._config.otlp_endpoint,
+                describe,
+                service=self._config.otlp_service_name,
+                scope="penstock.api",
+                instance=self._launch.name,
+            )
+            self._tracing = TracePropagator(spans=True, ratio=self._config.otlp_sampling_ratio)
+            self._spans = RequestSpans(exporter)
         self._board_file = BoardFile(self._launch.run_dir, self._launch.incarnation)
         self._ended: asyncio.Future[None]
         self._draining: asyncio.Task[None] | None = None
@@ -161,6 +176,8 @@ class _Server:
         app = self._build(self._first_engine.result(), tokenizer, template)
         await self._listen(app)
         self._engine_client.close("The server was stopped.")
+        if self._spans is not None:
+            self._spans.close()
         return 0
 
     async def _engine_or_end(self) -> None:
@@ -229,7 +246,9 @@ class _Server:
             input_processor=input_processor,
             collector=self._collector,
             clients=self._clients,
+            refresh=self._refresh_metrics,
             share=self._share_metrics,
+            spans=None if self._spans is None else self._spans.counts,
         )
         if self._coordinator_client is not None:
             self._coordinator_client.start_reporting(self._metrics_endpoint.snapshot)
@@ -254,6 +273,8 @@ class _Server:
             operations=OperationRoutes(
                 self._engine_client, self._two_phase_commit, profiles=self._config.profile_dir is not None
             ),
+            tracing=self._tracing,
+            spans=self._spans,
         )
 
     async def _listen(self, app: App) -> None:
@@ -333,6 +354,7 @@ class _Server:
         throughput_log = ThroughputLog(self._metrics_endpoint.totals, lambda: self._logs_throughput)
         while True:
             await asyncio.sleep(self._config.log_interval)
+            await self._engine_client.refresh_metrics()
             throughput_log.write(time.monotonic())
 
     def _on_reply_end(self, reply: RequestReply, outcome: str) -> None:
@@ -341,6 +363,16 @@ class _Server:
         metrics = self._metrics
         metrics.requests[outcome] += 1
         metrics.e2e.add(time.monotonic() - reply.arrival)
+        n, generated = reply.plan.n, [choice.generated for choice in reply.choices]
+        for first in range(0, len(generated), n):  # of each prompt
+            metrics.requests_by_engine(reply.first_rank).add(n, max(generated[first : first + n]))
+
+    async def _refresh_metrics(self, own: Snapshot) -> None:
+        """See :class:`MetricsEndpoint`. The API servers first: when one has answered, what it has sent to
+        engines comes before the query."""
+        if self._coordinator_client is not None:
+            await self._coordinator_client.refresh_metrics(own)
+        await self._engine_client.refresh_metrics()
 
     async def _share_metrics(self, own: Snapshot) -> None:
         """See :class:`MetricsEndpoint`. Without a coordinator they are kept for a successor."""

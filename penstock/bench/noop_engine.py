@@ -63,6 +63,9 @@ class NoOpEngine:
     def take_admitted(self) -> Sequence[tuple[int, int]]:
         return self._scheduler.table.take_admitted()
 
+    def take_preempted(self) -> Sequence[tuple[int, int]]:
+        return self._scheduler.table.take_preempted()
+
     def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
         self._scheduler.table.notify_start = notify
 

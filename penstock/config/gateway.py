@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from penstock.config.describe import option
 from penstock.config.options import http
+from penstock.config.options.tracing import OtlpEndpoint, OtlpSamplingRatio, OtlpServiceName
 
 Url = Annotated[str, Meta(pattern=r"^https?://[^/@?#]+/?$")]
 """URL of an endpoint: scheme, host and optional port."""
@@ -200,26 +201,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         str, option("Name of the endpoint pool in metrics of --metrics-compat.", "Metrics")
     ] = "penstock"
 
-    otlp_endpoint: Annotated[
-        Annotated[str, Meta(pattern=r"^https?://[^/@?#]+(/[^?#]*)?$")] | None,
-        option(
-            "OpenTelemetry collector for spans, OTLP over HTTP: http://HOST:4318. Default: no spans.",
-            "Tracing",
-            metavar="URL",
-        ),
-    ] = None
-    otlp_sampling_ratio: Annotated[
-        float,
-        option(
-            "Fraction of traces to sample; requests with a traceparent follow its sampled flag.",
-            "Tracing",
-            ge=0,
-            le=1,
-        ),
-    ] = 1.0
-    otlp_service_name: Annotated[str, option("Service name in spans (service.name).", "Tracing")] = (
-        "penstock-gateway"
-    )
+    otlp_endpoint: OtlpEndpoint = None
+    otlp_sampling_ratio: OtlpSamplingRatio = 1.0
+    otlp_service_name: OtlpServiceName = "penstock-gateway"
 
     drain_timeout: Annotated[
         float,
@@ -228,6 +212,14 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], option("Minimum severity of log messages.", "Process")
     ] = "info"
+    log_format: Annotated[
+        Literal["text", "json"],
+        option(
+            "Format of log lines. json: one object per line, from the gateway, with time, level, process, "
+            "logger, message, and exception or fields.",
+            "Process",
+        ),
+    ] = "text"
     access_log: Annotated[
         Literal["none", "errors", "all"],
         option("Requests to log when they finish, one JSON line each. errors: those that failed.", "Process"),

@@ -159,7 +159,7 @@ class Coordinator:
             message = decode_from_member(parts[0])
             check_identity(identity, message)
             replies = self._state.receive(identity, message, now)
-            if isinstance(message, MetricsQuery):
+            if isinstance(message, MetricsQuery) and not message.fresh:
                 self._save()
             self._send(replies, now)
         except WireError as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.coordinator.metrics_rounds import MetricsRounds
 from penstock.metrics.board import MetricsBoard, role_and_index
 from penstock.metrics.snapshot import decode_snapshot
 from penstock.wire.coordination import (
@@ -29,6 +30,7 @@ from penstock.wire.coordination import (
     MemberLeave,
     MetricsAnswer,
     MetricsQuery,
+    MetricsSent,
     ProcessMetrics,
     Rejoin,
     ServerJoin,
@@ -101,6 +103,7 @@ class CoordinatorState:
     version: int = 0
     """Counts changes."""
     _pushed_at: float = float("-inf")
+    _rounds: MetricsRounds = field(default_factory=MetricsRounds)
 
     def receive(self, identity: bytes, message: FromMember, now: float) -> list[Outgoing]:
         """Handle a message of a member; returns the replies. Raises WireError for metrics that are invalid or
@@ -129,7 +132,13 @@ class CoordinatorState:
                 server = self._servers.get(identity)
                 if server is None:
                     return [(identity, Rejoin())]
-                return [*self._updates_for(identity, server), (identity, MetricsAnswer(message.number))]
+                if message.fresh:
+                    self._rounds.add_query(identity, message.number)
+                    return []
+                return self._answer(identity, message.number)
+            case MetricsSent():
+                self._rounds.on_sent(identity, message.number)
+                return []
 
     def add_metrics(self, metrics: ProcessMetrics) -> None:
         """Metrics of the coordinator process itself."""
@@ -274,10 +283,14 @@ class CoordinatorState:
             server.sent_version, server.paused_until = -1, now + PAUSE_S
 
     def take_updates(self, now: float) -> list[Outgoing]:
-        """Updates for every API server that lacks some, if the last ones are ``interval_s`` old."""
+        """Answers to queries and requests for metrics that are due; and updates for every API server that
+        lacks some, if the last ones are ``interval_s`` old."""
+        requests, answers = self._rounds.advance(list(self._servers), now)
+        updates: list[Outgoing] = [*requests]
+        for identity, number in answers:
+            updates += self._answer(identity, number)
         if now < self._pushed_at + self.interval_s:
-            return []
-        updates: list[Outgoing] = []
+            return updates
         for identity, server in self._servers.items():
             if server.sent_version < self.version and now >= server.paused_until:
                 self._pushed_at = now
@@ -286,8 +299,19 @@ class CoordinatorState:
 
     def next_update_at(self) -> float | None:
         """When :meth:`take_updates` returns updates; None: not before something changes."""
+        times = []
         lacking = [each.paused_until for each in self._servers.values() if each.sent_version < self.version]
-        return max(self._pushed_at + self.interval_s, min(lacking)) if lacking else None
+        if lacking:
+            times.append(max(self._pushed_at + self.interval_s, min(lacking)))
+        if (advance_at := self._rounds.advance_at()) is not None:
+            times.append(advance_at)
+        return min(times, default=None)
+
+    def _answer(self, identity: bytes, number: int) -> list[Outgoing]:
+        server = self._servers.get(identity)
+        if server is None:
+            return []
+        return [*self._updates_for(identity, server), (identity, MetricsAnswer(number))]
 
     def _updates_for(self, identity: bytes, server: _Server) -> list[Outgoing]:
         engines = [
@@ -318,7 +342,7 @@ def _engine_load(engine: _Engine, report: EngineReport, server: int) -> EngineLo
         step=report.step,
         waiting=report.waiting,
         running=report.running,
-        kv_used_permille=report.kv_used_permille,
+        kv_used=report.kv_used,
         accepted=accepted.get(server, 0),
         incarnation=engine.join.incarnation,
     )

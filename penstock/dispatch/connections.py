@@ -133,7 +133,9 @@ class EngineState:
         """Monotonic time since which submitted streams have not been accepted; inf: all are accepted."""
         self.waiting = 0
         self.running = 0
-        self.kv_used_permille = 0
+        self.kv_used = 0.0
+        self.deferred = 0
+        """Waiting streams that could not begin even if there were room."""
         self._step = 0
 
     def on_submit(self, now: float, size: int = 0) -> None:
@@ -145,13 +147,13 @@ class EngineState:
             self._waiting_since = now
 
     def update_load(
-        self, step: int, waiting: int, running: int, kv_used_permille: int, accepted: int, now: float
+        self, step: int, waiting: int, running: int, kv_used: float, accepted: int, now: float
     ) -> None:
         """Takes the load of a frame or a report, unless a newer one has been taken."""
         if step < self._step:
             return
         self._step = step
-        self.waiting, self.running, self.kv_used_permille = waiting, running, kv_used_permille
+        self.waiting, self.running, self.kv_used = waiting, running, kv_used
         if accepted != self.accepted:
             self.accepted = accepted
             self._waiting_since = now if accepted < self.submitted else math.inf

@@ -22,6 +22,8 @@ from penstock.wire.coordination import (
     JoinRejected,
     MetricsAnswer,
     MetricsQuery,
+    MetricsRequest,
+    MetricsSent,
     ProcessMetrics,
     Rejoin,
     ServerJoin,
@@ -39,6 +41,8 @@ missed edges of the link's edge-triggered descriptor."""
 SHARE_TIMEOUT_S, SHARE_ATTEMPT_S = 2.0, 0.2
 """How long metrics that are to be shown wait for the coordinator, which may be about to restart; and for one
 of its answers."""
+REFRESH_TIMEOUT_S = 0.5
+"""How long to wait for the coordinator and the other API servers' metrics; it waits 0.2 s for them."""
 FULL_DELAY_S = 0.005
 """Delay before a message is sent for which the link had no room."""
 
@@ -73,12 +77,21 @@ class CoordinatorClient:
         """Number of the last query."""
         self._to_repeat: deque[Posted] = deque()
         """Entries of the board that a new coordinator is sent, as its queue takes them."""
+        self._confirming: set[asyncio.Task[None]] = set()
+        """Tasks that wait for engines before they send metrics."""
         self._loop.add_reader(self._link.fd, self._receive)
         self._tick()
 
     def start_reporting(self, snapshot: Callable[[], Snapshot]) -> None:
         """Sends this process's metrics from here on; ``snapshot`` returns them."""
         self._snapshot = snapshot
+
+    async def refresh_metrics(self, own: Snapshot) -> None:
+        """Has the board take the other API servers' metrics of this moment; ``own``: this one's. One that
+        does not answer keeps nobody waiting for long."""
+        if not self._rejected:
+            self._send_metrics(own)
+            await self._query_metrics(REFRESH_TIMEOUT_S, fresh=True)
 
     async def share_metrics(self, own: Snapshot) -> None:
         """To be called before metrics are shown: sends ``own`` and what else the coordinator may lack of the
@@ -97,24 +110,32 @@ class CoordinatorClient:
                 while not self._send(posted):  # noqa: ASYNC110 - ZMQ has no event for it
                     await asyncio.sleep(FULL_DELAY_S)
                 self._shared[posted.key] = posted.sequence
+        if not await self._query_metrics(SHARE_ATTEMPT_S, fresh=False):
+            self._shared.clear()  # it may not have received anything
+            return False
+        return joins == self._joins
+
+    async def _query_metrics(self, timeout_s: float, *, fresh: bool) -> bool:
+        """Whether the coordinator has answered in time."""
         self._query = number = self._query + 1
         answer = self._queries[number] = self._loop.create_future()
         try:
-            self._link.send(encode(MetricsQuery(number)))
+            self._link.send(encode(MetricsQuery(number, fresh)))
             self._receive()  # sending may consume the descriptor's edge
-            async with asyncio.timeout(SHARE_ATTEMPT_S):
+            async with asyncio.timeout(timeout_s):
                 await answer
         except TimeoutError:
-            self._shared.clear()  # it may not have received anything
             return False
         finally:
             del self._queries[number]
-        return joins == self._joins
+        return True
 
     def close(self) -> None:
         """Sends the final metrics and disconnects."""
         if self._snapshot is not None:
             self._send_metrics(self._snapshot())
+        for task in self._confirming:
+            task.cancel()
         self._loop.remove_reader(self._link.fd)
         if self._timer is not None:
             self._timer.cancel()
@@ -146,8 +167,24 @@ class CoordinatorClient:
     def _send(self, posted: Posted) -> bool:
         return self._link.send(encode(posted.message()))
 
-    def _send_metrics(self, snapshot: Snapshot) -> None:
-        self._send(Posted(snapshot.key, snapshot.sequence, encode_snapshot(snapshot)))
+    def _send_metrics(self, snapshot: Snapshot) -> bool:
+        return self._send(Posted(snapshot.key, snapshot.sequence, encode_snapshot(snapshot)))
+
+    def _on_metrics_request(self, request: MetricsRequest) -> None:
+        if self._engine_client.has_unconfirmed_aborts:
+            later = asyncio.ensure_future(self._send_requested_later(request))
+            self._confirming.add(later)
+            later.add_done_callback(self._confirming.discard)
+        else:
+            self._send_requested(request)
+
+    async def _send_requested_later(self, request: MetricsRequest) -> None:
+        await self._engine_client.confirm_aborts()
+        self._send_requested(request)
+
+    def _send_requested(self, request: MetricsRequest) -> None:
+        if self._snapshot is None or self._send_metrics(self._snapshot()):
+            self._link.send(encode(MetricsSent(request.number)))
 
     def _receive(self) -> None:
         while (part := self._link.receive()) is not None:
@@ -169,6 +206,8 @@ class CoordinatorClient:
             case MetricsAnswer():
                 if message.number in self._queries and not self._queries[message.number].done():
                     self._queries[message.number].set_result(None)
+            case MetricsRequest():
+                self._on_metrics_request(message)
             case JoinAccepted():
                 self._joins += 1
                 self._shared.clear()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from penstock.dispatch.connections import Connections, EngineState
 from penstock.dispatch.engine_rpc import Calls
 from penstock.dispatch.load_balancer import LoadBalancer, affinity_keys
+from penstock.dispatch.metrics_queries import MetricsQueries
 from penstock.dispatch.resumption import Resumption
 from penstock.metrics.board import MetricsBoard
 from penstock.metrics.snapshot import ProcessKey, decode_snapshot, process_name, role_of
@@ -30,6 +31,7 @@ from penstock.wire.messages import (
     Draining,
     EngineInfo,
     EngineMetrics,
+    EngineMetricsQuery,
     FromEngine,
     GoAway,
     Hello,
@@ -92,6 +94,7 @@ class EngineClient:
         self.streams: OutputProcessor | None = None
         """Set by :meth:`open`."""
         self.calls = Calls(self._send_call)
+        self.metrics_queries = MetricsQueries(self._send_metrics_query)
         self.board = MetricsBoard(for_totals=True)
         """The metrics of every other process."""
         self.faults = EngineFaults()
@@ -101,6 +104,8 @@ class EngineClient:
         self._resumption: Resumption | None = None
         self._on_up = on_up
         self._lockstep = lockstep
+        self._unconfirmed_aborts: set[int] = set()
+        """Engines that were sent an abort since the last query."""
 
     def open(self, streams: OutputProcessor, resume_timeout_s: float, outcomes: Counter[str]) -> None:
         """To be called before any submit, once the first engine's vocabulary is known. For the last two
@@ -130,6 +135,7 @@ class EngineClient:
         """The connection is closed. ``reason``: for clients whose request the engine ran. ``accepted``:
         number of streams that it had taken from the connection before its last step that ended."""
         self.calls.on_disconnected(engine.rank)
+        self.metrics_queries.on_disconnected(engine.rank)
         if self._resumption is not None:
             self._resumption.on_lost(engine.rank, reason, time.monotonic(), accepted)
 
@@ -228,6 +234,7 @@ class EngineClient:
         self.streams.assign(stream, engine.rank)
         self._submit(engine, stream, request)
         stream.started, stream.submit_number = False, engine.submitted
+        stream.reply.on_resumed(engine.rank, request.resumed)
         return True
 
     def _submit(self, engine: EngineState, stream: Stream, request: Submit) -> None:
@@ -247,10 +254,31 @@ class EngineClient:
             return
         engine = self.engines[stream.rank]
         if engine.link is not None:
+            self._unconfirmed_aborts.add(engine.rank)
             self._connections.send(engine, encode(Abort([stream.handle], stopped)))
 
     def _send_call(self, rank: int, call: RpcCall) -> None:
         self._connections.send(self.engines[rank], encode(call))
+
+    def _send_metrics_query(self, rank: int, number: int) -> None:
+        self._connections.send(self.engines[rank], encode(EngineMetricsQuery(number)))
+
+    async def refresh_metrics(self) -> None:
+        """Has the board take the metrics of all engines as of now. An engine that does not answer keeps
+        nobody waiting for long."""
+        self._unconfirmed_aborts.clear()
+        await self.metrics_queries.ask([engine.rank for engine in self.engines if engine.up])
+
+    @property
+    def has_unconfirmed_aborts(self) -> bool:
+        """Whether an engine may not have counted a stream that a reply has ended, as for a stop string."""
+        return bool(self._unconfirmed_aborts)
+
+    async def confirm_aborts(self) -> None:
+        """Waits until engines have counted the streams that were aborted so far."""
+        ranks = [rank for rank in self._unconfirmed_aborts if self.engines[rank].up]
+        self._unconfirmed_aborts.clear()
+        await self.metrics_queries.ask(ranks)
 
     # -- messages of engines
 
@@ -269,7 +297,7 @@ class EngineClient:
             step=frame.step,
             waiting=frame.waiting,
             running=frame.running,
-            kv_used_permille=frame.kv_used_permille,
+            kv_used=frame.kv_used,
             accepted=frame.accepted,
             now=now,
         )
@@ -358,16 +386,23 @@ class EngineClient:
 
     def _on_metrics(self, engine: EngineState, message: EngineMetrics) -> None:
         engine.waiting, engine.running = message.waiting, message.running
-        engine.kv_used_permille = message.kv_used_permille
+        engine.kv_used, engine.deferred = message.kv_used, message.deferred
         try:
-            snapshot = decode_snapshot(message.snapshot)
+            self._take_snapshot(engine, message.snapshot)
+        finally:
+            if message.query:
+                self.metrics_queries.on_answer(engine.rank, message.query)
+
+    def _take_snapshot(self, engine: EngineState, data: bytes) -> None:
+        try:
+            snapshot = decode_snapshot(data)
             expected = process_name("engine", engine.rank), engine.incarnation, engine.epoch
             if snapshot.key != expected:
                 raise ValueError(f"metrics of {snapshot.key}, not of {expected}")
         except ValueError as error:
             self.faults.record(engine.rank, INVALID_METRICS, "%.300s", error)
             return
-        self.board.offer(snapshot, message.snapshot)
+        self.board.offer(snapshot, data)
 
     def ended_engines(self) -> list[ProcessKey]:
         """The engine processes on the board that have ended."""
@@ -388,7 +423,7 @@ class EngineClient:
                 step=load.step,
                 waiting=load.waiting,
                 running=load.running,
-                kv_used_permille=load.kv_used_permille,
+                kv_used=load.kv_used,
                 accepted=load.accepted,
                 now=time.monotonic(),
             )

@@ -23,7 +23,7 @@ class RequestRejected(ValueError):
 
 @dataclass(slots=True, frozen=True)
 class Load:
-    """An engine's load, reported with every frame."""
+    """An engine's load, reported with every frame, and its progress."""
 
     waiting: int = 0
     """Streams without a slot."""
@@ -31,6 +31,11 @@ class Load:
     """Streams with a slot."""
     kv_used: float = 0.0
     """Fraction of the KV cache in use, 0 to 1."""
+    deferred: int = 0
+    """Streams among the waiting ones that could not begin even if there were room: their grammar is being
+    compiled, or another stream computes their prefix."""
+    generated: int = 0
+    """Tokens generated since the start, those included that no row has had yet."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -105,6 +110,10 @@ class Engine(Protocol):
         """Streams, as (API server, handle), that were given a slot since the last call."""
         ...
 
+    def take_preempted(self) -> Sequence[tuple[int, int]]:
+        """Streams, as (API server, handle), that were preempted since the last call, once for each time."""
+        ...
+
     def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
         """Have ``notify`` called with the API server and handle of each resubmitted stream that is given a
         slot, before anything of it is computed."""
@@ -118,9 +127,9 @@ class Engine(Protocol):
     def load(self) -> Load: ...
 
     def metrics(self) -> dict[str, float]:
-        """Counters since the start, by name: preemptions_total, prefix_cache_queries_total,
-        prefix_cache_hits_total, spec_decode_{drafts,draft_tokens,accepted_tokens}_total; absent ones are
-        0."""
+        """Counters since the start, by name: preemptions_total, prefix_cache_{queries,hits}_total,
+        external_prefix_cache_{queries,hits}_total, external_prompt_tokens_total,
+        spec_decode_{drafts,draft_tokens,accepted_tokens}_total; absent ones are 0."""
         ...
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:

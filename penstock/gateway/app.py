@@ -17,7 +17,6 @@ from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.requests.model_rewrites import ModelRewrites
 from penstock.gateway.requests.relayed_routes import check_relayed
 from penstock.gateway.requests.request_body import GENERATION_PATHS, read_request
-from penstock.gateway.requests.trace_context import TracePropagator, inject_trace_context
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
@@ -39,6 +38,7 @@ from penstock.http.sink import Receive, Scope, Send
 from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.shared_exposition import SharedExposition
+from penstock.telemetry.trace_context import TracePropagator, inject_trace_context
 
 log = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from penstock.distribution import pip_install
 from penstock.exit_codes import EXIT_FAILED, EXIT_OK, StartupError
 from penstock.gateway.app import GatewayApp
 from penstock.gateway.relay.relay import Relay
+from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.relay.retry_policy import RetryPolicy
 from penstock.gateway.requests.model_rewrites import ModelRewrites, parse_weight
-from penstock.gateway.requests.trace_context import TracePropagator
 from penstock.gateway.routing.endpoint_discovery import (
     EndpointsFile,
     ResolvedEndpoint,
@@ -41,7 +41,7 @@ from penstock.gateway.routing.picker import SCORERS, Picker, PickerLimits
 from penstock.gateway.telemetry.access_log import log_to_file
 from penstock.gateway.telemetry.metrics import GatewayMetrics, MetricsOptions
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
-from penstock.gateway.telemetry.spans import BatchSpanExporter, make_span_exporter
+from penstock.gateway.telemetry.spans import span_data
 from penstock.gateway.upstream.http_client import port_of
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.access_keys import Keys
@@ -52,6 +52,8 @@ from penstock.http.listener import ListenSocket, listen
 from penstock.http.server import HttpServer
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.supervisor.startup.file_limit import raise_file_limit
+from penstock.telemetry.spans import BatchSpanExporter, make_span_exporter
+from penstock.telemetry.trace_context import TracePropagator
 
 if TYPE_CHECKING:
     from penstock.gateway.extproc.routed_requests import RoutedRequests
@@ -72,7 +74,7 @@ for retries. Beyond it, requests whose bodies are large get 503."""
 def serve(config: GatewayConfig, origins: Origins) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code. Raises ConfigError."""
     setproctitle("penstock: gateway")
-    logging_setup.configure("gateway", config.log_level)
+    logging_setup.configure("gateway", config.log_level, config.log_format)
     try:
         return _serve(config, origins)
     except StartupError as error:
@@ -204,7 +206,7 @@ class _Gateway:
         """Set when the drain has finished, timed out, or was ended by a second signal."""
         self._routed_requests: RoutedRequests | None = None
         self._envoy: EnvoyServer | None = None
-        self._spans: BatchSpanExporter | None = None
+        self._spans: BatchSpanExporter[RequestRecord] | None = None
         self._collector = GarbageCollector()
         self._http: HttpServer
         self._app: GatewayApp
@@ -266,7 +268,9 @@ class _Gateway:
             ttft_slo_s=config.ttft_slo,
         )
         if config.otlp_endpoint is not None:
-            self._spans = make_span_exporter(config.otlp_endpoint, config.otlp_service_name)
+            self._spans = make_span_exporter(
+                config.otlp_endpoint, span_data, service=config.otlp_service_name, scope="penstock.gateway"
+            )
         counts = {} if self._spans is None else self._spans.counts
         tracing = TracePropagator(spans=self._spans is not None, ratio=config.otlp_sampling_ratio)
         rewrites = ModelRewrites(config.model_rewrite or ())
@@ -318,6 +322,10 @@ class _Gateway:
         count = len(self._relay.pool.endpoints)
         envoy = "" if self._envoy is None else f"  Envoy      {host_and_port(host, self._envoy.port)}\n"
         took = time.monotonic() - self._began
+        if self._config.log_format == "json":
+            facts = {"version": __version__, "URL": f"http://{host_and_port(host, port)}/v1", "seconds": took}
+            logging_setup.log_event(log, "ready", facts, "ready")
+            return
         sys.stderr.write(
             f"penstock {__version__}\n"
             f"  gateway to {count} model server{'s' if count != 1 else ''}\n"

@@ -6,6 +6,7 @@ request exactly once and free its streams when the client disconnects.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -164,6 +165,12 @@ class RequestReply(ABC):
         self.format = format
         self.arrival = arrival
         self.choices: list[Choice] = []
+        self.first_rank = 0
+        """The engine that the first choice was submitted to."""
+        self.first_token_at: float | None = None
+        """Monotonic seconds."""
+        self.resumptions: list[tuple[float, int, int]] = []
+        """Of streams that lost their engine: time, rank of the next engine, tokens until then."""
         self.cached = 0
         """Prompt tokens found in the prefix cache."""
         self.state = ReplyState.WAITING
@@ -186,6 +193,8 @@ class RequestReply(ABC):
             choice.logprobs = LogprobCollector(names, echo, alternatives=plan.logprobs)
         if plan.format is not None:
             choice.parser = MessageParser(plan.format)
+        if not self.choices:
+            self.first_rank = rank
         stream = self._make_stream(index, rank)
         choice.stream = stream
         self.choices.append(choice)
@@ -241,7 +250,7 @@ class RequestReply(ABC):
             self.on_failure(stream, _ABORTED)
             return
         choice = self.choices[stream.index]
-        self._add_cached(stream, cached)
+        self._on_slow_row(stream, cached)
         if self.plan.max_tokens == 0:  # one token is generated but not sent
             self.context.streams.discard_tokens(len(tokens))
             tokens, finish, logprobs = (), FinishReason.LENGTH, None
@@ -252,7 +261,13 @@ class RequestReply(ABC):
         counted = tokens[: piece.tokens_used] if piece.stop is not None else tokens
         self._extend(choice, stream, piece.text, counted, logprobs)
 
-    def _add_cached(self, stream: Stream, cached: int) -> None:
+    def on_resumed(self, rank: int, position: int) -> None:
+        self.resumptions.append((time.monotonic(), rank, position))
+
+    def _on_slow_row(self, stream: Stream, cached: int) -> None:
+        """A first row, or one that is not on the fast path."""
+        if self.first_token_at is None:
+            self.first_token_at = time.monotonic()
         if stream.index % self.plan.n == 0:  # the prompt's other choices hit the cache of this one
             self.cached += min(cached, self.choices[stream.index].prompt.length)
 

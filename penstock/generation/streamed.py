@@ -115,7 +115,7 @@ class StreamedReply(RequestReply):
         self, choice: Choice, stream: Stream, text: bytes, finish: FinishReason, cached: int
     ) -> None:
         """The first or last row of most streams. ``text`` is JSON-escaped."""
-        self._add_cached(stream, cached)
+        self._on_slow_row(stream, cached)
         format, index = self.format, stream.index
         opening = b"" if choice.begun else format.first(index, None, None)
         choice.begun = True

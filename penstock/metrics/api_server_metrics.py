@@ -15,6 +15,19 @@ REFUSALS = ("draining", "no_engine", "overloaded", "too_many_connections")
 INTERRUPTIONS = ("resumed", "expired", "given_up", "ended")
 
 
+class EngineRequests:
+    """Requests that ended whose first choice ran on one engine."""
+
+    def __init__(self) -> None:
+        self.choices = Histogram(f.PARAMS_N.bounds)
+        self.longest = Histogram(f.MAX_GENERATION_TOKENS.bounds)
+        """Tokens of the longest choice."""
+
+    def add(self, choices: int, longest: int) -> None:
+        self.choices.add(choices)
+        self.longest.add(longest)
+
+
 @dataclass(slots=True)
 class ApiServerMetrics:
     """Counters since the process started; histograms in seconds or tokens."""
@@ -35,6 +48,13 @@ class ApiServerMetrics:
     event_tokens: Histogram = field(default_factory=lambda: Histogram(f.EVENT_TOKENS.bounds))
     """Tokens per row of streamed replies."""
     loop_lag: Histogram = field(default_factory=lambda: Histogram(f.LOOP_LAG.bounds))
+    _by_engine: dict[int, EngineRequests] = field(default_factory=dict)
+
+    def requests_by_engine(self, rank: int) -> EngineRequests:
+        found = self._by_engine.get(rank)
+        if found is None:
+            found = self._by_engine[rank] = EngineRequests()
+        return found
 
     def reject(self, status: int, code: str | int | None) -> None:
         """Counts a request that was answered with an error; ``code``: the error's code."""
@@ -42,8 +62,12 @@ class ApiServerMetrics:
         if status in (429, 503):
             self.refused[str(code)] += 1
 
-    def series(self, server: str) -> Iterator[Series]:
-        """The current values; ``server``: value of the label of that name."""
+    def series(self, server: str, model: str) -> Iterator[Series]:
+        """The current values; ``server`` and ``model``: values of the labels ``server`` and
+        ``model_name``."""
+        for rank, requests in self._by_engine.items():
+            yield histogram_series(f.PARAMS_N, (model, str(rank)), requests.choices)
+            yield histogram_series(f.MAX_GENERATION_TOKENS, (model, str(rank)), requests.longest)
         for outcome in dict.fromkeys((*OUTCOMES, *self.requests)):
             yield Series(f.REQUESTS.name, (server, outcome), self.requests[outcome])
         for status, count in self.rejected.items():

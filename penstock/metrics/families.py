@@ -11,6 +11,7 @@ from enum import Enum
 
 from penstock.metrics.bounds import E2E_BOUNDS, EVENT_BOUNDS, ITL_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.gc_policy import PAUSE_BOUNDS
+from penstock.wire.messages import CACHE_CONFIG_LABELS
 
 
 class MetricKind(Enum):
@@ -59,6 +60,13 @@ def _histogram(
 
 RUNNING = _gauge("vllm:num_requests_running", "streams", _ENGINE, "Streams that run in the engine.")
 WAITING = _gauge("vllm:num_requests_waiting", "streams", _ENGINE, "Streams that wait for a slot.")
+WAITING_BY_REASON = _gauge(
+    "vllm:num_requests_waiting_by_reason",
+    "streams",
+    (*_ENGINE, "reason"),
+    "Streams that wait, by reason: capacity (for a slot or blocks), deferred (for their grammar, or a prefix "
+    "that another stream computes).",
+)
 KV_USAGE = _gauge("vllm:kv_cache_usage_perc", "share, 0 to 1", _ENGINE, "Share of the KV cache in use.")
 UP = _gauge("penstock:engine_up", "0 or 1", _ENGINE, "1 while the engine takes requests.")
 ENGINE_INFO = _gauge(
@@ -80,8 +88,16 @@ LORA_REQUESTS = _gauge(
 CACHE_CONFIG = _gauge(
     "vllm:cache_config_info",
     "1",
-    (*_ENGINE, "block_size", "num_gpu_blocks"),
-    "Always 1: tokens per KV cache block, and how many blocks an engine has, as labels.",
+    (*_ENGINE, *CACHE_CONFIG_LABELS),
+    "Always 1, with properties of the engine's KV cache as labels: tokens per block, number of blocks and so "
+    "on.",
+)
+SLEEP_STATE = _gauge(
+    "vllm:engine_sleep_state",
+    "0 or 1",
+    (*_ENGINE, "sleep_state"),
+    "1 for the state that the engine is in: awake, or asleep at level 1 (weights_offloaded) or 2 "
+    "(discard_all).",
 )
 STEPS = _counter("penstock:engine_steps", "steps", _ENGINE, "Steps of the engine.")
 DUMMY_STEPS = _counter(
@@ -106,6 +122,15 @@ PREFIX_QUERIES = _counter(
     "vllm:prefix_cache_queries", "tokens", _ENGINE, "Prompt tokens looked up in the prefix cache."
 )
 PREFIX_HITS = _counter("vllm:prefix_cache_hits", "tokens", _ENGINE, "Prompt tokens found there.")
+EXTERNAL_QUERIES = _counter(
+    "vllm:external_prefix_cache_queries",
+    "tokens",
+    _ENGINE,
+    "Prompt tokens looked up at the KV connector, with --engine vllm.",
+)
+EXTERNAL_HITS = _counter(
+    "vllm:external_prefix_cache_hits", "tokens", _ENGINE, "Prompt tokens that the KV connector supplies."
+)
 PREEMPTIONS = _counter(
     "vllm:num_preemptions",
     "streams",
@@ -122,6 +147,18 @@ SPEC_ACCEPTED = _counter(
 PROMPT_TOKENS = _counter(
     "vllm:prompt_tokens", "tokens", _ENGINE, "Prompt tokens of streams that got their first token."
 )
+PROMPT_TOKENS_BY_SOURCE = _counter(
+    "vllm:prompt_tokens_by_source",
+    "tokens",
+    (*_ENGINE, "source"),
+    "The same by source: local_compute, local_cache_hit (prefix cache) or external_kv_transfer.",
+)
+PROMPT_TOKENS_CACHED = _counter(
+    "vllm:prompt_tokens_cached",
+    "tokens",
+    _ENGINE,
+    "Those that were not computed: from a prefix cache or transfer.",
+)
 GENERATION_TOKENS = _counter("vllm:generation_tokens", "tokens", _ENGINE, "Tokens generated.")
 SUCCESS = _counter(
     "vllm:request_success",
@@ -133,7 +170,7 @@ ITERATION_TOKENS = _histogram(
     "vllm:iteration_tokens_total",
     "tokens",
     _ENGINE,
-    "Per step: prompt tokens of streams that got their first token, and tokens generated.",
+    "Per step: tokens generated, and computed prompt tokens of streams that got their first token.",
     bounds=ITERATION_BOUNDS,
 )
 PROMPT_LENGTH = _histogram(
@@ -145,6 +182,41 @@ PROMPT_LENGTH = _histogram(
 )
 GENERATION_LENGTH = _histogram(
     "vllm:request_generation_tokens", "tokens", _ENGINE, "Tokens of streams that ended.", bounds=TOKEN_BOUNDS
+)
+MAX_GENERATION_TOKENS = _histogram(
+    "vllm:request_max_num_generation_tokens",
+    "tokens",
+    _ENGINE,
+    "Tokens of a request's longest choice, at the engine of the first one.",
+    bounds=TOKEN_BOUNDS,
+)
+PARAMS_N = _histogram(
+    "vllm:request_params_n",
+    "choices",
+    _ENGINE,
+    "The field n of requests that ended, at the engine of the first choice.",
+    bounds=(1.0, 2.0, 5.0, 10.0, 20.0),
+)
+PARAMS_MAX_TOKENS = _histogram(
+    "vllm:request_params_max_tokens",
+    "tokens",
+    _ENGINE,
+    "The limit max_tokens of streams that ended.",
+    bounds=TOKEN_BOUNDS,
+)
+REQUEST_PREEMPTIONS = _histogram(
+    "vllm:request_num_preemptions",
+    "times",
+    _ENGINE,
+    "How often a stream that ended had to give its KV blocks back.",
+    bounds=(1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0),
+)
+PREFILL_COMPUTED = _histogram(
+    "vllm:request_prefill_kv_computed_tokens",
+    "tokens",
+    _ENGINE,
+    "Prompt tokens of streams that ended that no prefix cache or transfer supplied.",
+    bounds=TOKEN_BOUNDS,
 )
 TTFT = _histogram(
     "vllm:time_to_first_token_seconds",
@@ -306,6 +378,12 @@ GC_FREED = _counter(
     "penstock:gc_freed_objects", "objects", ("process", "generation"), "Objects freed by garbage collection."
 )
 
+SPANS = _counter(
+    "penstock:spans",
+    "spans",
+    ("process", "state"),
+    "Spans by what became of them: exported, failed, dropped (too many waited). Only with --otlp-endpoint.",
+)
 MESSAGES_REFUSED = _counter(
     "penstock:coordinator_messages_refused",
     "messages",

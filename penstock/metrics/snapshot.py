@@ -7,13 +7,21 @@ A snapshot is cumulative since the start of its process. ``incarnation`` is the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from penstock.metrics.families import GC_FREED, GC_PAUSE, METRIC_FAMILIES, RESTARTS, MetricFamily, MetricKind
+from penstock.metrics.families import (
+    GC_FREED,
+    GC_PAUSE,
+    METRIC_FAMILIES,
+    RESTARTS,
+    SPANS,
+    MetricFamily,
+    MetricKind,
+)
 from penstock.metrics.gc_policy import GcPauses
 from penstock.wire.messages import Count, Incarnation
 
@@ -92,9 +100,14 @@ def histogram_series(family: MetricFamily, labels: Labels, histogram: Histogram)
     return Series(family.name, labels, Distribution(tuple(histogram.counts.tolist()), histogram.total))
 
 
-def process_series(process: str, restarts: int, pauses: GcPauses | None) -> Iterator[Series]:
-    """The series that every process has; ``process``: value of the label of that name."""
+def process_series(
+    process: str, restarts: int, pauses: GcPauses | None, spans: Mapping[str, int] | None = None
+) -> Iterator[Series]:
+    """The series that every process has; ``process``: value of the label of that name. ``spans``: their
+    numbers by state."""
     yield Series(RESTARTS.name, (process,), restarts)
+    for state, count in (spans or {}).items():
+        yield Series(SPANS.name, (process, state), count)
     if pauses is not None:
         for generation, counts in enumerate(pauses.counts):
             labels = process, str(generation)

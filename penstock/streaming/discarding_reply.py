@@ -32,5 +32,8 @@ class DiscardingReply:
     def on_transfer(self, stream: Stream, params: KVTransferParams) -> None:
         pass
 
+    def on_resumed(self, rank: int, position: int) -> None:
+        pass
+
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         pass

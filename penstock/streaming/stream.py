@@ -50,6 +50,10 @@ class StreamReply(Protocol):
         InvalidOutputError."""
         ...
 
+    def on_resumed(self, rank: int, position: int) -> None:
+        """A stream has lost its engine, and goes on at that of ``rank``, after ``position`` tokens."""
+        ...
+
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         """The stream ended with an error; on_row has had every token before it."""
         ...

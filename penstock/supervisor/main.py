@@ -37,7 +37,7 @@ from penstock.supervisor.signals import (
     interruptible,
     signals_blocked,
 )
-from penstock.supervisor.startup.banner import banner
+from penstock.supervisor.startup.banner import banner, banner_facts
 from penstock.supervisor.startup.cluster import traits_of
 from penstock.supervisor.startup.cluster_key import read_cluster_key
 from penstock.supervisor.startup.file_limit import raise_file_limit
@@ -48,6 +48,7 @@ from penstock.supervisor.startup.model_resolution import (
 )
 from penstock.supervisor.startup.progress_display import make_progress_display
 from penstock.supervisor.startup.run_directory import RunDirectory
+from penstock.telemetry.spans import check_tracing_libraries
 from penstock.wire.control import Info, Launch
 from penstock.wire.sockets import coordinator_address, new_incarnation
 
@@ -70,10 +71,12 @@ def serve(
     started_at = time.monotonic()
     command = child_command or module_command("penstock.supervisor.children.child_main")
     setproctitle("penstock: supervisor")
-    logging_setup.configure("supervisor", config.log_level)
+    logging_setup.configure("supervisor", config.log_level, config.log_format)
     for name, origin in (origins or {}).items():
         log.debug("%s is set by %s", name, origin)
     cluster_key = None if config.cluster_key_file is None else read_cluster_key(config.cluster_key_file)
+    if config.otlp_endpoint is not None:
+        check_tracing_libraries()
     local_api_servers = _local_api_server_count(config)
     if not local_api_servers:
         _check_without_servers(config, origins or {})
@@ -154,7 +157,7 @@ class _Service:
             expert_parallel=self.config.enable_expert_parallel,
         )
         collector = GarbageCollector(self.config.gc_policy, self.config.gc_pause_budget_ms / 1000)
-        with contextlib.closing(make_progress_display()) as display:
+        with contextlib.closing(make_progress_display(live=self.config.log_format == "text")) as display:
             supervisor = Supervisor(
                 manager, self._start, display=display, announce=self._announce, collector=collector
             )
@@ -230,7 +233,7 @@ class _Service:
         )
 
     def _announce(self, pids: Mapping[ProcessName, int], infos: Mapping[ProcessName, Info]) -> None:
-        text = banner(
+        facts = banner_facts(
             self.config,
             address=None if self.listener is None else self.listener.address,
             served_model_names=self.model.served_names,
@@ -239,8 +242,12 @@ class _Service:
             pids=pids,
             infos=infos,
         )
+        seconds = time.monotonic() - self.started_at
+        if self.config.log_format == "json":
+            logging_setup.log_event(log, "ready", {**facts, "seconds": round(seconds, 1)}, "ready")
+            return
         with contextlib.suppress(OSError):  # standard error is closed
-            sys.stderr.write(f"{text}\nready in {time.monotonic() - self.started_at:.1f} s\n")
+            sys.stderr.write(f"{banner(facts)}\nready in {seconds:.1f} s\n")
             sys.stderr.flush()
 
 

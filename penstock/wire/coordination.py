@@ -9,6 +9,8 @@ EngineReport    engine       coordinator  none; FleetLoad to the API servers
 MemberLeave     member       coordinator  none
 ProcessMetrics  API server   coordinator  none; forwarded to all other API servers
 MetricsQuery    API server   coordinator  what it lacks of all that is forwarded, then MetricsAnswer
+MetricsSent     API server   coordinator  none
+MetricsRequest  coordinator  API server   ProcessMetrics, then MetricsSent
 JoinAccepted    coordinator  member       of an API server ProcessMetrics of ended processes
 JoinRejected    coordinator  member       none; the member does not try again
 Rejoin          coordinator  member       EngineJoin or ServerJoin
@@ -31,7 +33,7 @@ from msgspec import Meta
 from penstock.wire.messages import Count, Incarnation, WireError, decoded
 from penstock.wire.sockets import engine_identity, is_ip_address, server_identity
 
-COORDINATOR_PROTOCOL_VERSION = 3
+COORDINATOR_PROTOCOL_VERSION = 4
 
 MAX_SNAPSHOT_BYTES = 1 << 18
 """Maximum size of ProcessMetrics.snapshot; that of an engine has about 5 kB."""
@@ -84,7 +86,8 @@ class EngineReport(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False
     """Token frames published so far: orders this report among the frames."""
     waiting: Count
     running: Count
-    kv_used_permille: Annotated[int, Meta(ge=0, le=1000)]
+    kv_used: Annotated[float, Meta(ge=0, le=1)]
+    """Fraction of the KV cache in use."""
     accepted: Annotated[list[Count], Meta(max_length=MAX_ACCEPTED)]
     """Flat pairs: API server, and Submits taken from its connection."""
 
@@ -111,6 +114,14 @@ class MetricsQuery(msgspec.Struct, array_like=True, frozen=True, tag=6, gc=False
     """The API server is about to show metrics, which it has sent before this."""
 
     number: Count
+    fresh: bool = False
+    """Whether the other API servers are asked for their metrics before the answer."""
+
+
+class MetricsSent(msgspec.Struct, array_like=True, frozen=True, tag=7, gc=False):
+    """The API server has sent its metrics, as the MetricsRequest of this number asks."""
+
+    number: Count
 
 
 # -- coordinator → member
@@ -132,7 +143,8 @@ class EngineLoad(msgspec.Struct, array_like=True, frozen=True, gc=False):
     step: Annotated[int, Meta(ge=0)]
     waiting: Count
     running: Count
-    kv_used_permille: Annotated[int, Meta(ge=0, le=1000)]
+    kv_used: Annotated[float, Meta(ge=0, le=1)]
+    """Fraction of the KV cache in use."""
     accepted: Count
     """Submits that the engine has taken from this API server."""
     incarnation: Incarnation = 0
@@ -165,15 +177,31 @@ class EngineAddress(msgspec.Struct, array_like=True, frozen=True, tag=20, gc=Fal
 
 
 class MetricsAnswer(msgspec.Struct, array_like=True, frozen=True, tag=21, gc=False):
-    """The API server has all metrics that were shown before its query."""
+    """The API server has all metrics that were shown before its query; of API servers that answer in time,
+    after a fresh query, also those of the time of the query."""
 
     number: Count
     """Of the query."""
 
 
-FromMember: TypeAlias = EngineJoin | ServerJoin | EngineReport | MemberLeave | ProcessMetrics | MetricsQuery
+class MetricsRequest(msgspec.Struct, array_like=True, frozen=True, tag=22, gc=False):
+    """Another API server is about to show metrics, and wants this one's."""
+
+    number: Count
+
+
+FromMember: TypeAlias = (
+    EngineJoin | ServerJoin | EngineReport | MemberLeave | ProcessMetrics | MetricsQuery | MetricsSent
+)
 FromCoordinator: TypeAlias = (
-    FleetLoad | Rejoin | JoinRejected | JoinAccepted | ProcessMetrics | EngineAddress | MetricsAnswer
+    FleetLoad
+    | Rejoin
+    | JoinRejected
+    | JoinAccepted
+    | ProcessMetrics
+    | EngineAddress
+    | MetricsAnswer
+    | MetricsRequest
 )
 
 _from_member: msgspec.msgpack.Decoder[FromMember] = msgspec.msgpack.Decoder(FromMember)

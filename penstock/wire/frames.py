@@ -103,7 +103,7 @@ class TokenFrame:
     logprobs: Logprobs | None = None
     waiting: int = 0
     running: int = 0
-    kv_used_permille: int = 0
+    kv_used: float = 0.0
     prompt: PromptLogprobs | None = None
     accepted: int = 0
     """Submits that the engine has taken from the API server's connection so far."""
@@ -155,7 +155,7 @@ def encode_frame(frame: TokenFrame) -> list[bytes]:
         columns=layout,
         waiting=frame.waiting,
         running=frame.running,
-        kv_used_permille=frame.kv_used_permille,
+        kv_used=frame.kv_used,
         accepted=frame.accepted,
         kv_transfer_params=frame.kv_transfer_params,
     )
@@ -199,7 +199,7 @@ def decode_frame(header: FrameHeader, body: bytes | memoryview) -> TokenFrame:
         logprobs=_decode_logprobs(columns),
         waiting=header.waiting,
         running=header.running,
-        kv_used_permille=header.kv_used_permille,
+        kv_used=header.kv_used,
         prompt=_decode_prompt(columns),
         accepted=header.accepted,
         kv_transfer_params=header.kv_transfer_params,

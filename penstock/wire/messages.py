@@ -1,23 +1,24 @@
 """Messages between API servers and engines: what crosses the ZMQ socket, and how it is encoded.
 
-=============  ==========  ==========  ==============================================================
-message        sender      receiver    answer
-=============  ==========  ==========  ==============================================================
-Hello          API server  engine      Welcome
-Submit         API server  engine      FrameHeader with the stream's rows, the last one with a finish
-                                       reason; or StreamFailed; or GoAway
-Abort          API server  engine      FrameHeader with the streams' last rows
-Disconnect     API server  engine      none
-RpcCall        API server  engine      RpcReply
-Welcome        engine      API server  none
-FrameHeader    engine      API server  none; columns follow, see :mod:`penstock.wire.frames`
-StreamFailed   engine      API server  none
-RpcReply       engine      API server  none
-EngineMetrics  engine      API server  none
-Started        engine      API server  none
-Draining       engine      API server  none
-GoAway         engine      API server  none; the engine exits
-=============  ==========  ==========  ==============================================================
+==================  ==========  ==========  ==============================================================
+message             sender      receiver    answer
+==================  ==========  ==========  ==============================================================
+Hello               API server  engine      Welcome
+Submit              API server  engine      FrameHeader with the stream's rows, the last one with a finish
+                                            reason; or StreamFailed; or GoAway
+Abort               API server  engine      FrameHeader with the streams' last rows
+Disconnect          API server  engine      none
+RpcCall             API server  engine      RpcReply
+EngineMetricsQuery  API server  engine      EngineMetrics
+Welcome             engine      API server  none
+FrameHeader         engine      API server  none; columns follow, see :mod:`penstock.wire.frames`
+StreamFailed        engine      API server  none
+RpcReply            engine      API server  none
+EngineMetrics       engine      API server  none
+Started             engine      API server  none
+Draining            engine      API server  none
+GoAway              engine      API server  none; the engine exits
+==================  ==========  ==========  ==============================================================
 
 Typed, array-like msgpack. Field order is the wire format: append fields, never insert or reuse one. A ZMQ
 message is a list of parts. An API server sends one or more messages, one per part. An engine sends either
@@ -33,7 +34,7 @@ from typing import Annotated, Any, TypeAlias, TypeGuard, TypeVar
 import msgspec
 from msgspec import Meta
 
-ENGINE_PROTOCOL_VERSION = 3
+ENGINE_PROTOCOL_VERSION = 4
 
 Handle: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 """An API server's number for one stream, repeated in every row; int32 on the wire."""
@@ -64,6 +65,8 @@ MAX_TOKEN_LIST = 1 << 20
 any vocabulary has."""
 MAX_ABORTED = 1 << 16
 """Streams that one Abort stops."""
+MAX_TRACE_CHARS = 600
+"""Characters of a trace context."""
 MAX_NAME_CHARS = 1024
 """Characters of the names in messages: a cache salt, an adapter, a method."""
 MAX_CALL_BYTES = 1 << 20
@@ -170,6 +173,9 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     resubmitted: bool = False
     """Another engine had accepted the stream, and is lost. It comes before new streams, the queue's limits on
     requests and tokens do not apply to it, and Started tells when it begins."""
+    trace: Annotated[str, Meta(max_length=MAX_TRACE_CHARS)] = ""
+    """Context of the request's span (:attr:`penstock.telemetry.trace_context.TraceContext.sent`); empty: the
+    stream has no span."""
 
 
 class Abort(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
@@ -182,6 +188,13 @@ class Abort(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
 
 class Disconnect(msgspec.Struct, array_like=True, frozen=True, tag=4, gc=False):
     """The API server disconnects; the engine drops its streams."""
+
+
+class EngineMetricsQuery(msgspec.Struct, array_like=True, frozen=True, tag=6, gc=False):
+    """The API server wants the engine's metrics: EngineMetrics after the step that follows, or at once from
+    an idle engine. They include the end of every stream whose end or abort was sent before."""
+
+    number: Annotated[int, Meta(ge=1, lt=1 << 31)]
 
 
 class RpcPhase(enum.IntEnum):
@@ -222,6 +235,17 @@ class Adapter(msgspec.Struct, array_like=True, frozen=True):
     """Name of its base model; None: the served model."""
 
 
+CACHE_CONFIG_LABELS = (
+    "block_size",
+    "cache_dtype",
+    "enable_prefix_caching",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks",
+)
+"""Names, which are vLLM's, of the properties of a KV cache."""
+
+
 class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     """Limits and properties of an engine; equal on every rank."""
 
@@ -241,6 +265,8 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     """Whether it supports Submit.kv_transfer_params."""
     max_loras: Count = 0
     """Adapters that can run at the same time; 0 without adapters."""
+    cache_config: dict[str, str] = {}
+    """Properties of the KV cache that metrics show (:data:`CACHE_CONFIG_LABELS`); empty without one."""
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=16):
@@ -261,7 +287,8 @@ class FrameHeader(msgspec.Struct, array_like=True, frozen=True, tag=17, gc=False
     """Flat (column id, element count) pairs, in the order of the raw bytes."""
     waiting: Count = 0
     running: Count = 0
-    kv_used_permille: Annotated[int, Meta(ge=0, le=1000)] = 0
+    kv_used: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Fraction of the KV cache in use."""
     accepted: Count = 0
     """Submits taken from this connection so far; the load does not include later ones."""
     kv_transfer_params: dict[Handle, KVTransferParams] | None = None
@@ -320,10 +347,15 @@ class EngineMetrics(msgspec.Struct, array_like=True, frozen=True, tag=21, gc=Fal
     """An encoded :class:`penstock.metrics.snapshot.Snapshot`."""
     waiting: Count = 0
     running: Count = 0
-    kv_used_permille: Annotated[int, Meta(ge=0, le=1000)] = 0
+    kv_used: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Fraction of the KV cache in use."""
+    deferred: Count = 0
+    """Streams among the waiting ones that could not begin even if there were room."""
+    query: Count = 0
+    """Number of the EngineMetricsQuery that this answers; 0: none."""
 
 
-FromServer: TypeAlias = Hello | Submit | Abort | Disconnect | RpcCall
+FromServer: TypeAlias = Hello | Submit | Abort | Disconnect | RpcCall | EngineMetricsQuery
 FromEngine: TypeAlias = (
     Welcome | FrameHeader | StreamFailed | Started | RpcReply | GoAway | EngineMetrics | Draining
 )
@@ -352,6 +384,7 @@ _MAX_BYTES: dict[type[msgspec.Struct], int] = {
     Abort: 1 << 20,
     Disconnect: 1 << 12,
     RpcCall: MAX_CALL_BYTES,
+    EngineMetricsQuery: 1 << 12,
 }
 """Length of an API server's message; a request's body has at most 64 MiB (``--max-request-bytes``)."""
 _OF_SERVER = {kind.__struct_config__.tag: kind for kind in _MAX_BYTES}

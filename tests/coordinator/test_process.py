@@ -82,7 +82,7 @@ def test_reports_reach_api_servers(fleet: Fleet) -> None:
     fleet.server.send(encode(ServerJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0)))
     assert fleet.next_for(fleet.server) == JoinAccepted()
     fleet.engine.send(JOIN)
-    fleet.engine.send(encode(EngineReport(1, 2, 3, 4, [0, 5])))
+    fleet.engine.send(encode(EngineReport(1, 2, 3, 0.25, [0, 5])))
     news = fleet.next_for(fleet.server)
     assert isinstance(news, FleetLoad)
     assert [engine.accepted for engine in news.engines] == [5]
@@ -92,7 +92,7 @@ def test_a_restarted_coordinator_asks_members_to_join_again(fleet: Fleet) -> Non
     fleet.server.send(encode(ServerJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0)))
     fleet.next_for(fleet.server)
     fleet.restart()
-    fleet.engine.send(encode(EngineReport(1, 2, 3, 4, [])))
+    fleet.engine.send(encode(EngineReport(1, 2, 3, 0.25, [])))
     assert fleet.next_for(fleet.engine) == Rejoin()
 
 
@@ -111,7 +111,7 @@ def test_an_api_server_that_is_gone_is_forgotten(fleet: Fleet) -> None:
     fleet.server.send(encode(ServerJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0)))
     fleet.next_for(fleet.server)
     fleet.engine.send(JOIN)
-    fleet.engine.send(encode(EngineReport(1, 2, 3, 4, [])))
+    fleet.engine.send(encode(EngineReport(1, 2, 3, 0.25, [])))
     assert isinstance(fleet.next_for(fleet.server), FleetLoad)
 
 

@@ -36,7 +36,7 @@ def local(rank: int, epoch: int = 0, incarnation: int = 0) -> EngineJoin:
 
 
 ENGINE, SERVER = local(0), ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 0)
-BUSY = EngineReport(7, 2, 5, 125, [1, 40, 3, 9])
+BUSY = EngineReport(7, 2, 5, 0.125, [1, 40, 3, 9])
 
 
 def board() -> CoordinatorState:
@@ -49,7 +49,7 @@ def board() -> CoordinatorState:
 def test_an_api_server_is_told_what_concerns_it() -> None:
     known = board()
     known.receive(b"engine", BUSY, 0.0)
-    assert known.take_updates(0.0) == [(b"server", FleetLoad([EngineLoad(0, 0, 7, 2, 5, 125, 40)]))]
+    assert known.take_updates(0.0) == [(b"server", FleetLoad([EngineLoad(0, 0, 7, 2, 5, 0.125, 40)]))]
 
 
 def test_an_api_server_without_submits_has_none_accepted() -> None:
@@ -91,7 +91,7 @@ def test_an_api_server_that_joins_late_is_told_everything() -> None:
     known.take_updates(0.0)
     late = ServerJoin(COORDINATOR_PROTOCOL_VERSION, 3, 0)
     assert known.receive(b"late", late, 0.0) == [(b"late", JoinAccepted())]
-    assert known.take_updates(1.0) == [(b"late", FleetLoad([EngineLoad(0, 0, 7, 2, 5, 125, 9)]))]
+    assert known.take_updates(1.0) == [(b"late", FleetLoad([EngineLoad(0, 0, 7, 2, 5, 0.125, 9)]))]
 
 
 def test_what_could_not_be_sent_is_told_again() -> None:

@@ -79,6 +79,9 @@ class FakeReply:
     def on_row(self, *row: object) -> None:
         raise AssertionError("no rows come")
 
+    def on_resumed(self, rank: int, position: int) -> None:
+        pass
+
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         self.errors.append(error)
 
@@ -231,7 +234,7 @@ def test_bytes_that_an_engine_has_not_accepted_are_bounded(run: Run) -> None:
         slow = client.engines[1]
         submitted = slow.submitted
         slow.update_load(
-            step=1, waiting=1, running=0, kv_used_permille=0, accepted=submitted - 1, now=time.monotonic()
+            step=1, waiting=1, running=0, kv_used=0.0, accepted=submitted - 1, now=time.monotonic()
         )
         assert slow.queued_bytes < MAX_QUEUED_BYTES // 2
         assert not client.full()
@@ -298,11 +301,11 @@ def test_the_load_of_an_engine_has_what_it_cannot_have_counted() -> None:
     engine = EngineState(0)
     engine.submitted = 5
     assert engine.load == 5
-    engine.update_load(step=7, waiting=2, running=10, kv_used_permille=1, accepted=3, now=1.0)
+    engine.update_load(step=7, waiting=2, running=10, kv_used=0.001, accepted=3, now=1.0)
     assert engine.load == 14
-    engine.update_load(step=6, waiting=99, running=0, kv_used_permille=0, accepted=0, now=1.0)
+    engine.update_load(step=6, waiting=99, running=0, kv_used=0.0, accepted=0, now=1.0)
     assert engine.load == 14, "older than what is known"
-    engine.update_load(step=7, waiting=0, running=0, kv_used_permille=0, accepted=5, now=1.0)
+    engine.update_load(step=7, waiting=0, running=0, kv_used=0.0, accepted=5, now=1.0)
     assert engine.load == 0
 
 
@@ -313,12 +316,12 @@ def test_an_engine_that_takes_nothing_is_silent_until_it_does() -> None:
     engine.on_submit(now=11.0)
     assert not engine.is_unresponsive(now=10.0 + UNRESPONSIVE_S)
     assert engine.is_unresponsive(now=10.1 + UNRESPONSIVE_S)
-    engine.update_load(step=1, waiting=0, running=1, kv_used_permille=0, accepted=0, now=12.0)
+    engine.update_load(step=1, waiting=0, running=1, kv_used=0.0, accepted=0, now=12.0)
     assert engine.is_unresponsive(now=10.1 + UNRESPONSIVE_S), "it ran, but took nothing"
-    engine.update_load(step=2, waiting=0, running=1, kv_used_permille=0, accepted=1, now=13.0)
+    engine.update_load(step=2, waiting=0, running=1, kv_used=0.0, accepted=1, now=13.0)
     assert not engine.is_unresponsive(now=13.0)
     assert engine.is_unresponsive(now=13.1 + UNRESPONSIVE_S), "there is one more"
-    engine.update_load(step=3, waiting=0, running=2, kv_used_permille=0, accepted=2, now=20.0)
+    engine.update_load(step=3, waiting=0, running=2, kv_used=0.0, accepted=2, now=20.0)
     assert not engine.is_unresponsive(now=1e9)
 
 
@@ -327,7 +330,7 @@ def test_new_streams_avoid_a_silent_engine_while_there_is_another(run: Run) -> N
         long_ago = time.monotonic() - UNRESPONSIVE_S - 1
         _, silent, busy = bench.engine_client.engines
         bench.engine_client.set_draining([0])
-        busy.update_load(1, waiting=50, running=50, kv_used_permille=0, accepted=0, now=long_ago)
+        busy.update_load(1, waiting=50, running=50, kv_used=0.0, accepted=0, now=long_ago)
         silent.on_submit(long_ago)
         assert bench.engine_client.pick() is busy
         busy.on_submit(long_ago)
@@ -341,5 +344,5 @@ def test_what_is_not_counted_yet_stands_for_the_other_api_servers_too() -> None:
     engine.on_submit(now=0.0)
     engine.on_submit(now=0.0)
     assert engine.load == 8
-    engine.update_load(step=1, waiting=0, running=7, kv_used_permille=0, accepted=2, now=1.0)
+    engine.update_load(step=1, waiting=0, running=7, kv_used=0.0, accepted=2, now=1.0)
     assert engine.load == 7

@@ -45,6 +45,9 @@ class Reply:
     ) -> None:
         self.tokens += tokens
 
+    def on_resumed(self, rank: int, position: int) -> None:
+        pass
+
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         self.errors.append(error)
 

@@ -59,7 +59,7 @@ class Server:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._lines.append(line)
-            if line.startswith("ready in"):
+            if line.startswith("ready in") or '"message": "ready"' in line:
                 self._ready.set()
         self._ready.set()
 

@@ -41,6 +41,9 @@ class RecordingReply:
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
         self.prompts.append(logprobs.position.tolist())
 
+    def on_resumed(self, rank: int, position: int) -> None:
+        pass
+
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         self.errors.append(error.code)
 

@@ -123,7 +123,7 @@ def frame_of(step: int, rows: list[tuple[int, StreamPart]], optional: bool) -> T
         logprobs=logprobs,
         waiting=step * 3,
         running=step * 2,
-        kv_used_permille=step % 1001,
+        kv_used=step % 1001 / 1000,
         prompt=prompt,
         kv_transfer_params={stream: part.transfer for stream, part in rows if part.transfer} or None,
     )
@@ -187,7 +187,7 @@ def decode(parts: list[bytes]) -> TokenFrame:
 
 
 def load_of(frame: TokenFrame) -> tuple[int, int, int, int]:
-    return frame.step, frame.waiting, frame.running, frame.kv_used_permille
+    return frame.step, frame.waiting, frame.running, frame.kv_used
 
 
 def tolerant_rows(frame: TokenFrame) -> list[tuple[int, int, list[int], int]]:

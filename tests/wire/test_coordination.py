@@ -18,6 +18,8 @@ from penstock.wire.coordination import (
     MemberLeave,
     MetricsAnswer,
     MetricsQuery,
+    MetricsRequest,
+    MetricsSent,
     ProcessMetrics,
     Rejoin,
     ServerJoin,
@@ -34,18 +36,20 @@ FROM_MEMBERS = [
         "970101020304af7463703a2f2f312e322e332e343a3581a162a163",
     ),
     (ServerJoin(1, 2, 3, 4), "950201020304"),
-    (EngineReport(300, 1, 2, 500, [0, 7]), "9603cd012c0102cd01f4920007"),
+    (EngineReport(300, 1, 2, 0.5, [0, 7]), "9603cd012c0102cb3fe0000000000000920007"),
     (MemberLeave(), "9104"),
     (ProcessMetrics("engine 0", 1, 2, b"x", 3), "9605a8656e67696e6520300102c4017803"),
-    (MetricsQuery(7), "920607"),
+    (MetricsQuery(7, True), "930607c3"),
+    (MetricsSent(7), "920707"),
 ]
 FROM_COORDINATOR = [
-    (FleetLoad([EngineLoad(0, 1, 2, 3, 4, 5, 6, 7)]), "921091980001020304050607"),
+    (FleetLoad([EngineLoad(0, 1, 2, 3, 4, 0.5, 6, 7)]), "921091980001020304cb3fe00000000000000607"),
     (Rejoin(), "9111"),
     (JoinRejected("no"), "9212a26e6f"),
     (JoinAccepted(5), "921305"),
     (EngineAddress(1, 2, 3, "tcp://1.2.3.4:5"), "9514010203af7463703a2f2f312e322e332e343a35"),
     (MetricsAnswer(7), "921507"),
+    (MetricsRequest(7), "921607"),
     (ProcessMetrics("engine 0", 1, 2, b"x", 3), "9605a8656e67696e6520300102c4017803"),
 ]
 

@@ -16,6 +16,7 @@ from penstock.wire.messages import (
     Draining,
     EngineInfo,
     EngineMetrics,
+    EngineMetricsQuery,
     FrameHeader,
     FromEngine,
     FromServer,
@@ -70,24 +71,25 @@ EVERYTHING_HEX = (
 
 FROM_SERVER: list[tuple[FromServer, str]] = [
     (Hello(1, 2, 3, 4, 5), "96010102030405"),
-    (Submit(5, PROMPT, GREEDY), "9d0205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2"),
+    (Submit(5, PROMPT, GREEDY), "9e0205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0"),
     (
         Submit(5, PROMPT, EVERYTHING, 10, -1, "s", 2, 250, "a", b"{}", resubmitted=True),
-        "9d0205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfaa161c4027b7d90c3",
+        "9e0205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfaa161c4027b7d90c3a0",
     ),
     (
         Submit(
             5, PROMPT, GREEDY, choices=(SubmitChoice(6, 8, 15), SubmitChoice(7, 9, 14, 2, PROMPT, PROMPT))
         ),
-        "9d0205c40801000000ff7f0000"
+        "9e0205c40801000000ff7f0000"
         + GREEDY_HEX
-        + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000c2".replace(
+        + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000c2a0".replace(
             " ", ""
         ),
     ),
     (Abort([1, 70000]), "93039201ce00011170c2"),
     (Abort([1], stopped=True), "93039101c3"),
     (Disconnect(), "9104"),
+    (EngineMetricsQuery(7), "920607"),
     (RpcCall(9, "profile", {"on": True}), "970509a770726f66696c6581a26f6ec3a00000"),
     (
         RpcCall(9, "sleep", {"level": 1}, "k", RpcPhase.COMMIT, 3),
@@ -95,18 +97,20 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
     ),
 ]
 ADAPTERS = (Adapter("a", "/a", "m"),)
-INFO = EngineInfo("torch", 4096, 32000, 256, (1, 2), "cuda:0", "bfloat16", 65536, ADAPTERS, True, 7)
+INFO = EngineInfo(
+    "torch", 4096, 32000, 256, (1, 2), "cuda:0", "bfloat16", 65536, ADAPTERS, True, 7, {"block_size": "16"}
+)
 FROM_ENGINE: list[tuple[FromEngine, str]] = [
     (Draining(), "9116"),
     (
         Welcome(1, 2, 3, INFO, 4),
-        "96100102039ba5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000"
-        "9193a161a22f61a16dc30704",
+        "96100102039ca5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000"
+        "9193a161a22f61a16dc30781aa626c6f636b5f73697a65a2313604",
     ),
-    (FrameHeader(12, [0, 3, 1, 3, 3, 3], 4, 5, 600, 70), "98110c960003010303030405cd025846c0"),
+    (FrameHeader(12, [0, 3, 1, 3, 3, 3], 4, 5, 0.5, 70), "98110c960003010303030405cb3fe000000000000046c0"),
     (
-        FrameHeader(12, [0, 1, 1, 1, 3, 1], 4, 5, 600, 70, {3: b"{}"}),
-        "98110c960001010103010405cd0258468103c4027b7d",
+        FrameHeader(12, [0, 1, 1, 1, 3, 1], 4, 5, 0.5, 70, {3: b"{}"}),
+        "98110c960001010103010405cb3fe0000000000000468103c4027b7d",
     ),
     (
         StreamFailed(5, 17, "engine_error", "it broke"),
@@ -116,7 +120,7 @@ FROM_ENGINE: list[tuple[FromEngine, str]] = [
     (RpcReply(9, None, {"a": 1.0}), "971309c081a161cb3ff000000000000000c2a0"),
     (RpcReply(9, "no", None, 300, True, "conflict"), "971309a26e6fc0cd012cc3a8636f6e666c696374"),
     (GoAway("stopping"), "9214a873746f7070696e67"),
-    (EngineMetrics(b"\x01\x02", 4, 5, 600), "9515c40201020405cd0258"),
+    (EngineMetrics(b"\x01\x02", 4, 5, 0.5, 2, 9), "9715c40201020405cb3fe00000000000000209"),
 ]
 
 
@@ -152,10 +156,10 @@ def _required(message: Any) -> int:
             Submit(5, PROMPT, GREEDY),
         ),
         (RpcCall(9, "profile", {"on": True}, "k", RpcPhase.PREPARE, 1), RpcCall(9, "profile")),
-        (FrameHeader(12, [], 4, 5, 600, 7, {3: b"{}"}), FrameHeader(12, [])),
+        (FrameHeader(12, [], 4, 5, 0.5, 7, {3: b"{}"}), FrameHeader(12, [])),
         (RpcReply(9, "error", 1, 2, True, "code"), RpcReply(9)),
         (Abort([1], stopped=True), Abort([1])),
-        (EngineMetrics(b"\x01", 4, 5, 600), EngineMetrics(b"\x01")),
+        (EngineMetrics(b"\x01", 4, 5, 0.5), EngineMetrics(b"\x01")),
     ],
 )
 def test_a_peer_that_knows_fewer_fields_is_understood(message: Any, defaults: Any) -> None:

@@ -1,4 +1,4 @@
-"""Options of processes: timeouts, logs and garbage collection."""
+"""Options of processes: timeouts, logs, spans and garbage collection."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import Annotated, Literal
 
 from penstock.config.describe import option
 from penstock.config.options.hosts import HostOptions
+from penstock.config.options.tracing import OtlpEndpoint, OtlpSamplingRatio, OtlpServiceName
 
+LogFormat = Literal["text", "json"]
 GcPolicy = Literal["idle", "default", "off"]
 
 
 class ProcessOptions(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of processes: timeouts, logs and garbage collection."""
+    """Options of processes: timeouts, logs, spans and garbage collection."""
 
     run_dir: Annotated[
         str | None,
@@ -94,3 +96,15 @@ class ProcessOptions(HostOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], option("Minimum severity of log messages.", "Processes")
     ] = "info"
+    log_format: Annotated[
+        LogFormat,
+        option(
+            "Format of log lines. json: one object per line, from every process, with time, level, process, "
+            "logger, message, and exception or fields.",
+            "Processes",
+        ),
+    ] = "text"
+
+    otlp_endpoint: OtlpEndpoint = None
+    otlp_sampling_ratio: OtlpSamplingRatio = 1.0
+    otlp_service_name: OtlpServiceName = "penstock"

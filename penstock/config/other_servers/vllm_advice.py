@@ -22,6 +22,7 @@ ADVICE: dict[str, Advice] = {
     "--model": Here("MODEL", "the first argument"),
     "--kv-cache-memory-bytes": Here("--kv-cache-memory"),
     "--sse-keep-alive-interval": Here("--sse-keep-alive"),
+    "--otlp-traces-endpoint": Here("--otlp-endpoint", "http://HOST:4318, OTLP over HTTP"),
     "--shutdown-timeout": Here("--drain-timeout"),
     "--h11-max-incomplete-event-size": Here("--max-header-bytes", "of a request's line and headers"),
     "--data-parallel-address": Here("--coordinator", "tcp://HOST:PORT, address and port in one"),
@@ -103,7 +104,6 @@ ADVICE: dict[str, Advice] = {
     "--download-dir": Unsupported("HF_HUB_CACHE is the directory of downloads"),
     "--hf-token": Unsupported("HF_TOKEN gives access to gated models"),
     "--override-generation-config": Unsupported("put a generation_config.json beside the model"),
-    "--otlp-traces-endpoint": Unsupported("it makes no spans"),
     "--allowed-local-media-path": Unsupported(_TEXT_ONLY),
     "--limit-mm-per-prompt": Unsupported(_TEXT_ONLY),
 }

@@ -88,6 +88,9 @@ class SlotTable:
         self._free = list(range(slots - 1, -1, -1))
         self._by_stream: dict[tuple[int, int], int] = {}
         self._admitted: list[tuple[int, int]] = []
+        self._preempted: list[tuple[int, int]] = []
+        self.generated = 0
+        """Tokens appended since the start."""
 
     # -- streams come and go
 
@@ -132,6 +135,17 @@ class SlotTable:
             return ()
         admitted, self._admitted = self._admitted, []
         return admitted
+
+    def note_preemption(self, slot: int) -> None:
+        """The slot's stream gave its KV blocks back."""
+        self._preempted.append((int(self.server[slot]), int(self.stream[slot])))
+
+    def take_preempted(self) -> Sequence[tuple[int, int]]:
+        """Streams, as (API server, handle), that were preempted since the last call."""
+        if not self._preempted:
+            return ()
+        preempted, self._preempted = self._preempted, []
+        return preempted
 
     def find(self, server: int, stream: int) -> int | None:
         return self._by_stream.get((server, stream))
@@ -188,6 +202,7 @@ class SlotTable:
         """Append one sampled token to each slot's history. Returns int32[R], the new lengths."""
         if self._timed:
             self._now = self._clock()
+        self.generated += len(slots)
         length = self.length[slots]
         self.history[slots, length] = tokens
         length += 1

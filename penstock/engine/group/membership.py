@@ -104,8 +104,8 @@ class EngineMembership:
             self._link.reconnect_if_silent(now)
             if self._link.send(self._join):
                 self._next_join = now + JOIN_INTERVAL_S
-        kv_used_permille = round(load.kv_used * 1000)
-        figures = load.waiting, load.running, kv_used_permille, dict(accepted)
+        kv_used = load.kv_used
+        figures = load.waiting, load.running, kv_used, dict(accepted)
         if figures == self._reported or not (idle or now >= self._next_report):
             return
         flat = [number for pair in accepted.items() for number in pair]
@@ -113,7 +113,7 @@ class EngineMembership:
             step=step,
             waiting=load.waiting,
             running=load.running,
-            kv_used_permille=kv_used_permille,
+            kv_used=kv_used,
             accepted=flat,
         )
         if self._link.send(encode(report)):

@@ -1,4 +1,4 @@
-"""Handles API servers' messages to an engine: Hello, Submit, Abort, RpcCall, Disconnect.
+"""Handles API servers' messages to an engine: Hello, Submit, Abort, RpcCall, EngineMetricsQuery, Disconnect.
 
 A stream that cannot run fails alone. A peer whose messages cannot be understood, or that breaks the protocol,
 is refused: its streams are dropped, it is told, and named in the log once a minute. Nothing that one peer
@@ -19,11 +19,13 @@ from penstock.engine.loop.peers import Peer, peer_name
 from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.rpc import RpcServer
 from penstock.engine.loop.stats import EngineStats
+from penstock.engine.loop.stream_spans import StreamSpans
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
     Abort,
     Disconnect,
+    EngineMetricsQuery,
     FromServer,
     Hello,
     InvalidSubmit,
@@ -57,15 +59,19 @@ class Inbox:
         calls: RpcServer,
         stats: EngineStats,
         clock: Callable[[], float] = time.monotonic,
+        on_metrics_query: Callable[[int, EngineMetricsQuery], None] = lambda server, query: None,
+        spans: StreamSpans | None = None,
         refuse_streams: Callable[[], RequestRejected | None] = lambda: None,
         current_head: Callable[[], int] = lambda: 0,
         probe: Callable[[], None] = lambda: None,
     ) -> None:
-        """``refuse_streams`` returns why new streams are refused, None: they are not. ``current_head``
-        returns the incarnation of the head that this engine belongs to, 0: unknown. ``probe`` drops the API
-        servers whose connection has broken."""
+        """``on_metrics_query`` takes the query of an API server. ``refuse_streams`` returns why new streams
+        are refused, None: they are not. ``current_head`` returns the incarnation of the head that this engine
+        belongs to, 0: unknown. ``probe`` drops the API servers whose connection has broken."""
         self._engine = engine
         self._calls = calls
+        self._spans = spans
+        self._on_metrics_query = on_metrics_query
         self._refuse_streams = refuse_streams
         self._current_head = current_head
         self._probe = probe
@@ -111,6 +117,8 @@ class Inbox:
             self._calls.drop_server(peer.server)
             self._engine.drop_server(peer.server)
             self._stats.drop(peer.streams.values())
+            if self._spans is not None:
+                self._spans.drop(peer.streams.values())
             self._peers.close_all(peer)
 
     def _log_defect(self, what: str, identity: bytes) -> None:
@@ -147,6 +155,8 @@ class Inbox:
                 self._on_abort(peer, message)
             case RpcCall():
                 self._calls.handle(peer.server, message)
+            case EngineMetricsQuery():
+                self._on_metrics_query(peer.server, message)
             case Disconnect():
                 self._peers.detach(peer)
 
@@ -204,6 +214,8 @@ class Inbox:
             numbered = msgspec.structs.replace(request, stream=number)
             self._engine.submit(peer.server, numbered)
             self._stats.arrive(numbered, self._clock())
+            if self._spans is not None:
+                self._spans.begin(numbered)
         except RequestRejected as error:
             self._fail(peer, handle, request.resumed, error.code, str(error))
         except Exception:  # noqa: BLE001 - this stream fails, the others do not notice

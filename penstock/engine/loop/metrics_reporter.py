@@ -1,17 +1,22 @@
-"""Sends snapshots of an engine's metrics to its API servers, once a second while they change."""
+"""Sends snapshots of an engine's metrics to its API servers: once a second, and on demand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
 
 from penstock.engine.base import Engine
 from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.stats import EngineStats
+from penstock.metrics.families import SLEEP_STATE
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.snapshot import Series, Snapshot, encode_snapshot, process_name, process_series
-from penstock.wire.messages import EngineMetrics
+from penstock.wire.messages import EngineMetrics, EngineMetricsQuery
 
 REPORT_INTERVAL_S = 1.0
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+"""Values of the label ``sleep_state``, by sleep level."""
 
 
 class MetricsReporter:
@@ -28,8 +33,10 @@ class MetricsReporter:
         epoch: int,
         incarnation: int = 0,
         model: str,
+        sleep_level: Callable[[], int] = lambda: 0,
+        spans: Mapping[str, int] | None = None,
     ) -> None:
-        """``model`` is the value of the label ``model_name``."""
+        """``model`` is the value of the label ``model_name``; ``spans``: their numbers by state."""
         self._engine = engine
         self._stats = stats
         self._collector = collector
@@ -42,6 +49,10 @@ class MetricsReporter:
         self._reported = 0, 0
         """``stats.changes`` and ``attach_count`` of the peers at the last report."""
         self._next = 0.0
+        self._sleep_level = sleep_level
+        self._spans = spans
+        self._queries: dict[int, int] = {}
+        """Numbers of the unanswered queries, by API server."""
 
     @property
     def pending(self) -> bool:
@@ -63,6 +74,21 @@ class MetricsReporter:
         makes up for a missed one."""
         self._next = now + REPORT_INTERVAL_S
         self._reported = self._stats.changes, self._publisher.peers.attach_count
+        self._publisher.offer_to_all(self._message())
+
+    def on_query(self, server: int, query: EngineMetricsQuery) -> None:
+        """An API server wants the metrics; :meth:`answer_queries` sends them."""
+        self._queries[server] = query.number
+
+    def answer_queries(self) -> None:
+        """To be called after each step, which may end aborted streams, and before the engine waits."""
+        if self._queries:
+            message = self._message()
+            for server, number in self._queries.items():
+                self._publisher.send(server, msgspec.structs.replace(message, query=number))
+            self._queries.clear()
+
+    def _message(self) -> EngineMetrics:
         self._sequence += 1
         snapshot = Snapshot(
             process=self._process,
@@ -72,11 +98,14 @@ class MetricsReporter:
             incarnation=self._incarnation,
         )
         load = self._engine.load()
-        self._publisher.offer_to_all(
-            EngineMetrics(encode_snapshot(snapshot), load.waiting, load.running, round(load.kv_used * 1000))
+        return EngineMetrics(
+            encode_snapshot(snapshot), load.waiting, load.running, load.kv_used, load.deferred
         )
 
     def _series(self) -> Iterator[Series]:
         yield from self._stats.series(self._engine.metrics(), *self._labels)
+        level = self._sleep_level()
+        for number, state in enumerate(SLEEP_STATES):
+            yield Series(SLEEP_STATE.name, (*self._labels, state), float(number == level))
         pauses = None if self._collector is None else self._collector.pauses
-        yield from process_series(self._process, self._epoch, pauses)
+        yield from process_series(self._process, self._epoch, pauses, self._spans)

@@ -26,11 +26,13 @@ from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.rpc import RpcServer
 from penstock.engine.loop.sleep import SleepState
 from penstock.engine.loop.stats import EngineStats
+from penstock.engine.loop.stream_spans import EndedStream, StreamSpans, describe
 from penstock.engine.loop.two_phase import TwoPhaseParticipant
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
+from penstock.telemetry.spans import BatchSpanExporter, make_span_exporter
 from penstock.wire.channel import ControlChannel, SupervisorGone
-from penstock.wire.control import HEARTBEAT_INTERVAL_S, Drain, Info, Stop, SupervisorCommand
+from penstock.wire.control import HEARTBEAT_INTERVAL_S, Drain, Info, Launch, Stop, SupervisorCommand
 from penstock.wire.messages import Draining, EngineInfo, GoAway
 from penstock.wire.sockets import RouterSocket
 
@@ -99,6 +101,7 @@ def run(control: ControlChannel) -> int:
                     model=launch.served_model_names[0],
                     incarnation=launch.incarnation,
                     profile_dir=config.profile_dir,
+                    span_exporter=_span_exporter(launch),
                 )
                 collector.start()
                 control.ready(ready_info(engine.info))
@@ -108,6 +111,19 @@ def run(control: ControlChannel) -> int:
     finally:
         engine.close()
     return 0
+
+
+def _span_exporter(launch: Launch) -> BatchSpanExporter[EndedStream] | None:
+    """The exporter of the engine's spans; None: they are off. Raises ConfigError."""
+    if launch.config.otlp_endpoint is None:
+        return None
+    return make_span_exporter(
+        launch.config.otlp_endpoint,
+        describe,
+        service=launch.config.otlp_service_name,
+        scope="penstock.engine",
+        instance=launch.name,
+    )
 
 
 def ready_info(info: EngineInfo) -> Info:
@@ -138,10 +154,12 @@ class EngineLoop:
         model: str = "",
         incarnation: int = 0,
         profile_dir: str | None = None,
+        span_exporter: BatchSpanExporter[EndedStream] | None = None,
     ) -> None:
         """``collector`` None: Python's own garbage collection stays on. ``membership`` None: there is no
         coordinator. ``group`` None: the engine steps whenever it has work. ``model`` is the metrics' label
-        ``model_name``. ``profile_dir`` None: profiling is off."""
+        ``model_name``. ``profile_dir`` None: profiling is off. ``span_exporter`` None: streams have no
+        spans."""
         self._engine = engine
         self._socket = socket
         self._publisher = Publisher(socket)
@@ -154,24 +172,13 @@ class EngineLoop:
             profiler = EngineProfiler(engine, profile_dir, rank, epoch)
             self._operations |= {"start_profile": profiler.start, "stop_profile": profiler.stop}
         self._stats = EngineStats()
+        self._spans = None if span_exporter is None else StreamSpans(span_exporter, self._stats, rank, model)
         sleep = SleepState(engine, self._end_streams, self._is_idle)
         self._calls = RpcServer(
             self._run_operation,
             {SleepState.name: TwoPhaseParticipant(SleepState.name, sleep)},
             self._publisher.send,
             lambda: self._publisher.step,
-        )
-        self._inbox = Inbox(
-            engine,
-            self._publisher,
-            rank=rank,
-            epoch=epoch,
-            incarnation=incarnation,
-            calls=self._calls,
-            stats=self._stats,
-            refuse_streams=sleep.refusal,
-            current_head=(lambda: incarnation) if membership is None else membership.current_head,
-            probe=self._probe_servers,
         )
         self._reporter = MetricsReporter(
             engine,
@@ -182,6 +189,22 @@ class EngineLoop:
             epoch=epoch,
             incarnation=incarnation,
             model=model,
+            sleep_level=lambda: sleep.level,
+            spans=None if self._spans is None else self._spans.counts,
+        )
+        self._inbox = Inbox(
+            engine,
+            self._publisher,
+            rank=rank,
+            epoch=epoch,
+            incarnation=incarnation,
+            calls=self._calls,
+            stats=self._stats,
+            spans=self._spans,
+            on_metrics_query=self._reporter.on_query,
+            refuse_streams=sleep.refusal,
+            current_head=(lambda: incarnation) if membership is None else membership.current_head,
+            probe=self._probe_servers,
         )
         self._collector = collector
         self._trimmer = Trimmer()
@@ -221,6 +244,7 @@ class EngineLoop:
         has_work = self._engine.has_work()
         if self._may_step(has_work):
             now = self._step_and_publish() if has_work else self._dummy_step()
+            self._reporter.answer_queries()
             self._poll_control(commands, now)
         else:
             self._wait(commands)
@@ -268,12 +292,16 @@ class EngineLoop:
         rows = self._engine.step()
         now = self._clock()
         self._stats.admit(self._engine.take_admitted(), began)
+        self._stats.preempt(self._engine.take_preempted())
         self._publish(rows, now)
         return now
 
     def _publish(self, rows: StepRows, now: float) -> None:
-        self._stats.on_rows(rows, now)
-        self._publisher.publish(self._publisher.peers.to_handles(rows), self._engine.load())
+        load = self._engine.load()
+        self._stats.on_rows(rows, now, load.generated)
+        if self._spans is not None:
+            self._spans.on_rows(rows, now)
+        self._publisher.publish(self._publisher.peers.to_handles(rows), load)
 
     def _dummy_step(self) -> float:
         """A step without rows, for the other ranks of the group. Returns the clock's time at its end."""
@@ -350,6 +378,7 @@ class EngineLoop:
     def _wait(self, commands: CommandChannel) -> None:
         """Wait for a message, a command or the next heartbeat; the first pause collects garbage and reports
         metrics."""
+        self._reporter.answer_queries()
         self._publisher.flush()
         self._report_to_coordinator(self._clock(), idle=True)
         collector = self._collector
@@ -373,6 +402,8 @@ class EngineLoop:
     def _shut_down(self, reason: str) -> None:
         """Publish all tokens that were held back, then send GoAway, which ends every stream here."""
         rows = self._engine.fail_all("engine_error", reason)
+        if self._spans is not None:
+            self._spans.on_rows(rows, self._clock())
         rows.failed = ()
         self._publisher.publish(self._publisher.peers.to_handles(rows), self._engine.load())
         self._reporter.report(self._clock())
@@ -381,6 +412,8 @@ class EngineLoop:
         while self._publisher.has_backlog and self._clock() < deadline:
             time.sleep(RETRY_INTERVAL_S)
             self._publisher.flush()
+        if self._spans is not None:
+            self._spans.close()
 
     def _leave_group(self, group: WaveGroup, commands: CommandChannel) -> None:
         """Step along while peers need it: they may not have received Stop yet."""

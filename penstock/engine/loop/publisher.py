@@ -38,7 +38,7 @@ when more gathers."""
 MAX_FAREWELLS = 1024
 """Peers that are told why they were refused once their queue has room."""
 
-Message = Welcome | StreamFailed | Started | RpcReply | GoAway | Draining
+Message = Welcome | StreamFailed | Started | RpcReply | GoAway | Draining | EngineMetrics
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Publisher:
                 logprobs=rows.logprobs,
                 waiting=load.waiting,
                 running=load.running,
-                kv_used_permille=round(load.kv_used * 1000),
+                kv_used=load.kv_used,
                 prompt=rows.prompt,
             )
             self._split(rows, frame, rows.kv_transfer_params or {})

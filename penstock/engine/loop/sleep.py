@@ -37,6 +37,11 @@ class SleepState:
         self._next: int | None = None
         """The level that is being prepared."""
 
+    @property
+    def level(self) -> int:
+        """0: awake."""
+        return self._level
+
     def refusal(self) -> RequestRejected | None:
         """Why new streams are refused; None while the engine is awake and not about to sleep."""
         if self._level == AWAKE and not self._next:

@@ -8,6 +8,7 @@ vLLM's names, labels and meaning, see :mod:`penstock.metrics.families`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,10 +38,26 @@ _STREAM = np.dtype(
         ("first", np.float64),  # first token; for a resumed stream, arrival
         ("last", np.float64),  # latest tokens; before them, arrival
         ("prompt", np.int32),  # prompt tokens, without the output that a resumed stream brings
+        ("cached", np.int32),  # of these, found in a prefix cache
+        ("max_tokens", np.int32),
+        ("preemptions", np.int32),
         ("stopped", np.bool_),  # aborted because its text contains a stop string
     ],
     align=True,
 )
+
+
+class StreamTimes(NamedTuple):
+    """What is known of one stream; times in seconds of the loop's clock, 0: not yet."""
+
+    arrived: float
+    admitted: float
+    first: float
+    prompt: int
+    cached: int
+    max_tokens: int
+    preemptions: int
+    stopped: bool
 
 
 class EngineStats:
@@ -49,7 +66,7 @@ class EngineStats:
     def __init__(self) -> None:
         self.changes = 0
         """Increases with every event that is counted."""
-        self.steps = self.prompt_tokens = self.generation_tokens = 0
+        self.steps = self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
         self.waves = self.dummy_steps = 0
         """Of a rank in a wave group."""
         self.ended = dict.fromkeys(REASONS, 0)
@@ -57,6 +74,9 @@ class EngineStats:
         self._iteration_tokens = Histogram(f.ITERATION_TOKENS.bounds)
         self._prompt_length = Histogram(f.PROMPT_LENGTH.bounds)
         self._generation_length = Histogram(f.GENERATION_LENGTH.bounds)
+        self._max_tokens_asked = Histogram(f.PARAMS_MAX_TOKENS.bounds)
+        self._preemption_count = Histogram(f.REQUEST_PREEMPTIONS.bounds)
+        self._prefill_computed = Histogram(f.PREFILL_COMPUTED.bounds)
         self._ttft = Histogram(f.TTFT.bounds)
         self._itl = Histogram(f.ITL.bounds)
         self._tpot = Histogram(f.TPOT.bounds)
@@ -80,6 +100,9 @@ class EngineStats:
         self._first: NDArray[np.float64] = table["first"]
         self._last: NDArray[np.float64] = table["last"]
         self._prompt: I32 = table["prompt"]
+        self._cached: I32 = table["cached"]
+        self._max_tokens: I32 = table["max_tokens"]
+        self._preemptions: I32 = table["preemptions"]
         self._stopped: NDArray[np.bool_] = table["stopped"]
 
     def refuse(self) -> None:
@@ -96,17 +119,28 @@ class EngineStats:
             self._set_table(np.concatenate((self._table, np.zeros_like(self._table))))
         first = now if request.resumed else 0.0
         prompt = len(request.prompt) // 4 - request.resumed
-        self._table[request.stream] = (now, 0.0, first, now, prompt, False)
+        most = request.sampling.max_tokens
+        self._table[request.stream] = (now, 0.0, first, now, prompt, 0, most, 0, False)
 
     def admit(self, streams: Iterable[tuple[int, int]], now: float) -> None:
         """Streams, as (API server, stream), have been given slots."""
         for _, stream in streams:
             self._admitted[stream] = now
 
+    def preempt(self, streams: Iterable[tuple[int, int]]) -> None:
+        """Streams, as (API server, stream), gave their KV blocks back, and wait for new ones."""
+        for _, stream in streams:
+            self._preemptions[stream] += 1
+
     def stop(self, streams: Iterable[int]) -> None:
         """Streams aborted because their text contains a stop string: they count as stopped."""
         for stream in streams:
             self._stopped[stream] = True
+
+    def times_of(self, stream: int) -> StreamTimes:
+        """Of a stream whose end was counted last, or that runs."""
+        entry = self._table[stream]
+        return StreamTimes(*(entry[name].item() for name in StreamTimes._fields))
 
     def drop(self, streams: Collection[int]) -> None:
         """Count the streams of an API server that is gone as aborted."""
@@ -115,11 +149,13 @@ class EngineStats:
 
     # -- the step
 
-    def on_rows(self, rows: StepRows, now: float) -> None:
-        """Count a step's rows."""
+    def on_rows(self, rows: StepRows, now: float, generated: int) -> None:
+        """Count a step. ``generated``: tokens that the engine has generated since its start. Those of the
+        step may be in later rows, where streams have a stream interval."""
         self.changes += 1
         self.steps += 1
-        tokens, prompts = len(rows.tokens), self.prompt_tokens
+        computed = self.prompt_tokens - self.cached_tokens
+        tokens, self.generation_tokens = generated - self.generation_tokens, generated
         if len(rows.stream):
             at = rows.stream.astype(np.intp)
             self._on_tokens(at, rows, now)
@@ -127,9 +163,8 @@ class EngineStats:
                 ended = np.flatnonzero(rows.finish)
                 counts = 1 if rows.count is None else rows.count[ended]
                 self._on_ends(at[ended], rows.finish[ended], rows.position[ended] + counts, now)
-        self.generation_tokens += tokens
         if tokens:
-            self._iteration_tokens.add(tokens + self.prompt_tokens - prompts)
+            self._iteration_tokens.add(tokens + self.prompt_tokens - self.cached_tokens - computed)
         for failure in rows.failed:
             if failure.code != OVERLOADED:  # overloaded: it was displaced from the queue, and never ran
                 self.ended["error"] += 1
@@ -146,7 +181,7 @@ class EngineStats:
         if rows.count is not None:
             begins &= rows.count > 0
         if begins.any():
-            self._on_first_tokens(at[begins], now)
+            self._on_first_tokens(at[begins], None if rows.cached is None else rows.cached[begins], now)
             since = since[~begins]
             count = None if rows.count is None else rows.count[~begins]
         else:
@@ -156,9 +191,12 @@ class EngineStats:
         else:
             self._itl.observe_times(since / np.maximum(count, 1), count)
 
-    def _on_first_tokens(self, at: NDArray[np.intp], now: float) -> None:
+    def _on_first_tokens(self, at: NDArray[np.intp], cached: I32 | None, now: float) -> None:
         self._first[at] = now
         self.prompt_tokens += int(self._prompt[at].sum())
+        if cached is not None:
+            self._cached[at] = cached
+            self.cached_tokens += int(cached.sum())
         self._ttft.observe(now - self._arrived[at])
 
     def _on_ends(self, at: NDArray[np.intp], finish: I8, generated: I32, now: float) -> None:
@@ -172,6 +210,9 @@ class EngineStats:
         self._e2e.observe(now - arrived)
         self._prompt_length.observe(self._prompt[at])
         self._generation_length.observe(generated)
+        self._max_tokens_asked.observe(self._max_tokens[at])
+        self._preemption_count.observe(self._preemptions[at])
+        self._prefill_computed.observe(self._prompt[at] - self._cached[at])
         ran = admitted > 0
         self._queue_time.observe((admitted - arrived)[ran])
         self._inference_time.observe(now - admitted[ran])
@@ -191,10 +232,20 @@ class EngineStats:
         yield Series(f.WAVES.name, labels, self.waves)
         yield Series(f.REFUSED_MESSAGES.name, labels, self.refused_messages)
         yield Series(f.PROMPT_TOKENS.name, labels, self.prompt_tokens)
+        external = engine.get("external_prompt_tokens_total", 0)
+        for source, count in (
+            ("local_compute", self.prompt_tokens - self.cached_tokens),
+            ("local_cache_hit", max(0, self.cached_tokens - external)),
+            ("external_kv_transfer", external),
+        ):
+            yield Series(f.PROMPT_TOKENS_BY_SOURCE.name, (*labels, source), count)
+        yield Series(f.PROMPT_TOKENS_CACHED.name, labels, self.cached_tokens)
         yield Series(f.GENERATION_TOKENS.name, labels, self.generation_tokens)
         yield Series(f.PREEMPTIONS.name, labels, engine.get("preemptions_total", 0))
         yield Series(f.PREFIX_QUERIES.name, labels, engine.get("prefix_cache_queries_total", 0))
         yield Series(f.PREFIX_HITS.name, labels, engine.get("prefix_cache_hits_total", 0))
+        yield Series(f.EXTERNAL_QUERIES.name, labels, engine.get("external_prefix_cache_queries_total", 0))
+        yield Series(f.EXTERNAL_HITS.name, labels, engine.get("external_prefix_cache_hits_total", 0))
         yield Series(f.SPEC_DRAFTS.name, labels, engine.get("spec_decode_drafts_total", 0))
         yield Series(f.SPEC_DRAFT_TOKENS.name, labels, engine.get("spec_decode_draft_tokens_total", 0))
         yield Series(f.SPEC_ACCEPTED.name, labels, engine.get("spec_decode_accepted_tokens_total", 0))
@@ -204,6 +255,9 @@ class EngineStats:
             (f.ITERATION_TOKENS, self._iteration_tokens),
             (f.PROMPT_LENGTH, self._prompt_length),
             (f.GENERATION_LENGTH, self._generation_length),
+            (f.PARAMS_MAX_TOKENS, self._max_tokens_asked),
+            (f.REQUEST_PREEMPTIONS, self._preemption_count),
+            (f.PREFILL_COMPUTED, self._prefill_computed),
             (f.TTFT, self._ttft),
             (f.ITL, self._itl),
             (f.TPOT, self._tpot),

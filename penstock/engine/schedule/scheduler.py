@@ -204,6 +204,9 @@ class Scheduler:
     def waiting(self) -> int:
         return len(self._queue)
 
+    def deferred(self) -> int:
+        return self._queue.held_count()
+
     def running(self) -> int:
         return len(self._admitted)
 
@@ -274,6 +277,7 @@ class Scheduler:
         self._release_blocks(victim, forever=False)
         self.computed[victim] = 0
         self.preemptions += 1
+        self.table.note_preemption(victim)
         return victim
 
     def _prefill_budget(self, decodes: int) -> int:

@@ -318,6 +318,10 @@ class WaitingQueue:
         waiting.held_by = by
         self._held.setdefault(by, {})[waiting.key] = waiting
 
+    def held_count(self) -> int:
+        """Streams that are held."""
+        return sum(map(len, self._held.values())) if self._held else 0
+
     def release(self, by: Hashable) -> list[WaitingStream]:
         """Put the streams that are held by ``by`` in front of those of their priority that came later.
         Returns them."""

@@ -156,6 +156,9 @@ class SyntheticEngine:
     def take_admitted(self) -> Sequence[tuple[int, int]]:
         return self._table.take_admitted()
 
+    def take_preempted(self) -> Sequence[tuple[int, int]]:
+        return self._table.take_preempted()
+
     def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
         self._table.notify_start = notify
 
@@ -335,7 +338,7 @@ class SyntheticEngine:
     # -- reporting
 
     def load(self) -> Load:
-        return Load(len(self._waiting), self._table.running())
+        return Load(len(self._waiting), self._table.running(), generated=self._table.generated)
 
     def metrics(self) -> dict[str, float]:
         return {}

@@ -95,6 +95,14 @@ class TorchEngine:
             device=_device_name(device),
             dtype=str(dtype).removeprefix("torch."),
             kv_cache_tokens=blocks * config.block_size,
+            cache_config={
+                "block_size": str(config.block_size),
+                "cache_dtype": str(dtype).removeprefix("torch."),
+                "enable_prefix_caching": str(config.enable_prefix_caching),
+                "gpu_memory_utilization": str(config.gpu_memory_utilization),
+                "kv_cache_memory_bytes": str(config.kv_cache_memory),
+                "num_gpu_blocks": str(blocks),
+            },
         )
         if self._group is not None:
             self._group.barrier(progress)
@@ -117,6 +125,9 @@ class TorchEngine:
 
     def take_admitted(self) -> Sequence[tuple[int, int]]:
         return self._table.take_admitted()
+
+    def take_preempted(self) -> Sequence[tuple[int, int]]:
+        return self._table.take_preempted()
 
     def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
         self._table.notify_start = notify
@@ -176,7 +187,14 @@ class TorchEngine:
     # -- reporting
 
     def load(self) -> Load:
-        return Load(self._scheduler.waiting(), self._scheduler.running(), self._blocks.usage())
+        scheduler = self._scheduler
+        return Load(
+            waiting=scheduler.waiting(),
+            running=scheduler.running(),
+            kv_used=self._blocks.usage(),
+            deferred=scheduler.deferred(),
+            generated=self._table.generated,
+        )
 
     def metrics(self) -> dict[str, float]:
         scheduler = self._scheduler

@@ -114,6 +114,9 @@ class VllmEngine:
     def take_admitted(self) -> Sequence[tuple[int, int]]:
         return self._table.take_admitted()
 
+    def take_preempted(self) -> Sequence[tuple[int, int]]:
+        return self._table.take_preempted()
+
     def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
         self._table.notify_start = notify
 
@@ -203,6 +206,8 @@ class VllmEngine:
                 failed.append(int(slots[entry]))
             else:
                 finish[entry] = reason
+        for entry in output.preempted:
+            self._table.note_preemption(int(slots[entry]))
         for entry, cached in output.cached:
             self._table.cached[slots[entry]] = cached
         parts = [self._prompt_rows(int(slots[entry]), scores) for entry, scores in output.prompts]
@@ -288,7 +293,12 @@ class VllmEngine:
     # -- reporting
 
     def load(self) -> Load:
-        return Load(len(self._queue), self._table.running(), self._core.counts.kv_usage)
+        return Load(
+            waiting=len(self._queue),
+            running=self._table.running(),
+            kv_used=self._core.counts.kv_usage,
+            generated=self._table.generated,
+        )
 
     def metrics(self) -> dict[str, float]:
         counts = self._core.counts
@@ -296,6 +306,9 @@ class VllmEngine:
             "preemptions_total": counts.preemptions,
             "prefix_cache_queries_total": counts.prefix_queries,
             "prefix_cache_hits_total": counts.prefix_hits,
+            "external_prefix_cache_queries_total": counts.external_queries,
+            "external_prefix_cache_hits_total": counts.external_hits,
+            "external_prompt_tokens_total": counts.external_prompt_tokens,
             "spec_decode_drafts_total": counts.drafts,
             "spec_decode_draft_tokens_total": counts.draft_tokens,
             "spec_decode_accepted_tokens_total": counts.accepted_tokens,

@@ -25,7 +25,7 @@ from penstock.config.errors import ConfigError
 from penstock.engine.base import RequestRejected
 from penstock.engine.vllm.step_output import TokenLogprobs, VllmCounters, VllmStepOutput
 from penstock.wire.frames import FinishReason
-from penstock.wire.messages import Adapter, EngineInfo, Submit
+from penstock.wire.messages import CACHE_CONFIG_LABELS, Adapter, EngineInfo, Submit
 from penstock.wire.sockets import ProcessGroupSpec
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read at import: the core runs in this process
@@ -162,6 +162,7 @@ class VllmCore:
             device=str(current_platform.get_device_name()),
             dtype=str(model.dtype).removeprefix("torch."),
             kv_cache_tokens=int(cache.num_gpu_blocks or 0) * int(cache.block_size),
+            cache_config={name: str(getattr(cache, name)) for name in CACHE_CONFIG_LABELS},
             adapters=adapters,
             transfers_kv=config.kv_transfer_config is not None,
             max_loras=0 if lora is None else int(lora.max_loras),
@@ -301,9 +302,12 @@ class VllmCore:
         """Read an output with events: the request was queued, scheduled or preempted since its last output,
         or this is its first one."""
         preempted = vllm_engine.EngineCoreEventType.PREEMPTED
-        self.counts.preemptions += sum(event.type == preempted for event in output.events)
+        times = sum(event.type == preempted for event in output.events)
+        made.preempted += [entry] * times
+        self.counts.preemptions += times
         if output.prefill_stats is not None:
             made.cached.append((entry, output.prefill_stats.num_cached_tokens))
+            self.counts.external_prompt_tokens += output.prefill_stats.num_external_cached_tokens
         if output.new_prompt_logprobs_tensors is not None:
             tensors = output.new_prompt_logprobs_tensors[:3]
             made.prompts.append((entry, _scores(*(tensor.numpy() for tensor in tensors))))
@@ -313,6 +317,10 @@ class VllmCore:
         counts.kv_usage = stats.kv_cache_usage
         counts.prefix_queries += stats.prefix_cache_stats.queries
         counts.prefix_hits += stats.prefix_cache_stats.hits
+        connector = stats.connector_prefix_cache_stats
+        if connector is not None:
+            counts.external_queries += connector.queries
+            counts.external_hits += connector.hits
         drafted = stats.spec_decoding_stats
         if drafted is not None:
             counts.drafts += drafted.num_drafts

@@ -30,6 +30,8 @@ class VllmStepOutput:
     """(entry, finish reason) of ended requests; None: an error inside vLLM."""
     cached: list[tuple[int, int]] = field(default_factory=list)
     """(entry, prompt tokens found in the prefix cache) with a request's first output."""
+    preempted: list[int] = field(default_factory=list)
+    """Entry of a request that was preempted, once for each time."""
     logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
     """(entry, logprobs of its tokens)"""
     prompts: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
@@ -47,6 +49,11 @@ class VllmCounters:
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    external_queries: int = 0
+    """Prompt tokens that were looked up at the KV connector."""
+    external_hits: int = 0
+    external_prompt_tokens: int = 0
+    """Prompt tokens whose keys and values came through the KV connector."""
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0

@@ -20,12 +20,12 @@ from penstock.gateway.relay.attempt import error_body, expected_reply, local_rep
 from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.requests.relayed_routes import check_relayed
 from penstock.gateway.requests.request_body import GENERATION_PATHS, RequestBody, read_request
-from penstock.gateway.requests.trace_context import TRACESTATE, inject_trace_context
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.response_observer import ReplyObserver, StreamObserver
 from penstock.gateway.routing.picker import NoEndpointError, pick_request
 from penstock.http.access_keys import KEY_HEADERS
 from penstock.http.errors import ApiError
+from penstock.telemetry.trace_context import TRACESTATE, inject_trace_context
 
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 HEADER_PREFIXES = ("x-gateway", "x-llm-d")

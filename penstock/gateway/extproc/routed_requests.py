@@ -12,13 +12,13 @@ from penstock.gateway.relay.attempt import ExpectedReply
 from penstock.gateway.relay.relay import Relay
 from penstock.gateway.relay.request_record import RequestRecord, failure_reason
 from penstock.gateway.requests.model_rewrites import ModelRewrites
-from penstock.gateway.requests.trace_context import TracePropagator
 from penstock.gateway.responses.outcome import ENDPOINT_FAULTS, Outcome, TransportResult, classify_outcome
 from penstock.gateway.responses.response_observer import Observation, ReplyObserver, StreamObserver
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.picker import NoEndpointError, PickRequest
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.http.access_keys import Keys
+from penstock.telemetry.trace_context import TracePropagator
 
 LOG_DELAY_S = 10.0
 """Time after the end of a request when its access log entry counts as lost; Envoy buffers entries for 1 s."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.gateway.requests.request_body import RequestBody
-from penstock.gateway.requests.trace_context import TraceContext
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.response_observer import Observation
+from penstock.telemetry.trace_context import TraceContext
 
 
 @dataclass(frozen=True, slots=True)

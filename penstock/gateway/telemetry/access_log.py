@@ -9,6 +9,7 @@ from logging.handlers import WatchedFileHandler
 
 from penstock.config.errors import ConfigError
 from penstock.gateway.relay.request_record import FailedAttempt, RequestRecord
+from penstock.logging_setup import log_event
 
 access_logger = logging.getLogger("penstock.gateway.access")
 access_logger.setLevel(logging.INFO)  # independent of --log-level: only --access-log decides
@@ -53,7 +54,8 @@ def log_request(record: RequestRecord) -> None:
         "bytes_in": record.bytes_in,
         "bytes_out": record.bytes_out,
     }
-    access_logger.info("%s", json.dumps({key: value for key, value in line.items() if value is not None}))
+    fields = {key: value for key, value in line.items() if value is not None}
+    log_event(access_logger, "request", fields, json.dumps(fields))
 
 
 def _failure_fields(failure: FailedAttempt) -> dict[str, str]:

@@ -9,7 +9,7 @@ from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.responses.outcome import SUCCESSFUL
 from penstock.gateway.telemetry.access_log import log_request
 from penstock.gateway.telemetry.metrics import GatewayMetrics
-from penstock.gateway.telemetry.spans import BatchSpanExporter
+from penstock.telemetry.spans import BatchSpanExporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class RequestRecorder:
 
     metrics: GatewayMetrics
     wanted: Literal["none", "errors", "all"]
-    spans: BatchSpanExporter | None = None
+    spans: BatchSpanExporter[RequestRecord] | None = None
 
     def finish(self, record: RequestRecord) -> None:
         """Record a request that has ended with an outcome."""

@@ -70,7 +70,7 @@ def open_control_channel(fd: int, title: str = "penstock: {}") -> ControlChannel
     control = ControlChannel(fd)
     launch = control.launch
     setproctitle(title.format(launch.name))
-    logging_setup.configure(launch.name, launch.config.log_level)
+    logging_setup.configure(launch.name, launch.config.log_level, launch.config.log_format)
     parent_death.exit_with_supervisor(launch.supervisor_pid, control.fileno())
     return control
 

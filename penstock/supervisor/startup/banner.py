@@ -13,7 +13,12 @@ from penstock.supervisor.children.actions import ProcessName
 from penstock.wire.control import Info
 
 
-def banner(
+def banner(facts: Mapping[str, str]) -> str:
+    """The lines of the banner, without a final newline."""
+    return "\n".join([f"penstock {__version__}", *(f"  {key:<10} {value}" for key, value in facts.items())])
+
+
+def banner_facts(
     config: ServeConfig,
     *,
     address: Address | None,
@@ -22,8 +27,8 @@ def banner(
     supervisor_pid: int,
     pids: Mapping[ProcessName, int],
     infos: Mapping[ProcessName, Info],
-) -> str:
-    """The lines of the banner, without a final newline.
+) -> dict[str, str]:
+    """What the operator wants to know, by name.
 
     ``address`` is the listening address, None on a host without API servers; ``infos`` holds each child's
     description of itself, for API servers on other hosts their URL.
@@ -51,7 +56,7 @@ def banner(
             "docs": f"{first}/docs",
             "API key": "required" if config.api_key else "off, anybody who can connect may use the server",
         }
-    return "\n".join([f"penstock {__version__}", *(f"  {key:<10} {value}" for key, value in lines.items())])
+    return lines
 
 
 def base_url(address: Address, *, tls: bool = False) -> str:

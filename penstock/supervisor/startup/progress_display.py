@@ -128,6 +128,6 @@ class TerminalProgressDisplay:
             self._bars.stop()
 
 
-def make_progress_display() -> ProgressDisplay:
-    """Live lines if standard error is a terminal, log lines otherwise."""
-    return TerminalProgressDisplay() if sys.stderr.isatty() else LogProgressDisplay()
+def make_progress_display(*, live: bool = True) -> ProgressDisplay:
+    """Live lines if ``live`` and standard error is a terminal, log lines otherwise."""
+    return TerminalProgressDisplay() if live and sys.stderr.isatty() else LogProgressDisplay()

@@ -188,7 +188,7 @@ def test_parts_are_taken_in_order(desk: Desk, zero: bytes) -> None:
 def test_what_was_stopped_counts_as_stopped(desk: Desk, zero: bytes) -> None:
     desk.take(zero, submit(2), submit(4), Abort([2], stopped=True), Abort([4]))
     assert desk.engine.asked[2:] == [("abort", 0, [2]), ("abort", 0, [4])]
-    desk.stats.on_rows(aborted_rows([(0, number, 0) for number in desk.engine.seeds]), 1.0)
+    desk.stats.on_rows(aborted_rows([(0, number, 0) for number in desk.engine.seeds]), 1.0, 0)
     assert desk.stats.ended == {"stop": 1, "length": 0, "abort": 1, "error": 0}
 
 

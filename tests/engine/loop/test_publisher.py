@@ -130,7 +130,7 @@ def test_one_server(publisher: Publisher, outbox: Room) -> None:
     assert list(outbox.sent) == [b"one"]
     (frame,) = outbox.frames(b"one")
     assert frame.stream.tolist() == [4, 5]
-    assert (frame.step, frame.waiting, frame.running, frame.kv_used_permille) == (1, 3, 2, 250)
+    assert (frame.step, frame.waiting, frame.running, frame.kv_used) == (1, 3, 2, 0.25)
 
 
 def test_rows_of_several_servers_are_split(publisher: Publisher, outbox: Room) -> None:

@@ -22,7 +22,7 @@ from tests.engine.support import PROMPT, submit
 def rows(*each: tuple[int, int, int, int, FinishReason]) -> StepRows:
     """Of (API server, stream, position, tokens, finish)."""
     server, stream, position, count, finish = (
-        np.array(column, np.int32) for column in zip(*each, strict=True)
+        np.array(column, np.int32) for column in (zip(*each, strict=True) if each else [()] * 5)
     )
     plain = bool((count == 1).all())
     return StepRows(
@@ -33,6 +33,11 @@ def rows(*each: tuple[int, int, int, int, FinishReason]) -> StepRows:
         None if plain else count,
         finish.astype(np.int8) if finish.any() else None,
     )
+
+
+def record(stats: EngineStats, made: StepRows, now: float, held: int = 0) -> None:
+    """Counts a step whose tokens are all in its rows, except ``held``."""
+    stats.on_rows(made, now, stats.generation_tokens + len(made.tokens) + held)
 
 
 def values(stats: EngineStats, family: MetricFamily, **engine: float) -> dict[Labels, Any]:
@@ -58,9 +63,9 @@ def test_the_life_of_a_stream() -> None:
     stats = EngineStats()
     stats.arrive(submit(3), 10.0)
     stats.admit([(0, 3)], 12.0)
-    stats.on_rows(rows((0, 3, 0, 1, NONE)), 15.0)
-    stats.on_rows(rows((0, 3, 1, 1, NONE)), 15.5)
-    stats.on_rows(rows((0, 3, 2, 1, LENGTH)), 17.0)
+    record(stats, rows((0, 3, 0, 1, NONE)), 15.0)
+    record(stats, rows((0, 3, 1, 1, NONE)), 15.5)
+    record(stats, rows((0, 3, 2, 1, LENGTH)), 17.0)
     assert total(stats, f.TTFT) == (1, 5.0)
     assert total(stats, f.ITL) == (2, 2.0)
     assert total(stats, f.TPOT) == (1, 1.0)
@@ -80,8 +85,8 @@ def test_a_row_of_several_tokens_is_as_many_latencies() -> None:
     stats = EngineStats()
     stats.arrive(submit(1), 1.0)
     stats.arrive(submit(2), 1.0)
-    stats.on_rows(rows((0, 1, 0, 1, NONE), (0, 2, 0, 1, NONE)), 2.0)
-    stats.on_rows(rows((0, 1, 1, 4, NONE), (0, 2, 1, 1, NONE)), 4.0)
+    record(stats, rows((0, 1, 0, 1, NONE), (0, 2, 0, 1, NONE)), 2.0)
+    record(stats, rows((0, 1, 1, 4, NONE), (0, 2, 1, 1, NONE)), 4.0)
     assert total(stats, f.ITL) == (5, 4.0)
     distribution = value(stats, f.ITL)
     assert distribution.counts[f.ITL.bounds.index(0.5)] == 4
@@ -92,7 +97,7 @@ def test_reasons() -> None:
     stats = EngineStats()
     for stream in range(6):
         stats.arrive(submit(stream), 1.0)
-    stats.on_rows(rows(*((0, stream, 0, 1, NONE) for stream in range(6))), 2.0)
+    record(stats, rows(*((0, stream, 0, 1, NONE) for stream in range(6))), 2.0)
     stats.stop([3])
     ends = rows(
         (0, 0, 1, 1, FinishReason.EOS),
@@ -102,7 +107,7 @@ def test_reasons() -> None:
         (0, 4, 1, 0, ABORT),
     )
     ends.failed = [StreamFailure(0, 5, 1, "engine_error", "it broke")]
-    stats.on_rows(ends, 3.0)
+    record(stats, ends, 3.0)
     assert {labels[2]: count for labels, count in values(stats, f.SUCCESS).items()} == {
         "stop": 3,
         "length": 1,
@@ -116,9 +121,9 @@ def test_a_handle_is_used_again() -> None:
     stats = EngineStats()
     for arrival in (10.0, 20.0):
         stats.arrive(submit(3), arrival)
-        stats.on_rows(rows((0, 3, 0, 1, LENGTH)), arrival + 1)
+        record(stats, rows((0, 3, 0, 1, LENGTH)), arrival + 1)
     stats.arrive(submit(3), 30.0)
-    stats.on_rows(rows((0, 3, 0, 0, ABORT)), 31.0)
+    record(stats, rows((0, 3, 0, 0, ABORT)), 31.0)
     assert values(stats, f.SUCCESS)["m", "0", "abort"] == 1
     assert total(stats, f.E2E) == (3, 3.0)
 
@@ -126,7 +131,7 @@ def test_a_handle_is_used_again() -> None:
 def test_a_stream_that_never_ran() -> None:
     stats = EngineStats()
     stats.arrive(submit(0), 1.0)
-    stats.on_rows(rows((0, 0, 0, 0, ABORT)), 3.0)
+    record(stats, rows((0, 0, 0, 0, ABORT)), 3.0)
     assert total(stats, f.E2E) == (1, 2.0)
     assert total(stats, f.GENERATION_LENGTH) == (1, 0)
     for family in (f.TTFT, f.ITL, f.TPOT, f.QUEUE_TIME, f.INFERENCE_TIME, f.PREFILL_TIME, f.DECODE_TIME):
@@ -139,8 +144,8 @@ def test_a_resumed_stream_has_no_first_token_here() -> None:
     stats = EngineStats()
     stats.arrive(submit(0, prompt=[*PROMPT, 50, 51], resumed=2), 1.0)
     stats.admit([(0, 0)], 2.0)
-    stats.on_rows(rows((0, 0, 2, 1, NONE)), 4.0)
-    stats.on_rows(rows((0, 0, 3, 1, LENGTH)), 5.0)
+    record(stats, rows((0, 0, 2, 1, NONE)), 4.0)
+    record(stats, rows((0, 0, 3, 1, LENGTH)), 5.0)
     assert total(stats, f.TTFT) == (0, 0.0)
     assert total(stats, f.ITL) == (2, 4.0)
     assert value(stats, f.PROMPT_TOKENS) == 0
@@ -155,7 +160,7 @@ def test_there_is_room_for_any_number_of_open_streams() -> None:
     for at, (_, stream) in enumerate(streams):
         stats.arrive(submit(stream), float(1 + at))
     stats.admit(streams, 10.0)
-    stats.on_rows(rows(*((server, stream, 0, 1, LENGTH) for server, stream in streams)), 20.0)
+    record(stats, rows(*((server, stream, 0, 1, LENGTH) for server, stream in streams)), 20.0)
     assert total(stats, f.TTFT) == (4, 19.0 + 18 + 17 + 16)
     assert total(stats, f.QUEUE_TIME) == (4, 9.0 + 8 + 7 + 6)
 
@@ -164,7 +169,7 @@ def test_streams_of_an_api_server_that_is_gone_count_as_aborted() -> None:
     stats = EngineStats()
     for stream in (1, 2, 3):
         stats.arrive(submit(stream), 1.0)
-    stats.on_rows(rows((1, 3, 0, 1, LENGTH)), 2.0)
+    record(stats, rows((1, 3, 0, 1, LENGTH)), 2.0)
     changes = stats.changes
     stats.drop([1, 2])
     assert values(stats, f.SUCCESS)["m", "0", "abort"] == 2
@@ -216,9 +221,55 @@ def test_against_streams_followed_one_by_one(seed: int) -> None:
                 del alive[handle]
                 handles.append(handle)
         if step:
-            stats.on_rows(concat_rows([rows(*step)]), now)
+            record(stats, concat_rows([rows(*step)]), now)
     assert total(stats, f.ITL) == (len(latencies), pytest.approx(sum(latencies)))
     assert total(stats, f.TTFT) == (len(first), pytest.approx(sum(first)))
     assert total(stats, f.E2E) == (len(spans), pytest.approx(sum(spans)))
     places = np.searchsorted(f.ITL.bounds, latencies)
     assert list(value(stats, f.ITL).counts) == np.bincount(places, minlength=len(f.ITL.bounds) + 1).tolist()
+
+
+def test_a_step_counts_the_tokens_that_it_made_whenever_they_are_sent() -> None:
+    """A stream with an interval: its first token, then 255 steps whose tokens come as one row."""
+    stats = EngineStats()
+    stats.arrive(submit(1), 0.0)
+    record(stats, rows((0, 1, 0, 1, NONE)), 1.0)
+    for step in range(254):
+        record(stats, rows(), 1.0 + step, held=1)
+        assert value(stats, f.GENERATION_TOKENS) == 2 + step
+    record(stats, rows((0, 1, 1, 255, LENGTH)), 300.0, held=1 - 255)
+    assert value(stats, f.GENERATION_TOKENS) == 256
+    assert total(stats, f.ITERATION_TOKENS) == (256, len(PROMPT) + 256)
+    assert value(stats, f.ITERATION_TOKENS).counts[0] == 255, "steps of one token"
+
+
+def test_prompt_tokens_by_source() -> None:
+    stats = EngineStats()
+    for stream in (1, 2):
+        stats.arrive(submit(stream), 0.0)
+    first = rows((0, 1, 0, 1, NONE), (0, 2, 0, 1, NONE))
+    first.cached = np.array([0, 2], np.int32)
+    record(stats, first, 1.0)
+    record(stats, rows((0, 1, 1, 1, LENGTH), (0, 2, 1, 1, LENGTH)), 2.0)
+    computed = 2 * len(PROMPT) - 2
+    by_source = values(stats, f.PROMPT_TOKENS_BY_SOURCE, external_prompt_tokens_total=1)
+    assert {labels[2]: count for labels, count in by_source.items()} == {
+        "local_compute": computed,
+        "local_cache_hit": 1,
+        "external_kv_transfer": 1,
+    }
+    assert value(stats, f.PROMPT_TOKENS_CACHED) == 2
+    assert value(stats, f.PROMPT_TOKENS) == 2 * len(PROMPT)
+    assert total(stats, f.PREFILL_COMPUTED) == (2, computed)
+    assert total(stats, f.ITERATION_TOKENS) == (2, computed + 4)
+
+
+def test_preemptions_and_limits_of_a_stream() -> None:
+    stats = EngineStats()
+    for _ in range(2):  # the number is used again
+        stats.arrive(submit(1, 7), 0.0)
+        record(stats, rows((0, 1, 0, 1, NONE)), 1.0)
+        stats.preempt([(0, 1), (0, 1)])
+        record(stats, rows((0, 1, 1, 1, LENGTH)), 2.0)
+    assert total(stats, f.REQUEST_PREEMPTIONS) == (2, 4)
+    assert total(stats, f.PARAMS_MAX_TOKENS) == (2, 14)

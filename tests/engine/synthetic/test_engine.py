@@ -532,6 +532,6 @@ def test_load(model_dir: Path) -> None:
     for stream in range(2):
         bench.engine.submit(0, submit(stream, 4))
     bench.step()
-    assert bench.engine.load() == Load(waiting=1, running=1)
+    assert bench.engine.load() == Load(waiting=1, running=1, generated=1)
     bench.finish()
-    assert bench.engine.load() == Load()
+    assert bench.engine.load() == Load(generated=8)

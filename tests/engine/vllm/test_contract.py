@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from penstock.engine.vllm import internals, process_group
+from penstock.wire.messages import CACHE_CONFIG_LABELS
 
 CALLS: dict[str, tuple[str, ...]] = {
     "vllm.engine.arg_utils:EngineArgs.add_cli_args": ("parser",),
@@ -118,9 +119,14 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "extra_args",
         "_bad_words_token_ids",
     ),
-    "vllm.v1.metrics.stats:SchedulerStats": ("kv_cache_usage", "prefix_cache_stats", "spec_decoding_stats"),
+    "vllm.v1.metrics.stats:SchedulerStats": (
+        "kv_cache_usage",
+        "prefix_cache_stats",
+        "connector_prefix_cache_stats",
+        "spec_decoding_stats",
+    ),
     "vllm.v1.metrics.stats:PrefixCacheStats": ("queries", "hits"),
-    "vllm.v1.metrics.stats:PrefillStats": ("num_cached_tokens",),
+    "vllm.v1.metrics.stats:PrefillStats": ("num_cached_tokens", "num_external_cached_tokens"),
     "vllm.v1.spec_decode.metrics:SpecDecodingStats": (
         "num_drafts",
         "num_draft_tokens",
@@ -139,7 +145,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "kv_transfer_config",
     ),
     "vllm.config:ModelConfig": ("max_model_len", "dtype", "skip_tokenizer_init", "enable_sleep_mode"),
-    "vllm.config:CacheConfig": ("num_gpu_blocks", "block_size"),
+    "vllm.config:CacheConfig": CACHE_CONFIG_LABELS,
     "vllm.config:SchedulerConfig": ("max_num_seqs",),
     "vllm.config:ParallelConfig": ("data_parallel_rank_local", "data_parallel_index"),
     "vllm.engine.arg_utils:EngineArgs": ("data_parallel_size", "data_parallel_rank"),

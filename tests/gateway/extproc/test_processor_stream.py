@@ -26,7 +26,6 @@ from penstock.gateway.extproc.routed_requests import LOG_DELAY_S, PROCESS_KEY, R
 from penstock.gateway.relay.relay import Relay
 from penstock.gateway.relay.retry_policy import RetryPolicy
 from penstock.gateway.requests.model_rewrites import ModelRewrites
-from penstock.gateway.requests.trace_context import TracePropagator
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.picker import Picker
@@ -34,6 +33,7 @@ from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.access_keys import Keys
+from penstock.telemetry.trace_context import TracePropagator
 
 BODY = json.dumps({"model": "m", "prompt": "p", "stream": True}).encode()
 STREAM = b'data: {"choices":[{"text":" a"}]}\n\n'

@@ -11,12 +11,12 @@ import pytest
 
 import penstock
 from penstock.gateway.relay.request_record import FailedAttempt, RequestRecord
-from penstock.gateway.requests.trace_context import TraceContext
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.response_observer import Observation
 from penstock.gateway.responses.token_usage import TokenUsage
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
+from penstock.telemetry.trace_context import TraceContext
 from tests.gateway.behaviours import good
 from tests.gateway.processes import Upstream, closed_port, eventually, gateway
 

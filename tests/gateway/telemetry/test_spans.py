@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 from penstock.gateway.relay.request_record import FailedAttempt, RequestRecord
-from penstock.gateway.requests.trace_context import TraceContext
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.response_observer import Observation
 from penstock.gateway.responses.token_usage import TokenUsage
-from penstock.gateway.telemetry.spans import BatchSpanExporter, span_data
+from penstock.gateway.telemetry.spans import span_data
+from penstock.telemetry.spans import BatchSpanExporter
+from penstock.telemetry.trace_context import TraceContext
 from tests.gateway.behaviours import good
-from tests.gateway.collector import Collector, attributes_of, otel
 from tests.gateway.processes import WAIT_S, Upstream, closed_port, eventually, gateway
+from tests.telemetry.collector import Collector, attributes_of, otel
 
 CLIENT = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "v=1", "baggage": "user=a"}
 

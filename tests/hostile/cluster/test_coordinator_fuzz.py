@@ -95,7 +95,7 @@ class Fuzzer:
                 return ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, number(3), choose((HEAD, 6)))
             case 2:
                 return EngineReport(
-                    number(1 << 40), number(9), number(9), number(1001), [number(9)] * number(9)
+                    number(1 << 40), number(9), number(9), number(1001) / 1000, [number(9)] * number(9)
                 )
             case 3:
                 return MemberLeave()

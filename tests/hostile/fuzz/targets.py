@@ -87,7 +87,7 @@ def _members() -> tuple[Any, ...]:
     return (
         coordination.EngineJoin(protocol, 1, 0, 5, "tcp://10.0.0.1:5000", traits),
         coordination.ServerJoin(protocol, 0, 0),
-        coordination.EngineReport(4, 1, 2, 500, [0, 3]),
+        coordination.EngineReport(4, 1, 2, 0.5, [0, 3]),
         coordination.MemberLeave(),
         coordination.ProcessMetrics("engine 1", 0, 3, b"snapshot", 5),
     )

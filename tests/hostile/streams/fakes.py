@@ -87,6 +87,9 @@ class Reply:
     def on_transfer(self, stream: Stream, params: bytes) -> None:
         assert not self.end, "parameters after the end"
 
+    def on_resumed(self, rank: int, position: int) -> None:
+        pass
+
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         assert not self.end, "a second end"
         self.end = error.code

@@ -121,7 +121,7 @@ class Hostile:
         )
         message = draw.choice(
             [
-                EngineMetrics(encode_snapshot(snapshot), I32_MAX, 0, 1000),
+                EngineMetrics(encode_snapshot(snapshot), I32_MAX, 0, 1.0),
                 EngineMetrics(b"\x81"),
                 RpcReply(draw.randrange(9), result={"a": [1]}),
                 Welcome(1, HOSTILE, draw.randrange(3), INFO),

@@ -6,7 +6,7 @@ from penstock import __version__
 from penstock.config.serve import ServeConfig
 from penstock.http.listener import Address
 from penstock.supervisor.children.actions import ProcessName
-from penstock.supervisor.startup.banner import banner, base_url
+from penstock.supervisor.startup.banner import banner, banner_facts, base_url
 from penstock.wire.control import Info
 
 PIDS = {
@@ -21,13 +21,15 @@ def text(
     config: ServeConfig, infos: dict[ProcessName, Info], address: Address | None = ("127.0.0.1", 8123)
 ) -> str:
     return banner(
-        config,
-        address=address,
-        served_model_names=["tiny", "small"],
-        model_dir="/models/tiny-llama",
-        supervisor_pid=10,
-        pids=PIDS,
-        infos=infos,
+        banner_facts(
+            config,
+            address=address,
+            served_model_names=["tiny", "small"],
+            model_dir="/models/tiny-llama",
+            supervisor_pid=10,
+            pids=PIDS,
+            infos=infos,
+        )
     )
 
 

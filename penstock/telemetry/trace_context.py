@@ -1,4 +1,4 @@
-"""W3C trace context: reads the trace of a request, and writes the headers that the model server gets.
+"""W3C trace context: reads the trace of a request, and writes it for those that serve its parts.
 
 Level 1 of the recommendation: https://www.w3.org/TR/trace-context/. ``tracestate`` and ``baggage`` are
 passed on unchanged.
@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from penstock.gateway.upstream.http_client import Headers
-
+Headers: TypeAlias = list[tuple[bytes, bytes]]
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 SAMPLED = 1
+MAX_TRACESTATE = 512
+"""Characters of a tracestate that is kept; the recommendation asks for as many."""
+MAX_SENT = 55 + 1 + MAX_TRACESTATE
+"""Characters of :attr:`TraceContext.sent`."""
 _FIELDS = re.compile(
     rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
 )
@@ -27,9 +32,11 @@ class TraceContext:
     parent_id: int | None
     """The client's span; None: the trace starts here."""
     span_id: int | None = None
-    """The gateway's span; None: it creates none."""
+    """This process's span; None: it creates none."""
     sampled: bool = False
     """Whether spans of this trace are recorded."""
+    state: str = ""
+    """The client's tracestate."""
 
     @property
     def trace_id_hex(self) -> str:
@@ -43,8 +50,22 @@ class TraceContext:
 
     @property
     def traceparent(self) -> bytes:
-        """The ``traceparent`` header with the gateway's span as parent."""
+        """The ``traceparent`` header with this process's span as parent."""
         return f"00-{self.trace_id_hex}-{self.span_id:016x}-{int(self.sampled):02x}".encode()
+
+    @property
+    def sent(self) -> str:
+        """The context for another process of the server: ``traceparent``, a space and ``tracestate``."""
+        return f"{self.traceparent.decode()} {self.state}"
+
+
+def read_sent(value: str, rng: random.Random) -> TraceContext | None:
+    """The context of a span whose parent is that of a :attr:`TraceContext.sent`; None when it is invalid."""
+    traceparent, _, state = value.partition(" ")
+    parent = read_traceparent(traceparent.encode())
+    if parent is None:
+        return None
+    return TraceContext(parent.trace_id, parent.parent_id, rng.getrandbits(64) or 1, parent.sampled, state)
 
 
 def read_traceparent(value: bytes) -> TraceContext | None:
@@ -59,7 +80,7 @@ def read_traceparent(value: bytes) -> TraceContext | None:
 class TracePropagator:
     """Continues the traces of clients and starts new ones.
 
-    Without ``spans`` the gateway passes contexts on unchanged and starts no trace: its span would be a parent
+    Without ``spans`` a gateway passes contexts on unchanged and starts no trace: its span would be a parent
     that is never exported, and its sampling flag would decide for the spans of model servers.
     """
 
@@ -69,8 +90,9 @@ class TracePropagator:
         self._ratio = ratio
         self._rng = rng or random.Random()
 
-    def extract(self, headers: Headers) -> TraceContext | None:
+    def extract(self, headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | None:
         """The trace context of a request with ``headers``; None: it is not traced."""
+        headers = list(headers)
         given = [value for name, value in headers if name == TRACEPARENT]
         parent = read_traceparent(given[0]) if len(given) == 1 else None
         if not self._spans:
@@ -78,7 +100,9 @@ class TracePropagator:
         bits = self._rng.getrandbits
         span_id = bits(64) or 1
         if parent is not None:
-            return TraceContext(parent.trace_id, parent.parent_id, span_id, parent.sampled)
+            state = b",".join(value for name, value in headers if name == TRACESTATE)
+            kept = state.decode("latin-1") if len(state) <= MAX_TRACESTATE else ""
+            return TraceContext(parent.trace_id, parent.parent_id, span_id, parent.sampled, kept)
         return TraceContext(bits(128) or 1, None, span_id, self._rng.random() < self._ratio)
 
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.requests.trace_context import (
+from penstock.gateway.upstream.http_client import Headers
+from penstock.telemetry.trace_context import (
     TraceContext,
     TracePropagator,
     inject_trace_context,
     read_traceparent,
 )
-from penstock.gateway.upstream.http_client import Headers
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 VALID = f"00-{TRACE}-{SPAN}-01".encode()

@@ -1,0 +1,146 @@
+"""The span of a generating request in an API server. What is asked and answered is never part of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from penstock.api.exchange import Exchange
+from penstock.generation.plan import RequestPlan
+from penstock.generation.token_usage import TokenUsage
+from penstock.telemetry.spans import OPERATIONS, Attribute, BatchSpanExporter, SpanData, present
+from penstock.telemetry.trace_context import TraceContext
+
+_GOOD = ("stop", "length")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRequest:
+    """The facts about a request that has ended. Times are seconds of the monotonic clock."""
+
+    trace: TraceContext | None
+    began_at: float
+    ended_at: float
+    method: str
+    path: str
+    request_id: str
+    status: int
+    error_type: str | None
+    """None: it succeeded. Messages are left out: they may quote the request."""
+    # -- None or empty if the request ended before it was planned
+    plan: RequestPlan | None = None
+    reply_id: str | None = None
+    usage: TokenUsage | None = None
+    finish_reasons: list[str] = field(default_factory=list)
+    outcome: str | None = None
+    first_token_at: float | None = None
+    engine: int | None = None
+    """That the first choice was submitted to."""
+    resumptions: list[tuple[float, int, int]] = field(default_factory=list)
+    """Of streams that lost their engine: time, rank of the next engine, tokens until then."""
+
+
+def describe(request: EndedRequest) -> SpanData:
+    """The contents of the request's span."""
+    operation = OPERATIONS.get(request.path)
+    plan, usage, first = request.plan, request.usage, request.first_token_at
+    model = None if plan is None else plan.model
+    attributes: dict[str, Attribute | None] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": operation and "openai",
+        "gen_ai.request.id": request.reply_id,
+        "gen_ai.response.id": request.reply_id,
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model,
+        "gen_ai.response.finish_reasons": request.finish_reasons or None,
+        "gen_ai.response.time_to_first_chunk": None if first is None else first - request.began_at,
+        "http.request.method": request.method,
+        "http.response.status_code": request.status,
+        "url.path": request.path,
+        "error.type": request.error_type,
+        "penstock.outcome": request.outcome,
+        "penstock.request_id": request.request_id,
+        "penstock.engine": request.engine,
+    }
+    if plan is not None:
+        attributes |= {
+            "gen_ai.request.stream": plan.stream or None,
+            "gen_ai.request.choice.count": plan.n,
+            "gen_ai.request.max_tokens": plan.max_tokens,
+            "gen_ai.request.temperature": plan.base.temperature,
+            "gen_ai.request.top_p": plan.base.top_p,
+        }
+    if usage is not None:
+        attributes |= {
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        }
+    events: list[tuple[str, float, dict[str, Attribute]]] = [
+        ("resumed", at, {"penstock.engine": rank, "penstock.position": position})
+        for at, rank, position in request.resumptions
+    ]
+    if first is not None:
+        events.append(("first_token", first, {}))
+    name = f"{operation} {model}" if operation and model else operation or request.method
+    events.sort(key=lambda event: event[1])
+    return SpanData(name, present(attributes), events, request.error_type)
+
+
+class RequestSpans:
+    """Records the spans of one API server."""
+
+    def __init__(self, exporter: BatchSpanExporter[EndedRequest]) -> None:
+        self._exporter = exporter
+
+    def end(self, exchange: Exchange) -> None:
+        """The exchange has ended; it has a span if its trace is sampled."""
+        if exchange.trace is not None and exchange.trace.sampled:
+            self._exporter.add(_ended(exchange))
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Spans by state: exported, failed, dropped."""
+        return self._exporter.counts
+
+    def close(self) -> None:
+        """Exports what waits, for at most 2 seconds."""
+        self._exporter.close()
+
+
+def _ended(exchange: Exchange) -> EndedRequest:
+    reply, error, now = exchange.reply, exchange.error, time.monotonic()
+    kind = None if error is None else str(error.code or error.status)
+    if reply is None:
+        return EndedRequest(
+            trace=exchange.trace,
+            began_at=exchange.arrival,
+            ended_at=now,
+            method=exchange.method,
+            path=exchange.scope["path"],
+            request_id=exchange.request_id,
+            status=exchange.status,
+            error_type=kind,
+        )
+    outcome = reply.outcome or None
+    if kind is None and outcome not in _GOOD:
+        kind = outcome or "refused"
+    return EndedRequest(
+        trace=exchange.trace,
+        began_at=exchange.arrival,
+        ended_at=now,
+        method=exchange.method,
+        path=exchange.scope["path"],
+        request_id=exchange.request_id,
+        status=exchange.status,
+        error_type=kind,
+        plan=reply.plan,
+        reply_id=reply.format.id,
+        usage=reply.usage(),
+        finish_reasons=[choice.finish_reason.decode() for choice in reply.choices if choice.finish_reason],
+        outcome=outcome,
+        first_token_at=reply.first_token_at,
+        engine=reply.first_rank if reply.choices else None,
+        resumptions=reply.resumptions,
+    )

@@ -1,0 +1,28 @@
+"""Options of spans, for ``serve`` and ``gateway`` alike."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+
+from penstock.config.describe import option
+
+OtlpEndpoint: TypeAlias = Annotated[
+    Annotated[str, Meta(pattern=r"^https?://[^/@?#]+(/[^?#]*)?$")] | None,
+    option(
+        "OpenTelemetry collector for spans, OTLP over HTTP: http://HOST:4318. Default: no spans.",
+        "Tracing",
+        metavar="URL",
+    ),
+]
+OtlpSamplingRatio: TypeAlias = Annotated[
+    float,
+    option(
+        "Fraction of traces to sample; requests with a traceparent follow its sampled flag.",
+        "Tracing",
+        ge=0,
+        le=1,
+    ),
+]
+OtlpServiceName: TypeAlias = Annotated[str, option("Service name in spans (service.name).", "Tracing")]

@@ -1,0 +1,149 @@
+"""A scrape after a reply has it, whichever API server is asked, and waits for no process that hangs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from penstock.coordinator.metrics_rounds import ROUND_TIMEOUT_S
+from penstock.dispatch.metrics_queries import ANSWER_TIMEOUT_S
+from tests.integration.server import SYNTHETIC, Server, total, wait_until
+
+REQUESTS = 100
+
+
+class Connection:
+    """A connection that stays with one API server."""
+
+    def __init__(self, server: Server) -> None:
+        self._http = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+        self._http.connect()
+        self._port = self._http.sock.getsockname()[1]
+
+    def process(self, server: Server) -> psutil.Process | None:
+        """The API server at the other end."""
+        for process in server.children("api-server"):
+            if any(each.raddr and each.raddr.port == self._port for each in process.net_connections("tcp")):
+                return process
+        return None
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> str:
+        self._http.request(method, path, None if body is None else json.dumps(body))
+        reply = self._http.getresponse()
+        text = reply.read().decode()
+        assert reply.status == 200, text
+        return text
+
+    def scrape(self) -> str:
+        return self.ask("GET", "/metrics")
+
+    def close(self) -> None:
+        self._http.close()
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options = ("--api-server-count", "2", "--data-parallel-size", "2", "--log-interval", "0")
+    with Server(*SYNTHETIC, *options, directory=tmp_path_factory.mktemp("fleet")) as running:
+        wait_until(lambda: running.metric("penstock:engine_up") == 2, 60, "connecting to both engines")
+        yield running
+
+
+@pytest.fixture
+def connections(fleet: Server) -> Iterator[list[Connection]]:
+    """Two, one to each API server."""
+    made = [Connection(fleet) for _ in range(2)]
+    for each in made:
+        each.scrape()
+    assert len({each.process(fleet) for each in made}) == 2
+    yield made
+    for each in made:
+        each.close()
+
+
+def test_every_scrape_has_every_reply_before_it(fleet: Server, connections: list[Connection]) -> None:
+    drawn = random.Random(1)
+    text = json.loads(
+        connections[0].ask("POST", "/v1/completions", {"prompt": "a", "seed": 1, "max_tokens": 20})
+    )
+    kinds: list[tuple[int, dict[str, Any]]] = [
+        (1, {"max_tokens": 20}),
+        (1, {"max_tokens": 3, "stream": True}),
+        (2, {"max_tokens": 5, "n": 2}),
+        (1, {"max_tokens": 20, "seed": 1, "stop": [text["choices"][0]["text"][4:8]]}),
+    ]
+    before, streams, wrong = connections[0].scrape(), 0, []
+    for number in range(1, REQUESTS + 1):
+        count, body = drawn.choice(kinds)
+        streams += count
+        drawn.choice(connections).ask("POST", "/v1/completions", {"prompt": "a", **body})
+        found = drawn.choice(connections).scrape()
+        counted = {
+            "vllm:request_success_total": streams,
+            "vllm:time_to_first_token_seconds_count": streams,
+            "vllm:e2e_request_latency_seconds_count": streams,
+            "vllm:request_params_max_tokens_count": streams,
+            "vllm:request_params_n_count": number,
+            "penstock:requests_total": number,
+            "penstock:client_request_latency_seconds_count": number,
+        }
+        wrong += [
+            (number, body, name)
+            for name, value in counted.items()
+            if total(found, name) - total(before, name) != value
+        ]
+        if total(found, "vllm:generation_tokens_total") < total(found, "penstock:tokens_delivered_total"):
+            wrong.append((number, body, "tokens"))
+    assert not wrong, f"{len({each[0] for each in wrong})} of {REQUESTS} scrapes: {wrong[:5]}"
+    assert total(found, "vllm:request_success_total", finished_reason="stop") > 0
+    assert total(found, "vllm:iteration_tokens_total_sum") == total(
+        found, "vllm:prompt_tokens_total"
+    ) + total(found, "vllm:generation_tokens_total")
+
+
+def test_a_step_is_counted_when_it_is_made(connections: list[Connection]) -> None:
+    """However many tokens the engine puts into one row: a reply that is not streamed has few rows."""
+    before = connections[0].scrape()
+    connections[0].ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 100, "ignore_eos": True})
+    after = connections[0].scrape()
+
+    def more(name: str) -> float:
+        return total(after, name) - total(before, name)
+
+    assert more("vllm:iteration_tokens_total_count") == 100
+    assert more("vllm:generation_tokens_total") == 100
+
+
+@pytest.mark.parametrize("role", ["api-server", "engine"])
+def test_a_stopped_process_delays_one_scrape(fleet: Server, connections: list[Connection], role: str) -> None:
+    asked, other = connections
+    stopped = other.process(fleet) if role == "api-server" else fleet.children("engine")[0]
+    assert stopped is not None
+    took = []
+    stopped.send_signal(signal.SIGSTOP)
+    try:
+        for _ in range(4):
+            began = time.monotonic()
+            assert total(asked.scrape(), "penstock:engine_up") >= 1
+            took.append(time.monotonic() - began)
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+    limit = (ROUND_TIMEOUT_S if role == "api-server" else ANSWER_TIMEOUT_S) + 1.0
+    assert took[0] < limit
+    assert max(took[1:]) < ROUND_TIMEOUT_S, f"{took}: it was waited for again"
+    requests = total(asked.scrape(), "penstock:requests_total")
+    other.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2})
+    wait_until(
+        lambda: total(asked.scrape(), "penstock:requests_total") == requests + 1, 10, "being asked again"
+    )
+    other.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2})
+    assert total(asked.scrape(), "penstock:requests_total") == requests + 2
