@@ -124,7 +124,8 @@ class Choice:
         Requires a parser. Sets the finish reason ``tool_calls`` where the output has called a tool.
         """
         assert self.parser is not None
-        delta = self.parser.push(text, last=self.stream is None)
+        ended = self.stream is None
+        delta = self.parser.push(text, last=ended, cut=ended and self.finish_reason == b"length")
         if self.parser.called and self.finish_reason == b"stop":
             self.finish_reason = b"tool_calls"
         return delta
