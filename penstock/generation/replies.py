@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import tokenizers
@@ -40,6 +40,8 @@ _ABORT = FinishReason.ABORT
 _STARTED = (ReplyState.STREAMING, ReplyState.PAUSED, ReplyState.ENDED)
 _NO_TEXT = (FinishReason.EOS, FinishReason.STOP_TOKEN)
 """Reasons whose last token is not part of the text."""
+GRAMMAR = "structured output"
+"""How an engine's message about the grammar of a request starts."""
 _ABORTED = StreamError(500, "engine_error", "The engine stopped this request.")
 
 
@@ -173,7 +175,12 @@ class RequestReply(ABC):
         choice = Choice(prompt)
         if plan.logprobs >= 0:
             echo = prompt.logprobs if plan.echo else None
-            choice.logprobs = LogprobCollector(tables.names, echo, alternatives=plan.logprobs)
+            choice.logprobs = LogprobCollector(
+                tables.names,
+                echo,
+                alternatives=plan.logprobs,
+                begin_shown=echo is None or _shows_begin(prompt, tables),
+            )
         if plan.format is not None:
             choice.parser = MessageParser(plan.format)
         stream = self._make_stream(index, rank)
@@ -310,6 +317,13 @@ class RequestReply(ABC):
         self.outcome = outcome
         self.context.on_end(self, outcome)
 
+    def _with_field(self, error: StreamError) -> StreamError:
+        """``error``, with the request field of the grammar that an engine has refused."""
+        constraint = self.plan.constraint
+        if constraint is None or error.status != 400 or not error.message.startswith(GRAMMAR):
+            return error
+        return replace(error, param=constraint.field)
+
     @staticmethod
     def _unsent_outcome(error: StreamError) -> str:
         """The outcome of a reply of which nothing was sent: ``refused`` if no engine took the request."""
@@ -355,6 +369,13 @@ def assemble(assembler: Assembler, tokens: Sequence[int], finish: FinishReason) 
         rest = assembler.finish()
         piece = TextDelta(piece.text + rest.text, piece.tokens_used, rest.stop)
     return piece
+
+
+def _shows_begin(prompt: Prompt, tables: TextTables) -> bool:
+    """Whether the echoed text of a prompt has the text of its first token: not if the tokenizer added it."""
+    first = memoryview(prompt.ids).cast("i")[0]
+    special = tables.table.text[first] == b""
+    return not special or prompt.echo.encode().startswith(tables.full.text[first] or b"")
 
 
 def prompt_token_ids(prompt: Prompt) -> list[int]:

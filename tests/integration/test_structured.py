@@ -153,11 +153,25 @@ def test_bad_grammars_are_the_clients_error(demo: Server) -> None:
     assert reply.json()["error"]["param"] == "structured_outputs.regex"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_field_of_a_grammar_that_an_engine_refuses_is_named(demo: Server, stream: bool) -> None:
+    body = {"prompt": "x", "stream": stream, "structured_outputs": {"json": {"$ref": "#"}}}
+    reply = demo.post("/v1/completions", body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "structured_outputs.json"
+    assert "matches no text" in reply.json()["error"]["message"]
+
+
 def test_the_synthetic_engine_says_that_it_cannot(tmp_path_factory: pytest.TempPathFactory) -> None:
     with Server(*SYNTHETIC, directory=tmp_path_factory.mktemp("synthetic")) as server:
         reply = server.post("/v1/completions", {"prompt": "x", "response_format": {"type": "json_object"}})
         assert reply.status_code == 400
         assert "structured output" in reply.json()["error"]["message"]
+        assert reply.json()["error"]["param"] == "response_format"
+        wrong = {"prompt": "x", "structured_outputs": {"regex": "[a"}}
+        assert (
+            "synthetic engine" in server.post("/v1/completions", wrong).text
+        )  # no time is spent on its check
         assert reply.json()["error"]["type"] == "BadRequestError"
 
 
