@@ -29,7 +29,7 @@ class ToolChoice(NamedTuple):
     """Whether and how the model may call tools."""
 
     tools: list[Tool] | None = None
-    """The tools for the chat template."""
+    """The tools that the chat template shows."""
     may_call: bool = False
     """Whether the model may write calls in its own format."""
     constraint: Constraint | None = None
@@ -67,7 +67,7 @@ def parse_tool_choice(
         message = f"tools has {len(tools)} functions, at most {MAX_TOOLS} are allowed."
         raise ApiError(400, message, param="tools")
     if choice == "none":
-        return ToolChoice(tools)
+        return ToolChoice()  # a model that sees tools may write a call, which would be text
     if not tools:
         raise _bad_choice("When using `tool_choice`, `tools` must be set.")
     for number, tool in enumerate(tools):

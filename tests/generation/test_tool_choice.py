@@ -40,6 +40,15 @@ def test_text_answers_are_served_with_tools_or_without(fields: dict[str, Any]) -
     assert HERMES.chat(chat_body(**fields)).format is None
 
 
+def test_a_model_that_may_not_call_does_not_see_the_tools() -> None:
+    names = ChatTemplate(
+        {"default": "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}."}, {}
+    )
+    shows = planners(template=names)
+    assert shows.chat(chat_body(tools=[TOOL], tool_choice="required")).prompts == ["f."]
+    assert shows.chat(chat_body(tools=[TOOL], tool_choice="none")).prompts == ["."]
+
+
 @pytest.mark.parametrize("fields", [{}, {"tool_choice": "auto"}, {"parallel_tool_calls": False}])
 def test_calls_are_read_where_their_format_is_known(fields: dict[str, Any]) -> None:
     plan = HERMES.chat(chat_body(tools=[TOOL], **fields))
