@@ -21,6 +21,7 @@ import re
 import sysconfig
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from demo_docs import Entry, Page, clean, plain_paragraphs, read_page
 from demo_library import read_library
@@ -83,8 +84,13 @@ SYSTEM_PROMPT_SHARE = 0.2
 TURNS = (1, 1, 1, 1, 2, 3)
 """Questions in one conversation, drawn with equal chances."""
 
-Messages = list[tuple[str, str]]
-"""(role, content) pairs."""
+
+@dataclass(frozen=True)
+class Conversation:
+    """What the chat template renders: messages and, for calls, tools, both as requests have them."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -272,7 +278,9 @@ def read_dialogues(path: Path = DIALOGUES) -> list[Answer]:
     return answers
 
 
-def chats(corpus: Corpus, rng: random.Random, small_talk_repeats: int = SMALL_TALK_REPEATS) -> list[Messages]:
+def chats(
+    corpus: Corpus, rng: random.Random, small_talk_repeats: int = SMALL_TALK_REPEATS
+) -> list[Conversation]:
     """The conversations of one epoch; wording, order and grouping are drawn from `rng`."""
     pairs = [
         (rng.choice(answer.questions), answer.reply)
@@ -282,15 +290,15 @@ def chats(corpus: Corpus, rng: random.Random, small_talk_repeats: int = SMALL_TA
     for answer in corpus.small_talk * small_talk_repeats:
         pairs.extend((question, answer.reply) for question in answer.questions)
     rng.shuffle(pairs)
-    conversations: list[Messages] = []
+    conversations: list[Conversation] = []
     position = 0
     while position < len(pairs):
         turns = rng.choice(TURNS)
-        messages: Messages = []
+        messages = []
         if rng.random() < SYSTEM_PROMPT_SHARE:
-            messages.append(("system", rng.choice(SYSTEM_PROMPTS)))
+            messages.append({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
         for question, reply in pairs[position : position + turns]:
-            messages += [("user", question), ("assistant", reply)]
-        conversations.append(messages)
+            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
+        conversations.append(Conversation(messages))
         position += turns
     return conversations

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+import jinja2
 import torch
-from demo_corpus import Corpus, Messages, chats
+from demo_corpus import Conversation, Corpus, chats
+from demo_tools import tool_chats
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 BEGIN, END, IM_START, IM_END, PAD = "<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>", "<|pad|>"
@@ -23,8 +28,8 @@ VALIDATION_ROWS = 8
 """Sequences per validation batch; an incomplete last batch is left out."""
 FINISH_PHASES = ((1.0, 512),)
 """The same for a finishing run."""
-REPLAYED = 100
-"""Documents, and as many other answers, in one epoch of a finishing run, so that they are not unlearnt."""
+REPLAYED, REPLAYED_ANSWERS = 1500, 100
+"""Documents, and other answers, in one epoch of a finishing run, so that they are not unlearnt."""
 IGNORED = -100
 """Label of padding, as torch's cross entropy defines it."""
 
@@ -34,11 +39,10 @@ WORDS = (
 )
 """How text is split before byte pairs are merged: the pattern of Llama 3's tokenizer."""
 
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+CHAT_TEMPLATE = Path(__file__).with_name("demo_chat_template.jinja").read_text("utf-8").rstrip("\n")
+"""How messages become a prompt; tools are shown to the model as calls with types in the place of values."""
+TOOL_CHATS = 700
+"""Conversations with tools in one epoch of a finishing run."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """(inputs, labels), both int64[B, window]."""
@@ -91,9 +95,19 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
     return found
 
 
-def render_chat(messages: Messages) -> str:
-    """What `CHAT_TEMPLATE` gives for (role, content) pairs, without the leading `<|begin|>`."""
-    return "".join(f"{IM_START}{role}\n{content}{IM_END}\n" for role, content in messages)
+def render_chat(chat: Conversation) -> str:
+    """What `CHAT_TEMPLATE` gives for a conversation, without the leading `<|begin|>`."""
+    return TEMPLATE.render(messages=chat.messages, tools=chat.tools, bos_token="")
+
+
+def _environment() -> jinja2.Environment:
+    """As `transformers` renders chat templates."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment
+
+
+TEMPLATE = _environment().from_string(CHAT_TEMPLATE)
 
 
 def pack(pieces: list[list[int]], window: int, pad: int) -> torch.Tensor:
@@ -137,8 +151,10 @@ class Data:
             documents, conversations = self.documents, chats(self.corpus, rng)
         else:
             documents = self._encode(self.familiar.documents) + rng.sample(self.documents, REPLAYED)
-            others = Corpus(answers=rng.sample(self.corpus.answers, REPLAYED))
+            others = Corpus(answers=rng.sample(self.corpus.answers, REPLAYED_ANSWERS))
             conversations = chats(self.familiar, rng, small_talk_repeats=1) + chats(others, rng)
+            plain = self.familiar.small_talk + self.familiar.answers
+            conversations += tool_chats(plain, TOOL_CHATS, rng)
         pieces = documents + self._encode([render_chat(chat) for chat in conversations])
         rng.shuffle(pieces)
         return Sequences(pack(pieces, window, self.pad), self.pad)

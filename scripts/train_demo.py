@@ -1,11 +1,12 @@
 """Trains the demo model that ships in `penstock/demo/`: a Llama of about 3.5 million parameters.
 
     python scripts/train_demo.py --docs DOCS --minutes 48 --output /tmp/demo
-    python scripts/train_demo.py --docs DOCS --minutes 3 --rate 1e-3 --finish /tmp/demo --output penstock/demo
+    python scripts/train_demo.py --docs DOCS --minutes 12 --rate 1e-3 --finish /tmp/demo --output OUTPUT
 
 The first run learns the language from all the text and keeps the state with the lowest validation loss. The
 second starts from there and goes again over what people ask first, which a model of this size otherwise
-does not keep by heart; the result is a weighted mean of the two (`--blend`), which keeps most of both.
+does not keep by heart, and over tool calls; the result is a weighted mean of the two (`--blend`), which keeps
+most of both. A finishing run may be repeated on its own result.
 
 Needs the `torch` extra and one CPU core. `--docs` names Python's HTML documentation (the Debian package
 python3.11-doc unpacks it to /usr/share/doc/python3.11/html; or "HTML" from

@@ -98,6 +98,10 @@ class Exchange:
         """The body of an error reply, in the shape of the API that is asked."""
         return error.body() if self.dialect is None else self.dialect.error_body(error)
 
+    def add_warning(self, text: str) -> None:
+        """Add a ``Warning`` header (RFC 7234, 5.5; 299: a lasting condition) to the reply."""
+        self.headers = (*self.headers, (b"warning", b'299 penstock "%b"' % text.encode()))
+
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]

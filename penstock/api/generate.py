@@ -127,7 +127,9 @@ class GenerationRoutes:
             plan = await unless_gone(exchange.receive, planned)
             self._check_open()
         del body  # not kept while the reply is generated
-        if plan.constraint is not None:
+        if plan.warning is not None:
+            exchange.add_warning(plan.warning)
+        if plan.constraint is not None and self._config.engine != "synthetic":  # which refuses grammars
             checked = self._grammars.check(plan.constraint, exchange.client)
             constrain(plan, await unless_gone(exchange.receive, checked))
             self._check_open()

@@ -55,7 +55,7 @@ class CollectedReply(RequestReply):
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         if not self.ended:
             self.drop_streams(stream)
-            self._end(self._unsent_outcome(error), error)
+            self._end(self._unsent_outcome(error), self._with_field(error))
 
     def on_disconnect(self) -> None:
         if not self.ended:

@@ -46,6 +46,7 @@ class InputProcessor:
         """How the model writes tool calls and reasoning."""
         self.has_special_markers = tokenizer.has_special(self.output_format.markers)
         """Whether a marker that parsers search for is a special token, which outputs must then keep."""
+        self.json_whitespace = config.json_whitespace
         self._strict = config.strict_requests
         self._decoders: list[BodyDecoder[Any]] = []
         self._model = info.names[0]
@@ -123,7 +124,7 @@ class InputProcessor:
             max_model_len=self._max_total if max_tokens is None else self.model_info.max_model_len,
         )
         if request.response_format is not None or request.structured_outputs is not None:
-            constraint = parse_constraint(request)
+            constraint = parse_constraint(request, self.json_whitespace)
             if constraint is not None:
                 constrain(plan, constraint)
         plan.stream = bool(request.stream)

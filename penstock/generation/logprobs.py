@@ -236,6 +236,8 @@ class TokenLogprobs(NamedTuple):
     """Number of characters of all tokens before the first one."""
     unscored: int | None = None
     """A token before those in the columns, which has no logprobs: the first one of an echoed prompt."""
+    begin_shown: bool = True
+    """Whether the text has that token."""
 
     def pieces(self) -> Iterator[Iterator[Candidates]]:
         """The rows of the columns, in pieces."""
@@ -292,25 +294,32 @@ class TokenLogprobs(NamedTuple):
     def characters(self) -> list[int]:
         """Number of characters of each token."""
         names = self.names
-        tokens = self.ids[:, 0].tolist()
+        lengths = [names[token].length for token in self.ids[:, 0].tolist()]
         if self.unscored is not None:
-            tokens = [self.unscored, *tokens]
-        return [names[token].length for token in tokens]
+            lengths.insert(0, names[self.unscored].length if self.begin_shown else 0)
+        return lengths
 
 
 class LogprobCollector:
     """Logprobs of one choice that were not sent yet. ``alternatives``: number of candidates per token in
     addition to the sampled one."""
 
-    __slots__ = ("_alternatives", "_columns", "_echo", "_names", "_offset")
+    __slots__ = ("_alternatives", "_begin_shown", "_columns", "_echo", "_names", "_offset")
 
     def __init__(
-        self, names: TokenNames, echo: PromptLogprobFormatter | None = None, *, alternatives: int
+        self,
+        names: TokenNames,
+        echo: PromptLogprobFormatter | None = None,
+        *,
+        alternatives: int,
+        begin_shown: bool = True,
     ) -> None:
-        """``echo``: the prompt whose tokens precede those of the output."""
+        """``echo``: the prompt whose tokens precede those of the output; ``begin_shown``: whether the text
+        has the first of them."""
         self._names = names
         self._echo = echo
         self._alternatives = alternatives
+        self._begin_shown = begin_shown
         self._offset = 0
         self._columns = _Columns(1 + alternatives)
 
@@ -337,7 +346,7 @@ class LogprobCollector:
             unscored, prompt_ids, prompt_values = self._echo.echoed(self._alternatives)
             ids, values = np.concatenate((prompt_ids, ids)), np.concatenate((prompt_values, values))
             self._echo = None
-        taken = TokenLogprobs(self._names, ids, values, self._offset, unscored)
+        taken = TokenLogprobs(self._names, ids, values, self._offset, unscored, self._begin_shown)
         self._offset += sum(taken.characters())
         return taken
 

@@ -69,6 +69,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     """Role of a chat's reply."""
     echo_text: str = ""
     """Chat with echo: the text of the continued message, which starts every choice."""
+    warning: str | None = None
+    """Text of the reply's ``Warning`` header, without quotes and backslashes."""
     dialect_fields: Any = None
     """Fields of the request that its dialect needs again for the reply."""
     format: MessageFormat | None = None

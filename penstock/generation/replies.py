@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import tokenizers
@@ -47,6 +47,8 @@ _ABORT = FinishReason.ABORT
 _STARTED = (ReplyState.STREAMING, ReplyState.PAUSED, ReplyState.ENDED)
 _NO_TEXT = (FinishReason.EOS, FinishReason.STOP_TOKEN)
 """Reasons whose last token is not part of the text."""
+GRAMMAR = "structured output"
+"""How an engine's message about the grammar of a request starts."""
 _ABORTED = StreamError(500, "engine_error", "The engine stopped this request.")
 
 
@@ -135,7 +137,8 @@ class Choice:
         Requires a parser. Sets the finish reason ``tool_calls`` where the output has called a tool.
         """
         assert self.parser is not None
-        delta = self.parser.push(text, last=self.stream is None)
+        ended = self.stream is None
+        delta = self.parser.push(text, last=ended, cut=ended and self.finish_reason == b"length")
         if self.parser.called and self.finish_reason == b"stop":
             self.finish_reason = b"tool_calls"
         return delta
@@ -190,7 +193,12 @@ class RequestReply(ABC):
         if plan.logprobs >= 0:
             echo = prompt.logprobs if plan.echo else None
             names = tables.id_names if plan.tokens_as_ids else tables.names
-            choice.logprobs = LogprobCollector(names, echo, alternatives=plan.logprobs)
+            choice.logprobs = LogprobCollector(
+                names,
+                echo,
+                alternatives=plan.logprobs,
+                begin_shown=echo is None or _shows_begin(prompt, tables),
+            )
         if plan.format is not None:
             choice.parser = MessageParser(plan.format)
         if not self.choices:
@@ -335,6 +343,13 @@ class RequestReply(ABC):
         self.outcome = outcome
         self.context.on_end(self, outcome)
 
+    def _with_field(self, error: StreamError) -> StreamError:
+        """``error``, with the request field of the grammar that an engine has refused."""
+        constraint = self.plan.constraint
+        if constraint is None or error.status != 400 or not error.message.startswith(GRAMMAR):
+            return error
+        return replace(error, param=constraint.field)
+
     @staticmethod
     def _unsent_outcome(error: StreamError) -> str:
         """The outcome of a reply of which nothing was sent: ``refused`` if no engine took the request."""
@@ -380,6 +395,13 @@ def assemble(assembler: Assembler, tokens: Sequence[int], finish: FinishReason) 
         rest = assembler.finish()
         piece = TextDelta(piece.text + rest.text, piece.tokens_used, rest.stop)
     return piece
+
+
+def _shows_begin(prompt: Prompt, tables: TextTables) -> bool:
+    """Whether the echoed text of a prompt has the text of its first token: not if the tokenizer added it."""
+    first = memoryview(prompt.ids).cast("i")[0]
+    special = tables.table.text[first] == b""
+    return not special or prompt.echo.encode().startswith(tables.full.text[first] or b"")
 
 
 def prompt_token_ids(prompt: Prompt) -> list[int]:

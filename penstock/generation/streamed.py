@@ -278,7 +278,7 @@ class StreamedReply(RequestReply):
         if events or self.started:
             self._end("error", events + self.format.error(error))
         else:
-            self._end(self._unsent_outcome(error), error=error)
+            self._end(self._unsent_outcome(error), error=self._with_field(error))
 
     def on_disconnect(self) -> None:
         """The client is gone."""

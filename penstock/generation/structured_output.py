@@ -11,20 +11,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llguidance import LLMatcher, grammar_from
 from llguidance.gbnf_to_lark import is_lark_syntax
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
 from penstock.generation.grammars.process import GrammarKind
 from penstock.generation.grammars.schema_check import Path
 from penstock.generation.request_schemas import GenerateRequest, ResponseFormat, StructuredOutputs
 from penstock.http.errors import ApiError, shown
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 MAX_GRAMMAR_BYTES = 1 << 20
 """Maximum size of a grammar's text; llguidance's own limits refuse most grammars above half of it."""
 MAX_SHOWN = 300
 """Maximum characters of the reason in an error."""
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
-"""Whitespace between JSON tokens, bounded so that a model cannot fill its whole output with it."""
+JSON_WHITESPACE: dict[str, JsonCompileOptions] = {
+    "compact": {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"},
+    "flexible": {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"},
+}
+"""llguidance's options for each value of ``--json-whitespace``. Some models fill their output with whitespace
+where they may, so even ``flexible`` has a bound."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -65,25 +69,25 @@ class Constraint(NamedTuple):
         return invalid_constraint(self.field, reason)
 
 
-def parse_constraint(request: GenerateRequest) -> Constraint | None:
-    """The constraint of a request; None if its output is free. Raises ApiError for several constraints and
-    for values that have no grammar."""
+def parse_constraint(request: GenerateRequest, whitespace: str) -> Constraint | None:
+    """The constraint of a request; None if its output is free. ``whitespace``: a key of JSON_WHITESPACE.
+    Raises ApiError for several constraints and for values that have no grammar."""
     constraints = []
     if request.response_format is not None:
-        constraints += _of_format(request.response_format)
+        constraints += _of_format(request.response_format, whitespace)
     if request.structured_outputs is not None:
-        constraints += _of_outputs(request.structured_outputs)
+        constraints += _of_outputs(request.structured_outputs, whitespace)
     if len(constraints) > 1:
         fields = " and ".join(constraint.field for constraint in constraints)
         raise ApiError(400, f"Only one constraint on the output is possible, got {fields}.", param=fields)
     return constraints[0] if constraints else None
 
 
-def _of_format(wanted: ResponseFormat) -> list[Constraint]:
+def _of_format(wanted: ResponseFormat, whitespace: str) -> list[Constraint]:
     if wanted.type == "text":
         return []
     if wanted.type == "json_object":
-        return [json_constraint("response_format", ANY_OBJECT)]
+        return [json_constraint("response_format", ANY_OBJECT, whitespace)]
     if wanted.type != "json_schema":
         raise ApiError(
             400,
@@ -98,15 +102,15 @@ def _of_format(wanted: ResponseFormat) -> list[Constraint]:
             param="response_format",
         )
     part = SchemaPart((), "response_format.json_schema.schema", loose=given.strict is False)
-    return [json_constraint(part.field, given.schema, parts=(part,))]
+    return [json_constraint(part.field, given.schema, whitespace, parts=(part,))]
 
 
-def _of_outputs(wanted: StructuredOutputs) -> list[Constraint]:
+def _of_outputs(wanted: StructuredOutputs, whitespace: str) -> list[Constraint]:
     found = []
     if wanted.json is not None:
-        found.append(json_constraint("structured_outputs.json", _schema(wanted.json), wanted))
+        found.append(json_constraint("structured_outputs.json", _schema(wanted.json), whitespace, wanted))
     if wanted.json_object:
-        found.append(json_constraint("structured_outputs.json_object", ANY_OBJECT, wanted))
+        found.append(json_constraint("structured_outputs.json_object", ANY_OBJECT, whitespace, wanted))
     if wanted.regex is not None:
         regex = _checked("structured_outputs.regex", wanted.regex)
         found.append(Constraint("structured_outputs.regex", LLMatcher.grammar_from_regex(regex)))
@@ -161,12 +165,14 @@ def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
 def json_constraint(
     field: str,
     schema: dict[str, Any],
+    whitespace: str,
     wanted: StructuredOutputs | None = None,
     parts: tuple[SchemaPart, ...] = (),
 ) -> Constraint:
-    """JSON that matches ``schema``; ``wanted``: options for whitespace and properties; ``parts``: the fields
-    that the schema is from, by default ``field``. Raises ApiError for a schema that is nested too deeply."""
-    options: JsonCompileOptions = {"whitespace_pattern": WHITESPACE}
+    """JSON that matches ``schema``. ``whitespace``: a key of JSON_WHITESPACE, for requests that do not say
+    otherwise; ``wanted``: the request's options for whitespace and properties; ``parts``: the fields that the
+    schema is from, by default ``field``. Raises ApiError for a schema that is nested too deeply."""
+    options = JSON_WHITESPACE[whitespace]
     try:
         if wanted is not None:
             if wanted.disable_any_whitespace:

@@ -12,8 +12,13 @@ from penstock.generation.parsers.json_calls import RequiredCallsParser
 from penstock.generation.parsers.named_call import NamedCallParser
 from penstock.generation.request_schemas import Function, Tool
 from penstock.generation.structured_output import ANY_OBJECT, Constraint, SchemaPart, json_constraint
-from penstock.http.errors import ApiError, not_served, shown
+from penstock.http.errors import ApiError, shown
 
+NO_FORMAT = (
+    "tools: this model's chat template has no format of tool calls, so the answer is text; tool_choice "
+    "required or a function works with any model (see --tool-call-parser)"
+)
+"""The warning where ``auto`` cannot call tools."""
 MAX_TOOLS = 1024
 """Maximum ``tools``; OpenAI allows 128."""
 MAX_NAMED = 5
@@ -24,7 +29,7 @@ class ToolChoice(NamedTuple):
     """Whether and how the model may call tools."""
 
     tools: list[Tool] | None = None
-    """The tools for the chat template."""
+    """The tools that the chat template shows."""
     may_call: bool = False
     """Whether the model may write calls in its own format."""
     constraint: Constraint | None = None
@@ -33,6 +38,8 @@ class ToolChoice(NamedTuple):
     """Makes the parser of outputs under the constraint."""
     named: bool = False
     """Whether the request names the function; the finish reason is then ``stop``, as in OpenAI's API."""
+    warning: str | None = None
+    """What the client should know about the answer."""
 
 
 Numbered = list[tuple[int, Tool]]
@@ -46,20 +53,21 @@ def parse_tool_choice(
     one_call: bool,
     constrained: bool,
     known_format: bool,
+    whitespace: str,
 ) -> ToolChoice:
     """Raises ApiError for a choice that cannot be served.
 
     ``one_call``: at most one call per output. ``constrained``: the request has structured_outputs, which
     apply to all output (a response_format applies to content only). ``known_format``: whether the model's
-    tool call format is known.
+    tool call format is known. ``whitespace``: a key of JSON_WHITESPACE.
     """
-    if choice is None:
+    if choice is None or (choice == "auto" and tools == []):  # clients send the empty list of a chat's tools
         choice = "auto" if tools else "none"
     if tools and len(tools) > MAX_TOOLS:
         message = f"tools has {len(tools)} functions, at most {MAX_TOOLS} are allowed."
         raise ApiError(400, message, param="tools")
     if choice == "none":
-        return ToolChoice(tools)
+        return ToolChoice()  # a model that sees tools may write a call, which would be text
     if not tools:
         raise _bad_choice("When using `tool_choice`, `tools` must be set.")
     for number, tool in enumerate(tools):
@@ -70,25 +78,20 @@ def parse_tool_choice(
     if isinstance(choice, dict):
         kind = choice.get("type", "function")
         if kind == "function":
-            return _named(numbered, choice, constrained=constrained)
+            return _named(numbered, choice, constrained=constrained, whitespace=whitespace)
         if kind != "allowed_tools":
             raise _bad_choice(f"tool_choice.type must be function or allowed_tools, got {shown(kind)!r}.")
         numbered, choice = _allowed(numbered, choice.get("allowed_tools"))
     allowed = [tool for _, tool in numbered]
     if choice == "required":
-        constraint = _required(numbered, one_call=one_call, constrained=constrained)
+        constraint = _required(numbered, one_call=one_call, constrained=constrained, whitespace=whitespace)
         return ToolChoice(allowed, constraint=constraint, parser=RequiredCallsParser)
     if choice != "auto":
         raise _bad_choice(
             f"tool_choice must be none, auto, required, a function or allowed_tools, got {shown(choice)!r}."
         )
     if not known_format:
-        raise not_served(
-            "tool_choice",
-            "auto (the default with tools) needs to know how the model writes calls, which its chat template "
-            "does not say: start the server with --tool-call-parser hermes or llama3_json; required or a "
-            "function works with any model",
-        )
+        return ToolChoice(allowed, warning=NO_FORMAT)
     return ToolChoice(allowed, may_call=True)
 
 
@@ -117,14 +120,16 @@ def _function_name(reference: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _named(tools: Numbered, choice: dict[str, Any], *, constrained: bool) -> ToolChoice:
+def _named(tools: Numbered, choice: dict[str, Any], *, constrained: bool, whitespace: str) -> ToolChoice:
     """The whole output is the function's arguments."""
     name = _function_name(choice)
     for number, tool in tools:
         if tool.function.name == name:
             part = _part((), number, tool.function)
             schema = _arguments(tool.function)
-            constraint = _constraint(part.field, schema, (part,), constrained=constrained)
+            constraint = _constraint(
+                part.field, schema, (part,), constrained=constrained, whitespace=whitespace
+            )
             parser = partial(NamedCallParser, tool.function.name)
             return ToolChoice([each for _, each in tools], False, constraint, parser, named=True)
     if name is None:
@@ -137,7 +142,7 @@ def _named(tools: Numbered, choice: dict[str, Any], *, constrained: bool) -> Too
     )
 
 
-def _required(tools: Numbered, *, one_call: bool, constrained: bool) -> Constraint:
+def _required(tools: Numbered, *, one_call: bool, constrained: bool, whitespace: str) -> Constraint:
     """The whole output is a list of at least one call."""
     calls = []
     parts = []
@@ -158,7 +163,7 @@ def _required(tools: Numbered, *, one_call: bool, constrained: bool) -> Constrai
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if one_call:
         schema["maxItems"] = 1
-    return _constraint("tools", schema, tuple(parts), constrained=constrained)
+    return _constraint("tools", schema, tuple(parts), constrained=constrained, whitespace=whitespace)
 
 
 def _part(path: Path, number: int, function: Function) -> SchemaPart:
@@ -167,7 +172,7 @@ def _part(path: Path, number: int, function: Function) -> SchemaPart:
 
 
 def _constraint(
-    field: str, schema: dict[str, Any], parts: tuple[SchemaPart, ...], *, constrained: bool
+    field: str, schema: dict[str, Any], parts: tuple[SchemaPart, ...], *, constrained: bool, whitespace: str
 ) -> Constraint:
     if constrained:
         raise ApiError(
@@ -175,7 +180,7 @@ def _constraint(
             "Only one constraint on the output is possible, got structured_outputs and tool_choice.",
             param="structured_outputs",
         )
-    return json_constraint(field, schema, parts=parts)
+    return json_constraint(field, schema, whitespace, parts=parts)
 
 
 def _arguments(function: Function) -> dict[str, Any]:

@@ -11,7 +11,7 @@ Headers = list[tuple[bytes, bytes]]
 
 MAX_AGE_S = 600
 """Seconds for which a browser may cache the reply to a preflight."""
-READABLE = b"retry-after, retry-after-ms, x-request-id"
+READABLE = b"retry-after, retry-after-ms, warning, x-request-id"
 """Reply headers that scripts may read in addition to the default ones."""
 EVERY = "*"
 

@@ -15,6 +15,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 import penstock
+from penstock.generation.chat_template import ChatTemplate
+from penstock.generation.parsers.hermes import HermesParser
+from penstock.generation.parsers.registry import output_format
 
 FOLDER = Path(penstock.__file__).parent / "demo"
 FILES = {
@@ -29,6 +32,8 @@ FILES = {
 SIZE_LIMIT = 8_000_000
 """Bytes of the whole folder."""
 SPECIAL = ["<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>", "<|pad|>"]
+SOURCE = Path(__file__).parent.parent.parent / "scripts" / "demo_chat_template.jinja"
+"""The chat template, as it is trained on."""
 TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
 
 
@@ -116,6 +121,7 @@ def test_the_chat_template_renders_in_a_sandbox() -> None:
     template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
         read("tokenizer_config.json")["chat_template"]
     )
+    assert read("tokenizer_config.json")["chat_template"] + "\n" == SOURCE.read_text("utf-8")
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     text = template.render(messages=messages, bos_token="<|begin|>", add_generation_prompt=True)
     assert text == (
@@ -126,6 +132,53 @@ def test_the_chat_template_renders_in_a_sandbox() -> None:
     assert text == closed + "<|im_start|>assistant\n"
     ids = TOKENIZER.encode(text, add_special_tokens=False).ids
     assert ids.count(special_id("<|begin|>")) == 1
+
+
+def test_tools_are_shown_as_calls_with_examples_of_values() -> None:
+    template = ChatTemplate.load(FOLDER)
+    assert template is not None
+    assert output_format("auto", "auto", template.source).tools is HermesParser
+    properties: dict[str, Any] = {
+        "city": {"type": "string"},
+        "days": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "unit": {"enum": ["celsius", "kelvin"]},
+        "all": {"type": ["boolean", "null"]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "more": {"type": "object"},
+        "any": True,
+    }
+    weather = {
+        "name": "weather",
+        "description": "The weather.\nIn a city.",
+        "parameters": {"properties": properties},
+    }
+    add = {
+        "name": "add",
+        "parameters": {"properties": {"a": {"type": "number"}, "b": {"type": "number"}}, "required": ["a"]},
+    }
+    tools = [
+        {"type": "function", "function": each} for each in (weather, add, {"name": "now", "parameters": None})
+    ]
+    call = {"name": "now", "arguments": {"x": "é"}}
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": call}],
+        },
+        {"role": "tool", "content": "noon"},
+    ]
+    assert template.render(messages, tools=tools) == (
+        "<|begin|><|im_start|>system\nBe brief.\n\nTools:\n"
+        'The weather. {"name": "weather", "arguments": {"city": "string", "days": 0, '
+        '"unit": "celsius|kelvin", "all": true, "tags": ["string"], "more": {}, "any": "string"}}\n'
+        ' {"name": "add", "arguments": {"a": 0}}\n {"name": "now", "arguments": {}}\n<|im_end|>\n'
+        "<|im_start|>user\nWeather?<|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>{"name": "now", "arguments": {"x": "é"}}</tool_call><|im_end|>\n'
+        "<|im_start|>tool\nnoon<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 @pytest.mark.parametrize("prompt", ["Return the", "The with statement", "This module provides"])

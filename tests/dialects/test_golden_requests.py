@@ -20,12 +20,7 @@ CASES = [
 ]
 PLANNER = planners()
 
-REFUSED_HERE = {
-    "chat_tools_auto": "tool_choice",
-}
-"""Cases with a field that is not supported, which the error names."""
-
-SERVED_HERE = frozenset(("chat_tools_required",))
+SERVED_HERE = frozenset(("chat_tools_auto", "chat_tools_required"))
 """Cases that vLLM refused as it was started."""
 
 CLEARER_PARAM = {
@@ -79,12 +74,7 @@ def outcome(case: Case) -> int | ApiError:
 
 
 def named(accepted: bool) -> list[Any]:
-    cases = [
-        case
-        for case in CASES
-        if case["name"] not in REFUSED_HERE
-        and (case["status"] == 200 or case["name"] in SERVED_HERE) is accepted
-    ]
+    cases = [case for case in CASES if (case["status"] == 200 or case["name"] in SERVED_HERE) is accepted]
     return [pytest.param(case, id=case["name"]) for case in cases]
 
 
@@ -106,14 +96,6 @@ def test_refused_requests(case: Case) -> None:
     if "validation error" not in expected["message"]:
         message = CLEARER_MESSAGE.get(case["name"], expected["message"])
         assert error.message == message
-
-
-@pytest.mark.parametrize("name", REFUSED_HERE)
-def test_what_is_not_supported_is_named(name: str) -> None:
-    error = outcome(next(case for case in CASES if case["name"] == name))
-    assert isinstance(error, ApiError)
-    assert (error.status, error.param) == (400, REFUSED_HERE[name])
-    assert REFUSED_HERE[name] in error.message
 
 
 def test_tokens_of_a_rendered_conversation() -> None:

@@ -443,7 +443,7 @@ def test_the_template_gets_tools_documents_and_variables() -> None:
     plan = shows.chat(
         chat_body(
             tools=[tool],
-            tool_choice="none",
+            tool_choice="required",
             documents=[{"text": "d"}],
             chat_template_kwargs={"mood": "calm"},
             reasoning_effort="low",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from penstock.config.serve import ServeConfig
 from penstock.generation.grammars import checker as checker_module
 from penstock.generation.grammars.checker import GrammarChecker
 from penstock.generation.structured_output import Constraint
@@ -59,12 +60,17 @@ def tokenizer() -> LLTokenizer:
 
 
 OUTPUTS: list[tuple[dict[str, Any], list[str], list[str]]] = [
-    ({"json": SCHEMA}, ['{"a": 1}', '{ "a":1,\n"b":2}'], ["{}", '{"a": 1.5}', '{"a":' + " " * 65 + "1}"]),
+    (
+        {"json": SCHEMA},
+        ['{"a": 1}', '{"a":1,"b":[1, 2]}'],
+        ["{}", '{"a": 1.5}', '{"a":  1}', '{"a":\n1}', '{ "a":1}'],
+    ),
     ({"json": json.dumps(SCHEMA)}, ['{"a": 1}'], ["{}"]),
     ({"json": SCHEMA, "disable_any_whitespace": True}, ['{"a":1}'], ['{"a": 1}']),
     ({"json": SCHEMA, "whitespace_pattern": " ?"}, ['{"a": 1}'], ['{"a":\n1}']),
     ({"json": SCHEMA, "disable_additional_properties": True}, ['{"a": 1}'], ['{"a": 1, "b": 2}']),
-    ({"json_object": True}, ["{}", '{"x": [1, null]}'], ["[]", "1"]),
+    ({"json": SCHEMA, "disable_any_whitespace": False}, ['{"a": 1}'], ['{"a":\n1}']),
+    ({"json_object": True}, ["{}", '{"x": [1, null]}'], ["[]", "1", '{"x":  1}']),
     ({"regex": r"\d{2}[a-f]"}, ["12a"], ["12", "1ab"]),
     ({"choice": ["yes", 'n"o', "é\n"]}, ["yes", 'n"o', "é\n"], ["y", "no"]),
     ({"grammar": 'start: "a" b+\nb: "x" | "y"'}, ["axy"], ["a", "b"]),
@@ -82,6 +88,26 @@ def test_outputs_of_each_kind(
     assert [matches(checked, text, tokenizer) for text in good + bad] == [True] * len(good) + [False] * len(
         bad
     )
+
+
+def test_the_server_may_allow_more_whitespace(tokenizer: LLTokenizer) -> None:
+    flexible = planners(ServeConfig(json_whitespace="flexible"))
+    tool = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+    texts = ['{"a": 1}', '{ "a" :\n1}', '{"a":' + " " * 65 + "1}"]
+    for fields in (
+        {"response_format": FORMAT},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    ):
+        loose, tight = flexible.chat(chat_body(**fields)), PLANNER.chat(chat_body(**fields))
+        assert loose.constraint is not None
+        assert tight.constraint is not None
+        assert [matches(loose.constraint, text, tokenizer) for text in texts] == [True, True, False]
+        assert [matches(tight.constraint, text, tokenizer) for text in texts] == [True, False, False]
+    request = {"json": SCHEMA, "disable_any_whitespace": True}
+    none = flexible.completion(body(structured_outputs=request)).constraint
+    assert none is not None
+    assert not matches(none, '{"a": 1}', tokenizer)
 
 
 def test_response_formats(tokenizer: LLTokenizer) -> None:

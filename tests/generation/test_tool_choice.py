@@ -27,11 +27,26 @@ HERMES = planners(template=ChatTemplate({"default": "x", "tool_use": "<tool_call
 
 
 @pytest.mark.parametrize(
-    "fields", [{"tools": [TOOL], "tool_choice": "none"}, {"tool_choice": "none"}, {"tools": []}]
+    "fields",
+    [
+        {"tools": [TOOL], "tool_choice": "none"},
+        {"tool_choice": "none"},
+        {"tools": []},
+        {"tools": [], "tool_choice": "auto"},
+    ],
 )
 def test_text_answers_are_served_with_tools_or_without(fields: dict[str, Any]) -> None:
     assert PLAIN.chat(chat_body(**fields)).format is None
     assert HERMES.chat(chat_body(**fields)).format is None
+
+
+def test_a_model_that_may_not_call_does_not_see_the_tools() -> None:
+    names = ChatTemplate(
+        {"default": "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}."}, {}
+    )
+    shows = planners(template=names)
+    assert shows.chat(chat_body(tools=[TOOL], tool_choice="required")).prompts == ["f."]
+    assert shows.chat(chat_body(tools=[TOOL], tool_choice="none")).prompts == ["."]
 
 
 @pytest.mark.parametrize("fields", [{}, {"tool_choice": "auto"}, {"parallel_tool_calls": False}])
@@ -41,9 +56,21 @@ def test_calls_are_read_where_their_format_is_known(fields: dict[str, Any]) -> N
     assert plan.constraint is None
     named = planners(ServeConfig(tool_call_parser="llama3_json"))
     assert named.chat(chat_body(tools=[TOOL], **fields)).format is not None
-    error = error_of(PLAIN.chat, chat_body(tools=[TOOL], **fields))
-    assert (error.status, error.param) == (400, "tool_choice")
-    assert "start the server with --tool-call-parser hermes or llama3_json" in error.message
+    assert plan.warning is None
+
+
+@pytest.mark.parametrize("choice", [None, "auto", {"type": "allowed_tools"}])
+def test_a_model_without_a_format_answers_in_text_with_a_warning(choice: Any) -> None:
+    if isinstance(choice, dict):
+        choice = allowed_tools("auto", "f")
+    plan = PLAIN.chat(chat_body(tools=[TOOL], tool_choice=choice))
+    assert (plan.format, plan.constraint) == (None, None)
+    assert plan.warning is not None
+    assert "no format of tool calls" in plan.warning
+    assert '"' not in plan.warning
+    assert PLAIN.chat(chat_body(tools=[TOOL], tool_choice="none")).warning is None
+    assert PLAIN.chat(chat_body(tools=[TOOL], tool_choice="required")).warning is None
+    assert HERMES.chat(chat_body(tools=[TOOL], tool_choice=choice)).warning is None
 
 
 def grammar_accepts(plan: RequestPlan, text: str) -> bool:

@@ -48,6 +48,9 @@ def test_a_prompt_scored_in_chunks_is_scored_as_the_output_that_it_was(demo: Ser
     assert echoed["token_logprobs"][0] is echoed["top_logprobs"][0] is None
     assert len(whole["prompt_logprobs"]) == len(echoed["tokens"]) > 100
     assert whole["text"] == LONG + output["text"]
+    assert echoed["tokens"][0] == "<|begin|>"  # which the text does not have
+    for token, offset in list(zip(echoed["tokens"], echoed["text_offset"], strict=True))[1:]:
+        assert whole["text"].startswith(token, offset)
 
 
 def test_a_streamed_echo_has_the_whole_replys_logprobs(demo: Server) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -149,6 +150,29 @@ def test_a_conversation_goes_on_after_a_call_that_is_no_json(client: openai.Open
     prompt = client.with_options(base_url=str(client.base_url).removesuffix("v1/"))
     text = prompt.post("/detokenize", body=ids, cast_to=dict[str, str])["prompt"]
     assert json.dumps(broken, ensure_ascii=False) in text
+
+
+def test_a_model_without_a_format_of_calls_answers_in_text_with_a_warning(tmp_path: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    history = [
+        *ASKED,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {
+            "role": "tool",
+            "tool_call_id": "c1",
+            "name": "weather",
+            "content": [{"type": "text", "text": "sun"}],
+        },
+    ]
+    body = {"messages": history, "tools": TOOLS, "max_tokens": 3, "temperature": 0}
+    with Server(*SYNTHETIC, "--tool-call-parser", "none", directory=tmp_path) as server:
+        for fields in ({}, {"tool_choice": "auto"}, {"stream": True}):
+            reply = server.post("/v1/chat/completions", body | fields)
+            assert reply.status_code == 200
+            assert reply.headers["warning"].startswith('299 penstock "tools: ')
+            assert "tool_calls" not in reply.text
+        for fields in ({"tool_choice": "none"}, {"tools": []}):
+            assert "warning" not in server.post("/v1/chat/completions", body | fields).headers
 
 
 @pytest.mark.slow

@@ -57,6 +57,18 @@ def test_a_session_goes_to_one_engine(fleet: Server) -> None:
     assert sorted(more) == [0, 0, 0, 12]
 
 
+@pytest.mark.parametrize("fields", [{"temperature": 0}, {"seed": 7}])
+def test_every_engine_gives_the_same_text(fleet: Server, fields: dict[str, int]) -> None:
+    body = {"prompt": "hello", "max_tokens": 8, **fields}
+
+    def text(rank: int) -> str:
+        reply = fleet.post("/v1/completions", body, **{"x-data-parallel-rank": str(rank)})
+        answer: str = reply.raise_for_status().json()["choices"][0]["text"]
+        return answer
+
+    assert len({text(rank) for rank in range(ENGINES)}) == 1
+
+
 def test_an_engine_may_be_named(fleet: Server) -> None:
     assert ask(fleet, 10, **{"x-data-parallel-rank": "2"}) == [0, 0, 10, 0]
 

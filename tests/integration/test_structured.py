@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.integration.clients import Streams
-from tests.integration.server import SYNTHETIC, Server
+from tests.integration.server import SYNTHETIC, Server, data_of
 
 pytest.importorskip("torch")
 
@@ -61,6 +61,64 @@ def test_answers_match_whatever_the_seed(demo: Server) -> None:
             assert 0 <= value["line"] <= 999
 
 
+CALL = {
+    "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+    "tools": [
+        {
+            "type": "function",
+            "function": {
+                "name": "get_weather",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer"}},
+                    "required": ["city"],
+                    "additionalProperties": False,
+                },
+            },
+        }
+    ],
+}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_a_forced_call_spends_its_tokens_on_the_call(demo: Server, choice: Any) -> None:
+    def call(seed: int) -> dict[str, Any]:
+        body = {"tool_choice": choice, "parallel_tool_calls": False, "max_tokens": 150, "seed": seed}
+        body |= CALL | {"temperature": 1.5, "return_token_ids": True}
+        reply = demo.post("/v1/chat/completions", body, timeout=90)
+        found: dict[str, Any] = reply.raise_for_status().json()["choices"][0]
+        return found
+
+    with ThreadPoolExecutor(6) as pool:
+        for found in pool.map(call, range(6)):
+            assert found["finish_reason"] == ("stop" if choice is NAMED else "tool_calls")
+            assert found["message"]["content"] is None
+            [made] = found["message"]["tool_calls"]
+            arguments = made["function"]["arguments"]
+            assert set(json.loads(arguments)) <= {"city", "days"}
+            outside = re.sub('"[^"]*"', '""', arguments)
+            assert re.fullmatch(r"[^\s]( ?[^\s])*", outside), "at most one space between two parts"
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED, "auto"], ids=["required", "named", "auto"])
+@pytest.mark.parametrize("tokens", [3, 9])
+def test_a_call_that_is_cut_is_no_content(demo: Server, choice: Any, tokens: int) -> None:
+    body = CALL | {"tool_choice": choice, "max_tokens": tokens, "temperature": 0}
+    whole = demo.post("/v1/chat/completions", body).raise_for_status().json()["choices"][0]
+    assert whole["finish_reason"] == "length"
+    message = whole["message"]
+    assert not message["content"]
+    events = data_of(demo.post("/v1/chat/completions", body | {"stream": True}).raise_for_status().text)
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events[:-1]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == ""
+    pieces = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+    calls = message.get("tool_calls") or []
+    assert "".join(piece.get("arguments", "") for piece in pieces) == "".join(
+        call["function"]["arguments"] for call in calls
+    )
+
+
 def test_choices_and_expressions_beside_free_text(demo: Server) -> None:
     free = {"max_tokens": 30, "temperature": 0}
     expected = demo.complete("Return the", **free)["choices"][0]["text"]
@@ -95,11 +153,25 @@ def test_bad_grammars_are_the_clients_error(demo: Server) -> None:
     assert reply.json()["error"]["param"] == "structured_outputs.regex"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_field_of_a_grammar_that_an_engine_refuses_is_named(demo: Server, stream: bool) -> None:
+    body = {"prompt": "x", "stream": stream, "structured_outputs": {"json": {"$ref": "#"}}}
+    reply = demo.post("/v1/completions", body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "structured_outputs.json"
+    assert "matches no text" in reply.json()["error"]["message"]
+
+
 def test_the_synthetic_engine_says_that_it_cannot(tmp_path_factory: pytest.TempPathFactory) -> None:
     with Server(*SYNTHETIC, directory=tmp_path_factory.mktemp("synthetic")) as server:
         reply = server.post("/v1/completions", {"prompt": "x", "response_format": {"type": "json_object"}})
         assert reply.status_code == 400
         assert "structured output" in reply.json()["error"]["message"]
+        assert reply.json()["error"]["param"] == "response_format"
+        wrong = {"prompt": "x", "structured_outputs": {"regex": "[a"}}
+        assert (
+            "synthetic engine" in server.post("/v1/completions", wrong).text
+        )  # no time is spent on its check
         assert reply.json()["error"]["type"] == "BadRequestError"
 
 

@@ -6,7 +6,9 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import openai
 import pytest
 from tokenizers import Tokenizer
 
@@ -49,6 +51,73 @@ def test_a_chat_answers_in_words(demo: Server) -> None:
     choice = demo.post("/v1/chat/completions", body).json()["choices"][0]
     assert choice["finish_reason"] == "stop"
     assert len(re.findall(r"[A-Za-z]{2,}", choice["message"]["content"])) >= 5
+
+
+WEATHER: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Get the current weather.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "description": "A city."}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+            "strict": True,
+        },
+    }
+]
+ASKED = "What is the weather in Paris?"
+
+
+def test_an_agent_calls_a_tool_and_answers_from_its_result(demo: Server) -> None:
+    """As the openai client's users write it: nothing of the request says how the model writes calls."""
+    messages: list[Any] = [
+        {"role": "system", "content": [{"type": "text", "text": "You are a helpful assistant."}]},
+        {"role": "user", "content": ASKED},
+    ]
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
+        model = client.models.list().data[0].id
+
+        def ask() -> Any:
+            return client.chat.completions.create(
+                model=model, messages=messages, tools=WEATHER, temperature=0
+            ).choices[0]
+
+        choice = ask()
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        [call] = choice.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
+        result = {
+            "role": "tool",
+            "tool_call_id": call.id,
+            "name": "get_weather",
+            "content": "sunny, 21 degrees",
+        }
+        messages += [choice.message.model_dump(), result]
+        answer = ask()
+        assert answer.finish_reason == "stop"
+        assert "sunny, 21 degrees" in answer.message.content
+        with client.chat.completions.stream(
+            model=model, messages=messages[:2], tools=WEATHER, parallel_tool_calls=False, temperature=0
+        ) as stream:
+            [streamed] = stream.get_final_completion().choices[0].message.tool_calls or []
+        assert streamed.function.arguments == call.function.arguments
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tools": []}, {"tools": WEATHER, "tool_choice": "none"}, {"tools": WEATHER}]
+)
+def test_a_question_that_needs_no_tool_is_answered(demo: Server, fields: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "What is Python?"}], "temperature": 0, "max_tokens": 60}
+    reply = demo.post("/v1/chat/completions", body | fields)
+    message = reply.raise_for_status().json()["choices"][0]["message"]
+    assert "programming language" in message["content"]
+    assert not message.get("tool_calls")
+    assert "warning" not in reply.headers
 
 
 def test_streamed_equals_whole_for_mixed_requests_at_once(demo: Server) -> None:

@@ -39,6 +39,14 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "hermes", "llama3_json", "none"],
         option("Format of the model's tool calls; auto: detected from its chat template.", "Model"),
     ] = "auto"
+    json_whitespace: Annotated[
+        Literal["compact", "flexible"],
+        option(
+            "Whitespace that grammars for JSON allow (structured output, forced tool calls). compact: one "
+            "space after a comma and a colon; flexible: up to 64 spaces and line breaks between any parts.",
+            "Model",
+        ),
+    ] = "compact"
     reasoning_parser: Annotated[
         Literal["auto", "think", "none"],
         option(

@@ -39,6 +39,7 @@ class ChatCompletions(Dialect):
             one_call=request.parallel_tool_calls is False,
             constrained=request.structured_outputs is not None,
             known_format=processor.output_format.tools is not None,
+            whitespace=processor.json_whitespace,
         )
         processor.check_model(request.model)
         logprobs = self._logprobs(request)
@@ -58,6 +59,7 @@ class ChatCompletions(Dialect):
         )
         plan = processor.plan(request, request_id, [text], max_tokens=max_tokens, logprobs=logprobs)
         plan.dialect_fields = request.service_tier
+        plan.warning = choice.warning
         plan.add_special_tokens = bool(request.add_special_tokens)
         if not opening:
             plan.role = request.messages[-1].role

@@ -1,7 +1,8 @@
 """The synthetic engine: random tokens on a clock, no model; for tests, benchmarks and capacity planning.
 
-The token at position p of a stream is a function of (seed, p) alone (:mod:`penstock.engine.sampling.rng`).
-Sampling parameters that shape a model's distribution (temperature, top-p, penalties and so on) are ignored.
+The token at position p of a stream is a function of (seed, p) alone (:mod:`penstock.engine.sampling.rng`), at
+temperature 0 of the prompt and p: the same request then gets the same text, on every engine and at any time.
+Other sampling parameters that shape a model's distribution (top-p, penalties and so on) are ignored.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import cProfile
 import os
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -222,7 +224,7 @@ class SyntheticEngine:
             first = self._waiting.pop()
             request = first.request
             slot = self._table.allocate(first.server, request)
-            self._state[slot] = stream_state(request.sampling.seed)
+            self._state[slot] = stream_state(_seed(request))
             if request.sampling.logprobs >= 0:
                 self._alternatives[slot] = request.sampling.logprobs
                 self._with_logprobs += 1
@@ -358,6 +360,13 @@ class SyntheticEngine:
                 self._profile = None
                 return path
         raise ValueError(f"the synthetic engine has no operation {method!r}")
+
+
+def _seed(request: Submit) -> int:
+    """The seed of a stream's tokens; at temperature 0 the prompt, without resumed output, stands for it."""
+    if request.sampling.temperature:
+        return request.sampling.seed
+    return zlib.crc32(request.prompt[: len(request.prompt) - 4 * request.resumed])
 
 
 def _parse_fault(fault: str | None) -> tuple[str, int] | None:

@@ -50,8 +50,9 @@ class OutputParser(Protocol):
         """The delta of the next piece of text; text whose meaning is still open is held back."""
         ...
 
-    def finish(self) -> Delta:
-        """The delta of held back text, at the output's end."""
+    def finish(self, *, cut: bool) -> Delta:
+        """The delta of held back text, at the output's end. ``cut``: max_tokens ended it, so the beginning of
+        a call is no content."""
         ...
 
     @property

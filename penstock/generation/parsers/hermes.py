@@ -8,6 +8,8 @@ from penstock.streaming.stop_strings import held_back
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
+OPEN_START = "<tool"
+"""Held back text that starts so is the beginning of a tag; shorter ones may be of anything."""
 
 
 class HermesParser:
@@ -37,12 +39,15 @@ class HermesParser:
             pass
         return delta
 
-    def finish(self) -> Delta:
+    def finish(self, *, cut: bool) -> Delta:
         held, self._held = self._held, ""
         if self._scanner is not None:
             scanner, self._scanner = self._scanner, None
-            return Delta() if scanner.started else Delta(content=self._gap + OPEN + scanner.raw)
+            dropped = scanner.started or cut
+            return Delta() if dropped else Delta(content=self._gap + OPEN + scanner.raw)
         if self._closing or (self._calls and not held.strip()):
+            return Delta()
+        if cut and held.lstrip().startswith(OPEN_START):
             return Delta()
         return Delta(content=held)
 

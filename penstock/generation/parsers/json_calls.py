@@ -10,6 +10,8 @@ from penstock.generation.parsers.scanner import CallScanner
 
 TAG = "<|python_tag|>"
 """May precede the first call."""
+TAG_START = "<|"
+"""Held back text that starts so is the tag, or its beginning."""
 _BEFORE = " \t\r\n["
 _BETWEEN = " \t\r\n;,]"
 
@@ -41,14 +43,19 @@ class JsonCallsParser:
             pass
         return delta
 
-    def finish(self) -> Delta:
+    def finish(self, *, cut: bool) -> Delta:
         if self.idle:
             return Delta()
         self.idle = True
-        if self._scanner is not None:
-            return Delta() if self._scanner.started else Delta(content=self._prefix + self._scanner.raw)
-        text = self._prefix + self._held
-        return Delta() if self._calls and not text.strip(_BETWEEN) else Delta(content=text)
+        scanner = self._scanner
+        text = self._prefix + (self._held if scanner is None else scanner.raw)
+        if scanner is not None:
+            call = scanner.started or (cut and (scanner.name is not None or self._calls > 0))
+        else:
+            call = self._calls > 0 and not text.strip(_BETWEEN)
+        if call or (cut and text.strip().startswith(TAG_START)):
+            return Delta()
+        return Delta(content=text)
 
     def _step(self, delta: Delta) -> bool:
         """Parse on; false if more text is needed or no call can follow."""
@@ -103,5 +110,5 @@ class RequiredCallsParser:
     def push(self, text: str) -> Delta:
         return Delta(calls=self._parser.push(text).calls)
 
-    def finish(self) -> Delta:
-        return Delta(calls=self._parser.finish().calls)
+    def finish(self, *, cut: bool) -> Delta:
+        return Delta(calls=self._parser.finish(cut=cut).calls)

@@ -45,21 +45,22 @@ class MessageParser:
         """Whether all text that follows is content."""
         return (self._reasoning is None or self._reasoning.idle) and (self._tools is None or self._tools.idle)
 
-    def push(self, text: str, *, last: bool) -> Delta:
-        """The delta of the next piece of the output; ``last``: it is the final one."""
+    def push(self, text: str, *, last: bool, cut: bool = False) -> Delta:
+        """The delta of the next piece of the output. ``last``: it is the final one; ``cut``: as max_tokens
+        ended the output."""
         if self._reasoning is None:
             delta = Delta(content=text)
         else:
             delta = self._reasoning.push(text)
             if last:
-                delta.add(self._reasoning.finish())
+                delta.add(self._reasoning.finish(cut=cut))
             if not self._format.show_reasoning:
                 delta.reasoning = ""
         if self._tools is not None:
             content, delta.content = delta.content, ""
             delta.add(self._tools.push(content))
             if last:
-                delta.add(self._tools.finish())
+                delta.add(self._tools.finish(cut=cut))
             self._complete_calls(delta)
         return delta
 

@@ -19,5 +19,5 @@ class NamedCallParser:
         name, self._name = self._name, None
         return Delta(calls=[CallDelta(0, name, text)])
 
-    def finish(self) -> Delta:
+    def finish(self, *, cut: bool) -> Delta:
         return Delta()

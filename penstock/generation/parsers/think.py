@@ -47,6 +47,6 @@ class ThinkParser:
         self._held = text[safe:]
         return Delta(reasoning=text[:safe])
 
-    def finish(self) -> Delta:
+    def finish(self, *, cut: bool) -> Delta:
         held, self._held = self._held, ""
         return Delta(reasoning=held) if self._inside else Delta(content=held)

@@ -22,7 +22,7 @@ from penstock.engine.synthetic.engine import (
 )
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import WireError
-from tests.engine.support import Clock, Received, byte_level_tokenizer, submit
+from tests.engine.support import PROMPT, Clock, Received, byte_level_tokenizer, submit
 
 VOCABULARY_SIZE = 260  # two specials, 256 bytes, "é", "<tool>"
 
@@ -101,6 +101,18 @@ def test_tokens_depend_on_seed_and_position_alone(model_dir: Path) -> None:
         crowd.step()
     assert crowd.received.tokens[5] == alone
     assert len({tuple(tokens) for tokens in crowd.received.tokens.values()}) == 8
+
+
+def test_greedy_tokens_depend_on_the_prompt_alone(model_dir: Path) -> None:
+    greedy = tokens_of(model_dir, submit(1, 20, seed=3, temperature=0.0))
+    assert tokens_of(model_dir, submit(9, 20, seed=4, temperature=0.0), max_num_seqs=3) == greedy
+    assert tokens_of(model_dir, submit(1, 20, seed=3, temperature=0.0, prompt=(5, 6, 8))) != greedy
+    assert tokens_of(model_dir, submit(1, 20, seed=3)) != greedy
+    resumed = submit(2, 20, seed=5, temperature=0.0, prompt=(*PROMPT, *greedy[:7]), resumed=7)
+    bench = Bench(model_dir)
+    bench.received.tokens[2] = greedy[:7]
+    bench.engine.submit(0, resumed)
+    assert bench.finish().tokens[2] == greedy
 
 
 def test_tokens_are_ordinary(model_dir: Path) -> None:

@@ -94,6 +94,30 @@ def test_think(prompt: str, text: str, reasoning: str, content: str) -> None:
     assert whole(ThinkParser(prompt), list(text)) == Delta(content=content, reasoning=reasoning)
 
 
+@pytest.mark.parametrize(
+    ("parser", "text", "content"),
+    [
+        (HermesParser, "I look.\n<tool_call>", "I look."),
+        (HermesParser, '<tool_call>{"name": "f", "argu', ""),
+        (HermesParser, "I look.\n<tool_c", "I look."),
+        (HermesParser, f'<tool_call>{WEATHER}</tool_call>\n<tool_call>{{"na', ""),
+        (HermesParser, "if a <", "if a <"),
+        (JsonCallsParser, '{"name": "f", "par', ""),
+        (JsonCallsParser, '<|python_tag|>{"na', ""),
+        (JsonCallsParser, "<|python", ""),
+        (JsonCallsParser, '{"name": "f", "parameters": {}}; {"na', ""),
+        (JsonCallsParser, '{"title": "The na', '{"title": "The na'),
+    ],
+)
+def test_a_call_that_max_tokens_cuts_before_its_arguments_is_no_content(
+    parser: type[HermesParser] | type[JsonCallsParser], text: str, content: str
+) -> None:
+    assert whole(parser(), list(text), cut=True).content == content
+    assert whole(parser(), [text], cut=True).content == content
+    if "parameters" not in text and WEATHER not in text:
+        assert whole(parser(), list(text)).content.strip() == text  # the model ended it itself
+
+
 def test_arguments_are_streamed_after_the_name() -> None:
     parser = HermesParser()
     assert parser.push('<tool_call>{"name": "f", "argu') == Delta()
@@ -127,12 +151,14 @@ def test_a_message_of_reasoning_and_calls() -> None:
 )
 def test_a_required_call_that_is_cut_is_no_content(text: str) -> None:
     tools = [Tool(function=Function(name="f"))]
-    choice = parse_tool_choice(tools, "required", one_call=False, constrained=False, known_format=False)
+    choice = parse_tool_choice(
+        tools, "required", one_call=False, constrained=False, known_format=False, whitespace="compact"
+    )
     parser = MessageParser(MessageFormat(tools=choice.parser))
     delta = Delta()
     for character in text:
         delta.add(parser.push(character, last=False))
-    delta.add(parser.push("", last=True))
+    delta.add(parser.push("", last=True, cut=True))
     assert delta.content == ""
     assert [call.name for call in delta.calls] == (["f"] if '"parameters": {}' in text else [])
 

@@ -54,11 +54,11 @@ FRAGMENTS = (
 texts = st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join)
 
 
-def whole(parser: OutputParser, pieces: list[str]) -> Delta:
+def whole(parser: OutputParser, pieces: list[str], *, cut: bool = False) -> Delta:
     delta = Delta()
     for piece in pieces:
         delta.add(parser.push(piece))
-    delta.add(parser.finish())
+    delta.add(parser.finish(cut=cut))
     return delta
 
 
@@ -104,4 +104,4 @@ def test_a_parser_that_is_idle_passes_everything_on(text: str) -> None:
         parser.push(text)
         if parser.idle:
             assert parser.push("<tool_call>{<think> x") == Delta(content="<tool_call>{<think> x")
-            assert parser.finish() == Delta()
+            assert parser.finish(cut=False) == Delta()
