@@ -16,6 +16,7 @@ from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL
 from penstock.placement.process_actor import ProcessActor
 from penstock.supervisor.startup.model_resolution import DEMO_DIR, resolve_model
 from penstock.wire.control import (
+    AcceptConnections,
     ChildReport,
     Launch,
     LineBuffer,
@@ -30,10 +31,13 @@ from tests.launches import launch
 SERVER = """
 import select, socket, sys
 from penstock.wire.channel import ControlChannel
+from penstock.wire.control import AcceptConnections
 control = ControlChannel(int(sys.argv[1]))
 listener = socket.socket(fileno=control.launch.listen_fd)
-listener.setblocking(True)
 control.ready({"port": listener.getsockname()[1], "address": listener.getsockname()[0]})
+select.select([control], [], [])
+assert control.receive() == [AcceptConnections()]
+listener.setblocking(True)
 connection, _ = listener.accept()
 listener.close()
 connection.sendall(b"served")
@@ -132,6 +136,10 @@ def serving(port: int) -> ProcessActor:
     host.start(encode(api_server(port)), [sys.executable, "-c", SERVER], listen_on="127.0.0.1")
     ready = first_report(host)
     assert ready == Ready(info={"port": port, "address": "127.0.0.1"})
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as probe:
+        probe.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert probe.recv(1000).startswith(b"HTTP/1.1 200 "), "the machine answers until it is told otherwise"
+    host.write(encode(AcceptConnections()))
     return host
 
 
