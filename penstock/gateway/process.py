@@ -51,6 +51,7 @@ from penstock.http.connection_source import ListeningSocket
 from penstock.http.listener import ListenSocket, listen
 from penstock.http.server import HttpServer
 from penstock.metrics.gc_policy import GarbageCollector
+from penstock.supervisor.service_manager import ServiceManager, ServiceState
 from penstock.supervisor.startup.file_limit import raise_file_limit
 
 if TYPE_CHECKING:
@@ -199,6 +200,7 @@ class _Gateway:
         self._weights = weights
         self._listener = listener
         self._began = time.monotonic()
+        self._service_manager = ServiceManager()
         self._resolved = asyncio.Event()
         """Set once the first endpoints are known."""
         self._finished = asyncio.Event()
@@ -324,6 +326,8 @@ class _Gateway:
             f"ready in {took:.1f} s\n"
         )
         sys.stderr.flush()
+        if not (self._app.leaving or self._app.draining):
+            self._service_manager.set_state(ServiceState.READY)
 
     # -- background
 
@@ -331,6 +335,7 @@ class _Gateway:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             self._relay.check_timeouts()
+            self._service_manager.beat()
             if self._metrics.running:
                 self._collector.on_busy()
             else:
@@ -368,6 +373,7 @@ class _Gateway:
 
     def _on_signal(self, signum: int) -> None:
         """SIGTERM announces the drain if there is a grace; any signal drains, and the next one stops."""
+        self._service_manager.set_state(ServiceState.STOPPING)
         grace_s = self._config.drain_grace
         if self._app.draining:
             self._stop()

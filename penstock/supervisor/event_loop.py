@@ -27,6 +27,7 @@ from penstock.supervisor.children.child_process import MAX_REPORTS_PER_S, ChildP
 from penstock.supervisor.children.lifecycle import Phase
 from penstock.supervisor.children.process_manager import ProcessManager
 from penstock.supervisor.running_clock import MAX_WAIT_S, RunningClock
+from penstock.supervisor.service_manager import ServiceManager, ServiceState
 from penstock.supervisor.signals import SignalReceiver, SignalRequest
 from penstock.supervisor.startup.progress_display import ProgressDisplay
 from penstock.supervisor.startup.startup_status import STOPPING, StartupStatus
@@ -61,6 +62,7 @@ class Supervisor:
         *,
         display: ProgressDisplay,
         status: StartupStatus,
+        service_manager: ServiceManager,
         announce: OnAllReady,
         collector: GarbageCollector,
         acceptor_failure: socket.socket | None = None,
@@ -70,6 +72,7 @@ class Supervisor:
         self._start = start
         self._display = display
         self._status = status
+        self._service_manager = service_manager
         self._acceptor_failure = acceptor_failure
         self._announce = announce
         self._collector = collector
@@ -105,10 +108,22 @@ class Supervisor:
                     self._execute(self._manager.tick(self._clock.now()))
                     self._collector.on_idle()
                     self._send_metrics(self._clock.now())
+                    self._tell_service_manager()
                 return self._manager.exit_code
             finally:
                 self._display.close()
                 self._kill_all()
+
+    def _tell_service_manager(self) -> None:
+        service = self._service_manager
+        if self._manager.phase is Phase.STARTING:
+            service.set_status(self._status.report.phase)
+        elif self._manager.phase is not Phase.SERVING:
+            service.set_state(ServiceState.STOPPING)
+        else:
+            service.set_status("serving")
+            service.set_state(ServiceState.RELOADING if self._manager.is_replacing else ServiceState.READY)
+        service.beat()
 
     def _send_metrics(self, now: float) -> None:
         """Sends this process's metrics to all API servers, when they are due."""

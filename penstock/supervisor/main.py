@@ -32,6 +32,7 @@ from penstock.supervisor.children.process_manager import ProcessManager
 from penstock.supervisor.event_loop import Supervisor
 from penstock.supervisor.listening.acceptor import Acceptor
 from penstock.supervisor.listening.loading_server import LoadingServer
+from penstock.supervisor.service_manager import ServiceManager
 from penstock.supervisor.signals import (
     Interrupted,
     handlers_restored,
@@ -87,6 +88,7 @@ def serve(
             warn_if_open_to_others("--ssl-keyfile", config.ssl_keyfile)
         elif config.ssl_certfile is not None:  # it holds the key, too
             warn_if_open_to_others("--ssl-certfile", config.ssl_certfile)
+    service_manager = ServiceManager()
     status = StartupStatus(len(config.ranks), started_at)
     try:
         with handlers_restored(), contextlib.ExitStack() as owned, interruptible():
@@ -110,6 +112,7 @@ def serve(
                 listener=listener,
                 loading_server=loading_server,
                 status=status,
+                service_manager=service_manager,
                 acceptor=acceptor,
                 run_dir=run_dir,
                 model=model,
@@ -139,6 +142,7 @@ class _Service:
     # Answers on the listener until the API servers do; None without a listener.
     loading_server: LoadingServer | None
     status: StartupStatus
+    service_manager: ServiceManager
     # None for a single API server here, which accepts connections itself.
     acceptor: Acceptor | None
     run_dir: str
@@ -172,6 +176,7 @@ class _Service:
                 self._start,
                 display=display,
                 status=self.status,
+                service_manager=self.service_manager,
                 announce=self._announce,
                 collector=collector,
                 acceptor_failure=None if self.acceptor is None else self.acceptor.failure,

@@ -79,6 +79,11 @@ class ProcessManager:
         return self._lifecycle.phase
 
     @property
+    def is_replacing(self) -> bool:
+        """A rolling restart runs."""
+        return self._rolling_restart.running
+
+    @property
     def exit_code(self) -> int | None:
         """None until every child is gone for good."""
         return self._lifecycle.exit_code

@@ -68,8 +68,13 @@ class LoadingServer:
             if not self._thread.is_alive():
                 return
         done = threading.Event()
+
+        def run() -> None:
+            act()
+            done.set()
+
         try:
-            self._loop.call_soon_threadsafe(lambda: (act(), done.set()))
+            self._loop.call_soon_threadsafe(run)
         except RuntimeError:  # its loop is closed
             return
         while self._thread.is_alive() and not done.wait(_POLL_S):
