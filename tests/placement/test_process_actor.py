@@ -136,11 +136,23 @@ def serving(port: int) -> ProcessActor:
     host.start(encode(api_server(port)), [sys.executable, "-c", SERVER], listen_on="127.0.0.1")
     ready = first_report(host)
     assert ready == Ready(info={"port": port, "address": "127.0.0.1"})
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as probe:
-        probe.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert probe.recv(1000).startswith(b"HTTP/1.1 200 "), "the machine answers until it is told otherwise"
     host.write(encode(AcceptConnections()))
     return host
+
+
+def test_a_machine_answers_until_its_api_server_may(port: int) -> None:
+    host = ProcessActor()
+    host.start(encode(api_server(port)), [sys.executable, "-c", SERVER], listen_on="127.0.0.1")
+    assert isinstance(first_report(host), Ready)
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as probe:
+        probe.sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n")
+        reply = probe.recv(1000)
+    assert reply.startswith(b"HTTP/1.1 503 ")
+    assert b'"engines_ready":null' in reply
+    host.write(encode(AcceptConnections()))
+    assert ask(port) == b"served"
+    host.write(encode(Stop()))
+    assert reports_until_the_end(host) == ([], 0)
 
 
 def ask(port: int) -> bytes:
