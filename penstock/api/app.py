@@ -27,7 +27,7 @@ from penstock.generation.dialect import Dialect
 from penstock.generation.model_info import ModelInfo
 from penstock.generation.request_schemas import MAX_REQUEST_ID
 from penstock.http.access_keys import OPEN_PATHS, Keys, check_local
-from penstock.http.admission import no_engine, stream_failed, unavailable
+from penstock.http.admission import no_engine, send_readiness, stream_failed, unavailable
 from penstock.http.asgi import (
     JSON,
     ClientGone,
@@ -75,6 +75,8 @@ class App:
     tracing: TracePropagator | None = None
     """None: there are no spans, and traces are ignored."""
     spans: RequestSpans | None = None
+    leaving: bool = False
+    """Whether a shutdown has been announced: requests are still served, but ``/ready`` answers 503."""
 
     def __post_init__(self) -> None:
         self._keys = Keys(self.config.api_key or ())
@@ -232,16 +234,25 @@ class App:
         raise unknown_model(name, self.model_info.all_names)
 
     async def _health(self, exchange: Exchange) -> None:
-        if not self.engine_client.any_up():
-            raise unavailable("No engine is ready.", "no_engine")
+        """The process lives. An engine that is down is restarted; a restart of the server would lose more."""
         await send_json(exchange.send, b"{}")
 
     async def _ready(self, exchange: Exchange) -> None:
-        if self.generation.draining:
-            raise unavailable("The server is shutting down.", "draining")
-        if not self.engine_client.accepts_streams():
-            raise no_engine(sleeping=self.engine_client.sleeps())
-        await send_json(exchange.send, b"{}")
+        engines = self.engine_client.engines
+        state = {
+            "phase": "serving",
+            "engines_ready": sum(engine.accepts_streams for engine in engines),
+            "engines": len(engines),
+        }
+        error = None
+        if self.leaving or self.generation.draining:
+            error = unavailable("The server is shutting down.", "draining")
+            state["phase"] = "draining"
+        elif not state["engines_ready"]:
+            sleeping = self.engine_client.sleeps()
+            error = no_engine(sleeping=sleeping)
+            state["phase"] = "sleeping" if sleeping else "waiting for an engine"
+        await send_readiness(exchange.send, state, error)
 
     async def _load(self, exchange: Exchange) -> None:
         await send_json(exchange.send, encode_json({"server_load": len(self.streams)}))

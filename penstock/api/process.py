@@ -2,7 +2,8 @@
 
 The supervisor starts it with the listening socket or, if there are several API servers, with a socket over
 which it receives accepted connections. It owns HTTP connections, streams, tokenizer and detokenizer. It reads
-requests, token frames and commands; it writes events, replies, submits and aborts. After Drain it ends when
+requests, token frames and commands; it writes events, replies, submits and aborts. It takes connections after
+AcceptConnections: until then the supervisor answers them. After Drain it ends when
 its requests have ended; after Stop, or when the supervisor is gone, it ends at once. It answers new
 connections until it ends, unless another API server has replaced it.
 """
@@ -58,7 +59,9 @@ from penstock.telemetry.trace_context import TracePropagator
 from penstock.wire.channel import ControlChannel, SupervisorGone
 from penstock.wire.control import (
     HEARTBEAT_INTERVAL_S,
+    AcceptConnections,
     AgreedStates,
+    AnnounceDrain,
     Drain,
     EnableThroughputLog,
     EnginesDraining,
@@ -77,6 +80,9 @@ COLLECT_INTERVAL_S = 0.05
 SWITCH_INTERVAL_S = 0.0005
 """Time that a thread runs Python code while another one wants to. With Python's 5 ms, every system call of
 the event loop would wait that long while a thread checks a large request."""
+OWN_ENGINES_WAIT_S = 1.0
+"""Longest wait for connections to this host's engines before clients are served. All of them have started by
+then; one that has died since comes later."""
 HELD_BODIES = 4
 """Request bodies of the maximum size that an API server may hold altogether until they are tokenized, beside
 :data:`HELD_BYTES`. Beyond them, the largest incomplete request gets 503."""
@@ -114,6 +120,7 @@ class _Server:
         self._two_phase_commit: TwoPhaseCommit
         self._generation: GenerationRoutes
         self._input_processor: InputProcessor | None = None
+        self._app: App
         self._http: HttpServer
         self._metrics_endpoint: MetricsEndpoint
         self._coordinator_client: CoordinatorClient | None = None
@@ -130,7 +137,9 @@ class _Server:
             self._tracing = TracePropagator(spans=True, ratio=self._config.otlp_sampling_ratio)
             self._spans = RequestSpans(exporter)
         self._board_file = BoardFile(self._launch.run_dir, self._launch.incarnation)
+        self._accepting: asyncio.Future[None]
         self._ended: asyncio.Future[None]
+        self._own_engines_up = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
         self._throughput_task: asyncio.Task[None] | None = None
         self._logs_throughput = False
@@ -140,6 +149,7 @@ class _Server:
         loop = asyncio.get_running_loop()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._first_engine = loop.create_future()
+        self._accepting = loop.create_future()
         self._ended = loop.create_future()
         launch = self._launch
         self._control.progress("loading tokenizer")
@@ -173,8 +183,8 @@ class _Server:
         if self._ended.done():
             self._engine_client.close("The server was stopped.")
             return 0
-        app = self._build(self._first_engine.result(), tokenizer, template)
-        await self._listen(app)
+        self._app = self._build(self._first_engine.result(), tokenizer, template)
+        await self._listen(self._app)
         self._engine_client.close("The server was stopped.")
         if self._spans is not None:
             self._spans.close()
@@ -184,6 +194,8 @@ class _Server:
         """Wait for an engine or for Stop. The supervisor limits the startup time of this host's engines;
         engines of other hosts may connect at any time."""
         either = self._first_engine, self._ended
+        if not self._first_engine.done():
+            self._control.progress("waiting for an engine")
         patience_s = self._config.startup_timeout / 2
         while not (await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED, timeout=patience_s))[0]:
             self._control.progress("waiting for an engine")
@@ -193,6 +205,9 @@ class _Server:
             self._input_processor.limit_total(info.kv_cache_tokens)
         if not self._first_engine.done():
             self._first_engine.set_result(info)
+        ranks = self._launch.own_ranks
+        if all(engine.up for engine in self._engine_client.engines if engine.rank in ranks):
+            self._own_engines_up.set()
 
     # -- once the engine is known
 
@@ -293,7 +308,6 @@ class _Server:
             self._connection_source(),
             limits,
             tls=tls,
-            on_listening=self._control.ready,
             on_refusal=app.refused,
         )
         helpers = [asyncio.ensure_future(self._collect_garbage())]
@@ -310,7 +324,18 @@ class _Server:
             if config.sse_keep_alive:
                 ends.callback(KeepAlive(self._engine_client.streams, config.sse_keep_alive).cancel)
             ends.callback(self._generation.close)
-            await self._http.run_to_the_end()
+            self._control.ready()
+            if await self._accepts_or_ends():
+                await self._http.run_to_the_end()
+
+    async def _accepts_or_ends(self) -> bool:
+        """Wait until the supervisor leaves clients to this process, and until this host's engines are
+        connected: an engine of another host would get all requests meanwhile. False: it was stopped."""
+        await asyncio.wait((self._accepting, self._ended), return_when=asyncio.FIRST_COMPLETED)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0 if self._ended.done() else OWN_ENGINES_WAIT_S):
+                await self._own_engines_up.wait()
+        return not self._ended.done()
 
     def _connection_source(self) -> ConnectionSource:
         launch = self._launch
@@ -392,6 +417,11 @@ class _Server:
             raise SystemExit(1) from None
         for command in commands:
             match command:
+                case AcceptConnections():
+                    if not self._accepting.done():
+                        self._accepting.set_result(None)
+                case AnnounceDrain():
+                    self._app.leaving = True
                 case Drain():
                     self._drain(command)
                 case Stop():

@@ -75,6 +75,13 @@ REPLIES: dict[str, Schema] = {
         _OPERATION | {"error": ERROR},
     ),
     "Sleeping": shape("Whether engines sleep.", {"is_sleeping": FLAG}),
+    "Readiness": shape(
+        "Whether requests are taken.",
+        {"ready": FLAG, "phase": STRING, "engines_ready": or_null(COUNT), "engines": COUNT},
+        progress=or_null({"type": "number"}),
+        elapsed_s={"type": "number"},
+        error=ERROR,
+    ),
     "Load": shape("How busy the process is.", {"server_load": COUNT}),
 }
 """Schemas by the names that references use."""

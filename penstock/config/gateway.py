@@ -209,6 +209,15 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         float,
         option("Maximum time for running requests to finish after SIGTERM, in seconds.", "Process", ge=0),
     ] = 60.0
+    drain_grace: Annotated[
+        float,
+        option(
+            "Time between SIGTERM and the shutdown, in seconds: /ready answers 503, but requests are relayed "
+            "until load balancers have noticed. SIGINT (Ctrl-C) and a second signal end it.",
+            "Process",
+            ge=0,
+        ),
+    ] = 0.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], option("Minimum severity of log messages.", "Process")
     ] = "info"

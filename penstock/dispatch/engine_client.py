@@ -170,9 +170,6 @@ class EngineClient:
 
     # -- choosing an engine and submitting
 
-    def any_up(self) -> bool:
-        return any(engine.up for engine in self.engines)
-
     def accepts_streams(self) -> bool:
         return any(engine.accepts_streams for engine in self.engines)
 

@@ -23,7 +23,7 @@ from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.http_client import Headers, without_hop_by_hop
 from penstock.generation.request_schemas import MAX_REQUEST_ID
 from penstock.http.access_keys import KEY_HEADERS, Keys
-from penstock.http.admission import unavailable
+from penstock.http.admission import send_readiness, unavailable
 from penstock.http.asgi import (
     ClientGone,
     check_coding,
@@ -68,6 +68,8 @@ class GatewayApp:
         collector: GarbageCollector,
         clock: Callable[[], float],
     ) -> None:
+        self.leaving = False
+        """A shutdown was announced: requests are still relayed, but ``/ready`` answers 503."""
         self.draining = False
         self.in_flight = 0
         """Relayed requests that have not ended."""
@@ -113,21 +115,31 @@ class GatewayApp:
                 await send_json(send, msgspec.json.encode(report))
             else:
                 if path == "/ready":
-                    self._check_ready()
-                await send_json(send, b"{}")
+                    await self._send_readiness(send)
+                else:
+                    await send_json(send, b"{}")
         except ApiError as error:
             await send_error(send, error)
 
-    def _check_ready(self) -> None:
-        if self.draining:
-            raise unavailable("The gateway is shutting down.", "draining")
-        if not self.is_ready():
-            raise unavailable("No model server is ready.", "none_ready")
+    async def _send_readiness(self, send: Send) -> None:
+        endpoints, now = self._relay.pool.endpoints, self._clock()
+        ready = sum(each.is_ready(now) for each in endpoints)
+        error, phase = None, "serving"
+        if self.leaving or self.draining:
+            error, phase = unavailable("The gateway is shutting down.", "draining"), "draining"
+        elif not ready:
+            error, phase = (
+                unavailable("No model server is ready.", "none_ready"),
+                "waiting for a model server",
+            )
+        state = {"phase": phase, "model_servers_ready": ready, "model_servers": len(endpoints)}
+        await send_readiness(send, state, error)
 
     def is_ready(self) -> bool:
-        """Whether a new request would be sent to a model server."""
+        """Whether load balancers should send requests: one would be relayed to a model server."""
         now = self._clock()
-        return not self.draining and any(each.is_ready(now) for each in self._relay.pool.endpoints)
+        leaving = self.leaving or self.draining
+        return not leaving and any(each.is_ready(now) for each in self._relay.pool.endpoints)
 
     # -- relaying
 

@@ -1,7 +1,8 @@
 """The gateway process: creates its parts, runs them, and shuts them down in order.
 
 ``penstock gateway`` runs it in the foreground. It listens for HTTP clients and, with ``--ext-proc-port``, for
-Envoy. SIGINT or SIGTERM drains it, a second signal stops it immediately.
+Envoy. SIGINT or SIGTERM drains it, SIGTERM after ``--drain-grace``, which another signal ends; the next one
+stops it immediately.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from penstock.gateway.relay.retry_policy import RetryPolicy
 from penstock.gateway.requests.model_rewrites import ModelRewrites, parse_weight
 from penstock.gateway.routing.endpoint_discovery import (
     EndpointsFile,
-    ResolvedEndpoint,
     host_and_port,
     resolve,
 )
@@ -51,6 +51,7 @@ from penstock.http.connection_source import ListeningSocket
 from penstock.http.listener import ListenSocket, listen
 from penstock.http.server import HttpServer
 from penstock.metrics.gc_policy import GarbageCollector
+from penstock.supervisor.service_manager import ServiceManager, ServiceState
 from penstock.supervisor.startup.file_limit import raise_file_limit
 from penstock.telemetry.spans import BatchSpanExporter, make_span_exporter
 from penstock.telemetry.trace_context import TracePropagator
@@ -200,8 +201,10 @@ class _Gateway:
         self._endpoint_source = endpoint_source
         self._weights = weights
         self._listener = listener
-        self._signals = 0
         self._began = time.monotonic()
+        self._service_manager = ServiceManager()
+        self._resolved = asyncio.Event()
+        """Set once the first endpoints are known."""
         self._finished = asyncio.Event()
         """Set when the drain has finished, timed out, or was ended by a second signal."""
         self._routed_requests: RoutedRequests | None = None
@@ -216,18 +219,16 @@ class _Gateway:
     async def run(self) -> int:
         config, loop = self._config, asyncio.get_running_loop()
         pool = self._assemble(loop)
-        targets = await resolve(self._endpoint_source.urls())
-        pool.update(targets)
         if self._envoy is not None and config.ext_proc_port is not None:
             await self._envoy.start(config.host, config.ext_proc_port)
         background = [
             asyncio.ensure_future(self._check_timeouts()),
-            asyncio.ensure_future(self._watch_endpoints(pool, targets)),
+            asyncio.ensure_future(self._watch_endpoints(pool)),
         ]
         if config.scrape_interval:
-            background.append(asyncio.ensure_future(pool.scrape_loop(config.scrape_interval)))
+            background.append(asyncio.ensure_future(self._scrape(pool)))
         for signum in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signum, self._on_signal)
+            loop.add_signal_handler(signum, self._on_signal, signum)
         self._collector.start()
         try:
             await self._http.run_to_the_end()
@@ -311,7 +312,6 @@ class _Gateway:
                 descriptors_per_connection=2,  # one of them to a model server
             ),
             limits,
-            on_listening=self._announce,
             on_refusal=self._app.refused,
         )
         return pool
@@ -334,6 +334,8 @@ class _Gateway:
             f"ready in {took:.1f} s\n"
         )
         sys.stderr.flush()
+        if not (self._app.leaving or self._app.draining):
+            self._service_manager.set_state(ServiceState.READY)
 
     # -- background
 
@@ -341,6 +343,7 @@ class _Gateway:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             self._relay.check_timeouts()
+            self._service_manager.beat()
             if self._metrics.running:
                 self._collector.on_busy()
             else:
@@ -352,10 +355,19 @@ class _Gateway:
                 if self._app.draining and not self._routed_requests.is_busy:
                     self._finished.set()
 
-    async def _watch_endpoints(self, pool: EndpointPool, targets: list[ResolvedEndpoint]) -> None:
-        """Follow the endpoints file and the addresses of host names; ``targets`` are the first ones."""
+    async def _scrape(self, pool: EndpointPool) -> None:
+        await self._resolved.wait()
+        await pool.scrape_loop(self._config.scrape_interval)
+
+    async def _watch_endpoints(self, pool: EndpointPool) -> None:
+        """Follow the endpoints file and the addresses of host names. The gateway is announced once it has the
+        first ones; it listens before, as a name server may take seconds."""
         loop = asyncio.get_running_loop()
         urls = self._endpoint_source.urls()
+        targets = await resolve(urls)
+        pool.update(targets)
+        self._resolved.set()
+        self._announce()
         resolved_at = loop.time()
         while True:
             await asyncio.sleep(FILE_INTERVAL_S)
@@ -367,11 +379,21 @@ class _Gateway:
 
     # -- the end
 
-    def _on_signal(self) -> None:
-        """The first signal drains, the second one stops."""
-        self._signals += 1
-        if self._signals > 1:
+    def _on_signal(self, signum: int) -> None:
+        """SIGTERM announces the drain if there is a grace; any signal drains, and the next one stops."""
+        self._service_manager.set_state(ServiceState.STOPPING)
+        grace_s = self._config.drain_grace
+        if self._app.draining:
             self._stop()
+        elif signum == signal.SIGTERM and grace_s > 0 and not self._app.leaving:
+            log.info("SIGTERM: /ready answers 503 for %g s (--drain-grace), then draining", grace_s)
+            self._app.leaving = True
+            asyncio.get_running_loop().call_later(grace_s, self._drain)
+        else:
+            self._drain()
+
+    def _drain(self) -> None:
+        if self._app.draining:  # a signal has ended the grace
             return
         log.info("draining: %d requests are in flight", self._metrics.running)
         self._app.draining = True

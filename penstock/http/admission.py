@@ -4,24 +4,47 @@
 bytes; the client should retry on this server after the time that the reply gives. 503: the server shuts down
 (``draining``), sleeps (``sleeping``), has no engine (``no_engine``) or too many connections
 (``too_many_connections``); a load balancer should retry on another server immediately. Nothing is generated
-for a refused request.
+for a refused request. Until the server serves, clients get 503 ``loading``.
+
+Readiness probes get the same errors, with fields that say how far the server is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from penstock.http.asgi import encode_json, send_json
 from penstock.http.errors import ApiError
+from penstock.http.sink import Send
 from penstock.streaming.stream import StreamError
 from penstock.wire.messages import OVERLOADED, SLEEPING
 
 UNAVAILABLE_RETRY_MS = 1_000
 """Retry-After of 503 in milliseconds; how long the server stays unavailable is unknown."""
 
+LOADING_RETRY_MS = 5_000
+"""Retry-After of a 503 while the model loads, which takes seconds to minutes."""
+
 OVERLOADED_RETRY_MS = 1_000
 """Retry-After of a 429 that no engine has estimated."""
 
 
-def unavailable(message: str, code: str) -> ApiError:
-    return ApiError(503, message, code=code, headers=_retry_headers(UNAVAILABLE_RETRY_MS))
+def unavailable(message: str, code: str, retry_ms: int = UNAVAILABLE_RETRY_MS) -> ApiError:
+    return ApiError(503, message, code=code, headers=_retry_headers(retry_ms))
+
+
+async def send_readiness(
+    send: Send,
+    state: Mapping[str, object],
+    error: ApiError | None,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> None:
+    """The reply to ``/ready``: ``state`` with ``ready``, and with the ``error`` why the server is not."""
+    if error is None:
+        await send_json(send, encode_json({"ready": True, **state}), headers=headers)
+        return
+    body = encode_json({"ready": False, **state, "error": error.fields()})
+    await send_json(send, body, error.status, [*error.headers, *headers])
 
 
 def no_engine(*, sleeping: bool) -> ApiError:

@@ -130,9 +130,9 @@ async def send_json(
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def send_empty(send: Send) -> None:
+async def send_empty(send: Send, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
     """Send status 204 without a body."""
-    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.start", "status": 204, "headers": [*headers]})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

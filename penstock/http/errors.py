@@ -74,10 +74,13 @@ class ApiError(Exception):
         self.code: str | int | None = status if code is None else code
         self.headers = headers
 
+    def fields(self) -> dict[str, str | int | None]:
+        """The object under ``error``."""
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+
     def body(self) -> bytes:
         """The JSON body of the reply, or the data of an error event in a stream."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return _encode({"error": error})
+        return _encode({"error": self.fields()})
 
 
 def shown(value: object) -> str:

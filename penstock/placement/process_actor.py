@@ -1,9 +1,10 @@
 """The Ray actor that runs one engine or API server on a machine of a cluster.
 
 The process is the same child process as on the supervisor's own machine, with the same control channel. The
-actor forwards the channel's bytes in both directions and decodes only the first line, the
-:class:`~penstock.wire.control.Launch`, in which it sets this machine's directories, process id and listening
-socket. The process ends with the actor, whatever ends that.
+actor forwards the channel's bytes in both directions. In the first line, the
+:class:`~penstock.wire.control.Launch`, it sets this machine's directories, process id and listening socket.
+At AcceptConnections it leaves clients, whom it answers until then, to the API server. The process ends with
+the actor, whatever ends that.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ import msgspec
 from penstock.config.errors import ConfigError
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, StartupError
 from penstock.http.listener import listen
+from penstock.http.tls import server_context
 from penstock.placement.port_claim import claim_port
 from penstock.supervisor.children.module_command import module_command
+from penstock.supervisor.listening.loading_server import LoadingServer
 from penstock.supervisor.startup.cluster import traits_of
 from penstock.supervisor.startup.file_limit import raise_file_limit
 from penstock.supervisor.startup.model_resolution import resolve_model
 from penstock.supervisor.startup.run_directory import RunDirectory
-from penstock.wire.control import Launch, ProcessFailed, decode_for_child, encode
+from penstock.supervisor.startup.startup_status import STARTING, StartupStatus
+from penstock.wire.control import AcceptConnections, Launch, ProcessFailed, decode_for_child, encode
 
 CONCURRENCY = 3
 """Concurrent calls of an actor: a read that waits, a write, and one to spare."""
@@ -48,6 +52,7 @@ class ProcessActor:
     def __init__(self) -> None:
         self._owned = contextlib.ExitStack()
         self._channel: socket.socket | None = None
+        self._loading_server: LoadingServer | None = None
         self._started = threading.Event()
         self._ended = threading.Event()
         self._returncode = EXIT_FATAL
@@ -78,7 +83,10 @@ class ProcessActor:
         return ProcessOutput(b"", self._returncode)
 
     def write(self, data: bytes) -> None:
-        """Writes to the process's control channel; nothing if that is closed, as :meth:`read` returns why."""
+        """Writes one command to the process's control channel; nothing if that is closed, as :meth:`read`
+        returns why."""
+        if self._loading_server is not None and isinstance(decode_for_child(data), AcceptConnections):
+            self._loading_server.hand_over()
         if self._channel is not None:
             with contextlib.suppress(OSError):
                 self._channel.sendall(data)
@@ -123,6 +131,7 @@ class ProcessActor:
                 self._owned.enter_context(claim_port(listen_on, port, launch.incarnation))
                 # Each process has its own socket, and the kernel spreads connections over them.
                 listener = handed_over.enter_context(listen(listen_on, port, shared=True).socket)
+                self._loading_server = self._owned.enter_context(self._make_loading_server(launch, listener))
                 shared.append(listener.fileno())
                 launch = msgspec.structs.replace(launch, listen_fd=listener.fileno())
             process = subprocess.Popen(
@@ -130,3 +139,10 @@ class ProcessActor:
             )
         self._channel.sendall(encode(launch))
         return process
+
+    def _make_loading_server(self, launch: Launch, listener: socket.socket) -> LoadingServer:
+        """Answers clients until the supervisor lets the API server take them. What the engines do is known to
+        the supervisor alone."""
+        status = StartupStatus(launch.engine_count, engines_ready=None)
+        status.set_phase(STARTING)
+        return LoadingServer(listener, launch.config, status, server_context(launch.config))

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import selectors
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
@@ -23,10 +24,13 @@ from penstock.supervisor.children.actions import (
     WriteLog,
 )
 from penstock.supervisor.children.child_process import MAX_REPORTS_PER_S, ChildProcess
+from penstock.supervisor.children.lifecycle import Phase
 from penstock.supervisor.children.process_manager import ProcessManager
 from penstock.supervisor.running_clock import MAX_WAIT_S, RunningClock
+from penstock.supervisor.service_manager import ServiceManager, ServiceState
 from penstock.supervisor.signals import SignalReceiver, SignalRequest
 from penstock.supervisor.startup.progress_display import ProgressDisplay
+from penstock.supervisor.startup.startup_status import STOPPING, StartupStatus
 from penstock.wire.channel import ChildGone
 from penstock.wire.control import ControlError, Info, SupervisorCommand, SupervisorMetrics
 
@@ -57,12 +61,19 @@ class Supervisor:
         start: StartProcess,
         *,
         display: ProgressDisplay,
+        status: StartupStatus,
+        service_manager: ServiceManager,
         announce: OnAllReady,
         collector: GarbageCollector,
+        acceptor_failure: socket.socket | None = None,
     ) -> None:
+        """``acceptor_failure`` becomes readable when no connection is accepted any more."""
         self._manager = manager
         self._start = start
         self._display = display
+        self._status = status
+        self._service_manager = service_manager
+        self._acceptor_failure = acceptor_failure
         self._announce = announce
         self._collector = collector
         self._actions: deque[Action] = deque()
@@ -80,22 +91,39 @@ class Supervisor:
         """Runs until every child is gone for good; returns the exit code. No child survives an exception."""
         with self._signals, self._selector:
             self._selector.register(self._signals, selectors.EVENT_READ, None)
+            if self._acceptor_failure is not None:
+                self._selector.register(self._acceptor_failure, selectors.EVENT_READ, None)
             try:
                 self._execute(self._manager.start(self._clock.now()))
                 while self._manager.exit_code is None:
                     events = self._wait()
                     self._on_signals()
                     for key, ready in events:
-                        if key.data is not None:
+                        if key.fileobj is self._acceptor_failure:
+                            self._selector.unregister(self._acceptor_failure)
+                            self._execute(self._manager.acceptor_failed(self._clock.now()))
+                        elif key.data is not None:
                             self._on_channel(key.data, ready)
                     self._display.refresh()
                     self._execute(self._manager.tick(self._clock.now()))
                     self._collector.on_idle()
                     self._send_metrics(self._clock.now())
+                    self._tell_service_manager()
                 return self._manager.exit_code
             finally:
                 self._display.close()
                 self._kill_all()
+
+    def _tell_service_manager(self) -> None:
+        service = self._service_manager
+        if self._manager.phase is Phase.STARTING:
+            service.set_status(self._status.report.phase)
+        elif self._manager.phase is not Phase.SERVING:
+            service.set_state(ServiceState.STOPPING)
+        else:
+            service.set_status("serving")
+            service.set_state(ServiceState.RELOADING if self._manager.is_replacing else ServiceState.READY)
+        service.beat()
 
     def _send_metrics(self, now: float) -> None:
         """Sends this process's metrics to all API servers, when they are due."""
@@ -136,6 +164,8 @@ class Supervisor:
                 self._execute(self._manager.start_rolling_restart(self._clock.now()))
             elif request is SignalRequest.SHUT_DOWN:
                 self._display.close()
+                if self._manager.phase is Phase.STARTING:
+                    self._status.set_phase(STOPPING)
                 self._execute(self._manager.signalled(signum, self._clock.now()))
         if any(request is SignalRequest.REAP for _, request in requests):
             self._reap()
@@ -231,6 +261,7 @@ class Supervisor:
                     self._processes[name].kill()
             case ShowProgress(name, progress):
                 self._display.progress(str(name), progress)
+                self._status.progress(str(name), progress)
             case WriteLog(level, text, subject):
                 if subject is None:
                     log.log(level, text)

@@ -31,6 +31,8 @@ from penstock.supervisor.children.module_command import module_command
 from penstock.supervisor.children.process_manager import ProcessManager
 from penstock.supervisor.event_loop import Supervisor
 from penstock.supervisor.listening.acceptor import Acceptor
+from penstock.supervisor.listening.loading_server import LoadingServer
+from penstock.supervisor.service_manager import ServiceManager
 from penstock.supervisor.signals import (
     Interrupted,
     handlers_restored,
@@ -48,6 +50,7 @@ from penstock.supervisor.startup.model_resolution import (
 )
 from penstock.supervisor.startup.progress_display import make_progress_display
 from penstock.supervisor.startup.run_directory import RunDirectory
+from penstock.supervisor.startup.startup_status import STARTING, StartupStatus
 from penstock.telemetry.spans import check_tracing_libraries
 from penstock.wire.control import Info, Launch
 from penstock.wire.sockets import coordinator_address, new_incarnation
@@ -80,24 +83,29 @@ def serve(
     local_api_servers = _local_api_server_count(config)
     if not local_api_servers:
         _check_without_servers(config, origins or {})
+    tls = None
     if not config.headless:
         config = load_api_keys(config, origins or {})
-        server_context(config)  # API servers make their own; errors are reported here, once
+        tls = server_context(config)  # API servers make their own; errors are reported here, once
         if config.ssl_keyfile is not None:
             warn_if_open_to_others("--ssl-keyfile", config.ssl_keyfile)
         elif config.ssl_certfile is not None:  # it holds the key, too
             warn_if_open_to_others("--ssl-certfile", config.ssl_certfile)
+    service_manager = ServiceManager()
+    status = StartupStatus(len(config.ranks), started_at)
     try:
         with handlers_restored(), contextlib.ExitStack() as owned, interruptible():
-            listener = None
+            raise_file_limit()
+            listener = loading_server = None
             if local_api_servers:
                 listener = owned.enter_context(open_listener(config, origins or {}))
+                loading_server = LoadingServer(listener.socket, config, status, tls)
+                owned.enter_context(loading_server)
             with signals_blocked():  # it is removed whatever comes
                 run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
             model = resolve_model(config, run_dir)
             if local_api_servers:
                 check_chat_template(config, model)
-            raise_file_limit()
             acceptor = None
             if listener is not None and local_api_servers > 1:
                 acceptor = owned.enter_context(Acceptor(listener.socket))
@@ -105,6 +113,9 @@ def serve(
                 config=config,
                 given=sorted(origins or {}),
                 listener=listener,
+                loading_server=loading_server,
+                status=status,
+                service_manager=service_manager,
                 acceptor=acceptor,
                 run_dir=run_dir,
                 model=model,
@@ -131,6 +142,10 @@ class _Service:
     given: list[str]
     # None on a host without API servers.
     listener: ListenSocket | None
+    # Answers on the listener until the API servers do; None without a listener.
+    loading_server: LoadingServer | None
+    status: StartupStatus
+    service_manager: ServiceManager
     # None for a single API server here, which accepts connections itself.
     acceptor: Acceptor | None
     run_dir: str
@@ -151,6 +166,7 @@ class _Service:
             api_servers=0 if self.config.headless else self.config.api_server_count,
             startup_timeout=self.config.startup_timeout,
             drain_timeout=self.config.drain_timeout,
+            drain_grace=self.config.drain_grace,
             engine_hang_timeout=self.config.engine_hang_timeout,
             api_server_hang_timeout=self.config.api_server_hang_timeout,
             coordinator=self._coordinator is not None and not self.config.headless,
@@ -159,8 +175,16 @@ class _Service:
         collector = GarbageCollector(self.config.gc_policy, self.config.gc_pause_budget_ms / 1000)
         with contextlib.closing(make_progress_display(live=self.config.log_format == "text")) as display:
             supervisor = Supervisor(
-                manager, self._start, display=display, announce=self._announce, collector=collector
+                manager,
+                self._start,
+                display=display,
+                status=self.status,
+                service_manager=self.service_manager,
+                announce=self._announce,
+                collector=collector,
+                acceptor_failure=None if self.acceptor is None else self.acceptor.failure,
             )
+            self.status.set_phase(STARTING)
             return supervisor.run()
 
     @property
@@ -233,6 +257,9 @@ class _Service:
         )
 
     def _announce(self, pids: Mapping[ProcessName, int], infos: Mapping[ProcessName, Info]) -> None:
+        """Everything has started: leaves clients to the API servers, and shows the banner."""
+        if self.loading_server is not None:
+            self.loading_server.hand_over()
         facts = banner_facts(
             self.config,
             address=None if self.listener is None else self.listener.address,

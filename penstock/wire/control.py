@@ -6,6 +6,8 @@ One Unix stream socketpair per child carries JSON lines, each a tagged struct of
 message              sender                   receiver    answer
 ===================  =======================  ==========  ==================================================
 Launch               supervisor               any child   Progress until Ready or ProcessFailed
+AcceptConnections    supervisor               API server  none
+AnnounceDrain        supervisor               API server  none; Drain follows
 Drain                supervisor               API server  none; the process exits with 0 when it is idle
 Stop                 supervisor               any child   none; the process exits with 0
 EnginesDraining      supervisor               API server  none
@@ -27,6 +29,7 @@ code) are three different signals. A child that reads end of file has lost its s
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -112,8 +115,23 @@ class Launch(_Message, frozen=True, tag="launch"):
         return f"{self.role} {self.index}"
 
     @property
+    def own_ranks(self) -> Collection[int]:
+        """Ranks of the engines that this supervisor starts."""
+        on_ray = self.config.data_parallel_backend == "ray"
+        return range(self.engine_count) if on_ray else self.local_ranks
+
+    @property
     def key(self) -> ClusterKey | None:
         return None if self.cluster_key is None else ClusterKey(self.cluster_key)
+
+
+class AcceptConnections(_Message, frozen=True, tag="accept"):
+    """Take connections from here on. Sent to an API server that is ready, at the first start when every child
+    of this host is: until then the supervisor itself answers clients."""
+
+
+class AnnounceDrain(_Message, frozen=True, tag="announce-drain"):
+    """Serve on, but answer /ready with 503, so that load balancers send their requests elsewhere."""
 
 
 class Drain(_Message, frozen=True, tag="drain"):
@@ -143,7 +161,7 @@ class Progress(_Message, frozen=True, tag="progress"):
 
 
 class Ready(_Message, frozen=True, tag="ready"):
-    """The process serves. ``info`` is shown to the operator: device, cache size and so on."""
+    """The process can serve. ``info`` is shown to the operator: device, cache size and so on."""
 
     info: Info = {}
 
@@ -222,7 +240,16 @@ class SupervisorMetrics(_Message, frozen=True, tag="supervisor-metrics"):
     snapshot: bytes
 
 
-SupervisorCommand = Drain | Stop | EnginesDraining | AgreedStates | EnableThroughputLog | SupervisorMetrics
+SupervisorCommand = (
+    AcceptConnections
+    | AnnounceDrain
+    | Drain
+    | Stop
+    | EnginesDraining
+    | AgreedStates
+    | EnableThroughputLog
+    | SupervisorMetrics
+)
 ChildReport = Progress | Ready | ProcessFailed | Heartbeat | DrainEngine | ProposeState | StatesAdopted
 
 _to_child: msgspec.json.Decoder[Launch | SupervisorCommand] = msgspec.json.Decoder(Launch | SupervisorCommand)

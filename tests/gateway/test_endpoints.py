@@ -283,3 +283,16 @@ def test_sigterm_drains() -> None:
             server.calls[-1].send(b"0\r\n\r\n")
             assert f"data: {DONE}" in list(lines)
         assert front.process.wait(WAIT_S) == 0
+
+
+def test_sigterm_is_announced_before_the_drain() -> None:
+    """Load balancers need a moment to notice; what they send meanwhile is relayed."""
+    with Upstream(good) as server, gateway(server, options=("--drain-grace", "300")) as front:
+        front.process.terminate()
+        eventually(lambda: not is_ready(front))
+        state = front.client.get("/ready").json()
+        assert (state["phase"], state["model_servers_ready"]) == ("draining", 1)
+        assert front.client.get("/health").status_code == 200
+        assert front.complete().status_code == 200
+        front.process.terminate()
+        assert front.process.wait(WAIT_S) == 0

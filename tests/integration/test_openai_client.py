@@ -105,7 +105,7 @@ def test_requests_refused_for_a_while_are_tried_again(tmp_path: Path) -> None:
         engine.kill()
 
         def noticed() -> bool:
-            down = server.get("/health").status_code == 503
+            down = server.get("/ready").status_code == 503
             return down or any(other.pid != engine.pid for other in server.children("engine"))
 
         wait_until(noticed, 30, "the engine's end")

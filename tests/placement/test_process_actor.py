@@ -16,6 +16,7 @@ from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL
 from penstock.placement.process_actor import ProcessActor
 from penstock.supervisor.startup.model_resolution import DEMO_DIR, resolve_model
 from penstock.wire.control import (
+    AcceptConnections,
     ChildReport,
     Launch,
     LineBuffer,
@@ -30,10 +31,13 @@ from tests.launches import launch
 SERVER = """
 import select, socket, sys
 from penstock.wire.channel import ControlChannel
+from penstock.wire.control import AcceptConnections
 control = ControlChannel(int(sys.argv[1]))
 listener = socket.socket(fileno=control.launch.listen_fd)
-listener.setblocking(True)
 control.ready({"port": listener.getsockname()[1], "address": listener.getsockname()[0]})
+select.select([control], [], [])
+assert control.receive() == [AcceptConnections()]
+listener.setblocking(True)
 connection, _ = listener.accept()
 listener.close()
 connection.sendall(b"served")
@@ -132,7 +136,23 @@ def serving(port: int) -> ProcessActor:
     host.start(encode(api_server(port)), [sys.executable, "-c", SERVER], listen_on="127.0.0.1")
     ready = first_report(host)
     assert ready == Ready(info={"port": port, "address": "127.0.0.1"})
+    host.write(encode(AcceptConnections()))
     return host
+
+
+def test_a_machine_answers_until_its_api_server_may(port: int) -> None:
+    host = ProcessActor()
+    host.start(encode(api_server(port)), [sys.executable, "-c", SERVER], listen_on="127.0.0.1")
+    assert isinstance(first_report(host), Ready)
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as probe:
+        probe.sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n")
+        reply = probe.recv(1000)
+    assert reply.startswith(b"HTTP/1.1 503 ")
+    assert b'"engines_ready":null' in reply
+    host.write(encode(AcceptConnections()))
+    assert ask(port) == b"served"
+    host.write(encode(Stop()))
+    assert reports_until_the_end(host) == ([], 0)
 
 
 def ask(port: int) -> bytes:

@@ -15,12 +15,21 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 
 from penstock.config.errors import ConfigError
 from penstock.supervisor.children.child_main import main
 from penstock.wire.channel import ControlChannel
-from penstock.wire.control import HEARTBEAT_INTERVAL_S, Drain, EnginesDraining, Launch, Role, Stop
+from penstock.wire.control import (
+    HEARTBEAT_INTERVAL_S,
+    AcceptConnections,
+    Drain,
+    EnginesDraining,
+    Launch,
+    Role,
+    Stop,
+)
 from penstock.wire.handover import HandoverReceiver
 
 log = logging.getLogger("penstock.fake")
@@ -33,11 +42,8 @@ def serve(control: ControlChannel, launch: Launch, *, deaf: bool = False) -> int
     listener = taker = None
     if launch.listen_fd is not None:
         listener = socket.socket(fileno=launch.listen_fd)
-        selector.register(listener, selectors.EVENT_READ)
     if launch.handover_fd is not None:
         taker = HandoverReceiver(launch.handover_fd)
-        selector.register(taker, selectors.EVENT_READ)
-        taker.report(0, accepts=True)
     control.ready({"device": "fake", "pid": os.getpid()} if launch.role == "engine" else {})
     while True:
         for key, _ in selector.select(HEARTBEAT_INTERVAL_S):
@@ -52,6 +58,11 @@ def serve(control: ControlChannel, launch: Launch, *, deaf: bool = False) -> int
                 continue
             for order in control.receive():
                 log.info("got %s", type(order).__name__)
+                if isinstance(order, AcceptConnections) and listener is not None:
+                    selector.register(listener, selectors.EVENT_READ)
+                if isinstance(order, AcceptConnections) and taker is not None:
+                    selector.register(taker, selectors.EVENT_READ)
+                    taker.report(0, accepts=True)
                 if isinstance(order, Stop) or (isinstance(order, Drain) and not deaf):
                     return 0
         control.heartbeat()
@@ -94,6 +105,14 @@ def hanging(control: ControlChannel, launch: Launch) -> int:
 
 def slow(control: ControlChannel, launch: Launch) -> int:
     control.progress("loading weights", 0.5)
+    return serve(control, launch)
+
+
+def until_told(control: ControlChannel, launch: Launch) -> int:
+    """Loads until the run directory holds a file called go."""
+    while not os.path.exists(os.path.join(launch.run_dir, "go")):
+        control.progress("loading weights", 0.5)
+        time.sleep(0.02)
     return serve(control, launch)
 
 
@@ -153,6 +172,7 @@ BEHAVIOURS: dict[str, Callable[[ControlChannel, Launch], int]] = {
     "die": dying,
     "hang": hanging,
     "slow": slow,
+    "until told": until_told,
     "not UTF-8": ready_then(b'{"type":"failed","message":"\xff","fatal":false}\n'),
     "too long": ready_then(b"x" * (2 << 20)),
     "too deep": ready_then(nested(100_000)),

@@ -11,7 +11,9 @@ from penstock.supervisor.children.child_process import ChildProcess
 from penstock.supervisor.children.process_manager import ProcessManager
 from penstock.supervisor.children.restart_policy import MAX_FAILED_STARTS
 from penstock.supervisor.event_loop import Supervisor
+from penstock.supervisor.service_manager import ServiceManager
 from penstock.supervisor.startup.progress_display import LogProgressDisplay
+from penstock.supervisor.startup.startup_status import StartupStatus
 
 
 @pytest.mark.parametrize("expert_parallel", [False, True])
@@ -36,6 +38,8 @@ def test_a_server_that_cannot_be_started_is_given_up(expert_parallel: bool) -> N
         manager,
         start,
         display=LogProgressDisplay(),
+        status=StartupStatus(2),
+        service_manager=ServiceManager({}),
         announce=lambda pids, infos: None,
         collector=GarbageCollector("off", 0.005),
     )

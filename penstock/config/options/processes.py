@@ -60,6 +60,15 @@ class ProcessOptions(HostOptions, frozen=True, kw_only=True, forbid_unknown_fiel
             ge=0,
         ),
     ] = 5.0
+    drain_grace: Annotated[
+        float,
+        option(
+            "Time between SIGTERM and the shutdown, in seconds: /ready answers 503, but requests are served "
+            "until load balancers have noticed. SIGINT (Ctrl-C) and a second signal end it.",
+            "Processes",
+            ge=0,
+        ),
+    ] = 0.0
     log_interval: Annotated[
         float,
         option(

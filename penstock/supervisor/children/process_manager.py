@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 
-from penstock.exit_codes import EXIT_FATAL, EXIT_OK, describe_exit
+from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, describe_exit
 from penstock.supervisor.children.actions import Action, ProcessName, ShowProgress
 from penstock.supervisor.children.api_server_broadcast import ApiServerBroadcast
 from penstock.supervisor.children.child_state import EXIT_GRACE_S, Child, ChildState, ChildTable
@@ -43,6 +43,7 @@ class ProcessManager:
         api_servers: int,
         startup_timeout: float,
         drain_timeout: float,
+        drain_grace: float = 0.0,
         engine_hang_timeout: float,
         api_server_hang_timeout: float,
         coordinator: bool = False,
@@ -59,7 +60,9 @@ class ProcessManager:
         names += [ProcessName("engine", first_rank + index) for index in range(engines)]
         names += [ProcessName("api-server", index) for index in range(api_servers)]
         self._children = ChildTable(names, startup_timeout)
-        self._lifecycle = Lifecycle(self._children, "api-server" if api_servers else "engine", drain_timeout)
+        self._lifecycle = Lifecycle(
+            self._children, "api-server" if api_servers else "engine", drain_timeout, drain_grace
+        )
         self._recovery = Recovery(self._children, self._lifecycle, expert_parallel=expert_parallel)
         hang_timeouts: dict[Role, float] = {
             "engine": engine_hang_timeout,
@@ -74,6 +77,11 @@ class ProcessManager:
     @property
     def phase(self) -> Phase:
         return self._lifecycle.phase
+
+    @property
+    def is_replacing(self) -> bool:
+        """A rolling restart runs."""
+        return self._rolling_restart.running
 
     @property
     def exit_code(self) -> int | None:
@@ -164,6 +172,13 @@ class ProcessManager:
         self._lifecycle.signalled(signum, now)
         return self._children.take_actions()
 
+    def acceptor_failed(self, now: float) -> list[Action]:
+        """No connection is accepted any more: running streams finish, the exit code is that of a failure."""
+        if self._lifecycle.serving or self.phase is Phase.STARTING:
+            self._lifecycle.begin_shutdown(EXIT_FAILED, now)
+            self._lifecycle.advance(now)
+        return self._children.take_actions()
+
     def start_rolling_restart(self, now: float) -> list[Action]:
         """SIGHUP: replace the API servers one by one."""
         if self.phase is not Phase.SERVING or self._rolling_restart.running:
@@ -193,9 +208,11 @@ class ProcessManager:
         self._hang_detector.on_heartbeat(child, now)
         if child.name.role == "api-server":
             self._broadcast.send_current_state(child)
+            if self._lifecycle.serving:
+                self._lifecycle.open_api_server(child)
         if child.replaces is not None:
             self._rolling_restart.take_over(child, now)
-        elif self.phase is Phase.SERVING:
+        elif self._lifecycle.serving:
             self._children.log(logging.INFO, f"{child.name} is ready again")
         elif self.phase is Phase.STARTING:
             self._children.add_action(ShowProgress(child.name, Progress(text="ready", fraction=1.0)))

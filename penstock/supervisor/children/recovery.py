@@ -72,7 +72,7 @@ class Recovery:
             self._children.log(logging.ERROR, f"{name} keeps failing to start; giving up")
         role = gone[0].name.role
         others = self._children.with_role(role, ChildState.WAITING, ChildState.STARTING, ChildState.READY)
-        if self._lifecycle.phase is Phase.SERVING and (others or role == "coordinator"):
+        if self._lifecycle.serving and (others or role == "coordinator"):
             rest = f", with {join_names(others)}" if others else ""
             self._children.log(logging.ERROR, f"serving goes on without {name}{rest}")
         else:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import selectors
-import signal
 import socket
 import threading
 import time
@@ -66,9 +64,13 @@ class Acceptor:
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
         self._woken.setblocking(False)
+        self._alive, self.failure = socket.socketpair()
+        """``failure`` becomes readable when the thread has failed."""
         # Accepted connections that no API server could get yet.
         self._waiting: deque[socket.socket] = deque()
         self._listener_registered = False
+        # Whether all API servers have taken connections.
+        self._opened = False
         # When accepting goes on after the system was exhausted.
         self._resume_at: float | None = None
         self._ending = False
@@ -89,6 +91,8 @@ class Acceptor:
         self._selector.close()
         self._wake.close()
         self._woken.close()
+        self._alive.close()
+        self.failure.close()
 
     def add_target(self, name: str) -> ConnectionTarget:
         """Adds an API server that is about to start; ``name`` is for the log."""
@@ -110,7 +114,7 @@ class Acceptor:
                 self._run_once()
         except Exception:
             log.exception("connections cannot be accepted any more: shutting down")
-            os.kill(os.getpid(), signal.SIGTERM)
+            self._alive.close()
 
     def _run_once(self) -> None:
         self._apply_changes()
@@ -133,10 +137,17 @@ class Acceptor:
         return max(0.0, min(times) - now) if times else None
 
     def _update_listener_registration(self, now: float) -> None:
-        """Polls the listener only while an API server takes connections."""
+        """Polls the listener only while an API server takes connections; at first, only once all do, because
+        the first one would get all connections of a burst."""
         if self._resume_at is not None and now >= self._resume_at:
             self._resume_at = None
-        wanted = self._resume_at is None and not self._waiting and self._balancer.choose() is not None
+        self._opened = self._opened or self._balancer.all_accept()
+        wanted = (
+            self._opened
+            and self._resume_at is None
+            and not self._waiting
+            and self._balancer.choose() is not None
+        )
         if wanted and not self._listener_registered:
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         elif self._listener_registered and not wanted:

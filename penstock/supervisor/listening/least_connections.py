@@ -61,6 +61,10 @@ class LeastConnectionsBalancer(Generic[Server]):
     def remove(self, server: Server) -> None:
         del self._servers[server]
 
+    def all_accept(self) -> bool:
+        """Whether there are servers, and all of them accept connections."""
+        return bool(self._servers) and all(state.report.accepts for state in self._servers.values())
+
     def choose(self) -> Server | None:
         """The server with the fewest connections, among equals the one whose last connection is oldest; None:
         no server takes any, or too many connections are on their way."""

@@ -7,7 +7,7 @@ import logging
 from penstock.supervisor.children.actions import Action, ProcessName, Send, WriteLog
 from penstock.supervisor.children.lifecycle import Phase
 from penstock.supervisor.children.process_manager import ProcessManager
-from penstock.wire.control import EnableThroughputLog, Ready
+from penstock.wire.control import AcceptConnections, EnableThroughputLog, Ready
 
 ENGINE = ProcessName("engine", 0)
 SERVER = ProcessName("api-server", 0)
@@ -26,6 +26,7 @@ def make(
     coordinator: bool = False,
     first_rank: int = 0,
     all_engines: int | None = None,
+    drain_grace: float = 0.0,
     server_hang_timeout: float = 0,
 ) -> ProcessManager:
     """With ``engines``, or an expert-parallel ``group`` of so many."""
@@ -34,6 +35,7 @@ def make(
         api_servers=api_servers,
         startup_timeout=STARTUP_S,
         drain_timeout=DRAIN_S,
+        drain_grace=drain_grace,
         engine_hang_timeout=hang_timeout,
         api_server_hang_timeout=server_hang_timeout,
         coordinator=coordinator,
@@ -75,11 +77,10 @@ def errors(actions: list[Action]) -> list[str]:
 
 
 def done(actions: list[Action]) -> list[Action]:
-    """Actions that have nothing to do with the log."""
+    """Actions that have nothing to do with the log, without those of every API server that is ready."""
+    usual = (EnableThroughputLog(), AcceptConnections())
     return [
-        a
-        for a in actions
-        if not isinstance(a, WriteLog) and not (isinstance(a, Send) and a.command == EnableThroughputLog())
+        a for a in actions if not isinstance(a, WriteLog) and not (isinstance(a, Send) and a.command in usual)
     ]
 
 

@@ -4,11 +4,12 @@ import signal
 
 import pytest
 
-from penstock.exit_codes import EXIT_OK
-from penstock.supervisor.children.actions import Kill, ProcessName, Send, Spawn
+from penstock.exit_codes import EXIT_FAILED, EXIT_OK
+from penstock.supervisor.children.actions import AnnounceReady, Kill, ProcessName, Send, Spawn
 from penstock.supervisor.children.child_state import EXIT_GRACE_S
+from penstock.supervisor.children.lifecycle import Phase
 from penstock.supervisor.children.restart_policy import FIRST_DELAY_S
-from penstock.wire.control import Drain, Ready, Stop
+from penstock.wire.control import AcceptConnections, AnnounceDrain, Drain, Ready, Stop
 from tests.supervisor.children.managers import (
     DRAIN_S,
     ENGINE,
@@ -44,6 +45,72 @@ def test_a_signal_drains_api_servers_then_stops_engines_and_exits_with_0() -> No
     assert manager.exited(ENGINE, 0, 12.1) == []
     assert manager.exit_code == EXIT_OK
     assert manager.next_deadline() is None
+
+
+def test_api_servers_take_connections_once_all_children_are_ready() -> None:
+    manager = make(2)
+    manager.start(0.0)
+    for name in (SERVER, OTHER):
+        assert Send(name, AcceptConnections()) not in manager.report(name, Ready(), 1.0)
+    actions = manager.report(ENGINE, Ready(), 2.0)
+    opened = [Send(SERVER, AcceptConnections()), Send(OTHER, AcceptConnections())]
+    assert [action for action in actions if action in opened] == opened
+    assert actions.index(AnnounceReady()) < actions.index(opened[0])
+    manager.exited(OTHER, -signal.SIGKILL, 3.0)
+    manager.tick(3.0 + FIRST_DELAY_S)
+    assert opened[1] in manager.report(OTHER, Ready(), 4.0)
+
+
+GRACE_S = 5.0
+
+
+def test_sigterm_waits_until_load_balancers_have_noticed() -> None:
+    manager = ready(make(drain_grace=GRACE_S))
+    actions = manager.signalled(signal.SIGTERM, 10.0)
+    assert done(actions) == [Send(SERVER, AnnounceDrain())]
+    assert said(actions) == ["SIGTERM: /ready answers 503 for 5 s (--drain-grace), then shutting down"]
+    assert manager.next_deadline() == 10.0 + GRACE_S
+    assert manager.start_rolling_restart(11.0) != []
+    assert manager.phase is Phase.LEAVING
+    assert done(manager.tick(10.0 + GRACE_S)) == [Send(SERVER, Drain())]
+    assert manager.next_deadline() == 10.0 + GRACE_S + DRAIN_S
+    assert done(manager.exited(SERVER, 0, 16.0)) == [Send(ENGINE, Stop())]
+    manager.exited(ENGINE, 0, 16.1)
+    assert manager.exit_code == EXIT_OK
+
+
+def test_an_api_server_that_dies_in_the_grace_is_replaced_and_told() -> None:
+    manager = ready(make(drain_grace=GRACE_S))
+    manager.signalled(signal.SIGTERM, 10.0)
+    manager.exited(SERVER, -signal.SIGKILL, 10.5)
+    assert done(manager.tick(10.5 + FIRST_DELAY_S)) == [Spawn(SERVER, 1)]
+    actions = manager.report(SERVER, Ready(), 12.0)
+    assert actions.index(Send(SERVER, AcceptConnections())) < actions.index(Send(SERVER, AnnounceDrain()))
+
+
+@pytest.mark.parametrize(("second", "at"), [(signal.SIGTERM, 11.0), (signal.SIGINT, 11.0)])
+def test_a_second_signal_ends_the_grace_alone(second: signal.Signals, at: float) -> None:
+    manager = ready(make(drain_grace=GRACE_S))
+    manager.signalled(signal.SIGTERM, 10.0)
+    assert manager.signalled(second, 10.05) == [], "an echo"
+    assert done(manager.signalled(second, at)) == [Send(SERVER, Drain())]
+    manager.exited(SERVER, 0, 11.5)
+    manager.exited(ENGINE, 0, 11.6)
+    assert manager.exit_code == EXIT_OK
+
+
+def test_ctrl_c_and_hosts_without_clients_have_no_grace() -> None:
+    assert done(ready(make(drain_grace=GRACE_S)).signalled(signal.SIGINT, 10.0)) == [Send(SERVER, Drain())]
+    headless = ready(make(api_servers=0, drain_grace=GRACE_S))
+    assert done(headless.signalled(signal.SIGTERM, 10.0)) == [Send(ENGINE, Drain())]
+
+
+def test_a_failed_acceptor_drains_and_ends_with_a_failure() -> None:
+    manager = ready(make(2, drain_grace=GRACE_S))
+    assert done(manager.acceptor_failed(10.0)) == [Send(SERVER, Drain()), Send(OTHER, Drain())]
+    for name in (SERVER, OTHER, ENGINE):
+        manager.exited(name, 0, 11.0)
+    assert manager.exit_code == EXIT_FAILED
 
 
 def test_streams_that_run_too_long_are_stopped_and_then_killed() -> None:

@@ -42,7 +42,7 @@ def test_announces_once_when_the_last_one_is_ready() -> None:
     done_with = Progress(text="ready", fraction=1.0)
     assert done(manager.report(SERVER, Ready(), 11.0)) == [ShowProgress(SERVER, done_with)]
     actions = manager.report(ENGINE, Ready(info={"device": "cpu"}), 12.5)
-    assert actions == [ShowProgress(ENGINE, done_with), AnnounceReady()]
+    assert done(actions) == [ShowProgress(ENGINE, done_with), AnnounceReady()]
     assert manager.info(ENGINE) == {"device": "cpu"}
     assert done(manager.report(ENGINE, Ready(), 13.0)) == []
 

@@ -34,6 +34,21 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
     raise AssertionError(f"{what} did not happen")
 
 
+def test_a_failed_acceptor_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the supervisor, which ends with the exit code of a failure."""
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("broken")
+
+    listener = listen("127.0.0.1", 0).socket
+    with listener, Acceptor(listener) as acceptor:
+        assert select.select([acceptor.failure], [], [], 0)[0] == []
+        monkeypatch.setattr(acceptor, "_apply_changes", fail)
+        acceptor._wake_up()
+        assert select.select([acceptor.failure], [], [], PATIENCE_S)[0] == [acceptor.failure]
+        monkeypatch.undo()
+
+
 class Server:
     """What an API server does with its end, step by step."""
 
@@ -278,3 +293,21 @@ def test_a_server_that_shuts_its_socket_leaves_its_connections_to_others(site: S
     broken.die()
     site.connect(2)
     other.take(2)
+
+
+def test_the_first_connections_wait_until_every_api_server_takes_some() -> None:
+    """The first one to start would get a whole burst otherwise."""
+    with ExitStack() as ends:
+        listener = listen("127.0.0.1", 0)
+        acceptor = ends.enter_context(Acceptor(ends.enter_context(listener.socket)))
+        first, second = Server(acceptor), Server(acceptor)
+        for server in (first, second):
+            ends.callback(server.close)
+            ends.callback(server.die)
+        first.report()
+        clients = [socket.create_connection(listener.address, PATIENCE_S) for _ in range(4)]
+        for client in clients:
+            ends.callback(client.close)
+        second.report()
+        first.take(2)
+        second.take(2)

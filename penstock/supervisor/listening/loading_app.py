@@ -1,0 +1,65 @@
+"""The HTTP application while the model loads: checks access as API servers do, and answers probes alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from penstock.config.serve import ServeConfig
+from penstock.http.access_keys import OPEN_PATHS, Keys
+from penstock.http.admission import LOADING_RETRY_MS, send_readiness, unavailable
+from penstock.http.asgi import send_empty, send_error, send_json
+from penstock.http.cors import Cors
+from penstock.http.errors import ApiError
+from penstock.http.sink import Receive, Scope, Send, Sink
+from penstock.supervisor.startup.startup_status import StartupStatus
+
+_METHODS = {
+    "/health": ("GET", "HEAD"),
+    "/ready": ("GET", "HEAD"),
+    "/ping": ("GET", "HEAD", "POST"),
+}
+
+
+class LoadingApp:
+    """Answers as an API server would, as far as that is possible without one."""
+
+    def __init__(self, config: ServeConfig, status: StartupStatus) -> None:
+        self._status = status
+        self._root = config.root_path
+        self._keys = Keys(config.api_key or ())
+        self._cors = Cors(config)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, sink: Sink) -> None:
+        try:
+            await self._answer(scope, send)
+        except ApiError as error:
+            error.headers = [*error.headers, *self._cors.reply_headers(scope)]
+            await send_error(send, error)
+
+    async def _answer(self, scope: Scope, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if self._root and path.startswith(f"{self._root}/"):
+            path = path[len(self._root) :]
+        if (preflight := self._cors.preflight(scope)) is not None:
+            await send_empty(send, preflight)
+            return
+        self._keys.check(path, scope)
+        if path not in OPEN_PATHS:
+            raise self._loading()
+        allowed = _METHODS[path]
+        if method not in allowed:
+            headers = [(b"allow", ", ".join(allowed).encode())]
+            raise ApiError(405, f"{path} takes {' or '.join(allowed)}, not {method}.", headers=headers)
+        if path == "/ready":
+            elapsed = round(time.monotonic() - self._status.started_at, 1)
+            state = dataclasses.asdict(self._status.report) | {"elapsed_s": elapsed}
+            await send_readiness(send, state, self._loading(), self._cors.reply_headers(scope))
+        else:
+            await send_json(send, b"{}", headers=self._cors.reply_headers(scope))
+
+    def _loading(self) -> ApiError:
+        report = self._status.report
+        share = "" if report.progress is None else f" ({report.progress:.0%})"
+        text = f"The server is loading the model: {report.phase}{share}."
+        return unavailable(text, "loading", LOADING_RETRY_MS)

@@ -1,0 +1,105 @@
+"""`penstock serve` while its processes start: probes get replies, other requests are refused."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.exit_codes import EXIT_FAILED, EXIT_OK
+from tests.supervisor.harness import PATIENCE_S, Serve
+
+KEY = {"authorization": "Bearer k"}
+
+
+@contextmanager
+def client_of(path: Path) -> Iterator[httpx.Client]:
+    """A client of the socket, as soon as it listens."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                break
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    transport = httpx.HTTPTransport(uds=str(path))
+    with httpx.Client(transport=transport, base_url="http://x", timeout=PATIENCE_S) as client:
+        yield client
+
+
+def readiness_until(client: httpx.Client, phase: str) -> dict[str, Any]:
+    """Asks /ready until it is in a phase."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        reply = client.get("/ready")
+        assert reply.status_code == 503
+        body: dict[str, Any] = reply.json()
+        if body["phase"] == phase:
+            return body
+    raise AssertionError(f"never in the phase {phase}: {body}")
+
+
+@pytest.mark.parametrize("api_servers", [1, 2])
+def test_probes_are_answered_while_the_model_loads(serve: Serve, short_dir: Path, api_servers: int) -> None:
+    path = short_dir / "http"
+    running = serve(
+        {"engine": ["hang"]},
+        uds=str(path),
+        api_key=["k"],
+        api_server_count=api_servers,
+        root_path="/llm",
+        data_parallel_size=2,
+    )
+    with client_of(path) as client:
+        for probe in ("/health", "/ping", "/llm/health"):
+            assert client.get(probe).status_code == 200
+            assert client.head(probe).status_code == 200
+        assert client.post("/ping").status_code == 200
+        assert client.delete("/health").status_code == 405
+        body = readiness_until(client, "loading weights")
+        assert body["ready"] is False
+        assert body["progress"] == 0.5
+        assert (body["engines_ready"], body["engines"]) == (0, 2)
+        assert 0 < body["elapsed_s"] < PATIENCE_S
+        assert body["error"]["code"] == "loading"
+        head = client.head("/ready")
+        assert (head.status_code, head.content) == (503, b"")
+        assert client.post("/v1/chat/completions", json={}).status_code == 401
+        refusal = client.post("/v1/chat/completions", json={}, headers=KEY)
+        assert refusal.status_code == 503
+        assert int(refusal.headers["retry-after"]) >= 1
+        assert refusal.json()["error"]["code"] == "loading"
+        assert "loading weights" in refusal.json()["error"]["message"]
+        began = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        assert running.exit_code() == EXIT_OK
+        assert time.monotonic() - began < 3
+
+
+def test_api_servers_get_connections_once_all_have_started(serve: Serve, short_dir: Path) -> None:
+    """The engine is late: it loads until the test has seen that nobody is told that the server is ready."""
+    path = short_dir / "http"
+    running = serve({"engine": ["until told"]}, uds=str(path))
+    with client_of(path) as client:
+        readiness_until(client, "loading weights")
+        running.until("runs as process")
+        (running.run_dir() / "go").touch()
+        running.until_ready()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            assert connection.recv(64).startswith(b"api-server 0 0 ")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.exit_code() == EXIT_OK
+
+
+def test_a_failed_load_ends_the_server(serve: Serve, short_dir: Path) -> None:
+    running = serve({"engine": ["fatal"]}, uds=str(short_dir / "http"))
+    assert running.exit_code() == EXIT_FAILED
+    assert not (short_dir / "http").exists()
