@@ -17,8 +17,9 @@ from penstock.api.exchange import Exchange, Handler
 from penstock.api.generate import GenerationRoutes
 from penstock.api.metrics_endpoint import MetricsEndpoint
 from penstock.api.models import model_list
-from penstock.api.openapi import docs_page, openapi_document
+from penstock.api.openapi import openapi_document
 from penstock.api.operations import OperationRoutes
+from penstock.api.page import page_routes
 from penstock.api.tokenize import TokenizeRoutes
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import EngineClient
@@ -28,7 +29,6 @@ from penstock.generation.request_schemas import MAX_REQUEST_ID
 from penstock.http.access_keys import OPEN_PATHS, Keys, check_local
 from penstock.http.admission import no_engine, stream_failed, unavailable
 from penstock.http.asgi import (
-    JSON,
     ClientGone,
     encode_json,
     request_header,
@@ -79,12 +79,16 @@ class App:
         self._draw = random.Random().getrandbits
         self._models = model_list(self.model_info, self.model_root)
         self._dialects = {dialect.path: dialect for dialect in self.dialects}
-        self._routes = self._make_routes()
+        self._page = page_routes(self.config.root_path) if self.config.web_page else {}
+        self._routes = self._make_routes() | self._page
 
     def _make_routes(self) -> dict[str, dict[str, Handler]]:
         """Handlers by path and method."""
         document = openapi_document(
-            __version__, api_key=bool(self.config.api_key), root_path=self.config.root_path
+            __version__,
+            api_key=bool(self.config.api_key),
+            root_path=self.config.root_path,
+            page=self.config.web_page,
         )
         operations = self.operations
         return {
@@ -98,6 +102,7 @@ class App:
             "/load": {"GET": self._load},
             "/version": {"GET": _fixed(encode_json({"version": __version__}))},
             "/metrics": {"GET": self.metrics_endpoint.metrics},
+            "/status": {"GET": self.metrics_endpoint.status},
             admin.LIST: {"GET": self.engines.list},
             "/debug/gc": {"GET": gc_route(self.process_name, self.collector, self.engine_client)},
             "/reset_prefix_cache": {"POST": operations.reset_prefix_cache},
@@ -107,7 +112,6 @@ class App:
             "/wake_up": {"POST": operations.wake_up},
             "/is_sleeping": {"GET": operations.is_sleeping},
             "/openapi.json": {"GET": _fixed(encode_json(document))},
-            "/docs": {"GET": _fixed(docs_page(), kind=b"text/html; charset=utf-8")},
         }
 
     def refused(self, error: ApiError) -> None:
@@ -177,7 +181,8 @@ class App:
             exchange.headers = preflight
             await send_empty(exchange.send)
             return
-        exchange.tenant = self._keys.check(path, scope)
+        if path not in self._page:  # it asks for the key
+            exchange.tenant = self._keys.check(path, scope)
         if not self.config.api_key:
             check_local(path, scope, unix_socket=self.config.uds is not None)
         await self._handler(path, method)(exchange)
@@ -189,7 +194,7 @@ class App:
         if methods is None and path.startswith(admin.PREFIX):
             methods = self.engines.methods(path)
         if methods is None:
-            known = ", ".join(sorted(self._routes))
+            known = ", ".join(sorted(self._routes.keys() - self._page.keys()))
             raise ApiError(404, f"No route {path[:200]}. There are {known}.")
         handler = methods.get(method)
         if handler is None:
@@ -227,10 +232,10 @@ class App:
         await send_json(exchange.send, encode_json({"server_load": len(self.streams)}))
 
 
-def _fixed(body: bytes, kind: bytes = JSON) -> Handler:
-    """A route whose reply is always the same."""
+def _fixed(body: bytes) -> Handler:
+    """A route whose reply is always the same JSON."""
 
     async def handle(exchange: Exchange) -> None:
-        await send_json(exchange.send, body, kind=kind)
+        await send_json(exchange.send, body)
 
     return handle

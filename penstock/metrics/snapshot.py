@@ -7,18 +7,30 @@ A snapshot is cumulative since the start of its process. ``incarnation`` is the 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from penstock.metrics.families import GC_FREED, GC_PAUSE, METRIC_FAMILIES, RESTARTS, MetricFamily, MetricKind
+from penstock.metrics.families import (
+    GC_FREED,
+    GC_PAUSE,
+    METRIC_FAMILIES,
+    RESTARTS,
+    START_TIME,
+    MetricFamily,
+    MetricKind,
+)
 from penstock.metrics.gc_policy import GcPauses
 from penstock.wire.messages import Count, Incarnation
 
 if TYPE_CHECKING:  # numpy, which the supervisor does without
     from penstock.metrics.histogram import Histogram
+
+_STARTED = time.time()
+"""When this process started: each one imports this module early."""
 
 Labels: TypeAlias = tuple[str, ...]
 """Values of a family's labels, in the order of the family."""
@@ -95,6 +107,7 @@ def histogram_series(family: MetricFamily, labels: Labels, histogram: Histogram)
 def process_series(process: str, restarts: int, pauses: GcPauses | None) -> Iterator[Series]:
     """The series that every process has; ``process``: value of the label of that name."""
     yield Series(RESTARTS.name, (process,), restarts)
+    yield Series(START_TIME.name, (process,), _STARTED)
     if pauses is not None:
         for generation, counts in enumerate(pauses.counts):
             labels = process, str(generation)
