@@ -1,7 +1,7 @@
 """``penstock status --watch``: the status again and again, until Ctrl-C.
 
-On a terminal the tables are refreshed in place. Elsewhere each reading is one line. It waits for a server that
-goes away.
+On a terminal the tables are refreshed in place. Elsewhere each reading is one line. It waits for a server
+that goes away.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ const prompt = byId("prompt");
 const conversation = new Conversation();
 let running = null;
 let models = false;
+/** Whether the page is going away: the browser then breaks its requests off, which is no fault of theirs. */
+let leaving = false;
 /** Whether the log follows the reply: until its reader scrolls up. */
 let following = true;
 
@@ -38,7 +40,11 @@ export function startChat() {
   log.addEventListener("scroll", () => {
     following = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
   });
-  addEventListener("pagehide", () => conversation.save());
+  addEventListener("pagehide", () => {
+    conversation.save();
+    leaving = true;
+  });
+  addEventListener("pageshow", () => { leaving = false; }); // it was kept by the browser
   onKey(() => { models = false; });
   onFleet(refresh);
   showAll();
@@ -93,6 +99,7 @@ async function reply() {
     await receive(message, chat ? "/v1/chat/completions" : "/v1/completions", request, stopper.signal);
     message.state = "done";
   } catch (error) {
+    if (leaving) return;
     fail(message, error);
   }
   end();

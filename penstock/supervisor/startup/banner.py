@@ -48,7 +48,7 @@ def banner(
         lines |= {
             "URL": ", ".join(f"{url}/v1{reach}" for url, reach in urls.items()),
             "metrics": f"{first}/metrics",
-            "docs": f"{first}/docs",
+            **({"page": f"{first}/"} if config.web_page else {}),
             "API key": "required" if config.api_key else "off, anybody who can connect may use the server",
         }
     return "\n".join([f"penstock {__version__}", *(f"  {key:<10} {value}" for key, value in lines.items())])
