@@ -19,7 +19,7 @@ from penstock.api.metrics_endpoint import MetricsEndpoint
 from penstock.api.models import model_list
 from penstock.api.openapi import openapi_document
 from penstock.api.operations import OperationRoutes
-from penstock.api.page import page_routes
+from penstock.api.page import Page
 from penstock.api.tokenize import TokenizeRoutes
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import EngineClient
@@ -79,8 +79,9 @@ class App:
         self._draw = random.Random().getrandbits
         self._models = model_list(self.model_info, self.model_root)
         self._dialects = {dialect.path: dialect for dialect in self.dialects}
-        self._page = page_routes(self.config.root_path) if self.config.web_page else {}
-        self._routes = self._make_routes() | self._page
+        self._page = Page(self.config.root_path) if self.config.web_page else None
+        self._page_paths = self._page.paths if self._page is not None else frozenset()
+        self._routes = self._make_routes()
 
     def _make_routes(self) -> dict[str, dict[str, Handler]]:
         """Handlers by path and method."""
@@ -112,6 +113,7 @@ class App:
             "/wake_up": {"POST": operations.wake_up},
             "/is_sleeping": {"GET": operations.is_sleeping},
             "/openapi.json": {"GET": _fixed(encode_json(document))},
+            **{path: {"GET": self._show_page, "HEAD": self._show_page} for path in self._page_paths},
         }
 
     def refused(self, error: ApiError) -> None:
@@ -181,7 +183,7 @@ class App:
             exchange.headers = preflight
             await send_empty(exchange.send)
             return
-        if path not in self._page:  # it asks for the key
+        if path not in self._page_paths:  # the page asks for the key
             exchange.tenant = self._keys.check(path, scope)
         if not self.config.api_key:
             check_local(path, scope, unix_socket=self.config.uds is not None)
@@ -194,7 +196,7 @@ class App:
         if methods is None and path.startswith(admin.PREFIX):
             methods = self.engines.methods(path)
         if methods is None:
-            known = ", ".join(sorted(self._routes.keys() - self._page.keys()))
+            known = ", ".join(sorted(self._routes.keys() - self._page_paths))
             raise ApiError(404, f"No route {path[:200]}. There are {known}.")
         handler = methods.get(method)
         if handler is None:
@@ -215,6 +217,10 @@ class App:
                 await send_json(exchange.send, encode_json(card))
                 return
         raise unknown_model(name, self.model_info.all_names)
+
+    async def _show_page(self, exchange: Exchange) -> None:
+        assert self._page is not None  # it has routes
+        await self._page.answer(exchange.scope["path"], exchange.scope, exchange.send)
 
     async def _health(self, exchange: Exchange) -> None:
         if not self.engine_client.any_up():

@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.api.exchange import Exchange, Handler
 from penstock.http.asgi import encode_json, request_header, send_json
+from penstock.http.sink import Scope, Send
 
 STATIC = Path(__file__).parent / "static"
 INDEX = "index.html"
@@ -52,7 +52,7 @@ _DIRECTORY = encode_json(
 know."""
 
 
-class StaticFile:
+class _File:
     """A file that is read once."""
 
     def __init__(self, path: Path) -> None:
@@ -60,48 +60,48 @@ class StaticFile:
         self._kind = _KINDS[path.suffix]
         self._etag = f'"{hashlib.sha256(self._body).hexdigest()[:16]}"'
 
-    async def send(self, exchange: Exchange, *further: tuple[bytes, bytes]) -> None:
+    async def send(self, scope: Scope, send: Send, *further: tuple[bytes, bytes]) -> None:
         """Send the file, or 304 to a client that has it. ``further``: headers."""
         headers = [*_HEADERS, (b"etag", self._etag.encode()), *further]
-        if _is_known(self._etag, request_header(exchange.scope, b"if-none-match")):
-            await exchange.send({"type": "http.response.start", "status": 304, "headers": headers})
-            await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
+        if _is_known(self._etag, request_header(scope, b"if-none-match")):
+            await send({"type": "http.response.start", "status": 304, "headers": headers})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         else:
-            await send_json(exchange.send, self._body, headers=headers, kind=self._kind)
+            await send_json(send, self._body, headers=headers, kind=self._kind)
 
 
-def page_routes(root_path: str) -> dict[str, dict[str, Handler]]:
-    """Handlers by path and method. ``root_path``: prefix of paths for clients, which may be asked for without
-    its final slash."""
-    index = StaticFile(STATIC / INDEX)
+class Page:
+    """The replies to GET and HEAD of the page's paths."""
 
-    async def home(exchange: Exchange) -> None:
+    def __init__(self, root_path: str) -> None:
+        """``root_path``: prefix of paths for clients, which may be asked for without its final slash."""
+        self._root = root_path
+        self._files = {FILES_PREFIX + path.name: _File(path) for path in static_files()}
+        self._index = _File(STATIC / INDEX)
+        self.paths = frozenset({"/", "/docs", *self._files, *([root_path] if root_path else [])})
+
+    async def answer(self, path: str, scope: Scope, send: Send) -> None:
+        """Answer a request for one of ``paths``."""
+        if path == "/":
+            await self._home(scope, send)
+        elif path == self._root:
+            location = path.rpartition("/")[2].encode() + b"/"
+            await send_json(send, b"{}", status=308, headers=[(b"location", location)])
+        else:
+            await self._files.get(path, self._index).send(scope, send)
+
+    async def _home(self, scope: Scope, send: Send) -> None:
         """The page for browsers, which ask for HTML; a list of links for programs."""
         vary = b"vary", b"accept"
-        if _takes_html(request_header(exchange.scope, b"accept") or ""):
-            await index.send(exchange, vary)
+        if _takes_html(request_header(scope, b"accept") or ""):
+            await self._index.send(scope, send, vary)
         else:
-            await send_json(exchange.send, _DIRECTORY, headers=[vary])
-
-    async def redirect(exchange: Exchange) -> None:
-        location = root_path.rpartition("/")[2].encode() + b"/"
-        await send_json(exchange.send, b"{}", status=308, headers=[(b"location", location)])
-
-    routes = {"/": _reading(home), "/docs": _reading(index.send)}
-    for path in static_files():
-        routes[FILES_PREFIX + path.name] = _reading(StaticFile(path).send)
-    if root_path:
-        routes[root_path] = _reading(redirect)
-    return routes
+            await send_json(send, _DIRECTORY, headers=[vary])
 
 
 def static_files() -> Iterable[Path]:
     """What the page loads."""
     return (path for path in sorted(STATIC.iterdir()) if path.suffix in _KINDS and path.name != INDEX)
-
-
-def _reading(handler: Handler) -> dict[str, Handler]:
-    return {"GET": handler, "HEAD": handler}
 
 
 def _takes_html(accept: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,8 +56,3 @@ def visit(browser: Browser, server: Server) -> Iterator[Visit]:
     """The page of ``server``, below its prefix, for someone who has given the key."""
     with Visit(browser, f"{server.url}/llm/", key=KEY) as opened:
         yield opened
-
-
-@pytest.fixture
-def shots(tmp_path: Path) -> Path:
-    return tmp_path

@@ -27,6 +27,14 @@ STREAMS = """
 """
 
 
+SHOW = """
+(state) => {
+  Object.defineProperty(document, "visibilityState", {value: state, configurable: true});
+  document.dispatchEvent(new Event("visibilitychange"));
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ("--engine", "synthetic", "--synthetic-step-ms", "10", "--api-server-count", "2")
@@ -34,7 +42,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def figure(visit: Visit, name: str) -> str:
+def figure(name: str) -> str:
+    """Selector of a figure's value."""
     return f".figures div:has(dt:text-is('{name}')) dd"
 
 
@@ -44,7 +53,7 @@ def test_a_fleet_at_work_and_an_engine_that_is_killed(browser: Browser, fleet: S
         assert "penstock-demo" in visit.find(".subject").inner_text()
         assert visit.find(".panel:has(h2:text-is('API servers')) tbody tr").count() == 2
         visit.page.evaluate(STREAMS, 3)
-        visit.wait_for(figure(visit, "Running"), "3")
+        visit.wait_for(figure("Running"), "3")
         plot = visit.find(".plot svg").first
         visit.page.wait_for_function(
             "() => parseFloat(document.querySelector('.plot .value').textContent.replace(',', '')) > 50"
@@ -55,15 +64,15 @@ def test_a_fleet_at_work_and_an_engine_that_is_killed(browser: Browser, fleet: S
             "(old) => document.querySelector('.plot .line').getAttribute('d') !== old", arg=drawn
         )
         visit.page.evaluate("window.stopper.abort()")
-        visit.wait_for(figure(visit, "Running"), "0")
+        visit.wait_for(figure("Running"), "0")
 
         fleet.children("engine")[0].kill()
         visit.wait_for(".events .bad", "is down")
         visit.wait_for("#health-text", "1 of 2 engines ready")
         visit.wait_for(".events .good", "is ready")
         visit.wait_ready()
-        visit.wait_for(figure(visit, "Restarts"), "1")
-        visit.wait_for(figure(visit, "Engines ready"), "2 of 2")
+        visit.wait_for(figure("Restarts"), "1")
+        visit.wait_for(figure("Engines ready"), "2 of 2")
 
 
 def status_of(fleet: Server) -> dict[str, Any]:
@@ -108,13 +117,12 @@ def test_a_hidden_tab_does_not_ask(browser: Browser, fleet: Server) -> None:
         visit.page.goto(visit.url)
         visit.wait_ready()
         visit.page.clock.run_for(1000)
-        show = "(state) => { Object.defineProperty(document, 'visibilityState', {value: state, configurable: true}); document.dispatchEvent(new Event('visibilitychange')) }"
-        with visit.page.expect_response("**/status"):
+        with visit.page.expect_response("**/status") as reply:
             visit.page.clock.run_for(1500)
-        visit.page.evaluate(show, "hidden")
+        reply.value.finished()
+        visit.page.evaluate(SHOW, "hidden")
         asked = len(visit.asked)
         visit.page.clock.run_for(10_000)
         assert visit.asked[asked:] == []
         with visit.page.expect_response("**/status"):
-            visit.page.evaluate(show, "visible")
-        visit.hosts.discard("")
+            visit.page.evaluate(SHOW, "visible")

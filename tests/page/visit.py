@@ -25,9 +25,11 @@ class Visit:
             color_scheme=scheme, viewport={"width": width, "height": 780}, reduced_motion="reduce"
         )
         self._context.set_default_timeout(WAIT_MS)
-        if key:
+        if key:  # once: a page that forgets it does not get it again
             self._context.add_init_script(
-                f"sessionStorage.getItem('seen') || sessionStorage.setItem('penstock.key', '{json.dumps(key)}'); sessionStorage.setItem('seen', '1')"
+                "if (!sessionStorage.getItem('given')) {"
+                f" sessionStorage.setItem('penstock.key', {json.dumps(json.dumps(key))});"
+                " sessionStorage.setItem('given', '1') }"
             )
         self.page: Page = self._context.new_page()
         self.hosts: set[str] = set()

@@ -32,14 +32,14 @@ function restart() {
 }
 
 async function tick(mine) {
-  const found = await read();
+  const found = await read(mine);
   if (mine !== turn) return;
   Object.assign(fleet, found);
   for (const listener of listeners) listener(fleet);
   timer = setTimeout(() => tick(mine), INTERVAL_MS);
 }
 
-async function read() {
+async function read(mine) {
   try {
     const status = await getJson("/status", { signal: AbortSignal.timeout(10_000) });
     remember(status);
@@ -49,6 +49,7 @@ async function read() {
     if (!up) return { state: "down", text: status.engines.some((one) => one.state === "asleep") ? "asleep" : "no engine is ready", status };
     return { state: "degraded", text: `${up} of ${all} engines ready`, status };
   } catch (error) {
+    if (mine !== turn) return {};
     if (error.status === 401) {
       return { state: "key", text: hasKey() ? "the key is not valid" : "an access key is needed" };
     }
