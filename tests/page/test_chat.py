@@ -172,12 +172,13 @@ def test_a_model_without_a_chat_template_continues_the_text(visit: Visit, server
 
 
 def test_markdown_is_shown_as_elements(visit: Visit) -> None:
-    text = "## Steps\n1. open `main.py`\n2. **run** it\n\n```python\nprint(1 < 2)\n```\n- done"
+    text = "## Steps\n1. open `main.py`\n2. **run** it\n\n```python\nprint(1 < 2)\n```\n- done\n\n    x = 2 * 3 * 4\n\nf(*a), *b"
     visit.stream(CHAT, delta(content=text))
     visit.wait_ready()
     visit.ask("hello")
     visit.wait_for_end()
     assert visit.find(".body h4").inner_text() == "Steps"
     assert visit.find(".body ol li").all_inner_texts() == ["open main.py", "run it"]
-    assert visit.find(".body pre").inner_text() == "print(1 < 2)"
+    assert visit.find(".body pre").all_inner_texts() == ["print(1 < 2)", "x = 2 * 3 * 4"]
+    assert visit.find(".body p").inner_text() == "f(*a), *b"
     assert visit.find(".body ul li strong, .body ol li strong").inner_text() == "run"

@@ -7,7 +7,8 @@ const FENCE = /^\s{0,3}(```+|~~~+)\s*([\w+#.-]*)/;
 const HEADING = /^(#{1,6})\s+(.*)$/;
 const BULLET = /^\s*[-*+]\s+(.*)$/;
 const NUMBERED = /^\s*(\d{1,9})[.)]\s+(.*)$/;
-const INLINE = /(`+)([^`]+)\1|\*\*([^*]+)\*\*|\*([^*\s][^*]*)\*/g;
+const INDENTED = /^ {4}/;
+const INLINE = /(`+)([^`]+)\1|\*\*([^*]+)\*\*|\*([^*\s](?:[^*\n]*[^*\s])?)\*(?!\w)/g;
 /** Beyond it a text is shown as it is: building elements takes time. */
 const MOST_CHARACTERS = 200_000;
 
@@ -37,6 +38,7 @@ function blockAt(lines, at) {
   if (heading) return [inline(make(`h${Math.min(6, heading[1].length + 2)}`), heading[2]), at + 1];
   if (BULLET.test(line)) return list("ul", BULLET, 1, lines, at);
   if (NUMBERED.test(line)) return list("ol", NUMBERED, 2, lines, at);
+  if (INDENTED.test(line)) return indented(lines, at);
   let end = at + 1;
   while (end < lines.length && lines[end].trim() && !startsBlock(lines[end])) end += 1;
   return [inline(make("p", { class: "plain" }), lines.slice(at, end).join("\n")), end];
@@ -47,9 +49,18 @@ const startsBlock = (line) => [FENCE, HEADING, BULLET, NUMBERED].some((pattern) 
 function code(lines, first, fence, language) {
   let end = first;
   while (end < lines.length && !lines[end].trim().startsWith(fence)) end += 1;
-  const text = lines.slice(first, end).join("\n");
+  return [codeBlock(lines.slice(first, end).join("\n"), language), end + 1];
+}
+
+function indented(lines, first) {
+  let end = first;
+  while (end < lines.length && (INDENTED.test(lines[end]) || !lines[end].trim())) end += 1;
+  return [codeBlock(lines.slice(first, end).map((line) => line.slice(4)).join("\n").trimEnd(), ""), end];
+}
+
+function codeBlock(text, language) {
   const head = make("div", { class: "code-head" }, make("span", { text: language || "code" }), copyButton(() => text));
-  return [make("div", { class: "code-block" }, head, make("pre", { tabindex: "0" }, make("code", { text }))), end + 1];
+  return make("div", { class: "code-block" }, head, make("pre", { tabindex: "0" }, make("code", { text })));
 }
 
 function list(tag, pattern, group, lines, at) {
