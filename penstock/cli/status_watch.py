@@ -60,10 +60,10 @@ def watch(
 
 
 def _restart(earlier: Reading | GatewayReading, later: Reading | GatewayReading) -> str:
-    known = isinstance(earlier, Reading) and isinstance(later, Reading)
-    if known and None not in (earlier.started, later.started) and earlier.started != later.started:
-        return "the server has restarted"
-    return ""
+    if not isinstance(earlier, Reading) or not isinstance(later, Reading):
+        return ""
+    known = earlier.started is not None and later.started is not None
+    return "the server has restarted" if known and earlier.started != later.started else ""
 
 
 def make_display(*, as_json: bool) -> Display:

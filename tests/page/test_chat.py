@@ -172,7 +172,8 @@ def test_a_model_without_a_chat_template_continues_the_text(visit: Visit, server
 
 
 def test_markdown_is_shown_as_elements(visit: Visit) -> None:
-    text = "## Steps\n1. open `main.py`\n2. **run** it\n\n```python\nprint(1 < 2)\n```\n- done\n\n    x = 2 * 3 * 4\n\nf(*a), *b"
+    code = "```python\nprint(1 < 2)\n```"
+    text = f"## Steps\n1. open `main.py`\n2. **run** it\n\n{code}\n- done\n\n    x = 2 * 3 * 4\n\nf(*a), *b"
     visit.stream(CHAT, delta(content=text))
     visit.wait_ready()
     visit.ask("hello")
