@@ -181,5 +181,5 @@ def test_markdown_is_shown_as_elements(visit: Visit) -> None:
     assert visit.find(".body h4").inner_text() == "Steps"
     assert visit.find(".body ol li").all_inner_texts() == ["open main.py", "run it"]
     assert visit.find(".body pre").all_inner_texts() == ["print(1 < 2)", "x = 2 * 3 * 4"]
-    assert visit.find(".body p").inner_text() == "f(*a), *b"
+    assert visit.find(".assistant .body p").inner_text() == "f(*a), *b"
     assert visit.find(".body ul li strong, .body ol li strong").inner_text() == "run"

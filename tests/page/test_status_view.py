@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock.api.response_schemas import REPLIES
 from tests.integration.server import Server
 from tests.page.visit import Visit
 
@@ -73,6 +74,20 @@ def test_a_fleet_at_work_and_an_engine_that_is_killed(browser: Browser, fleet: S
         visit.wait_ready()
         visit.wait_for(figure("Restarts"), "1")
         visit.wait_for(figure("Engines ready"), "2 of 2")
+
+
+def test_the_route_is_as_described(fleet: Server) -> None:
+    """And every API server, one of which each connection goes to, shows the same."""
+    replies = [status_of(fleet) for _ in range(4)]
+    for body, name in (
+        (replies[0], "Status"),
+        (replies[0]["engines"][1], "EngineStatus"),
+        (replies[0]["api_servers"][1], "ApiServerStatus"),
+    ):
+        assert list(body) == REPLIES[name]["required"] == list(REPLIES[name]["properties"])
+    assert replies[0]["engines"][0]["tokens"] + replies[0]["engines"][1]["tokens"] > 0
+    assert len({reply["started"] for reply in replies}) == 1
+    assert len({sum(server["tokens"] for server in reply["api_servers"]) for reply in replies}) == 1
 
 
 def status_of(fleet: Server) -> dict[str, Any]:

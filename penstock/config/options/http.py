@@ -104,7 +104,7 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
         Literal["none", "errors", "all"],
         option(
             "Requests to log when they finish. errors: those refused or not completed; all: also the others, "
-            "but for probes (/health, /ready, /ping) and /metrics.",
+            "but for probes (/health, /ready, /ping), /metrics and /status.",
             "HTTP server",
         ),
     ] = "none"
