@@ -34,8 +34,8 @@ def test_a_key_is_asked_for_checked_and_kept_in_the_tab(browser: Browser, server
         visit.page.fill("#key-input", "wrong")
         visit.page.press("#key-input", "Enter")
         visit.wait_for("#health-text", "the key is not valid")
-        if not visit.find("#key-dialog").is_visible():
-            visit.page.click("#key-button")
+        visit.wait_for("#key-dialog[open]")
+        visit.wait_for("#key-error", "does not take this key")
         visit.page.fill("#key-input", KEY)
         visit.page.press("#key-input", "Enter")
         visit.wait_ready()
@@ -46,6 +46,9 @@ def test_a_key_is_asked_for_checked_and_kept_in_the_tab(browser: Browser, server
         visit.page.click("#key-button")
         visit.page.click("#key-forget")
         visit.wait_for("#health-text", "an access key is needed")
+        assert not visit.find("#key-dialog").is_visible()
+        visit.open_view("status")
+        assert "penstock-demo" not in visit.find("#status").inner_text()
 
 
 def test_a_reply_streams_and_has_figures(visit: Visit) -> None:

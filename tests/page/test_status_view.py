@@ -78,6 +78,7 @@ def test_a_fleet_at_work_and_an_engine_that_is_killed(browser: Browser, fleet: S
 
 def test_the_route_is_as_described(fleet: Server) -> None:
     """And every API server, one of which each connection goes to, shows the same."""
+    fleet.complete(max_tokens=5)
     replies = [status_of(fleet) for _ in range(4)]
     for body, name in (
         (replies[0], "Status"),
@@ -85,9 +86,9 @@ def test_the_route_is_as_described(fleet: Server) -> None:
         (replies[0]["api_servers"][1], "ApiServerStatus"),
     ):
         assert list(body) == REPLIES[name]["required"] == list(REPLIES[name]["properties"])
-    assert replies[0]["engines"][0]["tokens"] + replies[0]["engines"][1]["tokens"] > 0
     assert len({reply["started"] for reply in replies}) == 1
-    assert len({sum(server["tokens"] for server in reply["api_servers"]) for reply in replies}) == 1
+    [delivered] = {sum(server["tokens"] for server in reply["api_servers"]) for reply in replies}
+    assert delivered >= 5
 
 
 def status_of(fleet: Server) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import { startChat } from "./chat.js";
 import { byId, setText } from "./dom.js";
 import { fleet, onFleet, startFleet } from "./fleet.js";
+import { hasKey, onKey } from "./http.js";
 import { askForKey, startKey } from "./key.js";
 import { startReference } from "./reference.js";
 import { startStatus } from "./status.js";
@@ -21,6 +22,7 @@ function showView() {
   }
 }
 
+/** Whether the dialog was shown for the key that is in use, or for none. */
 let asked = false;
 
 function showHealth() {
@@ -28,7 +30,7 @@ function showHealth() {
   setText(byId("health-text"), fleet.text);
   const model = fleet.status?.models[0];
   document.title = model ? `${model} – Penstock` : "Penstock";
-  if (fleet.state === "key" && !asked) askForKey();
+  if (fleet.state === "key" && !asked) askForKey(hasKey() ? "The server does not take this key." : "");
   asked = fleet.state === "key";
 }
 
@@ -38,6 +40,7 @@ startChat();
 startStatus();
 startReference();
 onFleet(showHealth);
+onKey(() => { asked = !hasKey(); }); // who forgets a key is not asked at once for another one
 addEventListener("hashchange", showView);
 showView();
 startFleet();
