@@ -168,25 +168,22 @@ class Client:
 
     def model(self) -> str:
         """The first model that the server lists."""
-        with self._failures():
-            response = self._http.get(self.url + "/v1/models")
-        if response.status_code != httpx.codes.OK:
-            raise _refused(response.status_code, response.content)
+        body = self.get("/v1/models")
         try:
-            models = msgspec.json.decode(response.content, type=_ModelList).data
+            models = msgspec.json.decode(body, type=_ModelList).data
         except msgspec.DecodeError:
             raise ClientError(f"{self.url}/v1/models does not answer like an OpenAI server") from None
         if not models:
             raise ClientError(f"the server at {self.url} lists no model")
         return models[0].id
 
-    def metrics(self) -> str:
-        """The text of ``/metrics``."""
+    def get(self, path: str) -> bytes:
+        """The body of a reply with status 200."""
         with self._failures():
-            response = self._http.get(self.url + "/metrics")
+            response = self._http.get(self.url + path)
         if response.status_code != httpx.codes.OK:
             raise _refused(response.status_code, response.content)
-        return response.text
+        return response.content
 
     def complete(self, model: str, prompt: str, sampling: dict[str, Any]) -> Answer:
         """The continuation of ``prompt``; ``sampling`` holds further fields of the request."""

@@ -18,7 +18,7 @@ _BARE = re.compile(r"[!#-<>-~]+")
 """Values that need no quotes: visible ASCII without quotes and equals signs."""
 MAX_PATH = 256
 """Characters of a path in the log; one may be as long as a request's head."""
-_ROUTINE = OPEN_PATHS | {"/metrics"}
+_ROUTINE = OPEN_PATHS | {"/metrics", "/status"}
 """Probes and scrapes, which come every few seconds: only those that fail are logged."""
 _BAD_ENDS = ("error", "abort", "cut")
 

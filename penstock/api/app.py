@@ -17,8 +17,9 @@ from penstock.api.exchange import Exchange, Handler
 from penstock.api.generate import GenerationRoutes
 from penstock.api.metrics_endpoint import MetricsEndpoint
 from penstock.api.models import model_list
-from penstock.api.openapi import docs_page, openapi_document
+from penstock.api.openapi import openapi_document
 from penstock.api.operations import OperationRoutes
+from penstock.api.page import Page
 from penstock.api.request_spans import RequestSpans
 from penstock.api.tokenize import TokenizeRoutes
 from penstock.config.serve import ServeConfig
@@ -29,7 +30,6 @@ from penstock.generation.request_schemas import MAX_REQUEST_ID
 from penstock.http.access_keys import OPEN_PATHS, Keys, check_local
 from penstock.http.admission import no_engine, send_readiness, stream_failed, unavailable
 from penstock.http.asgi import (
-    JSON,
     ClientGone,
     encode_json,
     request_header,
@@ -88,12 +88,17 @@ class App:
         self._draw = random.Random().getrandbits
         self._models = model_list(self.model_info, self.model_root)
         self._dialects = {dialect.path: dialect for dialect in self.dialects}
+        self._page = Page(self.config.root_path) if self.config.web_page else None
+        self._page_paths = self._page.paths if self._page is not None else frozenset()
         self._routes = self._make_routes()
 
     def _make_routes(self) -> dict[str, dict[str, Handler]]:
         """Handlers by path and method."""
         document = openapi_document(
-            __version__, api_key=bool(self.config.api_key), root_path=self.config.root_path
+            __version__,
+            api_key=bool(self.config.api_key),
+            root_path=self.config.root_path,
+            page=self.config.web_page,
         )
         operations = self.operations
         optional: dict[str, dict[str, Handler]] = {}
@@ -111,6 +116,7 @@ class App:
             "/load": {"GET": self._load},
             "/version": {"GET": _fixed(encode_json({"version": __version__}))},
             "/metrics": {"GET": self.metrics_endpoint.metrics},
+            "/status": {"GET": self.metrics_endpoint.status},
             admin.LIST: {"GET": self.engines.list},
             "/debug/gc": {"GET": gc_route(self.process_name, self.collector, self.engine_client)},
             "/reset_prefix_cache": {"POST": operations.reset_prefix_cache},
@@ -120,7 +126,7 @@ class App:
             "/wake_up": {"POST": operations.wake_up},
             "/is_sleeping": {"GET": operations.is_sleeping},
             "/openapi.json": {"GET": _fixed(encode_json(document))},
-            "/docs": {"GET": _fixed(docs_page(), kind=b"text/html; charset=utf-8")},
+            **{path: {"GET": self._show_page, "HEAD": self._show_page} for path in self._page_paths},
         }
 
     def refused(self, error: ApiError) -> None:
@@ -199,7 +205,8 @@ class App:
             exchange.headers = preflight
             await send_empty(exchange.send)
             return
-        exchange.tenant = self._keys.check(path, scope)
+        if path not in self._page_paths:  # the page asks for the key
+            exchange.tenant = self._keys.check(path, scope)
         if not self.config.api_key:
             check_local(path, scope, unix_socket=self.config.uds is not None)
         await self._handler(path, method)(exchange)
@@ -211,7 +218,7 @@ class App:
         if methods is None and path.startswith(admin.PREFIX):
             methods = self.engines.methods(path)
         if methods is None:
-            known = ", ".join(sorted(self._routes))
+            known = ", ".join(sorted(self._routes.keys() - self._page_paths))
             raise ApiError(404, f"No route {path[:200]}. There are {known}.")
         handler = methods.get(method)
         if handler is None:
@@ -232,6 +239,10 @@ class App:
                 await send_json(exchange.send, encode_json(card))
                 return
         raise unknown_model(name, self.model_info.all_names)
+
+    async def _show_page(self, exchange: Exchange) -> None:
+        assert self._page is not None  # it has routes
+        await self._page.answer(exchange.scope["path"], exchange.scope, exchange.send)
 
     async def _health(self, exchange: Exchange) -> None:
         """The process lives. An engine that is down is restarted; a restart of the server would lose more."""
@@ -258,10 +269,10 @@ class App:
         await send_json(exchange.send, encode_json({"server_load": len(self.streams)}))
 
 
-def _fixed(body: bytes, kind: bytes = JSON) -> Handler:
-    """A route whose reply is always the same."""
+def _fixed(body: bytes) -> Handler:
+    """A route whose reply is always the same JSON."""
 
     async def handle(exchange: Exchange) -> None:
-        await send_json(exchange.send, body, kind=kind)
+        await send_json(exchange.send, body)
 
     return handle

@@ -23,7 +23,7 @@ def load_report(scope: Scope, engines: Iterable[EngineState]) -> list[tuple[byte
     if format not in ("text", "json"):
         return []
     up = [engine for engine in engines if engine.up]
-    kv_usage = sum(engine.kv_used_permille for engine in up) / 1000 / max(1, len(up))
+    kv_usage = sum(engine.kv_used for engine in up) / max(1, len(up))
     metrics = {"kv_cache_usage_perc": kv_usage, "num_requests_waiting": float(sum(e.waiting for e in up))}
     if format == "json":
         return [(REPORT_HEADER, b"JSON " + encode_json({"named_metrics": metrics}))]

@@ -1,14 +1,15 @@
-"""``GET /metrics``: this API server's counters and the latest ones of every other process."""
+"""``GET /metrics`` and ``/status``: this API server's counters and the latest ones of every other process."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from penstock.api.exchange import Exchange
+from penstock.api.fleet_status import fleet_status
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.input_processor import InputProcessor
-from penstock.http.asgi import send_json
+from penstock.http.asgi import encode_json, send_json
 from penstock.metrics import families as f
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.exposition import CONTENT_TYPE, exposition
@@ -29,7 +30,8 @@ class MetricsEndpoint:
         self,
         *,
         launch: Launch,
-        model: str,
+        models: Sequence[str],
+        chat: bool,
         metrics: ApiServerMetrics,
         engine_client: EngineClient,
         streams: OutputProcessor,
@@ -40,14 +42,17 @@ class MetricsEndpoint:
         share: Callable[[Snapshot], Awaitable[None]],
         spans: Mapping[str, int] | None = None,
     ) -> None:
-        """``clients`` returns the number of open connections and the reply bytes that wait for them;
-        ``refresh`` takes the metrics of the other API servers and of the engines as of now;
+        """``models``: names of the served model, of which metrics have the first one; ``chat``: whether it
+        has a chat template. ``clients`` returns the number of open connections and the reply bytes that wait
+        for them; ``refresh`` takes the metrics of the other API servers and of the engines as of now;
         ``share`` gives this API server's metrics to the others before they are shown, and takes theirs.
         ``spans``: their numbers by state."""
         self._launch = launch
         self._server = str(launch.index)
         self._process = process_name("api-server", launch.index)
-        self._model = model
+        self._model = models[0]
+        self._models = models
+        self._chat = chat
         self._metrics = metrics
         self._engine_client = engine_client
         self._streams = streams
@@ -59,6 +64,7 @@ class MetricsEndpoint:
         self._spans = spans
         self._sequence = 0
         self._exposition = SharedExposition(self._expose)
+        self._status = SharedExposition(self._show_status)
 
     def snapshot(self) -> Snapshot:
         """This API server's own families."""
@@ -115,14 +121,26 @@ class MetricsEndpoint:
         return str(sum(info.max_loras for info in up)), waiting, running
 
     async def metrics(self, exchange: Exchange) -> None:
-        """The handler."""
+        """The handler of ``/metrics``."""
         await send_json(exchange.send, await self._exposition.get(), kind=CONTENT_TYPE.encode())
 
+    async def status(self, exchange: Exchange) -> None:
+        """The handler of ``/status``."""
+        await send_json(exchange.send, await self._status.get())
+
     async def _expose(self) -> bytes:
+        return exposition(await self._shared_totals())
+
+    async def _show_status(self) -> bytes:
+        totals = await self._shared_totals()
+        return encode_json(fleet_status(totals, self._engine_client.engines, self._models, chat=self._chat))
+
+    async def _shared_totals(self) -> Totals:
+        """Those that every API server would show, as of now."""
         await self._refresh(self.snapshot())
         own = self.snapshot()
         await self._share(own)
-        return exposition(self.totals(own))
+        return self.totals(own)
 
     def _series(self) -> Iterator[Series]:
         server = self._server

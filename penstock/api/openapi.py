@@ -1,8 +1,7 @@
-"""``/openapi.json`` and ``/docs``: the OpenAPI document of all routes, and the page that shows it."""
+"""``/openapi.json``: the OpenAPI document of all routes."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -59,9 +58,9 @@ _EVENTS = (
 )
 
 
-def openapi_document(version: str, *, api_key: bool = False, root_path: str = "") -> Json:
+def openapi_document(version: str, *, api_key: bool = False, root_path: str = "", page: bool = True) -> Json:
     """OpenAPI 3.1 document of every route. ``api_key``: whether routes require a bearer token;
-    ``root_path``: prefix of their paths for clients."""
+    ``root_path``: prefix of their paths for clients; ``page``: whether the web page is served."""
     document: Json = {
         "openapi": "3.1.0",
         "info": {
@@ -69,7 +68,7 @@ def openapi_document(version: str, *, api_key: bool = False, root_path: str = ""
             "version": version,
             "summary": "Large language models over the OpenAI HTTP API.",
         },
-        "paths": _paths(api_key),
+        "paths": _paths(api_key, page=page),
         "components": {"schemas": _request_schemas() | _SCHEMAS},
     }
     if root_path:
@@ -79,11 +78,6 @@ def openapi_document(version: str, *, api_key: bool = False, root_path: str = ""
             "apiKey": {"type": "http", "scheme": "bearer", "description": "One of the server's --api-key."}
         }
     return document
-
-
-def docs_page() -> bytes:
-    """A self-contained HTML page that shows routes and fields, and sends example requests."""
-    return (Path(__file__).parent / "static" / "docs.html").read_bytes()
 
 
 # -- routes
@@ -112,8 +106,13 @@ def _events(name: str) -> Json:
     }
 
 
-def _plain(kind: str) -> Json:
-    return {"description": "The document.", "content": {kind: {"schema": {}}}}
+def _plain(*kinds: str) -> Json:
+    return {"description": "The document.", "content": {kind: {"schema": {}} for kind in kinds}}
+
+
+_PAGE = "Page"
+_OPEN_TAGS = ("Health", _PAGE)
+"""Those of routes that need no key."""
 
 
 _YES: Json = {"description": "Yes.", "content": {"application/json": {"schema": {"type": "object"}}}}
@@ -265,15 +264,26 @@ _ROUTES = (
     Route("get", "/is_sleeping", "Administration", "isSleeping", "Whether engines sleep", "Sleeping"),
     Route("get", "/metrics", "Server", "metrics", "Metrics for Prometheus", _plain("text/plain")),
     Route("get", "/openapi.json", "Server", "openapi", "This document", _plain("application/json")),
-    Route("get", "/docs", "Server", "docs", "A page that shows this document", _plain("text/html")),
+    Route("get", "/status", "Server", "status", "What the whole fleet does", "Status"),
+    Route(
+        "get",
+        "/",
+        _PAGE,
+        "home",
+        "A page with chat, API reference and live status for browsers; links for programs",
+        _plain("text/html", "application/json"),
+    ),
+    Route("get", "/docs", _PAGE, "docs", "The same page", _plain("text/html")),
 )
 
 
-def _paths(api_key: bool) -> Json:
+def _paths(api_key: bool, *, page: bool) -> Json:
     paths: Json = {}
     for route in _ROUTES:
+        if route.tag == _PAGE and not page:
+            continue
         paths.setdefault(route.path, {})[route.method] = _operation(
-            route, guarded=api_key and route.tag != "Health", local=is_administrative(route.path)
+            route, guarded=api_key and route.tag not in _OPEN_TAGS, local=is_administrative(route.path)
         )
     return paths
 

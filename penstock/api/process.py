@@ -254,7 +254,8 @@ class _Server:
         self._generation = GenerationRoutes(self._config, tokenizer, context, large)
         self._metrics_endpoint = MetricsEndpoint(
             launch=launch,
-            model=model_info.names[0],
+            models=model_info.names,
+            chat=template is not None,
             metrics=metrics,
             engine_client=self._engine_client,
             streams=streams,

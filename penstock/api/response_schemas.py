@@ -7,6 +7,7 @@ from penstock.dialects.openapi_schema import (
     ERROR,
     FLAG,
     INTEGER,
+    NUMBER,
     STRING,
     TOKENS,
     Schema,
@@ -23,6 +24,9 @@ _OPERATION: dict[str, Schema] = {
     "failed": {"description": "Ranks of the engines that did not do it.", **listed(COUNT)},
     "engines": listed(ref("Receipt")),
 }
+
+_COUNTS: Schema = {"type": "object", "additionalProperties": COUNT}
+_PROCESS: dict[str, Schema] = {"restarts": COUNT, "started": or_null(NUMBER)}
 
 REPLIES: dict[str, Schema] = {
     "Model": shape(
@@ -56,6 +60,51 @@ REPLIES: dict[str, Schema] = {
         {"rank": COUNT, "up": FLAG, "draining": FLAG, "asleep": FLAG, "running": COUNT, "waiting": COUNT},
     ),
     "Engines": shape("Every engine.", {"engines": listed(ref("Engine"))}),
+    "Status": shape(
+        "What the whole fleet does. Counters run since the start; they begin again when all processes do.",
+        {
+            "kind": {"const": "server"},
+            "version": STRING,
+            "models": {"description": "The names of the served model.", **listed(STRING)},
+            "chat": {"description": "Whether the model has a chat template.", **FLAG},
+            "time": {"description": "The server's clock: seconds since 1970.", **NUMBER},
+            "started": {"description": "Start of the server, by its clock.", **or_null(NUMBER)},
+            "engines": listed(ref("EngineStatus")),
+            "api_servers": listed(ref("ApiServerStatus")),
+            "requests": {"description": "Ended requests by outcome.", **_COUNTS},
+            "rejected": {"description": "Requests answered with an error, by status.", **_COUNTS},
+            "interrupted": {"description": "Streams that lost their engine, by outcome.", **_COUNTS},
+            "restarts": {"description": "Restarts of processes that died.", **COUNT},
+        },
+    ),
+    "EngineStatus": shape(
+        "One engine.",
+        {
+            "engine": STRING,
+            "host": or_null(STRING),
+            "state": {"enum": ["ready", "draining", "asleep", "down"]},
+            "running": COUNT,
+            "waiting": COUNT,
+            "kv_used": {"description": "Share of the KV cache, 0 to 1.", **NUMBER},
+            "prompt_tokens": COUNT,
+            "tokens": COUNT,
+            "prefix_cache_queries": COUNT,
+            "prefix_cache_hits": COUNT,
+            "preemptions": COUNT,
+            **_PROCESS,
+        },
+    ),
+    "ApiServerStatus": shape(
+        "One API server.",
+        {
+            "server": STRING,
+            "connections": COUNT,
+            "streams": COUNT,
+            "bytes_queued": {"description": "Reply bytes that wait for clients to read.", **COUNT},
+            "tokens": {"description": "Tokens given to replies.", **COUNT},
+            **_PROCESS,
+        },
+    ),
     "Receipt": shape(
         "What one engine did.",
         {

@@ -17,6 +17,11 @@ _VISIBLE_CONTROLS = {code: 0x2400 + code for code in range(0x20) if chr(code) no
 _VISIBLE_CONTROLS |= dict.fromkeys(range(0x7F, 0xA0), 0xFFFD)
 
 
+def visible(text: str) -> str:
+    """``text`` without escape sequences."""
+    return text.translate(_VISIBLE_CONTROLS)
+
+
 def sampling(config: ClientConfig) -> dict[str, Any]:
     """The sampling parameters that are set, as fields of a request."""
     values = {"max_tokens": config.max_tokens, "temperature": config.temperature}
@@ -45,7 +50,7 @@ def write(answer: Answer, *, stats: bool) -> None:
     try:
         with contextlib.closing(iter(answer)) as pieces:
             for piece in pieces:
-                sys.stdout.write(piece.translate(_VISIBLE_CONTROLS) if sys.stdout.isatty() else piece)
+                sys.stdout.write(visible(piece) if sys.stdout.isatty() else piece)
                 sys.stdout.flush()
     finally:
         if answer.text and not answer.text.endswith("\n"):

@@ -29,9 +29,16 @@ class StatusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     interval: Annotated[
         float,
         option(
-            "Time between the two samples that rates are computed from, in seconds; 0: one sample, no rates.",
+            "Time between the readings that rates are computed from, in seconds; 0: one reading, no rates.",
             "Output",
             ge=0,
         ),
     ] = 1.0
     json: Annotated[bool, option("Print one JSON object instead of tables.", "Output")] = False
+    watch: Annotated[
+        bool,
+        option(
+            "Show the status again and again until Ctrl-C: in place on a terminal, else a line each time.",
+            "Output",
+        ),
+    ] = False

@@ -367,6 +367,9 @@ LOOP_LAG = _histogram(
 # -- every process
 
 RESTARTS = _gauge("penstock:process_restarts", "restarts", ("process",), "Restarts of the process.")
+START_TIME = _gauge(
+    "penstock:process_start_time_seconds", "seconds", ("process",), "Start of the process, since 1970."
+)
 GC_PAUSE = _histogram(
     "penstock:gc_pause_seconds",
     "seconds",

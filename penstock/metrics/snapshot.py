@@ -7,6 +7,7 @@ A snapshot is cumulative since the start of its process. ``incarnation`` is the 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -19,6 +20,7 @@ from penstock.metrics.families import (
     METRIC_FAMILIES,
     RESTARTS,
     SPANS,
+    START_TIME,
     MetricFamily,
     MetricKind,
 )
@@ -27,6 +29,9 @@ from penstock.wire.messages import Count, Incarnation
 
 if TYPE_CHECKING:  # numpy, which the supervisor does without
     from penstock.metrics.histogram import Histogram
+
+_STARTED = time.time()
+"""When this process started: each one imports this module early."""
 
 Labels: TypeAlias = tuple[str, ...]
 """Values of a family's labels, in the order of the family."""
@@ -106,6 +111,7 @@ def process_series(
     """The series that every process has; ``process``: value of the label of that name. ``spans``: their
     numbers by state."""
     yield Series(RESTARTS.name, (process,), restarts)
+    yield Series(START_TIME.name, (process,), _STARTED)
     for state, count in (spans or {}).items():
         yield Series(SPANS.name, (process, state), count)
     if pauses is not None:

@@ -68,7 +68,7 @@ def test_a_line_says_who_what_and_how_it_ended(caplog: pytest.LogCaptureFixture)
     ]
 
 
-@pytest.mark.parametrize("path", [b"/health", b"/ready", b"/ping", b"/metrics"])
+@pytest.mark.parametrize("path", [b"/health", b"/ready", b"/ping", b"/metrics", b"/status"])
 def test_probes_and_scrapes_are_logged_when_they_fail(caplog: pytest.LogCaptureFixture, path: bytes) -> None:
     (line,) = lines(caplog, "all", ended(200, path=path), ended(503, path=path))
     assert "status=503" in line

@@ -1,86 +1,102 @@
+"""One status: of a server's readings, of a gateway, of others."""
+
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-import penstock
-from penstock.cli import status
+from penstock.api.response_schemas import REPLIES
 from penstock.cli.main import main
+from penstock.cli.status_reading import EngineFigures, Reading, ServerFigures, status_of
+from penstock.cli.status_text import line, tables
 from tests.gateway.behaviours import good
 from tests.gateway.processes import Upstream, gateway
 
-DOCS = Path(penstock.__file__).parents[1] / "docs" / "metrics.md"
-SERVER = """\
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{{model_name="m",engine="0"}} 3
-vllm:num_requests_running{{model_name="m",engine="1"}} 4
-vllm:num_requests_waiting{{model_name="m",engine="0"}} 0
-vllm:num_requests_waiting{{model_name="m",engine="1"}} 2
-vllm:kv_cache_usage_perc{{model_name="m",engine="0"}} 0.25
-penstock:engine_info{{model_name="m",engine="0",host="local"}} 1
-# TYPE vllm:generation_tokens counter
-vllm:generation_tokens_total{{model_name="m",engine="0"}} {tokens}
-penstock:connections{{server="0"}} 9
-penstock:tokens_delivered_total{{server="0"}} {tokens}
-"""
 
-
-def samples(tokens: int) -> status.Samples:
-    return status.read_samples(SERVER.format(tokens=tokens))
+def reading(
+    tokens: int, *, at: float = 1000.0, started: float | None = 900.0, state: str = "ready"
+) -> Reading:
+    body: dict[str, Any] = {
+        "version": "1.2.3",
+        "models": ["m"],
+        "time": at,
+        "started": started,
+        "engines": [
+            {
+                "engine": name,
+                "state": kept,
+                "host": "local",
+                "running": running,
+                "waiting": 2,
+                "kv_used": 0.25,
+                "prompt_tokens": 0,
+                "tokens": count,
+                "restarts": 0,
+            }
+            for name, kept, running, count in (("0", "ready", 3, tokens), ("1", state, 0, 0))
+        ],
+        "api_servers": [
+            {
+                "server": "0",
+                "connections": 9,
+                "streams": 3,
+                "bytes_queued": 0,
+                "tokens": tokens,
+                "restarts": 1,
+            }
+        ],
+        "requests": {"stop": 7, "error": 1},
+        "rejected": {"429": 5, "503": 2},
+        "restarts": 1,
+    }
+    return msgspec.convert(body, Reading)
 
 
 def test_rates_and_loads_of_a_server() -> None:
-    found = status.status_of(samples(100), samples(400), 2.0)
-    assert found == {
-        "kind": "server",
-        "engines": [
-            {
-                "engine": "0",
-                "host": "local",
-                "running": 3,
-                "waiting": 0,
-                "kv_used": 0.25,
-                "prompt_tokens_per_s": 0,
-                "tokens_per_s": 150,
-            },
-            {
-                "engine": "1",
-                "host": None,
-                "running": 4,
-                "waiting": 2,
-                "prompt_tokens_per_s": 0,
-                "tokens_per_s": 0,
-            },
-        ],
-        "api_servers": [{"server": "0", "connections": 9, "tokens_per_s": 150}],
-    }
-    assert status.tables(found).splitlines() == [
-        "server",
-        "engine   host  running  waiting  kv used  prompt tokens/s  tokens/s",
-        "0       local        3        0   25.0 %              0.0     150.0",
-        "1           -        4        2        -              0.0       0.0",
+    found = status_of(reading(100), reading(400, at=1002.0, state="down"))
+    assert [row["tokens_per_s"] for row in found["engines"]] == [150, 0]
+    assert found["api_servers"][0]["tokens_per_s"] == 150
+    assert (found["errors"], found["restarts"], found["uptime_s"]) == (3, 1, 102)
+    assert tables(found).splitlines() == [
+        "m, Penstock 1.2.3, up for 1 min 42 s, 3 failed requests",
+        "engine  state   host  running  waiting  kv used  tokens/s  prompt tokens/s  restarts",
+        "0       ready  local        3        2   25.0 %     150.0              0.0         0",
+        "1        down  local        0        2   25.0 %       0.0              0.0         0",
         "",
-        "server  connections  tokens/s",
-        "0                 9     150.0",
+        "server  connections  streams  bytes queued  tokens/s  restarts",
+        "0                 9        3             0     150.0         1",
     ]
+    assert line(found) == (
+        "1 of 2 engines ready, 3 running, 4 waiting, KV cache 25.0 %, 150.0 tokens/s, 3 errors, 1 restarts"
+    )
 
 
 def test_one_reading_has_no_rates_and_a_restart_no_negative_ones() -> None:
-    once = status.status_of(samples(100), samples(100), 0.0)
-    assert once is not None
+    once = status_of(reading(100), reading(100))
     assert "tokens_per_s" not in once["engines"][0]
-    restarted = status.status_of(samples(100), samples(0), 1.0)
-    assert restarted is not None
-    assert restarted["engines"][0]["tokens_per_s"] == 0
+    assert "tokens_per_s" not in status_of(reading(100), reading(0, at=1001.0, started=1000.5))["engines"][0]
+    assert status_of(reading(100), reading(0, at=1001.0))["engines"][0]["tokens_per_s"] == 0
 
 
-def test_the_names_are_those_of_the_documentation() -> None:
-    documented = DOCS.read_text()
-    for names in (status._ENGINE_GAUGES, status._ENGINE_RATES, status._SERVER_GAUGES, status._SERVER_RATES):
-        for name in names.values():
-            assert f"`{name.removesuffix('_total')}`" in documented
+def test_names_of_a_server_cannot_control_the_terminal() -> None:
+    hostile = reading(1)
+    hostile.models = ["\x1b[2Jm"]
+    hostile.engines[0].host = "\x1b]0;title\x07"
+    shown = tables(status_of(hostile, hostile))
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+
+
+def test_the_fields_are_those_of_the_api() -> None:
+    for type, name in (
+        (Reading, "Status"),
+        (EngineFigures, "EngineStatus"),
+        (ServerFigures, "ApiServerStatus"),
+    ):
+        assert set(type.__struct_fields__) <= set(REPLIES[name]["required"])
 
 
 def test_a_gateway(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,6 +114,7 @@ def test_a_gateway(capsys: pytest.CaptureFixture[str]) -> None:
             "running": 0,
             "kv_used": 0,
         }
+        assert line(found) == "0 requests in flight, 1 of 1 endpoints up"
         assert main(["status", "--url", front.url, "--interval", "0"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0] == "gateway, 0 requests in flight"

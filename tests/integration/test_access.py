@@ -24,7 +24,15 @@ def test_keys_of_file_and_environment_guard_every_route_and_stay_secret(tmp_path
                 assert client.completions.create(model="m", prompt="x", max_tokens=1).choices
         for probe in ("health", "ready", "ping"):
             assert server.get(f"/{probe}").status_code == 200
-        for guarded in ("v1/models", "metrics", "docs", "openapi.json", "load", "no/such/route", "//health"):
+        for guarded in (
+            "v1/models",
+            "metrics",
+            "status",
+            "openapi.json",
+            "load",
+            "no/such/route",
+            "//health",
+        ):
             reply = server.get(f"/{guarded}", authorization="Bearer key-of-the")
             assert reply.status_code == 401, guarded
             assert reply.headers["www-authenticate"] == "Bearer"
@@ -42,9 +50,12 @@ def processes(server: Server) -> list[psutil.Process]:
 
 
 def test_a_key_on_the_command_line_is_warned_of(tmp_path: Path) -> None:
-    with Server(*SYNTHETIC, "--api-key", "topsecret", directory=tmp_path) as server:
+    with Server(*SYNTHETIC, "--api-key", "topsecret", "--no-web-page", directory=tmp_path) as server:
         with pytest.raises(openai.AuthenticationError, match="is not valid"):
             openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0).models.list()
+        for path in ("/", "/docs", "/page/main.js"):
+            assert server.get(path).status_code == 401
+            assert server.get(path, authorization="Bearer topsecret").status_code == 404
         shown = [part for process in processes(server) for part in process.cmdline()]
     assert "--api-key: a command line can be read" in server.log
     for text in (*shown, server.log):

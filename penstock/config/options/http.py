@@ -104,13 +104,17 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
         Literal["none", "errors", "all"],
         option(
             "Requests to log when they finish. errors: those refused or not completed; all: also the others, "
-            "but for probes (/health, /ready, /ping) and /metrics.",
+            "but for probes (/health, /ready, /ping), /metrics and /status.",
             "HTTP server",
         ),
     ] = "none"
     enable_request_id_headers: Annotated[
         bool, option("Add X-Request-Id to responses: the client's value, or a generated one.", "HTTP server")
     ] = False
+    web_page: Annotated[
+        bool,
+        option("Serve a web page with chat, API reference and live status at / and /docs.", "HTTP server"),
+    ] = True
     strict_requests: Annotated[
         bool, option("Reject requests with unknown fields instead of ignoring these fields.", "HTTP server")
     ] = False

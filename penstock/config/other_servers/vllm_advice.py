@@ -10,7 +10,7 @@ from penstock.config.other_servers.known_flag import Advice, Here, Unneeded, Uns
 
 _HOSTS = "engines on other hosts join at --coordinator tcp://HOST:PORT"
 _BALANCER = "API servers share one address and spread requests over all engines"
-_DOCS = "the API's description is part of the server and needs a key where the API does"
+_DOCS = "--no-web-page switches the page off; the API's description needs a key where the API does"
 _NO_TEXTS = "requests and replies are not logged; --access-log all logs one line for each"
 _TEXT_ONLY = "Penstock serves text only"
 _GENERATES = "Penstock serves models that generate text; use vLLM's own server"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
+from penstock.api.page import Page
 from penstock.config.serve import ServeConfig
 from penstock.http.access_keys import OPEN_PATHS, Keys
 from penstock.http.admission import LOADING_RETRY_MS, send_readiness, unavailable
@@ -29,6 +30,7 @@ class LoadingApp:
         self._root = config.root_path
         self._keys = Keys(config.api_key or ())
         self._cors = Cors(config)
+        self._page = Page(config.root_path) if config.web_page else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, sink: Sink) -> None:
         try:
@@ -43,6 +45,9 @@ class LoadingApp:
             path = path[len(self._root) :]
         if (preflight := self._cors.preflight(scope)) is not None:
             await send_empty(send, preflight)
+            return
+        if self._page is not None and path in self._page.paths and method in ("GET", "HEAD"):
+            await self._page.answer(path, scope, send)  # it shows what /ready says
             return
         self._keys.check(path, scope)
         if path not in OPEN_PATHS:

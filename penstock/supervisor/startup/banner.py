@@ -53,7 +53,7 @@ def banner_facts(
         lines |= {
             "URL": ", ".join(f"{url}/v1{reach}" for url, reach in urls.items()),
             "metrics": f"{first}/metrics",
-            "docs": f"{first}/docs",
+            **({"page": f"{first}/"} if config.web_page else {}),
             "API key": "required" if config.api_key else "off, anybody who can connect may use the server",
         }
     return lines

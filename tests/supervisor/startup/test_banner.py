@@ -44,7 +44,7 @@ def test_says_everything_once() -> None:
         "  processes  supervisor 10, 2 api-servers 11 12, 2 engines 13 14",
         "  URL        http://127.0.0.1:8123/v1",
         "  metrics    http://127.0.0.1:8123/metrics",
-        "  docs       http://127.0.0.1:8123/docs",
+        "  page       http://127.0.0.1:8123/",
         "  API key    required",
     ]
 

@@ -1,0 +1,111 @@
+"""``GET /status``: the whole fleet as one JSON object, for the web page and ``penstock status``.
+
+It shows counters since the start, of which a reader makes rates: it costs the server no state. Its size grows
+with the number of processes alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from penstock import __version__
+from penstock.dispatch.connections import EngineState
+from penstock.metrics import families as f
+from penstock.metrics.families import MetricFamily
+from penstock.metrics.merge import Totals
+from penstock.metrics.snapshot import Distribution, process_name
+
+Json = dict[str, Any]
+Column = dict[str, float]
+"""Values by the name of an engine, API server or process, or by outcome."""
+
+_ENGINE_VALUES = {
+    "running": f.RUNNING,
+    "waiting": f.WAITING,
+    "kv_used": f.KV_USAGE,
+    "prompt_tokens": f.PROMPT_TOKENS,
+    "tokens": f.GENERATION_TOKENS,
+    "prefix_cache_queries": f.PREFIX_QUERIES,
+    "prefix_cache_hits": f.PREFIX_HITS,
+    "preemptions": f.PREEMPTIONS,
+}
+_SERVER_VALUES = {
+    "connections": f.CONNECTIONS,
+    "streams": f.STREAMS,
+    "bytes_queued": f.BYTES_QUEUED,
+    "tokens": f.DELIVERED,
+}
+_ENGINE, _SERVER, _SUPERVISOR = "engine", "api-server", process_name("supervisor", 0)
+
+
+def fleet_status(
+    totals: Totals, engines: Iterable[EngineState], models: Sequence[str], *, chat: bool
+) -> Json:
+    """The reply. ``totals``: of all processes, as one API server knows them; ``chat``: whether the model has
+    a chat template."""
+    starts = _column(totals, f.START_TIME)
+    restarts = _column(totals, f.RESTARTS)
+
+    def process(role: str, name: str) -> Json:
+        title = process_name(role, int(name))
+        return {"restarts": restarts.get(title, 0), "started": starts.get(title)}
+
+    figures = {name: _column(totals, family) for name, family in _ENGINE_VALUES.items()}
+    engine_rows = [
+        {
+            "engine": (name := str(engine.rank)),
+            "host": engine.host or None,
+            "state": state_of(engine),
+            **{column: values.get(name, 0) for column, values in figures.items()},
+            **process(_ENGINE, name),
+        }
+        for engine in engines
+    ]
+    figures = {name: _column(totals, family) for name, family in _SERVER_VALUES.items()}
+    server_rows = [
+        {
+            "server": name,
+            **{column: values.get(name, 0) for column, values in figures.items()},
+            **process(_SERVER, name),
+        }
+        for name in sorted(figures["connections"], key=int)
+    ]
+    return {
+        "kind": "server",
+        "version": __version__,
+        "models": list(models),
+        "chat": chat,
+        "time": time.time(),
+        "started": starts.get(_SUPERVISOR),
+        "engines": engine_rows,
+        "api_servers": server_rows,
+        "requests": _column(totals, f.REQUESTS),
+        "rejected": _column(totals, f.REJECTED),
+        "interrupted": _column(totals, f.INTERRUPTED),
+        "restarts": sum(restarts.values()),
+    }
+
+
+def state_of(engine: EngineState) -> str:
+    """One word for whether the engine takes requests."""
+    if not engine.up:
+        return "down"
+    if engine.draining or engine.leaving:
+        return "draining"
+    return "asleep" if engine.asleep and engine.up_to_date else "ready"
+
+
+_NAMES = ("engine", "server", "process", "outcome", "status")
+"""The label that tells a family's rows apart, in the families that this module reads."""
+
+
+def _column(totals: Totals, family: MetricFamily) -> Column:
+    """A family's values, added up over its other labels. Whole numbers are shown without a point."""
+    label = next(family.labels.index(name) for name in reversed(_NAMES) if name in family.labels)
+    column: Column = {}
+    for labels, value in totals.get(family.name, {}).items():
+        assert not isinstance(value, Distribution)
+        column[labels[label]] = column.get(labels[label], 0) + value
+    return {name: int(value) if float(value).is_integer() else value for name, value in column.items()}

@@ -1,0 +1,194 @@
+// The chat: sends the conversation, shows the reply as it streams, stops it.
+
+import { Conversation, addEvent } from "./conversation.js";
+import { byId, make, notify } from "./dom.js";
+import { fleet, onFleet } from "./fleet.js";
+import { errorOf, events, jsonBody, onKey, send } from "./http.js";
+import { askForKey } from "./key.js";
+import { MessageView } from "./message_view.js";
+import { listModels, requestFields, settingsError, startSettings, system } from "./settings.js";
+import { toolResults } from "./tool_results.js";
+
+const SAVE_MS = 500;
+const NO_TEMPLATE =
+  "This model has no chat template: it continues your text (/v1/completions) and knows no roles. Break lines as the text needs it.";
+const NOT_KEPT = "The conversation is too long to survive a reload of this page.";
+
+const log = byId("log");
+const prompt = byId("prompt");
+const conversation = new Conversation();
+let running = null;
+let models = false;
+/** Whether the page is going away: the browser then breaks its requests off, which is no fault of theirs. */
+let leaving = false;
+/** Whether the log follows the reply: until its reader scrolls up. */
+let following = true;
+
+export function startChat() {
+  startSettings();
+  byId("composer").addEventListener("submit", (event) => {
+    event.preventDefault();
+    submit();
+  });
+  prompt.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    submit();
+  });
+  byId("stop").addEventListener("click", () => running?.abort());
+  byId("clear").addEventListener("click", clear);
+  log.addEventListener("scroll", () => {
+    following = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+  });
+  addEventListener("pagehide", () => {
+    conversation.save();
+    leaving = true;
+  });
+  addEventListener("pageshow", () => { leaving = false; }); // it was kept by the browser
+  onKey(() => { models = false; });
+  onFleet(refresh);
+  showAll();
+}
+
+/** Once a reading has come: the models, and whether the model can chat. */
+async function refresh() {
+  const { status, state } = fleet;
+  notify(byId("chat-note"), status?.chat === false ? NO_TEMPLATE : "");
+  if (models || !status || state === "key") return;
+  models = true;
+  try {
+    await listModels();
+  } catch {
+    models = false; // the next reading tries again
+  }
+}
+
+function submit() {
+  const text = prompt.value;
+  if (running || !text.trim()) return;
+  conversation.add({ role: "user", text });
+  prompt.value = "";
+  reply();
+}
+
+function clear() {
+  running?.abort();
+  conversation.clear();
+  showAll();
+  prompt.focus();
+}
+
+/** Asks for a reply to the conversation as it is. */
+async function reply() {
+  const chat = fleet.status?.chat !== false;
+  let request;
+  try {
+    request = requestOf(chat);
+  } catch (error) {
+    settingsError(error.message);
+    showAll();
+    return;
+  }
+  const message = conversation.addReply();
+  const stopper = new AbortController();
+  running = stopper;
+  const view = showAll();
+  following = true;
+  const end = paintWhile(view);
+  try {
+    await receive(message, chat ? "/v1/chat/completions" : "/v1/completions", request, stopper.signal);
+    message.state = "done";
+  } catch (error) {
+    if (leaving) return;
+    fail(message, error);
+  }
+  end();
+  running = null;
+  if (!conversation.save()) notify(byId("chat-note"), NOT_KEPT);
+  showAll();
+}
+
+function requestOf(chat) {
+  const body = { ...requestFields(chat), stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
+  if (chat) body.messages = conversation.forChat(system());
+  else body.prompt = conversation.forCompletion(system());
+  return body;
+}
+
+async function receive(message, path, body, signal) {
+  const began = performance.now();
+  const since = (from) => (performance.now() - from) / 1000;
+  let first = null;
+  try {
+    const response = await send(path, jsonBody(body, signal));
+    if (!response.ok) throw await errorOf(response);
+    for await (const event of events(response)) {
+      if (!addEvent(message, event)) continue;
+      if (first === null) {
+        first = performance.now();
+        message.stats.ttft = (first - began) / 1000;
+      }
+      message.stats.decode = since(first);
+    }
+  } finally {
+    message.stats.total = since(began);
+  }
+}
+
+function fail(message, error) {
+  if (error.name === "AbortError") {
+    message.state = "stopped";
+    return;
+  }
+  message.state = "failed";
+  message.error = error.status ? `HTTP ${error.status}: ${error.message}` : error.message;
+  if (error.status === 401) askForKey(error.message);
+}
+
+/** Paints a reply while it streams: at most once per frame, and keeps it over a reload. Returns what ends it. */
+function paintWhile(view) {
+  let frame = 0;
+  const paint = () => {
+    view.show();
+    if (following) log.scrollTop = log.scrollHeight;
+    frame = requestAnimationFrame(paint);
+  };
+  paint();
+  const saving = setInterval(() => conversation.save(), SAVE_MS);
+  return () => {
+    cancelAnimationFrame(frame);
+    clearInterval(saving);
+  };
+}
+
+// -- what is shown
+
+/** Shows the conversation; returns the view of the last message. */
+function showAll() {
+  const views = conversation.messages.map((message) => new MessageView(message));
+  log.replaceChildren(...(views.length ? views.map((view) => view.node) : [greeting()]));
+  const last = conversation.messages.at(-1);
+  if (!running && last) log.append(...further(last));
+  byId("stop").hidden = running === null;
+  byId("send").hidden = running !== null;
+  log.scrollTop = log.scrollHeight;
+  return views.at(-1);
+}
+
+const greeting = () => make("p", { class: "greeting", text: "Ask the model something." });
+
+/** What can be done about the last message. */
+function further(last) {
+  const again = make("button", { type: "button", class: "quiet", text: last.role === "assistant" && last.state === "done" ? "Regenerate" : "Try again" });
+  again.addEventListener("click", () => {
+    conversation.dropReply();
+    reply();
+  });
+  const calls = conversation.openCalls();
+  return [...(calls.length ? [toolResults(calls, answerCalls)] : []), make("div", { class: "after" }, again)];
+}
+
+function answerCalls(results) {
+  for (const { id, text } of results) conversation.add({ role: "tool", callId: id, text });
+  reply();
+}

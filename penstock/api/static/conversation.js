@@ -1,0 +1,89 @@
+// The messages of a chat as data: kept over a reload, turned into requests, filled from events.
+
+import { load, save } from "./session.js";
+
+/**
+ * A message. `role`: user, assistant or tool. An assistant's has `state` (streaming, done, stopped, interrupted,
+ * failed), `reasoning`, `calls` (tool calls), `error`, `stats` and `finish`; a tool's has `callId`.
+ */
+export class Conversation {
+  constructor() {
+    this.messages = load("chat", []).filter((message) => typeof message?.text === "string");
+    for (const message of this.messages) {
+      if (message.state === "streaming") message.state = "interrupted";
+    }
+  }
+
+  /** Returns whether it will survive a reload. */
+  save() {
+    return save("chat", this.messages);
+  }
+
+  clear() {
+    this.messages = [];
+    this.save();
+  }
+
+  add(message) {
+    this.messages.push(message);
+    return message;
+  }
+
+  addReply() {
+    return this.add({ role: "assistant", text: "", reasoning: "", calls: [], state: "streaming", error: "", stats: {}, finish: null });
+  }
+
+  /** Removes the last reply, so that it can be made again. */
+  dropReply() {
+    if (this.messages.at(-1)?.role === "assistant") this.messages.pop();
+  }
+
+  /** The calls of the last reply, if they wait for their results. */
+  openCalls() {
+    const last = this.messages.at(-1);
+    return last?.role === "assistant" && last.state === "done" ? last.calls : [];
+  }
+
+  /** The `messages` of a request. A reply without text is left out: it failed. */
+  forChat(system) {
+    const sent = this.messages.filter((message) => message.role !== "assistant" || message.text || message.calls.length);
+    return [...(system ? [{ role: "system", content: system }] : []), ...sent.map(messageOf)];
+  }
+
+  /** The `prompt` of a request to a model without a chat template: all texts, one after the other. */
+  forCompletion(system) {
+    return system + this.messages.map((message) => message.text).join("");
+  }
+}
+
+function messageOf(message) {
+  if (message.role === "tool") return { role: "tool", tool_call_id: message.callId, content: message.text };
+  if (message.role === "user") return { role: "user", content: message.text };
+  if (!message.calls.length) return { role: "assistant", content: message.text };
+  const calls = message.calls.map((call) => ({
+    id: call.id, type: "function", function: { name: call.name, arguments: call.arguments },
+  }));
+  return { role: "assistant", content: message.text || null, tool_calls: calls };
+}
+
+/** Adds an event of either API to a reply. Returns whether it had text, reasoning or a call. */
+export function addEvent(reply, event) {
+  if (event.usage) reply.stats.usage = { prompt: event.usage.prompt_tokens, output: event.usage.completion_tokens };
+  const choice = event.choices?.[0];
+  if (!choice) return false;
+  if (choice.finish_reason) reply.finish = choice.finish_reason;
+  const delta = choice.delta ?? {};
+  const text = choice.text ?? delta.content ?? "";
+  const reasoning = delta.reasoning ?? delta.reasoning_content ?? "";
+  reply.text += text;
+  reply.reasoning += reasoning;
+  for (const part of delta.tool_calls ?? []) addCall(reply.calls, part);
+  return Boolean(text || reasoning || delta.tool_calls?.length);
+}
+
+function addCall(calls, part) {
+  const call = calls[part.index] ??= { id: "", name: "", arguments: "" };
+  call.id = part.id ?? call.id;
+  call.name += part.function?.name ?? "";
+  call.arguments += part.function?.arguments ?? "";
+}

@@ -1,0 +1,82 @@
+// Shows one message of the chat.
+
+import { copyButton, make, setText } from "./dom.js";
+import { count, rate, seconds } from "./format.js";
+import { markdown } from "./markdown.js";
+
+const WHO = { user: "You", assistant: "Model", tool: "Tool result" };
+const ENDS = {
+  stopped: "Stopped.",
+  interrupted: "The page was reloaded while this reply arrived: it is not complete.",
+};
+/** While a reply streams, a longer text is shown without formatting. */
+const MOST_FORMATTED = 20_000;
+
+export class MessageView {
+  constructor(message) {
+    this.message = message;
+    this.reasoning = make("details", { class: "reasoning", open: true }, make("summary", { text: "Reasoning" }), make("p", { class: "plain" }));
+    this.body = make("div", { class: "body" });
+    this.calls = make("div", { class: "calls" });
+    this.problem = make("p", { class: "problem", role: "alert" });
+    this.stats = make("p", { class: "stats" });
+    const head = make("div", { class: "who" }, make("span", { text: WHO[message.role] }), copyButton(() => message.text));
+    this.node = make("article", { class: `message ${message.role}` }, head, this.reasoning, this.body, this.calls, this.problem, this.stats);
+    this.shown = null;
+    this.show();
+  }
+
+  /** Shows the message as it is; nothing is done if nothing came since the last time. */
+  show() {
+    const { message } = this;
+    const calls = (message.calls ?? []).map((call) => call?.arguments.length);
+    const now = [message.state, message.text.length, message.reasoning?.length, ...calls].join();
+    if (now === this.shown) return;
+    this.shown = now;
+    const streaming = message.state === "streaming";
+    this.node.classList.toggle("streaming", streaming);
+    this.node.setAttribute("aria-busy", String(streaming));
+    this.reasoning.hidden = !message.reasoning;
+    setText(this.reasoning.lastChild, message.reasoning ?? "");
+    this.showBody(streaming);
+    this.calls.replaceChildren(...(message.calls ?? []).filter(Boolean).map(callNode));
+    const problem = message.error || ENDS[message.state] || "";
+    this.problem.hidden = !problem;
+    this.problem.classList.toggle("error", message.state === "failed");
+    setText(this.problem, problem);
+    this.showStats();
+  }
+
+  showBody(streaming) {
+    const { role, text } = this.message;
+    if (role === "assistant" && !(streaming && text.length > MOST_FORMATTED)) this.body.replaceChildren(markdown(text));
+    else if (this.body.firstChild?.className === "plain") setText(this.body.firstChild, text);
+    else this.body.replaceChildren(make("p", { class: "plain", text }));
+  }
+
+  showStats() {
+    const { stats, finish } = this.message;
+    const parts = [];
+    if (stats?.ttft !== undefined) parts.push(`TTFT ${seconds(stats.ttft)}`);
+    if (stats?.usage) {
+      const { output, prompt } = stats.usage;
+      if (output > 1 && stats.decode > 0) parts.push(`${rate((output - 1) / stats.decode)} tokens/s`);
+      parts.push(`${count(output)} tokens`, `${count(prompt)} prompt tokens`);
+    }
+    if (stats?.total !== undefined) parts.push(seconds(stats.total));
+    if (finish && finish !== "stop") parts.push(finish === "length" ? "cut at the maximum length" : finish.replace("_", " "));
+    setText(this.stats, parts.join(" · "));
+    this.stats.hidden = !parts.length;
+  }
+}
+
+function callNode(call) {
+  let shown = call.arguments;
+  try {
+    shown = JSON.stringify(JSON.parse(call.arguments), null, 2);
+  } catch {
+    // not complete yet, or not JSON: as it is
+  }
+  const head = make("div", { class: "code-head" }, make("span", { text: `Tool call: ${call.name}` }));
+  return make("div", { class: "code-block" }, head, make("pre", { tabindex: "0" }, make("code", { text: shown })));
+}

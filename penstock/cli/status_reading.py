@@ -1,0 +1,176 @@
+"""Readings of a server's ``/status`` or a gateway's ``/metrics``, and what two of them say together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:  # httpx is not imported at startup
+    from penstock.client import Client
+
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+"""Labels and values of a text in Prometheus' format, by sample name."""
+Row = dict[str, Any]
+
+_GATEWAY = "penstock_gateway_"
+_ENDPOINT_GAUGES = {
+    "up": f"{_GATEWAY}endpoint_up",
+    "in_flight": f"{_GATEWAY}endpoint_in_flight",
+    "waiting": f"{_GATEWAY}endpoint_waiting",
+    "running": f"{_GATEWAY}endpoint_running",
+    "kv_used": f"{_GATEWAY}endpoint_kv_used",
+}
+
+
+class EngineFigures(msgspec.Struct, kw_only=True):
+    """One engine, as far as the command shows it."""
+
+    engine: str
+    state: str
+    host: str | None = None
+    running: int
+    waiting: int
+    kv_used: float
+    prompt_tokens: int
+    tokens: int
+    restarts: int
+
+
+class ServerFigures(msgspec.Struct, kw_only=True):
+    """One API server."""
+
+    server: str
+    connections: int
+    streams: int
+    bytes_queued: int
+    tokens: int
+    restarts: int
+
+
+class Reading(msgspec.Struct, kw_only=True):
+    """A reply of ``/status``."""
+
+    version: str
+    models: list[str]
+    time: float
+    started: float | None
+    engines: list[EngineFigures]
+    api_servers: list[ServerFigures]
+    requests: dict[str, int]
+    rejected: dict[str, int]
+    restarts: int
+
+    @property
+    def errors(self) -> int:
+        """Requests that the server failed."""
+        return self.requests.get("error", 0) + sum(
+            times for code, times in self.rejected.items() if code >= "500"
+        )
+
+
+class GatewayReading(NamedTuple):
+    """A gateway's ``/metrics``."""
+
+    samples: Samples
+
+
+class Source:
+    """Where readings come from: a server's ``/status``, or ``/metrics`` of a gateway, which has no other."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._server = False
+        """Whether it is known to be a server."""
+
+    def read(self) -> Reading | GatewayReading:
+        """Raises ClientError."""
+        from penstock.client import ClientError
+
+        url = self._client.url
+        if not self._server:
+            # A gateway counts requests for what it does not have as rejected ones.
+            samples = read_samples(self._client.get("/metrics").decode(errors="replace"))
+            if f"{_GATEWAY}requests_in_flight" in samples:
+                return GatewayReading(samples)
+            if "penstock:connections" not in samples:
+                raise ClientError(f"{url}/metrics is neither a Penstock gateway's nor server's")
+            self._server = True
+        try:
+            return msgspec.json.decode(self._client.get("/status"), type=Reading)
+        except msgspec.DecodeError as error:
+            raise ClientError(f"{url}/status cannot be read: {error}") from None
+
+
+def read_samples(text: str) -> Samples:
+    """The samples of a text in Prometheus' exposition format. Raises ClientError for any other text."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    from penstock.client import ClientError
+
+    samples: Samples = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    except ValueError as error:
+        raise ClientError(f"/metrics is not in Prometheus' text format: {error}") from None
+    return samples
+
+
+def status_of(earlier: Reading | GatewayReading, later: Reading | GatewayReading) -> dict[str, Any]:
+    """The output of ``--json``. Rates are those between both readings of a server, and are left out if both
+    are the same or of different starts."""
+    if isinstance(later, GatewayReading):
+        return _gateway_status(later.samples)
+    before = earlier if isinstance(earlier, Reading) and earlier.started == later.started else later
+    seconds = later.time - before.time
+    old_engines = {each.engine: each for each in before.engines}
+    old_servers = {each.server: each for each in before.api_servers}
+    return {
+        "kind": "server",
+        "version": later.version,
+        "models": later.models,
+        "uptime_s": None if later.started is None else round(later.time - later.started, 1),
+        "errors": later.errors,
+        "restarts": later.restarts,
+        "engines": [_engine(each, old_engines.get(each.engine, each), seconds) for each in later.engines],
+        "api_servers": [
+            _server(each, old_servers.get(each.server, each), seconds) for each in later.api_servers
+        ],
+    }
+
+
+def _engine(now: EngineFigures, before: EngineFigures, seconds: float) -> Row:
+    row = {name: getattr(now, name) for name in ("engine", "state", "host", "running", "waiting", "kv_used")}
+    if seconds > 0:
+        row["tokens_per_s"] = _rate(now.tokens - before.tokens, seconds)
+        row["prompt_tokens_per_s"] = _rate(now.prompt_tokens - before.prompt_tokens, seconds)
+    return row | {"restarts": now.restarts}
+
+
+def _server(now: ServerFigures, before: ServerFigures, seconds: float) -> Row:
+    row = {name: getattr(now, name) for name in ("server", "connections", "streams", "bytes_queued")}
+    if seconds > 0:
+        row["tokens_per_s"] = _rate(now.tokens - before.tokens, seconds)
+    return row | {"restarts": now.restarts}
+
+
+def _rate(gained: int, seconds: float) -> float:
+    return round(max(0, gained) / seconds, 1)
+
+
+def _gateway_status(samples: Samples) -> dict[str, Any]:
+    outcomes: dict[str, float] = {}
+    for labels, value in samples.get(f"{_GATEWAY}request_total", ()):
+        outcomes[labels["outcome"]] = outcomes.get(labels["outcome"], 0) + value
+    rows: dict[str, Row] = {}
+    for column, name in _ENDPOINT_GAUGES.items():
+        for labels, value in samples.get(name, ()):
+            rows.setdefault(labels["endpoint"], {"endpoint": labels["endpoint"]})[column] = value
+    return {
+        "kind": "gateway",
+        "in_flight": sum(value for _, value in samples[f"{_GATEWAY}requests_in_flight"]),
+        "endpoints": list(rows.values()),
+        "requests": outcomes,
+    }
