@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 from penstock.generation.grammars.process import GrammarKind
-from penstock.generation.grammars.schema_check import Path
+from penstock.generation.grammars.schema_parts import Path
 from penstock.generation.request_schemas import GenerateRequest, ResponseFormat, StructuredOutputs
 from penstock.http.errors import ApiError, shown
 
