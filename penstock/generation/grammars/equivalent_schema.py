@@ -22,7 +22,7 @@ _KEYWORDS = frozenset(
     unevaluatedItems unevaluatedProperties uniqueItems x-guidance""".split()  # noqa: SIM905
 )
 """Of all versions of JSON Schema, and the one of llguidance's options."""
-_ANY_NAME = ({"type": "string"}, {}, True)
+_ANY_NAME: tuple[Any, ...] = ({"type": "string"}, {}, True)
 MAX_REFERENCES = 16
 """Maximum references to follow from one alternative; more make a circle, or nothing to rely on."""
 
