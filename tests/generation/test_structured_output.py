@@ -59,10 +59,12 @@ def tokenizer() -> LLTokenizer:
 
 
 OUTPUTS: list[tuple[dict[str, Any], list[str], list[str]]] = [
-    ({"json": SCHEMA}, ['{"a": 1}', '{ "a":1,\n"b":2}'], ["{}", '{"a": 1.5}', '{"a":' + " " * 65 + "1}"]),
+    ({"json": SCHEMA}, ['{"a": 1}', '{ "a":\n1}'], ["{}", '{"a": 1.5}', '{"a":' + " " * 65 + "1}"]),
     ({"json": json.dumps(SCHEMA)}, ['{"a": 1}'], ["{}"]),
     ({"json": SCHEMA, "disable_any_whitespace": True}, ['{"a":1}'], ['{"a": 1}']),
     ({"json": SCHEMA, "whitespace_pattern": " ?"}, ['{"a": 1}'], ['{"a":\n1}']),
+    ({"json": SCHEMA | {"title": "T"}}, ['{"a": 1}'], ['{"a": 1, "b": 2}']),
+    ({"json": SCHEMA | {"additionalProperties": True}}, ['{"a": 1, "b": 2}'], ['{"b": 2}']),
     ({"json": SCHEMA, "disable_additional_properties": True}, ['{"a": 1}'], ['{"a": 1, "b": 2}']),
     ({"json_object": True}, ["{}", '{"x": [1, null]}'], ["[]", "1"]),
     ({"regex": r"\d{2}[a-f]"}, ["12a"], ["12", "1ab"]),

@@ -38,6 +38,14 @@ def put(value: Any, path: Path, part: Any) -> None:
     at(value, path[:-1])[path[-1]] = part
 
 
+def replaced(value: Any, path: Path, part: Any) -> Any:
+    """``value``, changed in place, with ``part`` at ``path``; ``part`` itself if that is empty."""
+    if not path:
+        return part
+    put(value, path, part)
+    return value
+
+
 def parts(schema: dict[str, Any]) -> Iterator[Path]:
     """Paths of the schemas directly inside ``schema``."""
     for key, value in schema.items():
