@@ -6,7 +6,7 @@ model goes on inventing them until its tokens are used up. vLLM's default gramma
 
 from __future__ import annotations
 
-import copy
+import json
 from typing import Any
 
 from penstock.generation.grammars.schema_parts import objects
@@ -24,12 +24,17 @@ def closed(schema: Any) -> Any:
     A schema in which the properties of one object stand in several places stays as it is: closed, each place
     would forbid those of the others.
     """
-    if any(_is_composed(part) for part in objects(schema)):
-        return schema
-    schema = copy.deepcopy(schema)
+    opened = False
     for part in objects(schema):
-        if _names_all(part):
-            part.setdefault("additionalProperties", False)
+        if _is_composed(part):
+            return schema
+        opened = opened or _is_open(part)
+    if not opened:
+        return schema
+    schema = json.loads(json.dumps(schema))  # the caller's own is also the chat template's
+    for part in objects(schema):
+        if _is_open(part):
+            part["additionalProperties"] = False
     return schema
 
 
@@ -44,11 +49,13 @@ def _is_composed(part: dict[str, Any]) -> bool:
     )
 
 
-def _names_all(part: dict[str, Any]) -> bool:
-    """Whether the object names properties, and all those that it requires."""
+def _is_open(part: dict[str, Any]) -> bool:
+    """Whether the object names properties, and all those that it requires, but allows others."""
+    if "additionalProperties" in part or "unevaluatedProperties" in part:
+        return False
     if "patternProperties" in part:
         return True
     named, required = part.get("properties"), part.get("required", [])
-    if not isinstance(named, dict) or not isinstance(required, list) or "unevaluatedProperties" in part:
+    if not isinstance(named, dict) or not isinstance(required, list):
         return False
     return all(isinstance(name, str) and name in named for name in required)

@@ -62,9 +62,17 @@ def objects(schema: Any) -> Iterator[dict[str, Any]]:
     waiting = [schema]
     while waiting:
         part = waiting.pop()
-        if isinstance(part, dict):
-            yield part
-            waiting += [at(part, path) for path in parts(part)]
+        if not isinstance(part, dict):
+            continue
+        yield part
+        for key, value in part.items():
+            if isinstance(value, dict):
+                if key in _NAMED:
+                    waiting += value.values()
+                elif key in _SINGLE:
+                    waiting.append(value)
+            elif isinstance(value, list) and key in _LISTED:
+                waiting += value
 
 
 def referred(schema: Any, reference: Any) -> Path | None:
