@@ -14,8 +14,14 @@ TEST_PROCESSES ?= 2
 RAY_VENV := .venv-ray
 # vLLM pins other versions of what the engines share.
 VLLM_VENV := .venv-vllm
+# Clients exclude each other's versions: those of the openai package 3, and those of 2.
+CLIENTS_VENV := .venv-clients
+OPENAI2_VENV := .venv-clients-openai2
+NODE := tests/clients/node
+# What clients leave open, and warn of, is theirs.
+CLIENT_TESTS := -m pytest -W ignore -p no:unraisableexception tests/clients
 
-.PHONY: install install-dev serve test test-slow test-pythons test-ray test-vllm check format bench clean
+.PHONY: install install-dev serve test test-slow test-pythons test-ray test-vllm test-clients check format bench clean
 
 install: $(VENV)/.installed  ## What serving needs.
 install-dev: $(VENV)/.installed-dev  ## What tests, linters and every optional part need.
@@ -58,6 +64,21 @@ $(VLLM_VENV)/.installed: requirements-vllm.txt pyproject.toml
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.txt -e .
 	touch $@
 
+# LLM frameworks and SDKs against the demo model, directly and through a gateway; with node also those of npm.
+test-clients: install $(CLIENTS_VENV)/.installed $(OPENAI2_VENV)/.installed $(NODE)/node_modules
+	$(CLIENTS_VENV)/bin/python $(CLIENT_TESTS) $(ARGS)
+	$(OPENAI2_VENV)/bin/python $(CLIENT_TESTS) --deselect tests/clients/test_node.py $(ARGS)
+
+$(CLIENTS_VENV)/.installed: requirements-clients.txt
+$(OPENAI2_VENV)/.installed: requirements-clients-openai2.txt
+$(CLIENTS_VENV)/.installed $(OPENAI2_VENV)/.installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
+
+$(NODE)/node_modules: $(NODE)/package-lock.json
+	if command -v npm >/dev/null; then npm ci --prefix $(NODE) --silent && touch $@; fi
+
 check: install-dev  ## Format, lint, types; import order and generated docs are among the tests.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -71,4 +92,4 @@ bench: install  ## Host cost per token of an API server; see docs/benchmarks.md.
 	$(BIN)/penstock bench host $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(RAY_VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(RAY_VENV) $(VLLM_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache

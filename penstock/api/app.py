@@ -38,7 +38,7 @@ from penstock.http.asgi import (
     send_json,
 )
 from penstock.http.cors import Cors
-from penstock.http.errors import ApiError, unknown_model
+from penstock.http.errors import ApiError, unknown_model, unknown_route
 from penstock.http.sink import Receive, Scope, Send, Sink
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.gc_policy import GarbageCollector
@@ -218,8 +218,7 @@ class App:
         if methods is None and path.startswith(admin.PREFIX):
             methods = self.engines.methods(path)
         if methods is None:
-            known = ", ".join(sorted(self._routes.keys() - self._page_paths))
-            raise ApiError(404, f"No route {path[:200]}. There are {known}.")
+            raise unknown_route(path, self._routes.keys() - self._page_paths)
         handler = methods.get(method)
         if handler is None:
             allowed = " or ".join(sorted(methods))

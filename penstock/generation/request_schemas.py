@@ -228,6 +228,13 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     structured_outputs: Annotated[
         StructuredOutputs | None, about("Constraint that the output must match; not with response_format.")
     ] = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
     best_of: Annotated[
         int | None,
         about("Number of choices to generate per prompt; the n most likely are returned; not with stream."),

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llguidance import LLMatcher, grammar_from
 from llguidance.gbnf_to_lark import is_lark_syntax
 
+from penstock.generation.grammars.closed_schema import closed
 from penstock.generation.grammars.process import GrammarKind
-from penstock.generation.grammars.schema_check import Path
+from penstock.generation.grammars.schema_parts import Path, at, replaced
 from penstock.generation.request_schemas import GenerateRequest, ResponseFormat, StructuredOutputs
 from penstock.http.errors import ApiError, shown
 
@@ -181,10 +182,13 @@ def json_constraint(
                 options = {"whitespace_pattern": _checked(field, wanted.whitespace_pattern)}
             if wanted.disable_additional_properties:
                 schema = _closed(schema)
+        parts = parts or (SchemaPart((), field),)
+        for part in parts:
+            schema = replaced(schema, part.path, closed(at(schema, part.path)))
         text = _checked(field, json.dumps(schema))
         # What is not enforced becomes a warning, which the checker judges.
         grammar = LLMatcher.grammar_from_json_schema(text, defaults=options, overrides={"lenient": True})
-        return Constraint(field, grammar, "json_schema", parts or (SchemaPart((), field),))
+        return Constraint(field, grammar, "json_schema", parts)
     except (RecursionError, ValueError) as error:
         raise invalid_constraint(field, str(error)) from None
 

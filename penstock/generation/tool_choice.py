@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from penstock.generation.grammars.schema_check import Path
+from penstock.generation.grammars.schema_parts import Path
 from penstock.generation.parsers.delta import OutputParser
 from penstock.generation.parsers.json_calls import RequiredCallsParser
 from penstock.generation.parsers.named_call import NamedCallParser

@@ -31,11 +31,24 @@ def _one(value: Any) -> bool:
 
 MUST_BE_ABSENT = "it must be absent"
 
+
+def _outputs(field: str, name: str) -> UnsupportedField:
+    """A constraint's name in earlier versions of vLLM or in SGLang. Ignored it would yield free text."""
+    return UnsupportedField(field, lambda value: False, f'write structured_outputs: {{"{name}": …}}')
+
+
 COMMON = (
+    _outputs("ebnf", "grammar"),
     UnsupportedField("ec_transfer_params", absent, MUST_BE_ABSENT),
+    _outputs("guided_choice", "choice"),
+    _outputs("guided_grammar", "grammar"),
+    _outputs("guided_json", "json"),
+    _outputs("guided_regex", "regex"),
+    _outputs("json_schema", "json"),
     UnsupportedField("kv_transfer_params", absent, MUST_BE_ABSENT),
     UnsupportedField("length_penalty", _one, "it must be 1 or absent"),
     UnsupportedField("logprob_token_ids", absent, MUST_BE_ABSENT),
+    _outputs("regex", "regex"),
     UnsupportedField("repetition_detection", absent, MUST_BE_ABSENT),
     UnsupportedField("routed_experts_prompt_start", absent, "it must be 0 or absent"),
     UnsupportedField("spaces_between_special_tokens", bool, "it must be true or absent"),

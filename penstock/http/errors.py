@@ -100,6 +100,15 @@ def not_served(field: str, allowed: str) -> ApiError:
     return ApiError(400, f"{field} is not supported by this server: {allowed}.", param=field)
 
 
+def unknown_route(path: str, routes: Iterable[str]) -> ApiError:
+    """404 for a path that is no route. A client's base URL may lack /v1, or have it twice."""
+    path = path[:200]
+    known = sorted(routes)
+    meant = [route for route in known if path.rstrip("/").endswith(route) or route.endswith(path)]
+    hint = f" Did you mean {' or '.join(meant)}?" if meant else f" There are {', '.join(known)}."
+    return ApiError(404, f"No route {path}.{hint}")
+
+
 def unknown_model(name: str, names: Iterable[str]) -> ApiError:
     """404 for a model that is not served; ``names``: the served models."""
     known = ", ".join(names)

@@ -191,11 +191,13 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def gateway(*upstreams: Upstream | str, options: tuple[str, ...] = ()) -> Iterator[Gateway]:
+def gateway(
+    *upstreams: Upstream | str, options: tuple[str, ...] = (), python: str = sys.executable
+) -> Iterator[Gateway]:
     """A gateway in front of ``upstreams``. It reads no loads unless ``options`` say so: a loaded machine must
     not take an endpoint out."""
     urls = [each if isinstance(each, str) else each.url for each in upstreams]
-    command = [sys.executable, "-m", "penstock.cli.main", "gateway", "--port", "0", "--access-log", "all"]
+    command = [python, "-m", "penstock.cli.main", "gateway", "--port", "0", "--access-log", "all"]
     if "--scrape-interval" not in options:
         options = (*options, "--scrape-interval", "0")
     process = subprocess.Popen(

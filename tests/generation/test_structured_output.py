@@ -62,12 +62,14 @@ def tokenizer() -> LLTokenizer:
 OUTPUTS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (
         {"json": SCHEMA},
-        ['{"a": 1}', '{"a":1,"b":[1, 2]}'],
+        ['{"a": 1}', '{"a":1}'],
         ["{}", '{"a": 1.5}', '{"a":  1}', '{"a":\n1}', '{ "a":1}'],
     ),
     ({"json": json.dumps(SCHEMA)}, ['{"a": 1}'], ["{}"]),
     ({"json": SCHEMA, "disable_any_whitespace": True}, ['{"a":1}'], ['{"a": 1}']),
     ({"json": SCHEMA, "whitespace_pattern": " ?"}, ['{"a": 1}'], ['{"a":\n1}']),
+    ({"json": SCHEMA | {"title": "T"}}, ['{"a": 1}'], ['{"a": 1, "b": 2}']),
+    ({"json": SCHEMA | {"additionalProperties": True}}, ['{"a": 1, "b": 2}'], ['{"b": 2}']),
     ({"json": SCHEMA, "disable_additional_properties": True}, ['{"a": 1}'], ['{"a": 1, "b": 2}']),
     ({"json": SCHEMA, "disable_any_whitespace": False}, ['{"a": 1}'], ['{"a":\n1}']),
     ({"json_object": True}, ["{}", '{"x": [1, null]}'], ["[]", "1", '{"x":  1}']),

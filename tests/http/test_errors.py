@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock.http.errors import ApiError, refused, unknown_model
+from penstock.http.errors import ApiError, refused, unknown_model, unknown_route
 
 
 def test_body_has_the_four_fields_clients_read() -> None:
@@ -30,6 +30,19 @@ def test_refused_names_parameter_and_value() -> None:
     assert refused("too big", "n", 3).message == "too big (parameter=n, value=3)"
     assert refused("too big", "n").message == "too big (parameter=n)"
     assert refused("too big", "n").param == "n"
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions/", "/v1/v1/chat/completions"])
+def test_an_unknown_route_names_the_one_that_was_meant(path: str) -> None:
+    error = unknown_route(path, ("/health", "/v1/chat/completions"))
+    assert error.status == 404
+    assert error.message == f"No route {path}. Did you mean /v1/chat/completions?"
+
+
+def test_an_unknown_route_lists_what_there_is() -> None:
+    assert unknown_route("/v1", ("/v1/models", "/health")).message == (
+        "No route /v1. There are /health, /v1/models."
+    )
 
 
 def test_unknown_model_lists_what_is_served() -> None:

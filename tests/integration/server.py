@@ -33,13 +33,15 @@ class Server:
         environ: Mapping[str, str] | None = None,
         start_s: float = START_S,
         within: Sequence[str] = (),
+        python: str = sys.executable,
     ) -> None:
-        """``within`` is a command that runs another one, such as one of another network namespace."""
+        """``within`` is a command that runs another one, such as one of another network namespace;
+        ``python``: the server's interpreter, where the test's own environment has no PyTorch."""
         self.log_path = directory / "serve.log"
         self._start_s = start_s
         self._listens = "--headless" not in arguments
         listening = ("--port", "0") if self._listens and "--uds" not in arguments else ()
-        command = [*within, sys.executable, "-m", "penstock.cli.main", "serve", *listening, *arguments]
+        command = [*within, python, "-m", "penstock.cli.main", "serve", *listening, *arguments]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

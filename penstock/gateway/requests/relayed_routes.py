@@ -96,8 +96,9 @@ def check_relayed(method: str, path: str) -> None:
     if not _is_relayed(method, path):
         raise ApiError(
             403,
-            f"The gateway does not relay {method} {path[:200]}, only inference routes and GET "
-            "/v1/models. Routes that administer one model server are for those who can reach it directly.",
+            f"The gateway does not relay {method} {path[:200]}, only inference routes such as "
+            "POST /v1/chat/completions, and GET /v1/models. Routes that administer one model server are for "
+            "those who can reach it directly.",
             code="administrative",
         )
 

@@ -18,7 +18,8 @@ from typing import IO, Literal
 import msgspec
 from llguidance import LLMatcher, grammar_from
 
-from penstock.generation.grammars.schema_check import LIMITS, Path, Verdict, check_schema
+from penstock.generation.grammars.schema_check import LIMITS, Verdict, check_schema
+from penstock.generation.grammars.schema_parts import Path
 
 GrammarKind = Literal["llguidance", "gbnf", "json_schema"]
 """How a grammar is validated; GBNF is translated, which takes long."""

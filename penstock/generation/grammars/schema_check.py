@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
-Path = tuple[str | int, ...]
-"""Keys and indexes that lead to a part of a JSON text."""
+from penstock.generation.grammars.equivalent_schema import simplify
+from penstock.generation.grammars.schema_parts import Path, at, objects, parts, put, referred
 
 LIMITS = LLParserLimits(verbose_errors=False)
 SEARCH_S = 1.0
@@ -25,24 +25,6 @@ SEARCH_S = 1.0
 
 _ROOT: Path = ("grammars", 0, "json_schema")
 """Where the schema is in the text of its grammar."""
-_NAMED = frozenset(("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"))
-_LISTED = frozenset(("anyOf", "allOf", "oneOf", "prefixItems", "items"))
-_SINGLE = frozenset(
-    (
-        "additionalItems",
-        "additionalProperties",
-        "contains",
-        "else",
-        "if",
-        "items",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    )
-)
-"""Keywords whose values are schemas: by name, in a list, or one."""
 _DEFINITIONS = frozenset(("$defs", "definitions"))
 _UNKNOWN_FORMAT = "Unknown format: "
 _BAD_PATTERN = "regex parse error"
@@ -68,10 +50,15 @@ def check_schema(grammar: str, loose: Sequence[Path]) -> Verdict:
     """
     changed = ""
     fault, warnings = _validated(grammar)
+    if fault or warnings:
+        document = json.loads(grammar)
+        if simplify(at(document, _ROOT)):
+            changed = grammar = json.dumps(document)
+            fault, warnings = _validated(grammar)
     if _BAD_PATTERN in fault and loose:
         document = json.loads(grammar)
         for path in loose:
-            _drop_bad_patterns(_at(document, _ROOT + path))
+            _drop_bad_patterns(at(document, _ROOT + path))
         changed = grammar = json.dumps(document)
         fault, warnings = _validated(grammar)
     if fault:
@@ -80,7 +67,7 @@ def check_schema(grammar: str, loose: Sequence[Path]) -> Verdict:
     if warnings and () not in loose:
         document = json.loads(grammar)
         for path in loose:
-            _put(document, _ROOT + path, {})
+            put(document, _ROOT + path, {})
         if any(_validated(json.dumps(document))[1]):
             search = _Search(document, _first_problem)
             return Verdict("", _explained(search.problem), search.path)
@@ -110,30 +97,6 @@ def _explained(problem: str) -> str:
     return f"{what} cannot be enforced"
 
 
-# -- parts of schemas
-
-
-def _at(value: Any, path: Path) -> Any:
-    for step in path:
-        value = value[step]
-    return value
-
-
-def _put(value: Any, path: Path, part: Any) -> None:
-    _at(value, path[:-1])[path[-1]] = part
-
-
-def _parts(schema: dict[str, Any]) -> Iterator[Path]:
-    """Paths of the schemas directly inside ``schema``."""
-    for key, value in schema.items():
-        if key in _NAMED and isinstance(value, dict):
-            yield from ((key, name) for name in value)
-        elif key in _LISTED and isinstance(value, list):
-            yield from ((key, index) for index in range(len(value)))
-        elif key in _SINGLE and isinstance(value, dict):
-            yield (key,)
-
-
 def _blank(part: Path) -> dict[str, Any]:
     """A schema without faults for the place of ``part``: an alternative that allows anything would make
     llguidance skip the others, and two equal ones of ``oneOf`` exclude each other."""
@@ -142,15 +105,10 @@ def _blank(part: Path) -> dict[str, Any]:
 
 def _drop_bad_patterns(schema: Any) -> None:
     """Remove every ``pattern`` that llguidance cannot compile, such as one with look-ahead."""
-    waiting = [schema]
-    while waiting:
-        part = waiting.pop()
-        if not isinstance(part, dict):
-            continue
+    for part in objects(schema):
         pattern = part.get("pattern")
         if isinstance(pattern, str) and _validated(_pattern_grammar(pattern))[0]:
             del part["pattern"]
-        waiting += [_at(part, path) for path in _parts(part)]
 
 
 def _pattern_grammar(pattern: str) -> str:
@@ -194,14 +152,14 @@ class _Search:
 
     def _descend(self) -> bool:
         """Go one part further. False: the problem is of this part."""
-        schema = _at(self._document, self._path)
+        schema = at(self._document, self._path)
         if not isinstance(schema, dict):
             return False
-        originals = {path: _at(schema, path) for path in _parts(schema) if path[0] not in _DEFINITIONS}
+        originals = {path: at(schema, path) for path in parts(schema) if path[0] not in _DEFINITIONS}
 
         def keep(paths: Sequence[Path]) -> None:
             for path, original in originals.items():
-                _put(schema, path, original if path in paths else _blank(path))
+                put(schema, path, original if path in paths else _blank(path))
 
         keep(())
         if self._has_problem():
@@ -225,16 +183,5 @@ class _Search:
 
     def _target(self, schema: dict[str, Any]) -> Path | None:
         """The part that ``$ref`` refers to."""
-        reference = schema.get("$ref")
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            return None
-        path, value = _ROOT, _at(self._document, _ROOT)
-        for step in reference[2:].split("/"):
-            name = step.replace("~1", "/").replace("~0", "~")
-            try:
-                key: str | int = int(name) if isinstance(value, list) else name
-                value = value[key]
-            except (LookupError, TypeError, ValueError):
-                return None
-            path += (key,)
-        return path
+        path = referred(at(self._document, _ROOT), schema.get("$ref"))
+        return None if path is None else _ROOT + path

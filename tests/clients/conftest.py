@@ -1,0 +1,60 @@
+"""One server with the demo model for all clients, met directly and through a gateway.
+
+The clients bring what the server does not need, and exclude each other's versions: `make test-clients`
+installs them in environments of their own, one per major version of the openai package. Without them nothing
+here is collected.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.processes import gateway
+from tests.integration.server import Server
+
+ROOT = Path(__file__).parent.parent.parent
+PYTHON = str(ROOT / ".venv" / "bin" / "python")
+"""The interpreter that has the server's own packages."""
+NEEDED = {
+    "test_openai.py": "openai",
+    "test_curl.py": "openai",
+    "test_node.py": "openai",
+    "test_langchain.py": "langchain_openai",
+    "test_pydantic_ai.py": "pydantic_ai",
+    "test_agents.py": "agents",
+    "test_llm.py": "llm",
+    "test_litellm.py": "litellm",
+    "test_instructor.py": "instructor",
+    "test_llama_index.py": "llama_index",
+    "test_dspy.py": "dspy",
+}
+"""The package that each file of tests needs."""
+OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+"""What keeps clients from other hosts."""
+
+if find_spec("langchain_openai") or find_spec("litellm"):
+    os.environ.update(OFFLINE)
+    collect_ignore = [file for file, package in NEEDED.items() if not find_spec(package)]
+else:
+    collect_ignore = list(NEEDED)
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(directory=tmp_path_factory.mktemp("demo"), python=PYTHON) as running:
+        yield running
+
+
+@pytest.fixture(scope="session", params=["direct", "gateway"])
+def url(demo: Server, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Base URL of the API, of the server and of a gateway in front of it."""
+    if request.param == "direct":
+        yield f"{demo.url}/v1"
+        return
+    with gateway(demo.url, python=PYTHON) as front:
+        yield f"{front.url}/v1"
