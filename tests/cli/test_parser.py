@@ -123,7 +123,7 @@ def test_help_begins_with_examples_that_are_accepted() -> None:
 
 
 def test_help_fits_a_narrow_and_a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    for columns, most in ((66, 66), (300, 100)):
+    for columns, most in ((72, 72), (300, 100)):
         monkeypatch.setenv("COLUMNS", str(columns))
         widths = [len(line) for line in build(serve.COMMAND).format_help().splitlines()]
         assert max(widths) <= most

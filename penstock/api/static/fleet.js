@@ -83,7 +83,9 @@ function remember(status) {
   note("server", "here", "The server answers again");
   for (const engine of status.engines) {
     note(`engine ${engine.engine}`, engine.state, `Engine ${engine.engine} is ${engine.state}`);
+    noteRestarts(`Engine ${engine.engine}`, engine.restarts);
   }
+  for (const server of status.api_servers) noteRestarts(`API server ${server.server}`, server.restarts);
   const sum = (rows, column) => rows.reduce((total, row) => total + row[column], 0);
   fleet.readings.push({
     time: status.time,
@@ -122,6 +124,13 @@ function note(name, state, text) {
   const before = known.get(name);
   known.set(name, state);
   if (before !== undefined && before !== state) addEvent(text, state === "ready" || state === "here" ? "good" : "bad");
+}
+
+/** A process may be back before the next reading. */
+function noteRestarts(name, restarts) {
+  const key = `restarts ${name}`;
+  if (restarts > (known.get(key) ?? restarts)) addEvent(`${name} has restarted`, "bad");
+  known.set(key, restarts);
 }
 
 function addEvent(text, kind) {

@@ -104,8 +104,7 @@ class EngineMembership:
             self._link.reconnect_if_silent(now)
             if self._link.send(self._join):
                 self._next_join = now + JOIN_INTERVAL_S
-        kv_used = load.kv_used
-        figures = load.waiting, load.running, kv_used, dict(accepted)
+        figures = load.waiting, load.running, load.kv_used, dict(accepted)
         if figures == self._reported or not (idle or now >= self._next_report):
             return
         flat = [number for pair in accepted.items() for number in pair]
@@ -113,7 +112,7 @@ class EngineMembership:
             step=step,
             waiting=load.waiting,
             running=load.running,
-            kv_used=kv_used,
+            kv_used=load.kv_used,
             accepted=flat,
         )
         if self._link.send(encode(report)):

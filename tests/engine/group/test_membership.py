@@ -66,11 +66,11 @@ def made() -> tuple[FakeLink, EngineMembership]:
 def test_it_joins_and_reports_changes_alone() -> None:
     link, membership = made()
     membership.poll(0.0, Load(1, 2, 0.5), {0: 3, 7: 1}, 9, idle=True)
-    assert link.take() == [JOIN, EngineReport(9, 1, 2, 500, [0, 3, 7, 1])]
+    assert link.take() == [JOIN, EngineReport(9, 1, 2, 0.5, [0, 3, 7, 1])]
     membership.poll(0.9, Load(1, 2, 0.5), {0: 3, 7: 1}, 20, idle=True)
     assert link.take() == []
     membership.poll(0.9, Load(0, 2, 0.5), {0: 3, 7: 1}, 21, idle=True)
-    assert link.take() == [EngineReport(21, 0, 2, 500, [0, 3, 7, 1])]
+    assert link.take() == [EngineReport(21, 0, 2, 0.5, [0, 3, 7, 1])]
 
 
 def test_a_busy_engine_does_not_report_too_often() -> None:

@@ -70,13 +70,13 @@ def output_text(data: bytes) -> str:
     return "".join([FRAGMENTS[ord(each)] if ord(each) < len(FRAGMENTS) else each for each in text])
 
 
-def _joined(parser: OutputParser, pieces: list[str]) -> Delta:
+def _joined(parser: OutputParser, pieces: list[str], *, cut: bool) -> Delta:
     delta, idle = Delta(), False
     for piece in pieces:
         assert parser.idle or not idle, "a parser that was idle parses again"
         idle = parser.idle
         delta.add(parser.push(piece))
-    delta.add(parser.finish())
+    delta.add(parser.finish(cut=cut))
     return delta
 
 
@@ -96,9 +96,9 @@ def output_parsers(data: bytes) -> None:
     cuts = sorted(cut * 256 % (len(text) + 1) if cut > 200 else cut % (len(text) + 1) for cut in cut_at)
     edges = [0, *cuts, len(text)]
     pieces = [text[start:end] for start, end in itertools.pairwise(edges)]
-    for make in PARSERS:
-        whole = _joined(make(), [text])
-        assert _joined(make(), pieces) == whole == _joined(make(), list(text))
+    for make, cut in itertools.product(PARSERS, (False, True)):
+        whole = _joined(make(), [text], cut=cut)
+        assert _joined(make(), pieces, cut=cut) == whole == _joined(make(), list(text), cut=cut)
         assert [call.index for call in whole.calls] == list(range(len(whole.calls)))
         assert all(call.name is not None for call in whole.calls)
     for tools in (HermesParser, JsonCallsParser):
