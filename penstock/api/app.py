@@ -112,7 +112,7 @@ class App:
             **optional,
             "/health": {"GET": self._health, "HEAD": self._health},
             "/ready": {"GET": self._ready, "HEAD": self._ready},
-            "/ping": {"GET": self._health, "POST": self._health, "HEAD": self._health},
+            "/ping": {"GET": self._ready, "POST": self._ready, "HEAD": self._ready},
             "/load": {"GET": self._load},
             "/version": {"GET": _fixed(encode_json({"version": __version__}))},
             "/metrics": {"GET": self.metrics_endpoint.metrics},

@@ -113,11 +113,10 @@ class GatewayApp:
             elif path == "/debug/gc":
                 report = {"processes": {"gateway": self._collector.report()}, "failed": {}}
                 await send_json(send, msgspec.json.encode(report))
+            elif path == "/health":
+                await send_json(send, b"{}")
             else:
-                if path == "/ready":
-                    await self._send_readiness(send)
-                else:
-                    await send_json(send, b"{}")
+                await self._send_readiness(send)
         except ApiError as error:
             await send_error(send, error)
 

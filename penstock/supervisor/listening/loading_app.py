@@ -56,7 +56,7 @@ class LoadingApp:
         if method not in allowed:
             headers = [(b"allow", ", ".join(allowed).encode())]
             raise ApiError(405, f"{path} takes {' or '.join(allowed)}, not {method}.", headers=headers)
-        if path == "/ready":
+        if path != "/health":
             elapsed = round(time.monotonic() - self._status.started_at, 1)
             state = dataclasses.asdict(self._status.report) | {"elapsed_s": elapsed}
             await send_readiness(send, state, self._loading(), self._cors.reply_headers(scope))
