@@ -30,6 +30,7 @@ ADVICE: dict[str, Advice] = {
     "--data-parallel-rank": Here("--data-parallel-start-rank", _HOSTS),
     # -- accepted, without effect ----------------------------------------------------------------------
     "--enable-auto-tool-choice": Unneeded("tool calls are parsed wherever the model's format is known"),
+    "--exclude-tools-when-tool-choice-none": Unneeded("tool_choice none always hides the tools"),
     "--enable-prompt-tokens-details": Unneeded("usage always has the cached tokens"),
     "--enable-chunked-prefill": Unneeded("prompts are always computed in chunks"),
     "--enable-server-load-tracking": Unneeded("/metrics always has the load"),
@@ -65,7 +66,6 @@ ADVICE: dict[str, Advice] = {
     "--default-chat-template-kwargs": Unsupported("set the variables in a copy of it: --chat-template FILE"),
     "--response-role": Unsupported("the role of a reply is assistant"),
     "--return-tokens-as-token-ids": Unsupported("requests may set return_tokens_as_token_ids"),
-    "--exclude-tools-when-tool-choice-none": Unsupported("the chat template always gets the tools"),
     "--tool-parser-plugin": Unsupported("--tool-call-parser has hermes and llama3_json"),
     "--reasoning-parser-plugin": Unsupported("--reasoning-parser has think"),
     "--tool-strict-level": Unsupported("a tool's own strict field and tool_choice decide"),
