@@ -63,6 +63,9 @@ def test_probes_are_answered_while_the_model_loads(serve: Serve, short_dir: Path
             assert client.head(probe).status_code == 200
         assert client.post("/ping").status_code == client.get("/ping").status_code == 503
         assert client.delete("/health").status_code == 405
+        page = client.get("/llm/", headers={"Accept": "text/html"})  # it shows what /ready says
+        assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert client.get("/page/fleet.js").status_code == 200
         body = readiness_until(client, "loading weights")
         assert body["ready"] is False
         assert body["progress"] == 0.5
