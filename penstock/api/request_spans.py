@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.api.exchange import Exchange
 from penstock.generation.plan import RequestPlan
@@ -110,31 +110,24 @@ class RequestSpans:
 
 
 def _ended(exchange: Exchange) -> EndedRequest:
-    reply, error, now = exchange.reply, exchange.error, time.monotonic()
-    kind = None if error is None else str(error.code or error.status)
-    if reply is None:
-        return EndedRequest(
-            trace=exchange.trace,
-            began_at=exchange.arrival,
-            ended_at=now,
-            method=exchange.method,
-            path=exchange.scope["path"],
-            request_id=exchange.request_id,
-            status=exchange.status,
-            error_type=kind,
-        )
-    outcome = reply.outcome or None
-    if kind is None and outcome not in _GOOD:
-        kind = outcome or "refused"
-    return EndedRequest(
+    reply, error = exchange.reply, exchange.error
+    ended = EndedRequest(
         trace=exchange.trace,
         began_at=exchange.arrival,
-        ended_at=now,
+        ended_at=time.monotonic(),
         method=exchange.method,
         path=exchange.scope["path"],
         request_id=exchange.request_id,
         status=exchange.status,
-        error_type=kind,
+        error_type=None if error is None else str(error.code or error.status),
+    )
+    if reply is None:
+        return ended
+    outcome = reply.outcome or None
+    failure = None if outcome in _GOOD else outcome or "refused"
+    return replace(
+        ended,
+        error_type=ended.error_type or failure,
         plan=reply.plan,
         reply_id=reply.format.id,
         usage=reply.usage(),
