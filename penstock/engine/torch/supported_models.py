@@ -55,8 +55,8 @@ WITH_EXPERTS = frozenset({"granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe
 
 
 def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
-    """Raises ConfigError when config.json cannot be read, or its model_type is not in SUPPORTED_MODELS or,
-    with ``with_experts``, not in WITH_EXPERTS."""
+    """Raises ConfigError when config.json cannot be read, when its model_type is not in SUPPORTED_MODELS or,
+    with ``with_experts``, not in WITH_EXPERTS, and when its weights are quantized."""
     path = model_dir / "config.json"
     try:
         described: Any = json.loads(path.read_text())
@@ -69,6 +69,13 @@ def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
         raise ConfigError(
             f"{path}: model_type {kind!r} is not supported by the torch engine; it runs "
             + ", ".join(SUPPORTED_MODELS)
+        )
+    if quantization := described.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        how = f" ({method})" if method else ""
+        raise ConfigError(
+            f"{path}: the weights are quantized{how}, which the torch engine does not run; take --engine "
+            "vllm, or the model without quantization"
         )
     if with_experts and kind not in WITH_EXPERTS:
         raise ConfigError(

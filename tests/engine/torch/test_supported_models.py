@@ -61,6 +61,11 @@ def test_the_page_lists_all_families() -> None:
         ('{"hidden_size": 8}', "states no model_type"),
         ("[]", "states no model_type"),
         ("{", "config.json: .*line 1"),
+        (
+            '{"model_type": "qwen3", "quantization_config": {"quant_method": "awq", "bits": 4}}',
+            r"quantized \(awq\), which the torch engine does not run",
+        ),
+        ('{"model_type": "qwen3", "quantization_config": "x"}', "quantized, which the torch engine"),
     ],
 )
 def test_what_is_no_supported_architecture_is_refused(tmp_path: Path, text: str, message: str) -> None:
