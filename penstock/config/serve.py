@@ -65,6 +65,7 @@ def _check_hosts(config: ServeConfig) -> None:
     if config.coordinator is None:
         for flag, given in (
             ("--headless", config.headless),
+            (f"--data-parallel-start-rank {ranks.start}", ranks.start > 0),
             (f"--data-parallel-size-local {len(ranks)}", len(ranks) < size),
             ("--cluster-key-file", config.cluster_key_file is not None),
         ):

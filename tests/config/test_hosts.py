@@ -34,6 +34,7 @@ def test_ranks_of_this_host(options: dict[str, Any], ranks: range) -> None:
     [
         ({"headless": True}, "--headless: needs --coordinator"),
         ({"data_parallel_size": 2, "data_parallel_size_local": 1}, "-local 1: needs --coordinator"),
+        ({"data_parallel_size": 2, "data_parallel_start_rank": 1}, "-start-rank 1: needs --coordinator"),
         ({"cluster_key_file": "k"}, "--cluster-key-file: needs --coordinator"),
         ({"coordinator": "tcp://head:5000"}, "penstock keys FILE makes one"),
         (FLEET | {"data_parallel_start_rank": 1}, "--data-parallel-start-rank: is for a --headless host"),

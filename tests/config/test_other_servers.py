@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,7 @@ def test_variables_have_one_place_each() -> None:
     places = (vllm_environment.HONOURED.keys(), vllm_environment.SERVER.keys(), vllm_environment.SILENT)
     assert sum(map(len, places)) == len(set().union(*places))
     assert not set().union(*places) - NAMES
+    assert not vllm_environment.EARLIER.keys() & NAMES
     assert set(vllm_environment.HONOURED.values()) <= {option.field for option in options_of(ServeConfig)}
 
 
@@ -154,6 +157,21 @@ def test_another_engine_shows_the_line_for_vllms() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "coordinator"),
+    [
+        ("--data-parallel-address h --data-parallel-rpc-port 9", "tcp://h:9"),
+        ("-dpp 9 -dpa ::1", "tcp://[::1]:9"),
+        ("--data-parallel-address h", "tcp://h:29550"),
+        ("--data-parallel-rpc-port 9", "tcp://127.0.0.1:9"),
+    ],
+)
+def test_an_address_and_a_port_become_one_coordinator(given: str, coordinator: str) -> None:
+    text = refusal(f"m {given} --data-parallel-size 4 --data-parallel-size-local 2")
+    corrected = " ".join(shlex.split(text.partition("Write: penstock serve ")[2]))
+    assert served(f"{corrected} --cluster-key-file k").config.coordinator == coordinator
+
+
 @pytest.mark.parametrize("behind", [True, False])
 def test_the_line_that_is_shown_is_accepted(behind: bool) -> None:
     line = "--model m --sse-keep-alive-interval 5 -dp 2" + " -q awq" * behind
@@ -217,9 +235,19 @@ def test_flags_of_the_engine_in_a_file(tmp_path: Path) -> None:
         f'  {file}:3: compilation-config {{"mode": 3}}: an option of vLLM\'s engine, it goes behind --',
         f"  {file}:5: enforce-eager: an option of vLLM's engine, it goes behind --",
         f"  {file}:6: sse-keep-alive-interval 5: it is --sse-keep-alive here",
-        'In the file: engine-args: ["--tensor-parallel-size", "2", "--compilation-config", '
+        "In the file:",
+        '  engine-args: ["--tensor-parallel-size", "2", "--compilation-config", '
         '"{\\"mode\\": 3}", "--enforce-eager"]',
     ]
+
+
+def test_the_lines_for_a_file_are_accepted_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "vllm.yaml"
+    file.write_text("model: m\ntensor-parallel-size: 2\n")
+    advice = refusal(f"--config {file}").partition("In the file:\n")[2]
+    file.write_text(f"model: m\n{textwrap.dedent(advice)}\n")
+    config = served(f"--config {file}").config
+    assert (config.engine, config.engine_args) == ("vllm", ["--tensor-parallel-size", "2"])
 
 
 # -- variables -----------------------------------------------------------------------------------------
@@ -272,6 +300,15 @@ def test_variables_without_effect_are_named_in_one_warning_without_values() -> N
     assert resolve(ChatConfig, {}, environ).remarks == []
 
 
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_variables_of_earlier_versions_are_named(engine: str) -> None:
+    environ = {"VLLM_ATTENTION_BACKEND": "FLASH_ATTN", "VLLM_USE_V1": "1"}
+    assert served(f"--engine {engine}", environ).remarks == [
+        "warning: variables of vLLM's without effect here: VLLM_ATTENTION_BACKEND (of earlier versions; "
+        "it is --attention-backend behind --, with --engine vllm); VLLM_USE_V1 (of earlier versions)"
+    ]
+
+
 def test_variables_of_a_service_named_vllm_are_kubernetes() -> None:
     links = {"VLLM_PORT": "tcp://10.0.0.1:8000", "VLLM_SERVICE_HOST": "10.0.0.1"}
     assert served("", links).remarks == []
@@ -303,5 +340,5 @@ def test_the_page_says_the_same() -> None:
 def test_the_page_lists_the_variables() -> None:
     text = section("Variables")
     sets = {name: f"`--{field.replace('_', '-')}`" for name, field in vllm_environment.HONOURED.items()}
-    for name, why in (sets | vllm_environment.SERVER).items():
+    for name, why in (sets | vllm_environment.SERVER | vllm_environment.EARLIER).items():
         assert re.search(rf"^\|.*`{name}`.* \| {re.escape(why)} \|$", text, re.MULTILINE), name

@@ -58,8 +58,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     generation_config: Annotated[
         Literal["auto", "none"],
         option(
-            "Default sampling parameters. auto: from the model's generation_config.json; none: "
-            "OpenAI's defaults.",
+            "Default sampling parameters. auto: from the model's generation_config.json, whose "
+            "max_new_tokens also bounds every request's output; none: OpenAI's defaults.",
             "Model",
         ),
     ] = "auto"

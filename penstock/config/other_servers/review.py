@@ -23,6 +23,9 @@ SECRET = frozenset({"--hf-token"})
 _NUMBER = re.compile(r"-[0-9.]+")
 """A value that begins as a flag does."""
 
+_COORDINATOR = {"--data-parallel-address": "127.0.0.1", "--data-parallel-rpc-port": "29550"}
+"""The two flags that make up --coordinator, with vLLM's defaults."""
+
 
 class GivenFlag(msgspec.Struct, frozen=True):
     """A flag of another server with its values. ``written``: its first token, without a value."""
@@ -117,6 +120,7 @@ class Review:
         self._own = own
         self._renamed: list[str] = []
         self._model: list[str] = []
+        self._coordinator: dict[str, str] = {}
         self._moves = False
         # What vLLM's engine takes, on the command line and in files; of use if one of them must move there.
         self._behind: list[str] = []
@@ -133,8 +137,9 @@ class Review:
                 f"  {each}" for each in self.problems
             )
         if self._moves and self._keys:
-            text += f"\nIn the file: engine-args: {json.dumps(self._keys)}"
-        if self._renamed or self._model or (self._moves and self._behind):
+            text += "\nIn the file:" + ("\n  engine: vllm" if self._engine != "vllm" else "")
+            text += f"\n  engine-args: {json.dumps(self._keys)}"
+        if self._renamed or self._coordinator or self._model or (self._moves and self._behind):
             text += f"\nWrite: {self._corrected(program, without_secrets(argv, options))}"
         return ConfigError(text)
 
@@ -146,6 +151,9 @@ class Review:
             if self._engine != "vllm":
                 before = [*_without_engine(before), "--engine", "vllm"]
         line = [*program.split(), *self._model, *before, *self._renamed]
+        if self._coordinator:
+            host, port = (self._coordinator.get(name, default) for name, default in _COORDINATOR.items())
+            line += ["--coordinator", f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"]
         return shlex.join([*line, *(["--", *behind] if behind else [])])
 
     def _judge(self, each: GivenFlag) -> None:
@@ -170,6 +178,8 @@ class Review:
             return
         if here.flag == "MODEL":
             self._model = list(each.values)
+        elif each.flag.name in _COORDINATOR:
+            self._coordinator[each.flag.name] = each.values[0]
         else:
             self._renamed += [*here.flag.split(), *each.values]
 

@@ -45,7 +45,7 @@ ADVICE: dict[str, Advice] = {
     "--h11-max-header-count": Unneeded("at most 128 headers are accepted"),
     "--trust-remote-code": Unneeded("Penstock's own engines run no code of a model's"),
     "--enforce-eager": Unneeded("Penstock's own engines record no CUDA graphs"),
-    "--fail-on-environ-validation": Unneeded("unknown variables are warned about"),
+    "--fail-on-environ-validation": Unneeded("unknown PENSTOCK_ variables are warned about"),
     "--use-tqdm-on-load": Unneeded("progress is shown on a terminal"),
     "--structured-outputs-config": Unneeded("grammars are always those of llguidance"),
     "--attention-backend": Unneeded("the torch engine has one"),

@@ -57,6 +57,11 @@ SERVER = {
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "Penstock has its own server",
 }
 """Variables that only ``vllm serve`` itself reads: what they would change is said here instead."""
+EARLIER = {
+    "VLLM_ATTENTION_BACKEND": "of earlier versions; it is --attention-backend behind --, with --engine vllm",
+    "VLLM_USE_V1": "of earlier versions",
+}
+"""Variables that vLLM has no more, and scripts still set."""
 SILENT = frozenset(
     {
         "VLLM_BUILD_COMMIT",
@@ -98,9 +103,10 @@ def honoured(
 def unheeded(names: Iterable[str], engine: str) -> list[str]:
     """One warning about the variables of vLLM's among ``names`` that have no effect with ``engine``; their
     values are not shown. vLLM's engine reads its own."""
-    known = sorted(NAMES.intersection(names) - HONOURED.keys() - SILENT)
-    texts = [f"{name} ({SERVER[name]})" for name in known if name in SERVER]
-    engines = [name for name in known if name not in SERVER]
+    unneeded = SERVER | EARLIER
+    known = sorted((NAMES | EARLIER.keys()).intersection(names) - HONOURED.keys() - SILENT)
+    texts = [f"{name} ({unneeded[name]})" for name in known if name in unneeded]
+    engines = [name for name in known if name not in unneeded]
     if engines and engine != "vllm":
         texts.append(f"{', '.join(engines)} (of vLLM's engine, for --engine vllm)")
     return [f"warning: variables of vLLM's without effect here: {'; '.join(texts)}"] if texts else []
