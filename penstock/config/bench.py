@@ -93,6 +93,7 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         option(
             "URL of a running server to measure, with or without /v1; needs --pid.",
             "Running server",
+            allowed="http://HOST:PORT, with or without /v1",
         ),
     ] = None
     pid: Annotated[

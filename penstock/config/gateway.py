@@ -140,6 +140,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         option(
             "Model names to replace, optionally by weight: chat=small:9,large:1.",
             "Picking",
+            allowed="NAME=MODEL, or NAME=MODEL:WEIGHT,MODEL:WEIGHT",
             metavar="NAME=MODEL[:WEIGHT],...",
         ),
     ] = None

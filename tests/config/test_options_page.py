@@ -22,6 +22,10 @@ def test_the_page_has_every_option_once_per_command() -> None:
                 assert sections[" ".join(entry.name)].count(f"`{option.flag}` |") == 1
 
 
+def test_what_is_allowed_is_said_in_words_not_as_a_pattern() -> None:
+    assert "matching ^" not in page()
+
+
 def test_every_row_of_a_table_has_four_cells() -> None:
     rows = [line for line in page().splitlines() if line.startswith("|")]
     assert {row.replace("\\|", "").count("|") for row in rows} == {5}

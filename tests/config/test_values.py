@@ -107,7 +107,7 @@ def test_good_values(field: str, text: str | list[str] | None, value: object) ->
         ("stream_interval", "0", "it takes an integer from 1 to 1024 or auto"),
         ("stream_interval", "Auto", "it takes an integer from 1 to 1024 or auto"),
         ("strict_requests", "2", "it takes true or false"),
-        ("synthetic_fault", "boom@1", "it takes text matching"),
+        ("synthetic_fault", "boom@1", "it takes KIND@STEP, KIND one of error, exit, hang"),
         ("served_model_name", [], "an empty list is not valid for --served-model-name"),
         ("served_model_name", ["a", ""], "an empty text is not valid for --served-model-name"),
         ("model", "a\udcff", "the value is not valid UTF-8"),

@@ -18,15 +18,16 @@ class CorsOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_fields=
         option(
             "Origins allowed by CORS, such as https://chat.example.com; *: all. Default: none.",
             "CORS",
+            allowed="SCHEME://HOST, SCHEME://HOST:PORT, null or *",
         ),
     ] = None
     allowed_methods: Annotated[
         list[Annotated[str, Meta(pattern=r"^(\*|[A-Z]+)$")]] | None,
-        option("Methods that CORS allows. Default: all.", "CORS"),
+        option("Methods that CORS allows. Default: all.", "CORS", allowed="a method in capitals, or *"),
     ] = None
     allowed_headers: Annotated[
         list[Annotated[str, Meta(pattern=r"^[!#-'*+.0-9A-Z^-z|~-]+$")]] | None,
-        option("Request headers that CORS allows. Default: all.", "CORS"),
+        option("Request headers that CORS allows. Default: all.", "CORS", allowed="a header's name, or *"),
     ] = None
     allow_credentials: Annotated[
         bool,

@@ -34,6 +34,7 @@ class HostOptions(SyntheticOptions, frozen=True, kw_only=True, forbid_unknown_fi
         option(
             "Coordinator address, tcp://HOST:PORT. The head listens there; --headless hosts connect to it.",
             "Hosts",
+            allowed="tcp://HOST:PORT, or tcp://[HOST]:PORT for IPv6",
         ),
     ] = None
     cluster_key_file: Annotated[
@@ -46,6 +47,7 @@ class HostOptions(SyntheticOptions, frozen=True, kw_only=True, forbid_unknown_fi
             "Address at which the engines of this --headless host listen for API servers. Default: "
             "the local address of its connection to the coordinator.",
             "Hosts",
+            allowed="a name or an address without a port",
         ),
     ] = None
     data_parallel_backend: Annotated[
@@ -61,6 +63,7 @@ class HostOptions(SyntheticOptions, frozen=True, kw_only=True, forbid_unknown_fi
             "Ray cluster, HOST:PORT; auto: the one that this host belongs to.",
             "Hosts",
             pattern=r"^(auto|[^\s/]+:[0-9]{1,5})$",
+            allowed="auto or HOST:PORT",
         ),
     ] = "auto"
     engine_resources: Annotated[
@@ -69,6 +72,7 @@ class HostOptions(SyntheticOptions, frozen=True, kw_only=True, forbid_unknown_fi
             "Ray resources per engine, such as CPU=4,GPU=1. Default: CPU=1, and GPU=1 for engines "
             "that use one.",
             "Hosts",
+            allowed="NAME=NUMBER, several separated by commas",
         ),
     ] = None
     api_server_hosts: Annotated[
@@ -77,6 +81,7 @@ class HostOptions(SyntheticOptions, frozen=True, kw_only=True, forbid_unknown_fi
             f"Hosts of the API servers, assigned in turn: {HEAD} (this host) and Ray machines by "
             f"address, name or id. They listen on their address and --port. Default: {HEAD}.",
             "Hosts",
+            allowed="hosts separated by commas, without spaces",
             metavar="HOST[,HOST...]",
         ),
     ] = None

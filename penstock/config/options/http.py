@@ -56,6 +56,7 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
             "Permissions of the unix socket, octal. The default allows owner and group to connect.",
             "HTTP server",
             pattern=r"^0?[0-7]{3}$",
+            allowed="three octal digits",
         ),
     ] = "660"
     root_path: Annotated[
@@ -65,6 +66,7 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
             "are served.",
             "HTTP server",
             pattern=r"^((/[^/?#%\s]+)+|)$",
+            allowed="a path such as /llm, without / at its end",
         ),
     ] = ""
     api_key: Annotated[

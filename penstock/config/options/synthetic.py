@@ -30,5 +30,6 @@ class SyntheticOptions(EngineOptions, frozen=True, kw_only=True, forbid_unknown_
             "Fault to inject, KIND@STEP: error (an exception), exit (the process ends), hang, or "
             "stream-error (the oldest stream fails). STEP: index of a step with work; the first is 0.",
             "Synthetic engine",
+            allowed="KIND@STEP, KIND one of error, exit, hang and stream-error",
         ),
     ] = None

@@ -13,6 +13,7 @@ OtlpEndpoint: TypeAlias = Annotated[
     option(
         "OpenTelemetry collector for spans, OTLP over HTTP: http://HOST:4318. Default: no spans.",
         "Tracing",
+        allowed="http://HOST:PORT or https://HOST:PORT, without a user",
         metavar="URL",
     ),
 ]
