@@ -412,6 +412,8 @@ class _Gateway:
             self._http.drain()
 
     def _stop(self) -> None:
+        if stopped := self._relay.stop():
+            log.warning("%d requests still run; they end with an error", stopped)
         self._finished.set()
         self._http.stop()
 

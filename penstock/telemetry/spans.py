@@ -146,8 +146,8 @@ class BatchSpanExporter(Generic[RecordT]):
 
 
 class _LibraryLog(logging.Handler):
-    """Logs what OpenTelemetry's library says, once a minute of each kind: it has a line and more for each batch
-    that a collector does not take."""
+    """Logs what OpenTelemetry's library says, once a minute of each kind: it has a line and more for each
+    batch that a collector does not take."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _complain(str(record.msg), "%s", record.getMessage())
