@@ -30,6 +30,11 @@ _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 class ClientError(Exception):
     """The server is unreachable, refused the request or did not complete it. The message is for the user."""
 
+    def __init__(self, message: str, status: int | None = None) -> None:
+        """``status``: of the refusal; None if there was no HTTP reply."""
+        super().__init__(message)
+        self.status = status
+
 
 class Usage(msgspec.Struct):
     """Tokens of one request, as the server counts them."""
@@ -284,7 +289,7 @@ def _refused(status: int, body: bytes) -> ClientError:
         else:
             message = refusal.error or refusal.detail or message
     hint = " (give a key with --api-key or PENSTOCK_API_KEY)" if status == httpx.codes.UNAUTHORIZED else ""
-    return ClientError(f"HTTP {status}: {_shorten(message) or 'no message'}{hint}")
+    return ClientError(f"HTTP {status}: {_shorten(message) or 'no message'}{hint}", status)
 
 
 def _shorten(message: str) -> str:

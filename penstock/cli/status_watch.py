@@ -1,7 +1,7 @@
 """``penstock status --watch``: the status again and again, until Ctrl-C.
 
 On a terminal the tables are refreshed in place. Elsewhere each reading is one line. It waits for a server
-that goes away.
+that loads or goes away.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import Any, Protocol
 
 from penstock.cli.status_reading import GatewayReading, Reading, status_of
 from penstock.cli.status_text import line, tables
+
+LOADING = 503
+"""Status of a server that is there and not ready yet."""
 
 
 class Display(Protocol):
@@ -37,22 +40,24 @@ def watch(
 ) -> int:
     """Shows readings until KeyboardInterrupt; returns the exit code.
 
-    Raises ClientError if the first reading fails: its URL or key is wrong.
+    Raises ClientError if there is no first reading, except while the server loads: its URL or key is wrong.
     """
     from penstock.client import ClientError
 
+    earlier: Reading | GatewayReading | None = None
     try:
-        earlier = read()
-        display.show(status_of(earlier, earlier), "")
         while True:
-            sleep(interval_s)
             try:
                 later = read()
             except ClientError as error:
+                if earlier is None and error.status != LOADING:
+                    raise
                 display.away(str(error))
-                continue
-            display.show(status_of(earlier, later), _restart(earlier, later))
-            earlier = later
+            else:
+                earlier = earlier or later
+                display.show(status_of(earlier, later), _restart(earlier, later))
+                earlier = later
+            sleep(interval_s)
     except KeyboardInterrupt:
         return 0
     finally:

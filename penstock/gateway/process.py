@@ -317,25 +317,29 @@ class _Gateway:
         return pool
 
     def _announce(self) -> None:
+        self._log_start()
+        if not (self._app.leaving or self._app.draining):
+            self._service_manager.set_state(ServiceState.READY)
+
+    def _log_start(self) -> None:
         assert not isinstance(self._listener.address, str), "it listens on no unix socket"
         host, port = self._listener.address
         count = len(self._relay.pool.endpoints)
-        envoy = "" if self._envoy is None else f"  Envoy      {host_and_port(host, self._envoy.port)}\n"
+        envoy = None if self._envoy is None else host_and_port(host, self._envoy.port)
+        url = f"http://{host_and_port(host, port)}/v1"
         took = time.monotonic() - self._began
         if self._config.log_format == "json":
-            facts = {"version": __version__, "URL": f"http://{host_and_port(host, port)}/v1", "seconds": took}
-            logging_setup.log_event(log, "ready", facts, "ready")
+            facts = {"version": __version__, "model_servers": count, "URL": url, "seconds": round(took, 1)}
+            logging_setup.log_event(log, "ready", facts | ({"Envoy": envoy} if envoy else {}), "ready")
             return
         sys.stderr.write(
             f"penstock {__version__}\n"
             f"  gateway to {count} model server{'s' if count != 1 else ''}\n"
-            f"{envoy}"
-            f"  URL        http://{host_and_port(host, port)}/v1\n"
+            + (f"  Envoy      {envoy}\n" if envoy else "")
+            + f"  URL        {url}\n"
             f"ready in {took:.1f} s\n"
         )
         sys.stderr.flush()
-        if not (self._app.leaving or self._app.draining):
-            self._service_manager.set_state(ServiceState.READY)
 
     # -- background
 
@@ -408,6 +412,8 @@ class _Gateway:
             self._http.drain()
 
     def _stop(self) -> None:
+        if stopped := self._relay.stop():
+            log.warning("%d requests still run; they end with an error", stopped)
         self._finished.set()
         self._http.stop()
 

@@ -297,7 +297,8 @@ REFUSED = _counter(
     "penstock:requests_refused",
     "requests",
     (*_SERVER, "reason"),
-    "Requests that found no room or no engine: draining, no_engine or overloaded.",
+    "Requests that found no room or no engine, by code: overloaded, too_many_connections, no_engine, "
+    "sleeping or draining.",
 )
 INTERRUPTED = _counter(
     "penstock:streams_interrupted",

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from penstock import __version__
 from penstock.config.errors import ConfigError
 from penstock.distribution import pip_install
+from penstock.logging_setup import RateLimitedLog
 from penstock.telemetry.trace_context import TraceContext
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 log = logging.getLogger(__name__)
+_complain = RateLimitedLog(log)
 
 MOST_WAITING = 2048
 """Most spans in the queue; when it is full, spans are dropped."""
@@ -143,6 +145,14 @@ class BatchSpanExporter(Generic[RecordT]):
         self.counts["exported" if result is SpanExportResult.SUCCESS else "failed"] += len(batch)
 
 
+class _LibraryLog(logging.Handler):
+    """Logs what OpenTelemetry's library says, once a minute of each kind: it has a line and more for each
+    batch that a collector does not take."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _complain(str(record.msg), "%s", record.getMessage())
+
+
 def check_tracing_libraries() -> None:
     """Raises ConfigError when the libraries for spans are missing."""
     try:
@@ -165,6 +175,8 @@ def make_span_exporter(
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
 
+    library = logging.getLogger("opentelemetry")
+    library.handlers[:], library.propagate = [_LibraryLog()], False
     parts = urlsplit(url)
     endpoint = url if parts.path.strip("/") else parts._replace(path=TRACES_PATH).geturl()
     about = {"service.name": service, "service.version": __version__}

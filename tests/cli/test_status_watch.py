@@ -72,6 +72,16 @@ def test_a_first_reading_that_fails_is_an_error(capsys: pytest.CaptureFixture[st
     assert "cannot reach a server" in capsys.readouterr().err
 
 
+def test_a_server_that_loads_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = [ClientError("The server is loading the model", status=503), reading(100, at=1000.0)]
+    assert watched([*steps], as_json=False) == 0
+    lines = [text.partition(" ")[2] for text in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "The server is loading the model"
+    assert "engines ready" in lines[1]
+    with pytest.raises(ClientError):
+        watched([steps[0], ClientError("HTTP 401: no", status=401)], as_json=False)
+
+
 def test_an_interval_of_zero_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--watch", "--interval", "0"]) == 2
     assert "--watch" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -283,6 +285,27 @@ def test_sigterm_drains() -> None:
             server.calls[-1].send(b"0\r\n\r\n")
             assert f"data: {DONE}" in list(lines)
         assert front.process.wait(WAIT_S) == 0
+
+
+def test_what_outlives_the_drain_ends_with_an_error() -> None:
+    options = ("--drain-timeout", "0.5")
+    body = {"model": "m", "prompt": "p", "stream": True}
+    with Upstream(stalled_in_stream) as server, gateway(server, options=options) as front:
+        with front.client.stream("POST", "/v1/completions", json=body) as reply:
+            lines = reply.iter_lines()
+            assert next(lines) == f"data: {TEXT}"
+            server.behaviour = stalled
+            with ThreadPoolExecutor() as pool:
+                unanswered = pool.submit(front.complete)
+                eventually(lambda: len(server.calls) == 2)
+                front.process.terminate()
+                event = json.loads([line for line in lines if line][-1].removeprefix("data: "))
+                refused = unanswered.result(WAIT_S)
+        assert event["error"]["code"] == "server_stopped"
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert front.process.wait(WAIT_S) == 0
+        eventually(lambda: "".join(front.lines).count('"outcome": "rejected", "reason": "draining"') == 2)
+    assert "2 requests still run" in "".join(front.lines)
 
 
 def test_sigterm_is_announced_before_the_drain() -> None:

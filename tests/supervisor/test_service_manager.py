@@ -82,8 +82,9 @@ def test_a_server_is_ready_reloads_and_stops(serve: Serve, receiver: socket.sock
     assert running.exit_code() == 0
 
 
-def test_a_gateway_is_ready_and_stops(receiver: socket.socket) -> None:
-    command = ["gateway", "--endpoints", "http://127.0.0.1:9", "--port", "0", "--log-level", "error"]
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_gateway_is_ready_and_stops(receiver: socket.socket, log_format: str) -> None:
+    command = ["gateway", "--endpoints", "http://127.0.0.1:9", "--port", "0", "--log-format", log_format]
     gateway = subprocess.Popen(
         [sys.executable, "-m", "penstock.cli.main", *command], stderr=subprocess.DEVNULL
     )

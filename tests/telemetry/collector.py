@@ -17,9 +17,9 @@ otel = pytest.mark.skipif(find_spec("opentelemetry") is None, reason="needs pens
 
 
 class Collector:
-    """Takes OTLP over HTTP, as protobuf."""
+    """Takes OTLP over HTTP, as protobuf; answers ``status``."""
 
-    def __init__(self) -> None:
+    def __init__(self, status: int = 200) -> None:
         self.spans: list[Any] = []
         self.services: set[str] = set()
         self.paths: Counter[str] = Counter()
@@ -38,7 +38,7 @@ class Collector:
                     owner.services.add(attributes_of(resource.resource)["service.name"])
                     owner.spans += [span for scope in resource.scope_spans for span in scope.spans]
                 owner.paths[self.path] += 1
-                self.send_response(200)
+                self.send_response(status)
                 self.send_header("content-length", "0")
                 self.end_headers()
 

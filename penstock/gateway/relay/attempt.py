@@ -22,6 +22,7 @@ EVENT_STREAM = b"text/event-stream"
 BACKPRESSURE_S = 5.0
 """Seconds after a pause for a slow client within which a broken reply is due to that client: what the model
 server sent before it broke may still have to be read and relayed."""
+STOPPED = "the gateway was stopped"
 ExpectedReply = Literal["stream", "json", "anything"]
 """The content that a good reply to the request has."""
 
@@ -168,6 +169,12 @@ class Attempt:
 
     # -- the end
 
+    def stop(self) -> None:
+        """End the attempt, as the gateway ends."""
+        if not self.ended.done():
+            self._connection.abort()
+            self._break(TransportResult.STOPPED, STOPPED)
+
     def _give_up(self, reason: str) -> None:
         self.reason = reason
         self._connection.abort()
@@ -180,7 +187,8 @@ class Attempt:
         self.reason = reason
         if self.relayed and not self.seen.ended:
             if self.seen.stream:
-                self._client.write(error_event("upstream_broken", reason))
+                code = "server_stopped" if ending is TransportResult.STOPPED else "upstream_broken"
+                self._client.write(error_event(code, reason))
                 self._client.end()
             else:
                 self._client.cut()

@@ -68,6 +68,13 @@ class Relay:
         for attempt in list(self.running):
             attempt.check_timeouts(now)
 
+    def stop(self) -> int:
+        """End all attempts, as the gateway ends; returns how many were running."""
+        stopped = list(self.running)
+        for attempt in stopped:
+            attempt.stop()
+        return len(stopped)
+
     def forget(self, endpoint: Endpoint) -> None:
         """The endpoint was removed."""
         self.picker.forget(endpoint)
@@ -270,11 +277,15 @@ class _RequestRelay:
             record.seen, record.status = attempt.seen, attempt.status or 0
         status = record.status if attempt is not None else None
         record.outcome = classify_outcome(ending, status or None, record.seen, record.path)
-        record.reason = reason or failure_reason(record)
+        stopped = record.outcome is Outcome.REJECTED
+        record.reason = "draining" if stopped else reason or failure_reason(record)
         endpoint.breaker.record_outcome(record.outcome, now, self._sent_at, record.client)
         if record.seen.first_token_at is not None and record.sent_at is not None:
             endpoint.add_ttft(record.seen.first_token_at - record.sent_at)
         if ending is TransportResult.CLIENT_GONE or (attempt is not None and attempt.relayed):
+            return True
+        if ending is TransportResult.STOPPED:
+            self._reply_locally(503, "draining", reason)
             return True
         if ending is TransportResult.COMPLETE:
             record.reason = f"the model server answered with status {status}"

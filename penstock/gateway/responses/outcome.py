@@ -25,7 +25,7 @@ class Outcome(enum.StrEnum):
     CONTENT_ERROR = "content_error"
     """The reply violates its content type or protocol."""
     REJECTED = "rejected"
-    """The gateway answered itself: no endpoint, overload, a bad request, a missing key."""
+    """The gateway answered itself: no endpoint, overload, a bad request, a missing key, its own end."""
 
 
 SUCCESSFUL = frozenset({Outcome.OK, Outcome.OK_WITHOUT_USAGE})
@@ -43,6 +43,14 @@ class TransportResult(enum.Enum):
     """No connection, or it broke before the reply was complete."""
     TIMEOUT = enum.auto()
     CLIENT_GONE = enum.auto()
+    STOPPED = enum.auto()
+    """The gateway ended before the reply was complete."""
+
+
+_INCOMPLETE = {
+    TransportResult.CLIENT_GONE: Outcome.CLIENT_DISCONNECT,
+    TransportResult.STOPPED: Outcome.REJECTED,
+}
 
 
 def classify_outcome(ending: TransportResult, status: int | None, seen: Observation, path: str) -> Outcome:
@@ -53,7 +61,7 @@ def classify_outcome(ending: TransportResult, status: int | None, seen: Observat
     """
     complete = ending is TransportResult.COMPLETE or (seen.stream and seen.ended)
     if not complete:
-        return Outcome.CLIENT_DISCONNECT if ending is TransportResult.CLIENT_GONE else _unfinished(seen)
+        return _INCOMPLETE.get(ending) or _unfinished(seen)
     if status is None or status >= 500:
         return Outcome.MODEL_SERVER_ERROR
     if status >= 400:

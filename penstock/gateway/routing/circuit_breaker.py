@@ -78,7 +78,7 @@ class CircuitBreaker:
                 self.record_error(now, sent_at, client)
             case Outcome.CLIENT_ERROR if not self.avoids and self._was_half_open(sent_at):
                 self._close()  # it is there again
-            case Outcome.CLIENT_ERROR | Outcome.CLIENT_DISCONNECT:
+            case Outcome.CLIENT_ERROR | Outcome.CLIENT_DISCONNECT | Outcome.REJECTED:
                 self.release_probe()
             case _:
                 self.record_success(now, sent_at, client)

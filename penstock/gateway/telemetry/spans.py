@@ -52,7 +52,7 @@ def span_data(record: RequestRecord) -> SpanData:
         events.append(("retry", failure.at, about))
     if seen.first_token_at is not None:
         events.append(("first_token", seen.first_token_at, {}))
-    name = f"{operation} {record.model}" if operation else record.method or "HTTP"
+    name = f"{operation} {record.model}".rstrip() if operation else record.method or "HTTP"
     return SpanData(
         name, present(attributes), events, None if good else record.reason or record.outcome.value
     )

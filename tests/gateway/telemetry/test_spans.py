@@ -17,7 +17,7 @@ from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.response_observer import Observation
 from penstock.gateway.responses.token_usage import TokenUsage
 from penstock.gateway.telemetry.spans import span_data
-from penstock.telemetry.spans import BatchSpanExporter
+from penstock.telemetry.spans import BATCH, BatchSpanExporter, make_span_exporter
 from penstock.telemetry.trace_context import TraceContext
 from tests.gateway.behaviours import good
 from tests.gateway.processes import WAIT_S, Upstream, closed_port, eventually, gateway
@@ -67,6 +67,10 @@ def test_what_the_span_of_a_failure_says() -> None:
     assert told.attributes["error.type"] == "rejected"
     retry = {"endpoint": "http://a", "error.type": "network_error", "reason": "refused"}
     assert told.events == [("retry", 1.0, retry)]
+
+
+def test_the_span_of_a_request_without_a_model() -> None:
+    assert span_data(record(model="")).name == "chat"
 
 
 def test_the_span_of_another_request() -> None:
@@ -138,6 +142,18 @@ def test_an_exporter_that_raises_does_not_end_the_thread() -> None:
         spans.add(sampled())
         eventually(lambda number=number: spans.counts["failed"] == number)
     spans.close()
+
+
+@otel
+def test_a_collector_that_refuses_every_batch_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with Collector(status=400) as refusing:
+        spans = make_span_exporter(refusing.url, span_data, service="edge", scope="test")
+        for _ in range(5 * BATCH):
+            spans.add(sampled())
+        eventually(lambda: spans.counts["failed"] == 5 * BATCH)
+        spans.close()
+    assert len(caplog.messages) == 1
+    assert "400" in caplog.text
 
 
 # -- a gateway and a collector
