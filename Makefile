@@ -55,8 +55,8 @@ test-ray: $(RAY_VENV)/.installed  ## Engines on a real Ray cluster, in an enviro
 
 test-vllm: $(VLLM_VENV)/.installed  ## The tests of --engine vllm, on the CPU.
 	$(VLLM_VENV)/bin/python -m pytest --slow -k "not torch" $(ARGS) \
-		tests/engine/vllm tests/integration/test_vllm.py tests/integration/test_vllm_lora.py \
-		tests/integration/test_vllm_transfer.py tests/integration/test_golden.py
+		tests/engine/vllm tests/dialects/test_fields.py tests/integration/test_vllm.py \
+		tests/integration/test_vllm_lora.py tests/integration/test_vllm_transfer.py tests/integration/test_golden.py
 
 $(VLLM_VENV)/.installed: requirements-vllm.txt pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)

@@ -22,7 +22,6 @@ PYTHON = str(ROOT / ".venv" / "bin" / "python")
 """The interpreter that has the server's own packages."""
 NEEDED = {
     "test_openai.py": "openai",
-    "test_curl.py": "openai",
     "test_node.py": "openai",
     "test_langchain.py": "langchain_openai",
     "test_pydantic_ai.py": "pydantic_ai",
