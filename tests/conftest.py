@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Threads of one operation wait for each other in a loop: beside another process of tests, that takes many
+    # times the time of one thread. An engine sets its number itself.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A shell starts what runs in its background with SIGINT ignored, and children inherit that: then tests
     # that interrupt a process would wait for ever.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -12,12 +12,20 @@ from io import BufferedIOBase
 
 import pytest
 
+from penstock.bench import kernel_floor
+
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT = (
     b'data: {"id":"cmpl-1","choices":[{"index":0,"text":" \\"error\\" [DONE] data: [","logprobs":null}]}\n\n'
 )
 DONE = b"data: [DONE]\n\n"
 LAST_CHUNK = b"0\r\n\r\n"
+
+
+@pytest.fixture
+def few_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short measurement of the kernel's share."""
+    monkeypatch.setattr(kernel_floor, "SENDS", 2000)
 
 
 def chunk(data: bytes) -> bytes:

@@ -12,19 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.bench import kernel_floor
 from penstock.bench.deadline import Deadline
 from penstock.bench.errors import BenchError
 from penstock.bench.server_process import ServerProcess, serve_arguments
 from penstock.cli.main import main
 from penstock.config.bench import BenchHostConfig
 
+pytestmark = pytest.mark.usefixtures("few_sends")
 SMALL = ["bench", "host", "--streams", "4", "--tokens", "5", "--rounds", "2", "--timeout", "60"]
-
-
-@pytest.fixture(autouse=True)
-def few_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_floor, "SENDS", 2000)
 
 
 def run(arguments: list[str], path: Path) -> dict[str, object]:

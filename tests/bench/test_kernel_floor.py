@@ -11,12 +11,8 @@ from penstock.bench import kernel_floor
 from penstock.bench.errors import BenchError
 from penstock.bench.kernel_floor import KernelFloor
 
+pytestmark = pytest.mark.usefixtures("few_sends")
 needs_compiler = pytest.mark.skipif(shutil.which(kernel_floor.COMPILER) is None, reason="no C compiler")
-
-
-@pytest.fixture(autouse=True)
-def few_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_floor, "SENDS", 2000)
 
 
 @needs_compiler

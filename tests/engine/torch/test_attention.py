@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.scheduler import Batch
@@ -160,7 +159,7 @@ def test_each_token_attends_to_its_own_history(
         shape, blocks.blocks + 1, block_size, dtype=torch.float32, device=CPU, kernel=kernel
     )
     given = {name: value for name, value in options.items() if name != "slopes"}
-    history: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    history = {slot: torch.zeros(2, 0, KV_HEADS, SIZE) for slot in range(SLOTS)}
     for parts in (first, second):
         batch = make_batch(parts)
         query, key, value = (
@@ -169,36 +168,37 @@ def test_each_token_attends_to_its_own_history(
         attention.layout = build_attention_metadata(batch, blocks, attention.geometry, CPU)
         module: Any = SimpleNamespace(layer_idx=0)
         output, _ = attention(module, query, key, value, None, **given)
+        entries = torch.stack([key[0], value[0]]).transpose(1, 2)
         for token, slot in enumerate(np.repeat(batch.slots, batch.count).tolist()):
-            known = history.setdefault(slot, [])
-            known.append((key[0, :, token], value[0, :, token]))
-            expected = attended(query[0, :, token], known, **options)
+            history[slot] = torch.cat([history[slot], entries[:, token : token + 1]], 1)
+            expected = attended(query[0, :, token], history[slot], **options)
             torch.testing.assert_close(output[0, token], expected, rtol=1e-4, atol=1e-5)
 
 
 def attended(
     query: torch.Tensor,
-    history: list[tuple[torch.Tensor, torch.Tensor]],
+    history: torch.Tensor,
     scaling: float = SIZE**-0.5,
     sliding_window: int | None = None,
     softcap: float | None = None,
     slopes: bool = False,
 ) -> torch.Tensor:
-    """[H, D] of one token's query [H, D]."""
-    seen = history if sliding_window is None else history[-sliding_window:]
-    keys, values = (
-        torch.stack(part).repeat_interleave(HEADS // KV_HEADS, 1) for part in zip(*seen, strict=True)
-    )
+    """[H, D] of one token's query [H, D]; ``history``: keys and values up to its own, [2, L, KV heads, D]."""
+    seen = history if sliding_window is None else history[:, -sliding_window:]
+    keys, values = seen.repeat_interleave(HEADS // KV_HEADS, 2)
     scores = torch.einsum("hd,lhd->hl", query, keys) * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if slopes:  # 2 ** -2, 2 ** -4, 2 ** -6, 2 ** -8 for four heads
-        distances = torch.arange(len(seen) - 1, -1, -1)
+        distances = torch.arange(len(keys) - 1, -1, -1)
         scores -= 2.0 ** -(2 * torch.arange(1, HEADS + 1))[:, None] * distances
     return torch.einsum("hl,lhd->hd", torch.softmax(scores, -1), values)
 
 
 @pytest.mark.parametrize("heads", [4, 6, 8, 16, 71])
 def test_slopes_are_those_of_transformers(heads: int) -> None:
+    # Imported here: it takes as long as the rest of this directory together.
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
     exact = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
     assert alibi_slopes(heads) == pytest.approx(exact.tolist(), rel=1e-6)
