@@ -123,9 +123,9 @@ def test_a_key_stands_for_one_thing(clients: Clients) -> None:
 def test_an_engine_that_stands_still_is_reported_and_runs_it_once(fleet: Server, clients: Clients) -> None:
     one, other = clients
     with stopped(engine_process(fleet, 1)):
-        late = call(one, "/reset_prefix_cache?timeout=5", "still")
+        late = call(one, "/reset_prefix_cache?timeout=3", "still")
         assert (late["status"], late["outcome"], late["failed"]) == (504, "partial", [1])
-        assert of_all(late, "error") == [None, "no answer within 5 s", None]
+        assert of_all(late, "error") == [None, "no answer within 3 s", None]
     done = call(other, "/reset_prefix_cache", "still")
     assert done["status"] == 200
     assert of_all(done, "repeated") == [True, True, True]
@@ -225,9 +225,9 @@ def test_sleep_may_wait_for_streams(fleet: Server, clients: Clients) -> None:
 
 def test_one_engine_that_stands_still_keeps_all_awake(fleet: Server, clients: Clients) -> None:
     with stopped(engine_process(fleet, 0)):
-        body = call(clients[0], "/sleep?timeout=5")
+        body = call(clients[0], "/sleep?timeout=3")
         assert (body["status"], body["outcome"]) == (504, "aborted")
-        assert of_all(body, "error")[0] == "no answer within 5 s"
+        assert of_all(body, "error")[0] == "no answer within 3 s"
         assert of_all(body, "code") == ["timeout", "aborted", "aborted"]
     for client in clients:
         served(client)
