@@ -241,6 +241,7 @@ class _Server:
             metrics.event_tokens,
             log=log,
             burst=make_burst_writer(),
+            later=asyncio.get_running_loop().call_soon,
         )
         self._engine_client.open(streams, self._config.resume_timeout, metrics.interrupted)
         context = RequestContext(

@@ -28,6 +28,7 @@ from penstock.streaming.io_submit import BurstWriter, write_each
 from penstock.streaming.request_states import StreamEvent, StreamState, next_stream_state
 from penstock.streaming.stream import Stream, StreamError, StreamReply
 from penstock.streaming.token_log import TokenLog
+from penstock.streaming.wide_rows import WideRows
 from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs, wrong_candidates
@@ -54,6 +55,11 @@ _REFUSALS = {
 """What clients are told, by the reason why a row was refused."""
 
 
+def _at_once(function: Callable[[], None]) -> None:
+    """The ``later`` of a processor without a loop."""
+    function()
+
+
 class OutputProcessor:
     """The streams of one API server. Handles are indexes into ``streams`` and into arrays that double.
 
@@ -69,13 +75,15 @@ class OutputProcessor:
         event_tokens: Histogram,
         log: TokenLog | None = None,
         burst: BurstWriter = write_each,
+        later: Callable[[Callable[[], None]], object] = _at_once,
         capacity: int = 1024,
     ) -> None:
         """``texts``: per token id of the model, the token's text if it is context-free, else None.
 
         ``ttft`` and ``itl`` observe all rows, in seconds; ``event_tokens`` the tokens per row of streamed
         replies. ``log`` keeps delivered tokens; without it streams cannot be resumed on another engine.
-        ``burst`` writes to the sockets of streams that have a descriptor.
+        ``burst`` writes to the sockets of streams that have a descriptor. ``later`` calls a function
+        after other events of the loop: rows with very many logprobs take turns.
         """
         self.streams: list[Stream | None] = [None] * capacity
         self.generated_tokens = 0
@@ -101,6 +109,7 @@ class OutputProcessor:
         self._log = log
         self._writer = EventWriter(self.streams, burst, self._handle_row, self.break_off)
         self._discard = DiscardingReply()
+        self._wide = WideRows(self._handle_row_now, later)
 
     def set_engines(self, abort: Callable[[Stream], None], faults: EngineFaults) -> None:
         """``abort`` aborts a dropped stream at its engine; ``faults`` counts what engines do wrong."""
@@ -131,8 +140,8 @@ class OutputProcessor:
         return handle
 
     def num_delivered(self, stream: Stream) -> int:
-        """Tokens of the stream that have been delivered."""
-        return int(self._position[stream.handle])
+        """Tokens of the stream that have been delivered to its reply."""
+        return int(self._position[stream.handle]) - self._wide.tokens(stream.handle)
 
     @property
     def discarded_tokens(self) -> int:
@@ -155,6 +164,7 @@ class OutputProcessor:
         if ended:
             return
         handle = stream.handle
+        self._wide.drop(handle)
         self.streams[handle] = None
         self._rank[handle] = NO_ENGINE
         self._written[handle] = False
@@ -342,7 +352,19 @@ class OutputProcessor:
         cached: int,
         logprobs: Logprobs | None,
     ) -> None:
-        """The slow path. An exception in one stream's reply ends that stream, never the loop."""
+        """The slow path."""
+        if not (self._written[stream.handle] and self._wide.add(stream, tokens, finish, cached, logprobs)):
+            self._handle_row_now(stream, tokens, finish, cached, logprobs)
+
+    def _handle_row_now(
+        self,
+        stream: Stream,
+        tokens: Sequence[int],
+        finish: FinishReason,
+        cached: int,
+        logprobs: Logprobs | None,
+    ) -> None:
+        """An exception in one stream's reply ends that stream, never the loop."""
         reply = stream.reply
         try:
             reply.on_row(stream, tokens, finish, cached, logprobs)
@@ -373,6 +395,9 @@ class OutputProcessor:
 
     def _fail(self, stream: Stream, reply: StreamReply, error: StreamError, *, ended: bool) -> None:
         """Ends a stream of ``reply``, and aborts it at its engine unless that has ``ended`` it."""
+        self._wide.finish(stream.handle)
+        if stream.state is StreamState.ENDED:
+            return  # its last row waited
         wanted = self.is_wanted(stream)
         self.discard(stream)
         try:
@@ -388,6 +413,8 @@ class OutputProcessor:
         """The exception at hand is a fault in the handling of one stream, which ends. ``reply``: the
         stream's, if it may have dropped the stream since; ``ended``: the engine has ended the stream."""
         _log_fault("stream", "stream %d failed", stream.handle, exc_info=True)
+        ended = ended or self._wide.ended(stream.handle)
+        self._wide.drop(stream.handle)
         self._fail(stream, reply or stream.reply, FAULT, ended=ended)
 
     def _break_all(self, frame: TokenFrame) -> None:
@@ -408,6 +435,9 @@ class OutputProcessor:
         for handle in np.flatnonzero(self._rank == rank).tolist():
             stream = self.streams[handle]
             assert stream is not None  # closed ones have no rank
+            if self._wide.ended(handle):
+                self._wide.finish(handle)
+                continue
             if stream.state is StreamState.DROPPED:
                 self.close(stream)
             else:

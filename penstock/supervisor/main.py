@@ -50,7 +50,7 @@ from penstock.supervisor.startup.model_resolution import (
 )
 from penstock.supervisor.startup.progress_display import make_progress_display
 from penstock.supervisor.startup.run_directory import RunDirectory
-from penstock.supervisor.startup.startup_status import STARTING, StartupStatus
+from penstock.supervisor.startup.startup_status import SERVING, STARTING, StartupStatus
 from penstock.telemetry.spans import check_tracing_libraries
 from penstock.wire.control import Info, Launch
 from penstock.wire.sockets import coordinator_address, new_incarnation
@@ -259,6 +259,7 @@ class _Service:
     def _announce(self, pids: Mapping[ProcessName, int], infos: Mapping[ProcessName, Info]) -> None:
         """Everything has started: leaves clients to the API servers, and shows the banner."""
         if self.loading_server is not None:
+            self.status.set_phase(SERVING)
             self.loading_server.hand_over()
         facts = banner_facts(
             self.config,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -423,3 +423,73 @@ def test_tokens_per_event_are_recorded_for_streams_that_write_events() -> None:
     table.process_frame(0, frame((streamed, 0, [0]), (collected, 0, [0])), 1.0)
     table.process_frame(0, frame((streamed, 1, [0, 1, 3]), (collected, 1, [0, 1, 3])), 2.0)
     assert (sizes.counts.tolist(), sizes.total) == ([1, 1, 0], 4.0)
+
+
+def test_rows_with_very_many_logprobs_take_turns_and_hold_up_nobody() -> None:
+    """Making their events takes milliseconds each: a whole frame of them is not handled at once."""
+    turns: list[Callable[[], None]] = []
+    histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
+    table = OutputProcessor([b"a"] * 8192, *histograms, TokenLog(), later=turns.append)
+    replies = [RecordingReply() for _ in range(3)]
+    streams = [make_stream(reply, []) for reply in replies]
+    written = list[bytes]()
+    for stream in streams:
+        stream.fast_path = False
+    for stream in (*streams, make_stream(RecordingReply(), written)):
+        table.open(stream, 0.0)
+    rows = frame(*((stream.handle, 0, [1, 2]) for stream in streams), (3, 0, [0]))
+    entries, token = 64, np.repeat(np.arange(6, dtype=np.int32), 64)  # 64 entries of 128 candidates
+    ids = np.tile(np.arange(64 * 128, dtype=np.int32).reshape(entries, 128), (6, 1))
+    rows.logprobs = Logprobs(token, ids, np.zeros(ids.shape, np.float32), token)
+    rows.finish = np.array([0, FinishReason.LENGTH, 0, 0], np.int8)
+    table.process_frame(0, rows, 1.0)
+    assert written == [b"3\r\n<a>\r\n"]  # the other stream's
+    assert [reply.rows for reply in replies] == [[], [], []]
+    assert [table.num_delivered(stream) for stream in streams] == [0, 0, 0]
+    seen = []
+    while turns:
+        turns.pop()()
+        seen.append(tuple(len(reply.rows) for reply in replies))
+    assert seen == [(1, 0, 0), (1, 1, 0), (1, 1, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2)]
+    assert replies[1].rows == [([1], FinishReason.NONE, 0), ([2], FinishReason.LENGTH, 0)]
+    assert table.streams[streams[1].handle] is None
+
+
+def test_a_stream_that_fails_gets_its_waiting_rows_first() -> None:
+    turns: list[Callable[[], None]] = []
+    histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
+    table = OutputProcessor([b"a"] * 512, *histograms, TokenLog(), later=turns.append)
+    reply = RecordingReply()
+    stream = make_stream(reply, [])
+    stream.fast_path = False
+    handle = table.open(stream, 0.0)
+    rows, token = frame((handle, 0, [1, 2])), np.repeat(np.arange(2, dtype=np.int32), 2)
+    ids = np.tile(np.arange(256, dtype=np.int32).reshape(2, 128), (2, 1))
+    rows.logprobs = Logprobs(token, ids, np.zeros(ids.shape, np.float32), token)
+    table.process_frame(0, rows, 1.0)
+    assert reply.rows == []
+    table.fail(0, handle, StreamError(500, "engine_error", "lost"))
+    assert (reply.rows, reply.errors) == (
+        [([1], FinishReason.NONE, 0), ([2], FinishReason.NONE, 0)],
+        ["engine_error"],
+    )
+    turns.pop()()  # nothing is left of it
+    assert len(reply.rows) == 2
+
+
+def test_a_reply_that_breaks_drops_the_rows_that_wait_for_it() -> None:
+    turns: list[Callable[[], None]] = []
+    histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
+    table = OutputProcessor([b"a"] * 512, *histograms, TokenLog(), later=turns.append)
+    reply, tokens = BrokenReply(), 2000
+    stream = make_stream(reply, [])
+    stream.fast_path = False
+    handle = table.open(stream, 0.0)
+    rows = frame((handle, 0, [1] * tokens), finish=[FinishReason.LENGTH])
+    token = np.repeat(np.arange(tokens, dtype=np.int32), 2)
+    ids = np.tile(np.arange(256, dtype=np.int32).reshape(2, 128), (tokens, 1))
+    rows.logprobs = Logprobs(token, ids, np.zeros(ids.shape, np.float32), token)
+    table.process_frame(0, rows, 1.0)
+    turns.pop()()
+    assert reply.errors == ["internal_error"]
+    assert (len(table), turns) == (0, [])

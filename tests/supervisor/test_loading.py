@@ -90,11 +90,18 @@ def test_api_servers_get_connections_once_all_have_started(serve: Serve, short_d
     """The engine is late: it loads until the test has seen that nobody is told that the server is ready."""
     path = short_dir / "http"
     running = serve({"engine": ["until told"]}, uds=str(path))
-    with client_of(path) as client:
+    with client_of(path) as client, socket.socket(socket.AF_UNIX) as early:
+        early.settimeout(PATIENCE_S)
+        early.connect(str(path))  # accepted before the next request is answered
         readiness_until(client, "loading weights")
         running.until("runs as process")
         (running.run_dir() / "go").touch()
         running.until_ready()
+        early.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        refusal = b"".join(iter(lambda: early.recv(4096), b""))
+        assert refusal.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in refusal
+        assert b"The server is ready, on new connections" in refusal
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(path))
             assert connection.recv(64).startswith(b"api-server 0 0 ")

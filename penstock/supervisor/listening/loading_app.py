@@ -13,7 +13,7 @@ from penstock.http.asgi import send_empty, send_error, send_json
 from penstock.http.cors import Cors
 from penstock.http.errors import ApiError
 from penstock.http.sink import Receive, Scope, Send, Sink
-from penstock.supervisor.startup.startup_status import StartupStatus
+from penstock.supervisor.startup.startup_status import SERVING, StartupStatus
 
 _METHODS = {
     "/health": ("GET", "HEAD"),
@@ -65,6 +65,9 @@ class LoadingApp:
 
     def _loading(self) -> ApiError:
         report = self._status.report
+        if report.phase == SERVING:
+            text = "The server is ready, on new connections: this one was opened while the model loaded."
+            return unavailable(text, "loading")
         share = "" if report.progress is None else f" ({report.progress:.0%})"
         text = f"The server is loading the model: {report.phase}{share}."
         return unavailable(text, "loading", LOADING_RETRY_MS)

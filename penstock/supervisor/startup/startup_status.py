@@ -10,6 +10,7 @@ from penstock.wire.control import Progress
 PREPARING = "preparing the model"
 STARTING = "starting processes"
 STOPPING = "stopping"
+SERVING = "serving"
 
 
 @dataclass(frozen=True, slots=True)
