@@ -8,8 +8,9 @@ INSTALL := $(PYTHON) scripts/install.py --torch-index $(TORCH_INDEX) $(VENV)
 ARGS ?=
 # Every process of a test compiles the sources again otherwise.
 export PYTHONDONTWRITEBYTECODE :=
-# Files of tests that run side by side; more than the processors would make tests of time limits fail.
-TEST_PROCESSES ?= 2
+# Files of tests that run side by side: on two processors three, as tests wait a third of their time. With more,
+# tests of time limits fail.
+TEST_PROCESSES ?= 3
 
 RAY_VENV := .venv-ray
 # vLLM pins other versions of what the engines share.

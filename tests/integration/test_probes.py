@@ -50,7 +50,8 @@ def test_no_probe_waits_for_the_start_and_ready_means_ready(tmp_path: Path) -> N
     first = states[0][1]
     assert states[0][0] == 503
     assert first["ready"] is False
-    assert (first["engines_ready"], first["engines"]) == (0, 2)
+    assert first["engines"] == 2
+    assert 0 <= first["engines_ready"] <= 2
     statuses = [status for status, _ in states]
     assert statuses == sorted(statuses, reverse=True), "it never goes back"
     last = states[-1][1]
