@@ -21,7 +21,6 @@ REPEAT_INTERVAL_S = 60.0
 MAX_SUBJECTS = 256
 """Subjects that a :class:`RateLimitedLog` remembers; it forgets the oldest."""
 LogFormat: TypeAlias = Literal["text", "json"]
-_OWN = ("penstock", "uvicorn")
 
 
 def configure(process: str, level: str, format: LogFormat = "text") -> None:
@@ -41,8 +40,7 @@ def configure(process: str, level: str, format: LogFormat = "text") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(own, logging.WARNING))
-    for name in _OWN:
-        logging.getLogger(name).setLevel(own)
+    logging.getLogger("penstock").setLevel(own)
     logging.captureWarnings(True)
 
 

@@ -16,7 +16,7 @@ from penstock import logging_setup
 @pytest.fixture
 def root() -> Iterator[None]:
     """Logging as it was, after the test."""
-    names = ["", "penstock", "uvicorn"]
+    names = ["", "penstock"]
     levels = {name: logging.getLogger(name).level for name in names}
     handlers = logging.getLogger().handlers[:]
     yield

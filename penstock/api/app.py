@@ -38,6 +38,7 @@ from penstock.http.asgi import (
     send_json,
 )
 from penstock.http.cors import Cors
+from penstock.http.eager import in_task
 from penstock.http.errors import ApiError, unknown_model, unknown_route
 from penstock.http.sink import Receive, Scope, Send, Sink
 from penstock.metrics.api_server_metrics import ApiServerMetrics
@@ -115,15 +116,15 @@ class App:
             "/ping": {"GET": self._ready, "POST": self._ready, "HEAD": self._ready},
             "/load": {"GET": self._load},
             "/version": {"GET": _fixed(encode_json({"version": __version__}))},
-            "/metrics": {"GET": self.metrics_endpoint.metrics},
-            "/status": {"GET": self.metrics_endpoint.status},
+            "/metrics": {"GET": in_task(self.metrics_endpoint.metrics)},
+            "/status": {"GET": in_task(self.metrics_endpoint.status)},
             admin.LIST: {"GET": self.engines.list},
-            "/debug/gc": {"GET": gc_route(self.process_name, self.collector, self.engine_client)},
-            "/reset_prefix_cache": {"POST": operations.reset_prefix_cache},
-            "/start_profile": {"POST": operations.start_profile},
-            "/stop_profile": {"POST": operations.stop_profile},
-            "/sleep": {"POST": operations.sleep},
-            "/wake_up": {"POST": operations.wake_up},
+            "/debug/gc": {"GET": in_task(gc_route(self.process_name, self.collector, self.engine_client))},
+            "/reset_prefix_cache": {"POST": in_task(operations.reset_prefix_cache)},
+            "/start_profile": {"POST": in_task(operations.start_profile)},
+            "/stop_profile": {"POST": in_task(operations.stop_profile)},
+            "/sleep": {"POST": in_task(operations.sleep)},
+            "/wake_up": {"POST": in_task(operations.wake_up)},
             "/is_sleeping": {"GET": operations.is_sleeping},
             "/openapi.json": {"GET": _fixed(encode_json(document))},
             **{path: {"GET": self._show_page, "HEAD": self._show_page} for path in self._page_paths},

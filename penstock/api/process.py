@@ -42,15 +42,16 @@ from penstock.generation.keep_alive import KeepAlive
 from penstock.generation.model_info import ModelInfo, SamplingDefaults, sampling_defaults
 from penstock.generation.replies import RequestContext, RequestReply, TextTables
 from penstock.generation.tokenizer import Tokenizer
-from penstock.http.connection_settings import Limits
-from penstock.http.connection_source import ConnectionSource, HandedOverConnections, ListeningSocket
 from penstock.http.server import HttpServer
+from penstock.http.server_state import Limits
+from penstock.http.sockets.connection_source import ConnectionSource, HandedOverConnections, ListeningSocket
 from penstock.http.tls import CertificateWatch, server_context
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.board_file import BoardFile
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
 from penstock.metrics.snapshot import Snapshot, decode_snapshot, encode_snapshot
+from penstock.streaming.flow_windows import FlowWindows
 from penstock.streaming.io_submit import make_burst_writer
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.token_log import TokenLog
@@ -122,6 +123,7 @@ class _Server:
         self._input_processor: InputProcessor | None = None
         self._app: App
         self._http: HttpServer
+        self._windows = FlowWindows()
         self._metrics_endpoint: MetricsEndpoint
         self._coordinator_client: CoordinatorClient | None = None
         self._tracing: TracePropagator | None = None
@@ -241,6 +243,7 @@ class _Server:
             metrics.event_tokens,
             log=log,
             burst=make_burst_writer(),
+            windows=self._windows,
             later=asyncio.get_running_loop().call_soon,
         )
         self._engine_client.open(streams, self._config.resume_timeout, metrics.interrupted)
@@ -311,6 +314,7 @@ class _Server:
             limits,
             tls=tls,
             on_refusal=app.refused,
+            windows=self._windows,
         )
         helpers = [asyncio.ensure_future(self._collect_garbage())]
         if config.log_interval:

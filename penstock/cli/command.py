@@ -9,7 +9,7 @@
 Flags, variables, file keys, help and documentation are derived from the fields of the config Struct, which
 are described with :func:`penstock.config.describe.option`. :mod:`penstock.cli.main` lists the commands and
 imports a module when its command runs. Importing a module must stay cheap: heavy imports (torch, numpy,
-uvicorn, httpx, rich …) belong inside ``run``.
+uvloop, httpx, rich …) belong inside ``run``.
 """
 
 from __future__ import annotations

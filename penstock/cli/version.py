@@ -21,7 +21,6 @@ def run(config: VersionConfig, origins: Origins) -> int:
     print(f"penstock {__version__}")
     print(f"python {platform.python_version()} ({platform.system()} {platform.machine()})")
     for name in (
-        "uvicorn",
         "uvloop",
         "httptools",
         "msgspec",

@@ -33,8 +33,7 @@ from penstock.http.asgi import (
     send_json,
 )
 from penstock.http.errors import ApiError
-from penstock.http.http1 import ServerProtocol
-from penstock.http.sink import Receive, Scope, Send
+from penstock.http.sink import Receive, Scope, Send, Sink
 from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.shared_exposition import SharedExposition
@@ -96,7 +95,7 @@ class GatewayApp:
         record = RequestRecord("", reason=reason, status=error.status, began_at=now, ended_at=now)
         self._recorder.finish(record)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, protocol: ServerProtocol) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, protocol: Sink) -> None:
         path = scope["path"]
         try:
             if path not in OWN_PATHS:
@@ -142,7 +141,7 @@ class GatewayApp:
 
     # -- relaying
 
-    async def _relay_request(self, scope: Scope, receive: Receive, protocol: ServerProtocol) -> None:
+    async def _relay_request(self, scope: Scope, receive: Receive, protocol: Sink) -> None:
         request_id = request_header(scope, REQUEST_ID) or ""
         if not 0 < len(request_id) <= MAX_REQUEST_ID:
             request_id = secrets.token_hex(8)

@@ -46,10 +46,10 @@ from penstock.gateway.upstream.http_client import port_of
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.access_keys import Keys
 from penstock.http.api_key_file import load_api_keys
-from penstock.http.connection_settings import Limits
-from penstock.http.connection_source import ListeningSocket
-from penstock.http.listener import ListenSocket, listen
 from penstock.http.server import HttpServer
+from penstock.http.server_state import Limits
+from penstock.http.sockets.connection_source import ListeningSocket
+from penstock.http.sockets.listener import ListenSocket, listen
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.supervisor.service_manager import ServiceManager, ServiceState
 from penstock.supervisor.startup.file_limit import raise_file_limit

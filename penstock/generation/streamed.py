@@ -14,7 +14,6 @@ from penstock.generation.replies import Choice, Prompt, RequestContext, RequestR
 from penstock.generation.token_usage import TokenUsage
 from penstock.http.sink import Sink
 from penstock.logging_setup import RateLimitedLog
-from penstock.streaming.chunked import chunk
 from penstock.streaming.output_processor import FAULT
 from penstock.streaming.request_states import ReplyEvent, ReplyState
 from penstock.streaming.stream import Stream, StreamError
@@ -57,7 +56,7 @@ class StreamedReply(RequestReply):
         super().__init__(context, plan, format, arrival)
         self.sink = sink
         self._on_end: Callable[[StreamError | None], None] | None = on_end
-        self._tail = format.tail() + b"\r\n"
+        self._tail = format.tail()
         self._last_comment = 0.0
         """When the last comment was sent."""
         self._backlog = 0
@@ -129,7 +128,7 @@ class StreamedReply(RequestReply):
             )
             self._send_choice(choice, opening + last)
         else:
-            self._send(b"".join((opening, stream.head, text, self._tail[:-2])))
+            self._send(b"".join((opening, stream.head, text, self._tail)))
             self._choose_path(choice)
 
     def _extend(
@@ -165,8 +164,18 @@ class StreamedReply(RequestReply):
 
     def _choose_path(self, choice: Choice) -> None:
         """Let the output processor write the choice's next rows itself, unless text is held back."""
-        if self._plain and self.state is ReplyState.STREAMING and choice.stream is not None:
-            choice.stream.allow_fast_path(choice.plain)
+        stream = choice.stream
+        if not self._plain or self.state is not ReplyState.STREAMING or stream is None:
+            return
+        if choice.plain:
+            stream.write_plain_rows(self.sink.row_path if len(self.choices) == 1 else None)
+        else:
+            stream.stop_plain_rows()
+
+    def _choose_paths(self) -> None:
+        for choice in self.choices:
+            if choice.begun:
+                self._choose_path(choice)
 
     # -- events
 
@@ -219,15 +228,15 @@ class StreamedReply(RequestReply):
 
     def _send(self, data: bytes, *, last: bool = False) -> None:
         self._advance(ReplyEvent.SEND)
-        self.sink.send(chunk(data), last=last)
-        if len(self.choices) == 1 and (stream := self.choices[0].stream) is not None:
-            stream.bypass(self.sink.descriptor)  # -1 while these bytes wait
+        self.sink.send(data, last=last)
 
     def send_keep_alive(self, since: float, now: float) -> None:
         """Send a comment unless one was sent after ``since``. It may precede the first event."""
         if not (self._paused or self.ended) and self._last_comment <= since:
             self._last_comment = now
             self._send(COMMENT)
+            if self.started:
+                self._choose_paths()  # bytes may wait now
 
     def on_pause(self) -> None:
         """The client does not read: hold its rows."""
@@ -235,7 +244,7 @@ class StreamedReply(RequestReply):
         self._backlog = self.sink.unread()
         for choice in self.choices:
             if choice.stream is not None:
-                choice.stream.allow_fast_path(False)
+                choice.stream.stop_plain_rows()
 
     def on_resume(self) -> None:
         """The client reads again: send one event per choice."""
@@ -253,9 +262,9 @@ class StreamedReply(RequestReply):
             stream = choice.stream
             if stream is not None and self.context.streams.num_delivered(stream):
                 data += self._event(choice, stream)
-                self._choose_path(choice)
         if data:
-            self._send(data)  # at the end, because it may pause again
+            self._send(data)  # which may pause again
+        self._choose_paths()
 
     # -- the end: one of four, each of which calls _end
 

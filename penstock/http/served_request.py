@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 from penstock.http.sink import Message, Scope
 
-if TYPE_CHECKING:
-    from penstock.http.http1 import ServerProtocol
+
+class RequestConnection(Protocol):
+    """The connection of a request, or its stream of a connection, for what the application sends by ASGI."""
+
+    @property
+    def write_paused(self) -> bool:
+        """Whether the client reads too slowly to be sent more."""
+        ...
+
+    def on_body_wanted(self) -> None:
+        """The application waits for more of the body."""
+        ...
+
+    def reply_head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+        """The encoded head of a reply, which has then begun."""
+        ...
+
+    def write_part(self, head: bytes, body: bytes, *, last: bool) -> None:
+        """Write ``head``, of :meth:`reply_head`, and a part of the body; both may be empty. ``last`` ends the
+        reply."""
+        ...
 
 
 class ServedRequest:
@@ -33,7 +53,7 @@ class ServedRequest:
     )
 
     def __init__(
-        self, scope: Scope, connection: ServerProtocol, *, keep_alive: bool, expects_continue: bool
+        self, scope: Scope, connection: RequestConnection, *, keep_alive: bool, expects_continue: bool
     ) -> None:
         self.scope = scope
         self._connection = connection
@@ -108,9 +128,8 @@ class ServedRequest:
             self._head = self._connection.reply_head(message["status"], message["headers"])
             return
         head, self._head = self._head, b""
-        self._connection.write_part(head, message.get("body", b""))
-        if not message.get("more_body", False):
-            self._connection.finish()
+        last = not message.get("more_body", False)
+        self._connection.write_part(head, message.get("body", b""), last=last)
 
     async def _wait(self) -> None:
         if self._waiter is None or self._waiter.done():  # done: who waited was cancelled

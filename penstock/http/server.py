@@ -1,20 +1,18 @@
-"""The HTTP server: uvicorn's, with another connection source and protocol, and a sweep for slow clients."""
+"""The HTTP server: serves an application to the connections of a source, and sweeps for slow clients."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 
-import uvicorn
-
-from penstock.http.connection_settings import ConnectionSettings, Limits
-from penstock.http.connection_source import ConnectionSource
 from penstock.http.errors import ApiError
-from penstock.http.http1 import ServerProtocol
+from penstock.http.http1.connection import Application, ServerProtocol
+from penstock.http.server_state import Limits, ServerState
+from penstock.http.sockets.connection_source import ConnectionSource
+from penstock.streaming.flow_windows import FlowWindows
 
 SWEEP_INTERVAL_S = 1.0
 CROWDED_KEEP_ALIVE_S = 1.0
@@ -22,115 +20,119 @@ CROWDED_KEEP_ALIVE_S = 1.0
 RETIRING_KEEP_ALIVE_S = 5.0
 """Idle time allowed while the server retires: a client that reuses its connection within it gets a reply with
 ``connection: close`` instead of a connection that closes under its request."""
+STOP_S = 0.1
+"""Time in which a server that stops still writes what it has."""
 
 
-class HttpServer(uvicorn.Server):
-    """Serves an application to the connections of a source."""
+class HttpServer:
+    """Serves until it is told to drain, retire or stop."""
 
     def __init__(
         self,
-        app: Callable[..., Awaitable[None]],
+        app: Application,
         source: ConnectionSource,
         limits: Limits,
         *,
         tls: ssl.SSLContext | None = None,
         on_listening: Callable[[], None] = lambda: None,
         on_refusal: Callable[[ApiError], None] = lambda error: None,
+        windows: FlowWindows | None = None,
     ) -> None:
         """``app`` is called as :class:`ServerProtocol` says, ``on_listening`` once the source is open, and
-        ``on_refusal`` for each request that is answered without the application."""
-        config = uvicorn.Config(
-            app,
-            http=ServerProtocol,  # for Config.load alone: startup() makes the connections
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_graceful_shutdown=None,
-        )
-        super().__init__(config)
+        ``on_refusal`` for each request that is answered without the application. ``windows``: of its HTTP/2
+        connections, if the application writes rows."""
         self._app = app
-        self._connection_source = source
-        self._settings = ConnectionSettings(
-            limits=limits, on_refusal=on_refusal, on_lost=source.on_lost, is_full=lambda: source.full
+        self._source = source
+        self._state = ServerState(
+            limits=limits,
+            on_refusal=on_refusal,
+            on_lost=self._on_lost,
+            is_full=lambda: source.full,
+            windows=windows or FlowWindows(),
         )
         self._tls = tls
         self._on_listening = on_listening
         self._keep_alive_s = limits.keep_alive_timeout_s
-        self._retiring = False
+        self._retiring = self._draining = self._stopping = False
+        self._changed = asyncio.Event()
+        """Set when a connection or task has ended, or when the server is told to."""
 
     @property
     def connection_count(self) -> int:
-        return len(self.server_state.connections)
+        return len(self._state.connections)
 
     @property
     def bytes_queued(self) -> int:
         """Reply bytes that wait for clients, summed over all connections."""
-        return sum(
-            connection.transport.get_write_buffer_size()
-            for connection in self.server_state.connections
-            if isinstance(connection, ServerProtocol)
-        )
+        return sum(connection.bytes_queued for connection in self._state.connections)
 
     async def run_to_the_end(self) -> None:
         """Serve until :meth:`drain` and the last reply, or until :meth:`stop`."""
+        if not self._draining:
+            await self._source.open(
+                lambda: ServerProtocol(self._app, self._state),
+                self._tls,
+                self._state.limits.header_timeout_s,
+            )
+            self._on_listening()
         sweeper = asyncio.ensure_future(self._sweep())
         try:
-            await self.serve()
+            await self._wait_until(lambda: self._draining)
+            self._source.close()
+            for connection in list(self._state.connections):
+                connection.shutdown()
+            await self._wait_until(self._is_done)
+            if self._stopping:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(STOP_S):
+                        await self._wait_until(lambda: not self._state.connections)
         finally:
             sweeper.cancel()
 
     def end_connections(self) -> None:
         """Close every connection after its next reply."""
-        self._settings.ending = True
+        self._state.ending = True
 
     def retire(self) -> None:
         """Stop accepting; serve open connections until they end."""
         self.end_connections()
-        self._connection_source.close()
+        self._source.close()
         self._keep_alive_s = min(self._keep_alive_s, RETIRING_KEEP_ALIVE_S)
         self._retiring = True
 
     def drain(self) -> None:
         """Stop accepting, close idle connections, complete running replies."""
-        self.should_exit = True
+        self._draining = True
+        self._changed.set()
 
     def stop(self) -> None:
         """Stop without waiting for replies."""
-        self.should_exit = self.force_exit = True
+        self._draining = self._stopping = True
+        self._changed.set()
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """The process handles signals, not the server."""
-        yield
+    def _is_done(self) -> bool:
+        return self._stopping or not (self._state.connections or self._state.tasks)
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.servers = []
-        await self._connection_source.open(
-            lambda: ServerProtocol(self._app, self.server_state, self._settings),
-            self._tls,
-            self._settings.limits.header_timeout_s,
-        )
-        self.started = True
-        self._on_listening()
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._connection_source.close()
-        await super().shutdown()
+    def _on_lost(self) -> None:
+        self._source.on_lost()
+        self._changed.set()
 
     async def _sweep(self) -> None:
         """Every second, close connections that are slow or idle for too long."""
-        header_timeout_s = self._settings.limits.header_timeout_s
+        header_timeout_s = self._state.limits.header_timeout_s
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
+            self._state.update_date()
             now, keep_alive_s = time.monotonic(), self._keep_alive_s
-            if self._connection_source.full:
+            if self._source.full:
                 keep_alive_s = min(keep_alive_s, CROWDED_KEEP_ALIVE_S)
-            for connection in list(self.server_state.connections):
-                if isinstance(connection, ServerProtocol):
-                    connection.cut_if_slow(now, header_timeout_s, keep_alive_s)
-            if self._retiring and not (self.connection_count or self._connection_source.pending):
+            for connection in list(self._state.connections):
+                connection.cut_if_slow(now, header_timeout_s, keep_alive_s)
+            if self._retiring and not (self.connection_count or self._source.pending):
                 self.drain()
+            self._changed.set()  # a task may have ended after its connection

@@ -1,13 +1,15 @@
-"""The interface through which a streamed reply writes to its client's connection, and the ASGI types.
+"""The interface through which a reply writes to its client, and the ASGI types.
 
-The reply writes complete chunks of HTTP/1.1's chunked encoding. The connection itself
-(:mod:`penstock.http.http1`) implements it, so a write is one call.
+An HTTP/1.1 connection (:mod:`penstock.http.http1.connection`) implements it itself, so a write is one call;
+of an HTTP/2 connection, each stream does. Replies give content; framing is the implementation's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Protocol
+
+from penstock.streaming.row_path import RowPath
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -28,26 +30,16 @@ class Listener(Protocol):
 
 
 class Sink(Protocol):
-    """The connection of one reply."""
+    """The connection of one reply, for as long as the reply is in progress."""
 
     @property
-    def write(self) -> Callable[[bytes], object]:
-        """Writes one or more complete chunks, after the first ``send``; never blocks."""
-        ...
-
-    @property
-    def descriptor(self) -> int:
-        """Descriptor of the non-blocking socket, for writes that bypass ``write``; -1 if bytes wait in the
-        write buffer, or if the connection cannot be bypassed (TLS, HTTP/1.0)."""
+    def row_path(self) -> RowPath | None:
+        """How rows may now be written without :meth:`write`; None: not at all, because bytes wait for the
+        client, or because the connection does not allow it (HTTP/1.1 with TLS, HTTP/1.0)."""
         ...
 
     def listen(self, listener: Listener, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         """Set the reply's listener, once per reply. ``headers`` are added to those that ``send`` writes."""
-        ...
-
-    def send(self, chunks: bytes, *, last: bool) -> None:
-        """Write chunks. The first call writes status 200 and the headers of an event stream before them;
-        ``last`` ends the body, and the connection serves its next request."""
         ...
 
     def release(self) -> None:
@@ -55,9 +47,34 @@ class Sink(Protocol):
         ...
 
     def unread(self) -> int:
-        """Bytes in the write buffer, which the operating system has not taken."""
+        """Bytes of the reply that wait: the operating system or the client's window has no room for them."""
         ...
 
     def cut(self) -> None:
-        """Abort the connection: the client sees a truncated body."""
+        """Break the reply off: the client sees a truncated body."""
+        ...
+
+    # -- a stream of events
+
+    def send(self, data: bytes, *, last: bool) -> None:
+        """Write events. The first call writes status 200 and the headers of an event stream before them;
+        ``last`` ends the reply, and the connection serves its next request."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Write events, after the first :meth:`send`; never blocks."""
+        ...
+
+    # -- another reply
+
+    def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Send the head of a reply; :meth:`write_body` and :meth:`finish` follow."""
+        ...
+
+    def write_body(self, data: bytes) -> None:
+        """Write a non-empty part of the body; ignored when the client has gone."""
+        ...
+
+    def finish(self) -> None:
+        """End the body."""
         ...

@@ -21,7 +21,7 @@ import msgspec
 
 from penstock.config.errors import ConfigError
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, StartupError
-from penstock.http.listener import listen
+from penstock.http.sockets.listener import listen
 from penstock.http.tls import server_context
 from penstock.placement.port_claim import claim_port
 from penstock.supervisor.children.module_command import module_command

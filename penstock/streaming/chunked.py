@@ -12,14 +12,3 @@ LAST_CHUNK = b"0\r\n\r\n"
 def chunk(data: bytes) -> bytes:
     """``data``, not empty, as one chunk."""
     return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-def unframed(chunks: bytes) -> bytes:
-    """The data of complete chunks, for an HTTP/1.0 client, which does not know the coding."""
-    contents = []
-    while chunks:
-        header, _, rest = chunks.partition(b"\r\n")
-        size = int(header, 16)
-        contents.append(rest[:size])
-        chunks = rest[size + 2 :]
-    return b"".join(contents)

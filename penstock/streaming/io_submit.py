@@ -13,23 +13,25 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
 
-BurstWriter = Callable[[Sequence[int], Sequence[bytes]], list[tuple[int, int]]]
-"""Writes each chunk to the non-blocking socket of its descriptor, without blocking. Descriptors are distinct.
+BurstWriter = Callable[[NDArray[np.int64], bytes, NDArray[np.int64]], list[tuple[int, int]]]
+"""Writes a part of ``data`` to each of several non-blocking sockets, without blocking. Gets the descriptors,
+int64[n] and distinct, the parts in the same order, joined, and the bytes of each part, int64[n].
 
-Returns (index, bytes written) of every chunk that was not written completely. If the socket is not just full
+Returns (index, bytes written) of every part that was not written completely. If the socket is not just full
 but broken, the next write to it raises the error."""
 
 _BATCH = 256
 """Writes per system call, which takes 1 to 2 ms. fs.aio-max-nr limits all processes together to 65,536."""
 _FEW = 16
-"""Up to this many chunks are written one by one, since preparing a batch takes 20 microseconds."""
+"""Up to this many parts are written one by one, since preparing a batch takes 20 microseconds."""
 
 _NUMBERS = {"x86_64": (206, 209, 208), "aarch64": (0, 2, 4)}
 """System call numbers of io_setup, io_submit and io_getevents, by machine (asm/unistd.h)."""
@@ -62,16 +64,20 @@ def make_burst_writer() -> BurstWriter:
         return write_each
 
 
-def write_each(descriptors: Sequence[int], chunks: Sequence[bytes]) -> list[tuple[int, int]]:
-    """A :data:`BurstWriter` with one system call per chunk."""
+def write_each(
+    descriptors: NDArray[np.int64], data: bytes, sizes: NDArray[np.int64]
+) -> list[tuple[int, int]]:
+    """A :data:`BurstWriter` with one system call per part."""
     short = []
-    for index, (descriptor, chunk) in enumerate(zip(descriptors, chunks, strict=True)):
+    start, view = 0, memoryview(data)
+    for index, (descriptor, size) in enumerate(zip(descriptors.tolist(), sizes.tolist(), strict=True)):
         try:
-            sent = os.write(descriptor, chunk)
+            sent = os.write(descriptor, view[start : start + size])
         except OSError:
             sent = 0
-        if sent != len(chunk):
+        if sent != size:
             short.append((index, sent))
+        start += size
     return short
 
 
@@ -102,24 +108,28 @@ class IoSubmitWriter:
         self._events = np.zeros(_BATCH, _EVENT)
         self._sent = np.zeros(_BATCH, np.int64)
 
-    def __call__(self, descriptors: Sequence[int], chunks: Sequence[bytes]) -> list[tuple[int, int]]:
-        if len(chunks) <= _FEW:
-            return write_each(descriptors, chunks)
+    def __call__(
+        self, descriptors: NDArray[np.int64], data: bytes, sizes: NDArray[np.int64]
+    ) -> list[tuple[int, int]]:
+        if len(sizes) <= _FEW:
+            return write_each(descriptors, data, sizes)
+        starts = _address(np.frombuffer(data, np.uint8)) + (sizes.cumsum() - sizes)
         short: list[tuple[int, int]] = []
-        for start in range(0, len(chunks), _BATCH):
-            batch = slice(start, start + _BATCH)
-            missed = self._write(descriptors[batch], chunks[batch])
-            short += [(start + index, sent) for index, sent in missed]
+        for first in range(0, len(sizes), _BATCH):
+            batch = slice(first, first + _BATCH)
+            missed = self._write(descriptors[batch], starts[batch], sizes[batch])
+            short += [(first + index, sent) for index, sent in missed]
         return short
 
-    def _write(self, descriptors: Sequence[int], chunks: Sequence[bytes]) -> list[tuple[int, int]]:
-        count = len(chunks)
-        sizes = np.fromiter(map(len, chunks), np.int64, count)
-        data = np.frombuffer(b"".join(chunks), np.uint8)
+    def _write(
+        self, descriptors: NDArray[np.int64], starts: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> list[tuple[int, int]]:
+        """``starts``: addresses of the parts in memory."""
+        count = len(sizes)
         blocks, sent = self._blocks[:count], self._sent[:count]
         blocks["fildes"] = descriptors
         blocks["nbytes"] = sizes
-        blocks["buf"] = _address(data) + (sizes.cumsum() - sizes)
+        blocks["buf"] = starts
         sent.fill(0)
         done = 0
         while done < count:

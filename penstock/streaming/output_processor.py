@@ -23,9 +23,10 @@ from penstock.streaming.engine_faults import (
     EngineFaults,
     InvalidOutputError,
 )
-from penstock.streaming.event_writer import EventWriter
+from penstock.streaming.flow_windows import FlowWindows
 from penstock.streaming.io_submit import BurstWriter, write_each
 from penstock.streaming.request_states import StreamEvent, StreamState, next_stream_state
+from penstock.streaming.row_writer import RowWriter
 from penstock.streaming.stream import Stream, StreamError, StreamReply
 from penstock.streaming.token_log import TokenLog
 from penstock.streaming.wide_rows import WideRows
@@ -75,6 +76,7 @@ class OutputProcessor:
         event_tokens: Histogram,
         log: TokenLog | None = None,
         burst: BurstWriter = write_each,
+        windows: FlowWindows | None = None,
         later: Callable[[Callable[[], None]], object] = _at_once,
         capacity: int = 1024,
     ) -> None:
@@ -82,8 +84,8 @@ class OutputProcessor:
 
         ``ttft`` and ``itl`` observe all rows, in seconds; ``event_tokens`` the tokens per row of streamed
         replies. ``log`` keeps delivered tokens; without it streams cannot be resumed on another engine.
-        ``burst`` writes to the sockets of streams that have a descriptor. ``later`` calls a function
-        after other events of the loop: rows with very many logprobs take turns.
+        ``burst`` writes to the sockets of HTTP/1.1 connections; ``windows`` are those of HTTP/2 connections.
+        ``later`` calls a function after other events of the loop: rows with very many logprobs take turns.
         """
         self.streams: list[Stream | None] = [None] * capacity
         self.generated_tokens = 0
@@ -107,7 +109,14 @@ class OutputProcessor:
         self._itl = itl
         self._event_tokens = event_tokens
         self._log = log
-        self._writer = EventWriter(self.streams, burst, self._handle_row, self.break_off)
+        self._writer = RowWriter(
+            self.streams,
+            self._texts,
+            burst,
+            windows or FlowWindows(),
+            self._handle_row,
+            self.break_off,
+        )
         self._discard = DiscardingReply()
         self._wide = WideRows(self._handle_row_now, later)
 
@@ -130,6 +139,7 @@ class OutputProcessor:
         handle = self._free.pop()
         self.streams[handle] = stream
         stream.handle = handle
+        stream.paths = self._writer
         self._position[handle] = 0
         self._rank[handle] = stream.rank
         self._limit[handle] = max_tokens
@@ -166,6 +176,8 @@ class OutputProcessor:
         handle = stream.handle
         self._wide.drop(handle)
         self.streams[handle] = None
+        self._writer.close(handle)
+        stream.paths = stream.row_path = None
         self._rank[handle] = NO_ENGINE
         self._written[handle] = False
         self._free.append(handle)
@@ -200,6 +212,7 @@ class OutputProcessor:
         self._arrival = np.concatenate((self._arrival, np.zeros(old)))
         self._last = np.concatenate((self._last, np.zeros(old)))
         self._written = np.concatenate((self._written, np.zeros(old, np.bool_)))
+        self._writer.grow(2 * old)
 
     # -- rows arrive
 
@@ -218,7 +231,7 @@ class OutputProcessor:
                 return
             texts = self._texts.take(frame.tokens)
         try:
-            self._deliver(rank, frame, texts.tolist(), now)
+            self._deliver(rank, frame, texts, now)
         except Exception:  # noqa: BLE001 - the streams of the frame end, the others go on
             self._break_all(frame)
 
@@ -294,7 +307,7 @@ class OutputProcessor:
         elif ended:
             self.close(stream)
 
-    def _deliver(self, rank: int, frame: TokenFrame, texts: list[bytes | None], now: float) -> None:
+    def _deliver(self, rank: int, frame: TokenFrame, texts: NDArray[np.object_], now: float) -> None:
         """Delivers rows that fit, one per stream. ``texts``: of their tokens."""
         if frame.prompt is not None:
             frame = self._without_prompts(rank, frame, frame.prompt)  # those without tokens
@@ -309,10 +322,7 @@ class OutputProcessor:
         self.generated_tokens += len(frame.tokens)
         if self._log is not None:
             self._log.append(handles, frame.tokens, frame.count)
-        if frame.finish is None and frame.count is None and frame.cached is None and frame.logprobs is None:
-            self._writer.write_single_token_rows(handles.tolist(), frame.tokens.tolist(), texts)
-        else:
-            self._writer.write_rows(frame, handles.tolist(), texts)
+        self._writer.write(frame, texts)
 
     def _without_prompts(self, rank: int, frame: TokenFrame, prompt: PromptLogprobs) -> TokenFrame:
         """Delivers prompt logprobs to their streams. Returns the rows that have tokens or a finish."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.streaming.request_states import StreamState
+from penstock.streaming.row_path import RowPath
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import KVTransferParams, Submit
@@ -59,27 +60,34 @@ class StreamReply(Protocol):
         ...
 
 
-class Stream:
-    """The state that the loop over a frame's rows reads.
+class RowPaths(Protocol):
+    """How the plain rows of streams are written: see :class:`penstock.streaming.row_writer.RowWriter`."""
 
-    With ``fast_path``, a row whose tokens all have a context-free text is one chunk, ``head + text + tail``,
-    written by itself or in a burst with those of other streams. Other rows go to ``reply``.
+    def choose(self, stream: Stream, row_path: RowPath | None) -> None: ...
+
+    def stop(self, handle: int) -> None: ...
+
+
+class Stream:
+    """One choice of a request, from its submission to its end.
+
+    A plain row, all of whose tokens have a context-free text, is the event ``head + text + tail`` once the
+    reply allows it (:meth:`write_plain_rows`). Other rows go to ``reply``.
     """
 
     __slots__ = (
-        "descriptor",
         "failed_resumes",
-        "fast_path",
-        "framing_bytes",
         "handle",
         "head",
         "index",
+        "paths",
         "pinned_rank",
         "rank",
         "refusals",
         "reply",
         "request",
         "resumed_at",
+        "row_path",
         "started",
         "state",
         "submit_number",
@@ -96,7 +104,6 @@ class Stream:
         head: bytes = b"",
         tail: bytes = b"",
     ) -> None:
-        # -- per request
         self.reply = reply
         self.index = index
         """Index of the choice in its request."""
@@ -121,32 +128,32 @@ class Stream:
         self.submit_number = 0
         """Number of its latest Submit on the connection to its engine, if it was resumed."""
         self.write = write
+        """Writes events to the client."""
         self.head = head
         self.tail = tail
-        """Ends with the chunk's closing CR LF."""
-        self.framing_bytes = len(head) + len(tail) - 2
-        # -- per row
-        self.fast_path = False
-        """Whether rows may be written without calling the reply; set by :meth:`allow_fast_path`."""
-        self.descriptor = -1
-        """Socket to write chunks to directly instead of ``write``; only while no data waits for it and no
-        other stream writes to it; -1: none. Set by :meth:`bypass`; reset when the socket is full."""
+        self.paths: RowPaths | None = None
+        """Set while the stream is open and attached to its connection."""
+        self.row_path: RowPath | None = None
+        """The latest one; set by the row writer."""
 
-    def allow_fast_path(self, allowed: bool) -> None:
-        """Lets rows be written without calling the reply, or no longer. Detached streams stay without."""
-        self.fast_path = allowed and self.write is not _write_nothing
+    def write_plain_rows(self, row_path: RowPath | None) -> None:
+        """Have plain rows written without the reply: by ``row_path``, or by ``write``. ``row_path`` is for a
+        connection, or stream of one, that no other stream writes to, and for which no bytes wait."""
+        if self.paths is not None:
+            self.paths.choose(self, row_path)
 
-    def bypass(self, descriptor: int) -> None:
-        """Sets the descriptor. Detached streams stay without one."""
-        self.descriptor = -1 if self.write is _write_nothing else descriptor
+    def stop_plain_rows(self) -> None:
+        """Have the reply handle every row."""
+        if self.paths is not None:
+            self.paths.stop(self.handle)
 
     def detach(self, reply: StreamReply) -> None:
         """Cuts the stream off its connection, which may serve another request by the time of its next row:
         ``reply`` gets all its rows from here on, and nothing that the stream writes is sent."""
+        self.stop_plain_rows()
+        self.paths = self.row_path = None
         self.reply = reply
         self.write = _write_nothing
-        self.allow_fast_path(False)
-        self.bypass(-1)
 
 
 def _write_nothing(data: bytes) -> None:

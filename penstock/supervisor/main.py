@@ -22,7 +22,7 @@ from penstock.config.secret_files import warn_if_open_to_others
 from penstock.config.serve import ServeConfig
 from penstock.exit_codes import EXIT_FAILED, StartupError, exit_code_of
 from penstock.http.api_key_file import load_api_keys
-from penstock.http.listener import ListenSocket, open_listener
+from penstock.http.sockets.listener import ListenSocket, open_listener
 from penstock.http.tls import server_context
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.supervisor.children.actions import ProcessName

@@ -26,7 +26,7 @@ def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
     if frame.count is None and frame.logprobs is None:
         count, tokens, logprobs = None, frame.tokens[rows], None
     else:
-        gather = _token_order(frame.counts(), rows)
+        gather = token_order(frame.counts(), rows)
         count = None if frame.count is None else frame.count[rows]
         tokens = frame.tokens[gather]
         logprobs = None if frame.logprobs is None else _taken_logprobs(frame.logprobs, gather)
@@ -94,7 +94,7 @@ def join_rows(frames: Sequence[TokenFrame]) -> TokenFrame:
     ordered = stream[order]
     first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))) if len(ordered) else order
     tokens = np.concatenate([frame.tokens for frame in frames])
-    gather = _token_order(count, order)
+    gather = token_order(count, order)
     last = frames[-1]
     return TokenFrame(
         step=last.step,
@@ -143,7 +143,7 @@ def _merge_prompts(
     return None if whole is None else whole.remap_rows(rows)
 
 
-def _token_order(count: I32, order: NDArray[np.intp]) -> NDArray[np.intp]:
+def token_order(count: I32, order: NDArray[np.intp]) -> NDArray[np.intp]:
     """Indexes that sort tokens by the row order ``order``, for rows with ``count`` tokens each."""
     starts = np.cumsum(count) - count
     counts = count[order]

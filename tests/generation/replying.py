@@ -24,6 +24,7 @@ from penstock.http.sink import Listener
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import OutputProcessor
+from penstock.streaming.row_path import RowPath
 from penstock.streaming.stream import Stream, StreamError
 from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs
@@ -46,27 +47,19 @@ class MemorySink:
         """How the body ended: finish or cut; empty while it goes on."""
         self.unread_bytes = 0
 
-    descriptor = -1
+    row_path: RowPath | None = None
 
-    @property
-    def write(self) -> Callable[[bytes], object]:
-        return self._write
-
-    def _write(self, chunks: bytes) -> None:
+    def write(self, data: bytes) -> None:
         assert self.starts == 1, "bytes before the headers"
         assert not self.ended, "bytes after the end"
-        while chunks:
-            size, _, rest = chunks.partition(b"\r\n")
-            assert rest[int(size, 16) :][:2] == b"\r\n"
-            self.data += rest[: int(size, 16)]
-            chunks = rest[int(size, 16) + 2 :]
+        self.data += data
 
     def listen(self, listener: Listener, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         self.listener = listener
 
-    def send(self, chunks: bytes, *, last: bool) -> None:
+    def send(self, data: bytes, *, last: bool) -> None:
         self.starts = 1
-        self._write(chunks)
+        self.write(data)
         if last:
             self._end("finish")
 

@@ -17,6 +17,7 @@ from penstock.generation.keep_alive import KeepAlive
 from penstock.generation.parsers.message import MessageParser
 from penstock.generation.replies import TextTables
 from penstock.generation.streamed import StreamedReply
+from penstock.streaming.row_path import RowPath
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import PromptLogprobs
@@ -82,8 +83,7 @@ class Broken:
         assert len(self.desk.engine_client.aborted) == len(self.streams) - left
         written = self.sink.data
         for stream in self.streams:
-            stream.allow_fast_path(True)
-            stream.bypass(0)
+            stream.write_plain_rows(RowPath(descriptor=0))
         if not left:
             self.rows(PLAIN, [*PLAIN, *PLAIN])
             self.rows([], finish=FinishReason.ABORT)
@@ -106,7 +106,7 @@ def test_a_row_that_raises_ends_the_request_before_plain_rows_follow(n: int) -> 
         bench.rows(PLAIN, PLAIN)  # the next ones would be written without the reply
         first = bench.streams[0]
         bench.reply.choices[0].parser = cast(MessageParser, BrokenParser())
-        first.allow_fast_path(False)
+        first.stop_plain_rows()
         bench.desk.deliver(bench.desk.rows(first.handle, [PLAIN]))
         assert bench.sink.events()[-1]["error"]["code"] == "internal_error"
         bench.check(ended="finish")

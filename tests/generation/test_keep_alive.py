@@ -29,8 +29,8 @@ class TellingSink(MemorySink):
         super().__init__()
         self.spoken = asyncio.Event()
 
-    def _write(self, chunks: bytes) -> None:
-        super()._write(chunks)
+    def write(self, data: bytes) -> None:
+        super().write(data)
         if self.lines().count(COMMENT) == 2:
             self.spoken.set()
 

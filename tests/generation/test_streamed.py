@@ -11,6 +11,8 @@ import pytest
 
 from penstock.generation.replies import TextTables
 from penstock.generation.streamed import StreamedReply
+from penstock.streaming.row_path import RowPath
+from penstock.streaming.row_writer import Path
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason
 from tests.generation.planning import body, chat_body, planners, tiny_tokenizer
@@ -153,14 +155,15 @@ def test_rows_go_past_the_connection_only_while_nothing_waits_in_it() -> None:
     reply, sink, handle = open_stream(desk)
     stream = reply.choices[0].stream
     assert stream is not None
-    assert stream.descriptor == -1, "the headers come first"
-    sink.descriptor = 7
+    paths = desk.streams._writer
+    assert paths.path(handle) is Path.REPLY, "the headers come first"
+    sink.row_path = RowPath(descriptor=7)
     frames = desk.rows(handle, [[token] for token in ids("some text and more")])
     desk.deliver(frames[:1])
-    assert stream.descriptor == 7
-    sink.descriptor = -1
+    assert paths.path(handle) is Path.CHUNK
+    sink.row_path = None
     reply.send_keep_alive(1.0, 2.0)  # a comment that the socket does not take at once
-    assert stream.descriptor == -1
+    assert paths.path(handle) is Path.SINK
     desk.deliver(frames[1:])
     assert "".join(texts(sink)) == "some text and more"
 
@@ -169,11 +172,11 @@ def test_rows_go_past_the_connection_only_while_nothing_waits_in_it() -> None:
 def test_choices_of_one_connection_are_written_in_order_of_their_rows() -> None:
     desk = Desk(tables())
     reply, sink = desk.streamed(PLANNER.completion(body(stream=True, max_tokens=2000, n=2)))
-    sink.descriptor = 7
+    sink.row_path = RowPath(descriptor=7)
     streams = [choice.stream for choice in reply.choices if choice.stream is not None]
     for stream in streams:
         desk.deliver(desk.rows(stream.handle, [[token] for token in ids("some text")]))
-    assert [stream.descriptor for stream in streams] == [-1, -1]
+    assert [desk.streams._writer.path(stream.handle) for stream in streams] == [Path.SINK] * 2
     assert "".join(texts(sink)) == 2 * "some text"
 
 

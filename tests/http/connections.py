@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from uvicorn.server import ServerState
-
 from penstock.http.asgi import send_json
-from penstock.http.connection_settings import ConnectionSettings
-from penstock.http.http1 import ServerProtocol
+from penstock.http.http1.connection import ServerProtocol
+from penstock.http.server_state import ServerState
 
 REQUEST = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -62,7 +60,7 @@ class FakeTransport(asyncio.Transport):
         self.reading = True
 
 
-App = Callable[[Any, Any, Any, Any], Awaitable[None]]
+App = Callable[[Any, Any, Any, Any], Coroutine[Any, Any, None]]
 
 
 async def answer(scope: Any, receive: Any, send: Any, sink: Any) -> None:
@@ -70,10 +68,10 @@ async def answer(scope: Any, receive: Any, send: Any, sink: Any) -> None:
 
 
 def connection(
-    app: App = answer, settings: ConnectionSettings | None = None, **extra: Any
+    app: App = answer, state: ServerState | None = None, **extra: Any
 ) -> tuple[ServerProtocol, FakeTransport]:
     """A connection of a server with ``app``, within a running loop; ``extra``: of its transport."""
-    protocol = ServerProtocol(app, ServerState(), settings or ConnectionSettings())
+    protocol = ServerProtocol(app, state or ServerState())
     transport = FakeTransport()
     transport.extra |= extra
     protocol.connection_made(transport)

@@ -7,6 +7,7 @@ import platform
 import socket
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +40,11 @@ def pairs(count: int) -> Iterator[list[tuple[socket.socket, socket.socket]]]:
         yield made
 
 
+def written(burst: BurstWriter, descriptors: list[int], chunks: list[bytes]) -> list[tuple[int, int]]:
+    sizes = np.array([len(chunk) for chunk in chunks], np.int64)
+    return burst(np.array(descriptors, np.int64), b"".join(chunks), sizes)
+
+
 def received(client: socket.socket) -> bytes:
     """All that was sent, after its sender has closed."""
     parts = []
@@ -61,7 +67,7 @@ def test_every_socket_gets_its_chunk(burst: BurstWriter, count: int) -> None:
     with pairs(count) as connections:
         chunks = [b"%d." % index * (index % 7 + 1) for index in range(count)]
         for _ in range(2):
-            assert burst([server.fileno() for server, _ in connections], chunks) == []
+            assert written(burst, [server.fileno() for server, _ in connections], chunks) == []
         for (server, client), chunk in zip(connections, chunks, strict=True):
             server.close()
             assert received(client) == chunk * 2
@@ -74,7 +80,7 @@ def test_what_a_full_socket_does_not_take_is_told(burst: BurstWriter) -> None:
         connections[partly][0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         chunks = [b"abc"] * 40
         chunks[partly] = b"0123456789" * 100_000
-        short = burst([server.fileno() for server, _ in connections], chunks)
+        short = written(burst, [server.fileno() for server, _ in connections], chunks)
         assert [index for index, _ in short] == [full, partly]
         sent = dict(short)
         assert sent[full] == 0
@@ -94,7 +100,7 @@ def test_a_broken_socket_harms_no_other(burst: BurstWriter) -> None:
         connections[7][0].close()  # no descriptor any longer
         connections[8][0].close()
         connections[39][1].close()
-        assert burst(descriptors, [b"abc"] * 40) == [(0, 0), (7, 0), (8, 0), (39, 0)]
+        assert written(burst, descriptors, [b"abc"] * 40) == [(0, 0), (7, 0), (8, 0), (39, 0)]
         for index, (server, client) in enumerate(connections):
             if index not in (0, 7, 8, 39):
                 server.close()
@@ -117,7 +123,7 @@ def test_nothing_is_lost_or_said_twice(burst: BurstWriter, steps: list[tuple[lis
         expected = [bytearray() for _ in connections]
         arrived = [bytearray() for _ in connections]
         for chunks, readers in steps:
-            missed = dict(burst(descriptors, chunks))
+            missed = dict(written(burst, descriptors, chunks))
             for index, chunk in enumerate(chunks):
                 expected[index] += chunk[: missed.get(index, len(chunk))]
             for index in readers:

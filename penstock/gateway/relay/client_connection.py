@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.gateway.upstream.http_client import Headers
-from penstock.http.http1 import ServerProtocol
+from penstock.http.sink import Sink
 
 if TYPE_CHECKING:
     from penstock.gateway.relay.attempt import Attempt
@@ -24,9 +24,9 @@ class WriteBatch:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[ServerProtocol, bytes]] = []
+        self._waiting: list[tuple[Sink, bytes]] = []
 
-    def write(self, connection: ServerProtocol, data: bytes) -> None:
+    def write(self, connection: Sink, data: bytes) -> None:
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self.flush)
         self._waiting.append((connection, data))
@@ -37,7 +37,7 @@ class WriteBatch:
         for connection, data in waiting:
             connection.write_body(data)
 
-    def forget(self, connection: ServerProtocol) -> None:
+    def forget(self, connection: Sink) -> None:
         """Drop the writes to a connection whose client has disconnected."""
         self._waiting = [entry for entry in self._waiting if entry[0] is not connection]
 
@@ -45,9 +45,7 @@ class WriteBatch:
 class HttpClientConnection:
     """The connection that a request came on: the relay writes the reply to it, an attempt listens to it."""
 
-    def __init__(
-        self, protocol: ServerProtocol, request_id: tuple[bytes, bytes], write_batch: WriteBatch
-    ) -> None:
+    def __init__(self, protocol: Sink, request_id: tuple[bytes, bytes], write_batch: WriteBatch) -> None:
         """``request_id``: a header that replies get unless they have one of that name."""
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the client has disconnected."""

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Self
 
-from penstock.http.accepting import RETRY_S, accept_waiting
-from penstock.http.descriptors import descriptors_left
+from penstock.http.sockets.accepting import RETRY_S, accept_waiting
+from penstock.http.sockets.descriptors import descriptors_left
 from penstock.supervisor.listening.least_connections import LeastConnectionsBalancer
 from penstock.wire.handover import HandoverError, HandoverSender
 

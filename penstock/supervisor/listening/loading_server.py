@@ -91,9 +91,9 @@ class LoadingServer:
             log.exception("clients get no replies until the server has started")
 
     async def _serve(self) -> None:
-        from penstock.http.connection_settings import Limits
-        from penstock.http.connection_source import ListeningSocket
         from penstock.http.server import HttpServer
+        from penstock.http.server_state import Limits
+        from penstock.http.sockets.connection_source import ListeningSocket
         from penstock.supervisor.listening.loading_app import LoadingApp
 
         config = self._config

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock import __version__
 from penstock.config.serve import ServeConfig
-from penstock.http.listener import Address
+from penstock.http.sockets.listener import Address
 from penstock.supervisor.children.actions import ProcessName
 from penstock.wire.control import Info
 

@@ -56,7 +56,9 @@ class _Failures(logging.Handler):
         self.seen.append(self.format(record))
 
 
-_LOGGERS = [logging.getLogger(name) for name in ("penstock.http.http1", "uvicorn.error", "asyncio")]
+_LOGGERS = [
+    logging.getLogger(name) for name in ("penstock.http.http1.connection", "uvicorn.error", "asyncio")
+]
 
 
 @contextlib.contextmanager

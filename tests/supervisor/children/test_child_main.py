@@ -191,7 +191,7 @@ def test_the_kernel_ends_it_with_its_parent_though_the_channel_stays_open() -> N
         ),
         (
             "import penstock.supervisor.main",
-            {"torch", "transformers", "huggingface_hub", "uvicorn", "numpy", "rich"},
+            {"torch", "transformers", "huggingface_hub", "uvloop", "numpy", "rich"},
         ),
     ],
     ids=["api-server", "supervisor"],

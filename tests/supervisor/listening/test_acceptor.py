@@ -13,8 +13,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from penstock.http import accepting
-from penstock.http.listener import listen
+from penstock.http.sockets import accepting
+from penstock.http.sockets.listener import listen
 from penstock.logging_setup import RateLimitedLog
 from penstock.supervisor.listening import acceptor as module
 from penstock.supervisor.listening import least_connections

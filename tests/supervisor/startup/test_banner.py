@@ -4,7 +4,7 @@ import pytest
 
 from penstock import __version__
 from penstock.config.serve import ServeConfig
-from penstock.http.listener import Address
+from penstock.http.sockets.listener import Address
 from penstock.supervisor.children.actions import ProcessName
 from penstock.supervisor.startup.banner import banner, banner_facts, base_url
 from penstock.wire.control import Info

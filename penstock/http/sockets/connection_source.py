@@ -14,8 +14,8 @@ import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from penstock.http.accepting import RETRY_S, accept_waiting
-from penstock.http.descriptors import connection_room, descriptor_limit
+from penstock.http.sockets.accepting import RETRY_S, accept_waiting
+from penstock.http.sockets.descriptors import connection_room, descriptor_limit
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.handover import MAX_RECEIVED_AT_ONCE, HandoverReceiver
 

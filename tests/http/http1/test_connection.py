@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from penstock.http.asgi import ClientGone, read_any_body, send_json, unless_gone
-from penstock.http.chunked_body import CHUNKS_PER_ROUND, CHUNKS_PER_TURN
-from penstock.http.connection_settings import ConnectionSettings, Limits
 from penstock.http.errors import ApiError
-from penstock.http.http1 import MAX_WAITING_BYTES, ServerProtocol
+from penstock.http.http1.chunked_body import CHUNKS_PER_ROUND, CHUNKS_PER_TURN
+from penstock.http.http1.connection import MAX_WAITING_BYTES, ServerProtocol
+from penstock.http.server_state import Limits, ServerState
 from penstock.streaming.chunked import chunk
 from tests.http.connections import REQUEST, App, answer, connection, settle
 
@@ -90,7 +90,7 @@ async def end_tasks() -> None:
 
 
 async def stream(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-    sink.send(chunk(b"first"), last=False)
+    sink.send(b"first", last=False)
     await asyncio.Event().wait()
 
 
@@ -120,6 +120,7 @@ def test_what_waits_behind_a_request_is_bounded_and_not_late() -> None:
         protocol.cut_if_slow(1e9, *TIMES)
         assert (transport.end, transport.written.count(b"HTTP/1.1")) == ("", 1)
         protocol.send(b"", last=True)
+        await settle()
         assert transport.reading
         assert protocol.timer.waiting_since is not None
         await end_tasks()
@@ -153,7 +154,7 @@ def test_the_head_and_the_first_event_are_one_write_and_http_1_0_has_no_chunks()
             head, _, rest = transport.written.partition(b"\r\n\r\n")
             assert rest == body
             assert (b"transfer-encoding: chunked" in head) == (version == b"1.1")
-            protocol.write(chunk(b"second"))
+            protocol.write(b"second")
             assert transport.written.endswith(chunk(b"second") if version == b"1.1" else b"second")
             await end_tasks()
 
@@ -177,9 +178,9 @@ def test_a_reply_goes_on_when_the_application_has_returned() -> None:
         protocol.data_received(REQUEST + REQUEST)
         await settle()
         assert (transport.end, transport.written) == ("", b"")
-        protocol.send(chunk(b"first"), last=True)
+        protocol.send(b"first", last=True)
         await settle()
-        protocol.send(chunk(b"second"), last=True)
+        protocol.send(b"second", last=True)
         assert transport.written.count(b"HTTP/1.1 200") == 2
         assert transport.written.endswith(chunk(b"second") + b"0\r\n\r\n")
         protocol.connection_lost(None)
@@ -212,9 +213,9 @@ def test_a_reply_is_framed_for_its_own_request_not_for_the_next_one() -> None:
         protocol.data_received(REQUEST)
         await settle()
         protocol.data_received(REQUEST.replace(b"1.1", b"1.0"))
-        protocol.send(chunk(b"second"), last=False)
+        protocol.send(b"second", last=False)
         assert transport.written.endswith(chunk(b"second"))
-        protocol.send(chunk(b"third"), last=True)
+        protocol.send(b"third", last=True)
         await settle()
         _, _, reply = transport.written.partition(b"0\r\n\r\n")
         assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
@@ -226,8 +227,8 @@ def test_a_reply_is_framed_for_its_own_request_not_for_the_next_one() -> None:
 
 def test_what_waits_in_the_transport_is_half_of_a_small_backlog_at_most() -> None:
     async def run() -> None:
-        settings = ConnectionSettings(limits=Limits(max_backlog=4096))
-        assert connection(settings=settings)[1].high_water == 2048
+        state = ServerState(limits=Limits(max_backlog=4096))
+        assert connection(state=state)[1].high_water == 2048
         assert connection()[1].high_water == 16 * 1024
 
     asyncio.run(run())
@@ -239,18 +240,19 @@ def test_a_socket_is_lent_while_chunks_may_go_to_it_and_it_is_this_connections()
             protocol, transport = connection(stream, socket=own)
             protocol.data_received(REQUEST)
             await settle()
-            assert protocol.descriptor == own.fileno()
+            assert protocol.row_path is not None
+            assert protocol.row_path.descriptor == own.fileno()
             transport.unread = 1
-            assert protocol.descriptor == -1, "what was written before comes first"
+            assert protocol.row_path is None, "what was written before comes first"
             transport.unread = 0
             protocol.connection_lost(None)
-            assert protocol.descriptor == -1, "the next connection may have it"
+            assert protocol.row_path is None, "the next connection may have it"
             protocol, _ = connection(stream, socket=own)
             protocol.data_received(REQUEST.replace(b"1.1", b"1.0"))
             await settle()
-            assert protocol.descriptor == -1, "the client knows no chunks"
-            assert connection(stream, socket=own, sslcontext=object())[0].descriptor == -1
-            assert connection(stream)[0].descriptor == -1
+            assert protocol.row_path is None, "the client knows no chunks"
+            assert connection(stream, socket=own, sslcontext=object())[0].row_path is None
+            assert connection(stream)[0].row_path is None
             await end_tasks()
 
     asyncio.run(run())
@@ -289,7 +291,7 @@ def test_connections_with_tiny_chunks_share_the_rounds_of_the_event_loop() -> No
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
     async def test() -> None:
-        settings = ConnectionSettings()
+        state = ServerState()
         bodies: list[bytes] = []
 
         async def read(scope: Any, receive: Any, send: Any, sink: Any) -> None:
@@ -297,13 +299,13 @@ def test_connections_with_tiny_chunks_share_the_rounds_of_the_event_loop() -> No
             await send_json(send, b"{}")
 
         for _ in range(many):
-            protocol, _ = connection(read, settings)
+            protocol, _ = connection(read, state)
             protocol.data_received(head + b"1\r\nx\r\n" * chunks + b"0\r\n\r\n")
-        assert settings.chunk_rounds.left <= 0
+        assert state.chunk_rounds.left <= 0
         rounds = 0
         while len(bodies) < many:
             await asyncio.sleep(0)
-            assert settings.chunk_rounds.left > -CHUNKS_PER_TURN
+            assert state.chunk_rounds.left > -CHUNKS_PER_TURN
             rounds += 1
             assert rounds < 1000
         assert rounds >= many * chunks // CHUNKS_PER_ROUND
@@ -316,16 +318,16 @@ def test_connections_with_tiny_chunks_share_the_rounds_of_the_event_loop() -> No
 @pytest.mark.parametrize("ends", ["lost", "cut"])
 def test_a_connection_that_ends_within_its_request_holds_none_of_its_bytes(sent: bytes, ends: str) -> None:
     async def run() -> None:
-        settings = ConnectionSettings()
-        protocol, _ = connection(stream, settings)
+        state = ServerState()
+        protocol, _ = connection(stream, state)
         protocol.data_received(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + sent)
         await settle()
-        assert settings.budget.held == len(sent)
+        assert state.budget.held == len(sent)
         if ends == "cut":
             protocol.cut()
         protocol.connection_lost(None)
         await settle()
-        assert settings.budget.held == 0
+        assert state.budget.held == 0
         await end_tasks()
 
     asyncio.run(run())

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.config.errors import ConfigError
 from penstock.exit_codes import StartupError
-from penstock.http.unix_socket import MAX_PATH_BYTES, unix_socket
+from penstock.http.sockets.unix_socket import MAX_PATH_BYTES, unix_socket
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])

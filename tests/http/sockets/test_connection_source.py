@@ -12,7 +12,7 @@ from typing import Any
 
 import uvloop
 
-from penstock.http.connection_source import HandedOverConnections
+from penstock.http.sockets.connection_source import HandedOverConnections
 from penstock.wire.handover import HandoverReceiver, HandoverReport, HandoverSender
 from tests.certificates import Certificates
 

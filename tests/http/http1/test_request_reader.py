@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.http.chunked_body import CHUNKS_PER_TURN
 from penstock.http.errors import ApiError
-from penstock.http.request_reader import RequestReader
+from penstock.http.http1.chunked_body import CHUNKS_PER_TURN
+from penstock.http.http1.request_reader import RequestReader
 
 PLAIN = b"POST /a?b=c HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = (

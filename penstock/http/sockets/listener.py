@@ -18,7 +18,7 @@ from penstock.config.errors import ConfigError
 from penstock.config.origins import Origins
 from penstock.config.serve import ServeConfig
 from penstock.exit_codes import StartupError
-from penstock.http.unix_socket import unix_socket
+from penstock.http.sockets.unix_socket import unix_socket
 
 UNSENT_LOW_WATER_BYTES = 64 * 1024
 """Unsent bytes that the kernel buffers per connection (TCP_NOTSENT_LOWAT); more waits in the API server,

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.http import descriptors
-from penstock.http.descriptors import RESERVED, connection_room
+from penstock.http.sockets import descriptors
+from penstock.http.sockets.descriptors import RESERVED, connection_room
 
 
 @pytest.mark.parametrize(

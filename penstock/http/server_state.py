@@ -1,13 +1,18 @@
-"""Limits and callbacks that all connections of one HTTP server share."""
+"""What all connections of one HTTP server share: limits, callbacks, and the sets of what is open."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from email.utils import formatdate
+from typing import Protocol
 
-from penstock.http.chunked_body import ChunkRounds
 from penstock.http.errors import ApiError
+from penstock.http.http1.chunked_body import ChunkRounds
 from penstock.http.receive_budget import Holder, ReceiveBudget
+from penstock.streaming.flow_windows import FlowWindows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +34,22 @@ class Limits:
     """Maximum number of bytes of requests that all connections hold together."""
 
 
+class ServedConnection(Protocol):
+    """A client's connection, of HTTP/1.1 or HTTP/2, as its server sees it."""
+
+    @property
+    def bytes_queued(self) -> int:
+        """Reply bytes that wait for the client."""
+
+    def shutdown(self) -> None:
+        """Close now if idle, else after the replies in progress."""
+
+    def cut_if_slow(self, now: float, request_timeout_s: float, keep_alive_s: float) -> None:
+        """Close or abort the connection if its client is too slow; called once a second."""
+
+
 @dataclass(slots=True, kw_only=True)
-class ConnectionSettings:
+class ServerState:
     """One object per server; each of its connections keeps a reference."""
 
     limits: Limits = field(default_factory=Limits)
@@ -42,16 +61,28 @@ class ConnectionSettings:
     """Whether other connections wait for want of descriptors."""
     ending: bool = False
     """True once the process is about to end."""
+    connections: set[ServedConnection] = field(default_factory=set)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """Applications that wait for something."""
     budget: ReceiveBudget = field(init=False)
     """Of the bytes of requests that the connections hold."""
     chunk_rounds: ChunkRounds = field(default_factory=ChunkRounds)
     lingering: set[Holder] = field(default_factory=set)
     """Connections that only wait for their client to close."""
+    windows: FlowWindows = field(default_factory=FlowWindows)
+    """Of its HTTP/2 connections and their streams."""
+    date: bytes = b""
+    """Value of the Date header of replies."""
+
+    def __post_init__(self) -> None:
+        self.budget = ReceiveBudget(self.limits.max_held_bytes)
+        self.update_date()
 
     @property
     def closes_after_reply(self) -> bool:
         """Whether every reply is the last one of its connection."""
         return self.ending or self.is_full()
 
-    def __post_init__(self) -> None:
-        self.budget = ReceiveBudget(self.limits.max_held_bytes)
+    def update_date(self) -> None:
+        """To be called once a second."""
+        self.date = formatdate(time.time(), usegmt=True).encode()

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.http.errors import ApiError
-from penstock.http.request_head import HEADER_LINES, bad_header
+from penstock.http.http1.request_head import HEADER_LINES, bad_header
 
 MAX_SIZE_LINE = 256
 """Bytes of the line with a chunk's size and extensions."""

@@ -12,8 +12,8 @@ from penstock.config.errors import ConfigError
 from penstock.config.origins import Origin
 from penstock.config.serve import ServeConfig
 from penstock.exit_codes import StartupError
-from penstock.http import listener
-from penstock.http.listener import listen, open_listener
+from penstock.http.sockets import listener
+from penstock.http.sockets.listener import listen, open_listener
 from tests.supervisor.harness import PATIENCE_S
 
 

@@ -11,22 +11,22 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from asyncio import Protocol, current_task, get_running_loop
-from collections.abc import Awaitable, Callable, Sequence
+from asyncio import Protocol, get_running_loop
+from collections.abc import Callable, Coroutine, Sequence
 from http.client import responses
 from typing import Any
 
-from uvicorn.server import ServerState
-
 from penstock.http.admission import unavailable
-from penstock.http.connection_settings import ConnectionSettings
+from penstock.http.eager import run_eagerly
 from penstock.http.errors import ApiError
-from penstock.http.request_head import RequestHead
-from penstock.http.request_reader import RequestReader
+from penstock.http.http1.request_head import RequestHead
+from penstock.http.http1.request_reader import RequestReader
 from penstock.http.served_request import ServedRequest
+from penstock.http.server_state import ServerState
 from penstock.http.sink import Listener, Receive, Scope, Send, Sink
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
-from penstock.streaming.chunked import LAST_CHUNK, chunk, unframed
+from penstock.streaming.chunked import LAST_CHUNK, chunk
+from penstock.streaming.row_path import RowPath
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +52,15 @@ GONE_CHECK_S = 0.05
 """Time for the answer of a closed socket to a probe."""
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_COMMENT = chunk(b":\n\n")
+_COMMENT = b":\n\n"
 """An event that clients ignore."""
 _CLOSE = b"connection: close\r\n"
 _KEEP_ALIVE = b"connection: keep-alive\r\n"
 """For HTTP/1.0, whose connections close otherwise (RFC 9112 §9.3)."""
 
-Application = Callable[[Scope, Receive, Send, Sink], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send, Sink], Coroutine[Any, Any, None]]
+"""Called for each request, with the ASGI arguments and the connection of the reply. It runs without a task
+until it first waits (:mod:`penstock.http.eager`)."""
 
 
 def _lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -74,19 +76,16 @@ class ServerProtocol(Protocol):
     ``app`` is called with the ASGI arguments and this connection as the fourth one.
     """
 
-    write: Callable[[bytes], object]
-
-    def __init__(self, app: Callable[..., Any], state: ServerState, settings: ConnectionSettings) -> None:
+    def __init__(self, app: Application, state: ServerState) -> None:
         self._app = app
         self._state = state
-        self._settings = settings
-        self._limits = settings.limits
+        self._limits = state.limits
 
     # -- per connection
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
-        self._state.connections.add(self)  # type: ignore[arg-type]
+        self._state.connections.add(self)
         self._reader = RequestReader(self._limits.max_header_bytes)
         self._request: ServedRequest | None = None
         """The request that is being answered."""
@@ -96,10 +95,11 @@ class ServerProtocol(Protocol):
         """Whether the reply whose head was made last has no body."""
         self._framed = False
         """Whether its body is chunked."""
-        self.write = self._write_chunks = transport.write
         self._tls = transport.get_extra_info("sslcontext") is not None
         self._socket = transport.get_extra_info("socket")
-        self._descriptor = -1 if self._tls or self._socket is None else self._socket.fileno()
+        self._row_path: RowPath | None = None
+        if not (self._tls or self._socket is None):
+            self._row_path = RowPath(descriptor=self._socket.fileno(), write_rest=transport.write)
         self._client = _address(transport.get_extra_info("peername"))
         self._server = _address(transport.get_extra_info("sockname"))
         # Half of the backlog is for bytes written before the client counts as slow, half for later ones.
@@ -127,18 +127,17 @@ class ServerProtocol(Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
-        self._settings.lingering.discard(self)
-        self._descriptor = -1  # about to be closed; another connection may get the number
+        self._state.lingering.discard(self)
+        self._row_path = None  # the socket is about to be closed; another connection may get its number
         self.timer.on_close()
         self._reader.clear()
         self._abandon()
         self._request = None
         self._account()
-        self.write = self._write_chunks = _ignore  # breaks a reference cycle
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.on_disconnect()
-        self._settings.on_lost()
+        self._state.on_lost()
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -238,6 +237,10 @@ class ServerProtocol(Protocol):
         self._account()
         self._pause_or_resume()
 
+    def _advance_if_open(self) -> None:
+        if not (self.transport.is_closing() or self._discards):
+            self._advance()
+
     def _take_up(self) -> None:
         reader = self._reader
         if not reader.body_complete:
@@ -254,14 +257,14 @@ class ServerProtocol(Protocol):
                 self.timer.on_request_begin(time.monotonic())
             return
         if head.length != 0:
-            if self._settings.budget.full:
+            if self._state.budget.full:
                 reader.clear()
-                raise self._settings.budget.refusal()
+                raise self._state.budget.refusal()
             self.timer.on_body_begin(time.monotonic())
         self._begin(head)
 
     def _take_up_body(self) -> None:
-        rounds = self._settings.chunk_rounds
+        rounds = self._state.chunk_rounds
         if self._reader.chunked and rounds.left <= 0:
             self._continue_later()
             return
@@ -283,17 +286,15 @@ class ServerProtocol(Protocol):
     def _continue_later(self) -> None:
         if not self._continues:
             self._continues = True
-            self._settings.chunk_rounds.wait(self._continue)
+            self._state.chunk_rounds.wait(self._continue)
 
     def _continue(self) -> None:
         self._continues = False
-        if not (self.transport.is_closing() or self._discards):
-            self._advance()
+        self._advance_if_open()
 
     def _begin(self, head: RequestHead) -> None:
         """Start the application for a request."""
         self._chunks = head.version != "1.0"
-        self.write = self._write_chunks if self._chunks else self._write_unframed
         scope: Scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -316,7 +317,7 @@ class ServerProtocol(Protocol):
             self.timer.on_request_complete()
         else:
             self._take_up_body()
-        self._state.tasks.add(get_running_loop().create_task(self._run(request)))
+        run_eagerly(self._run(request), self._state.tasks)
 
     async def _run(self, request: ServedRequest) -> None:
         """Call the application. It may return before its reply ends if it has called :meth:`listen`."""
@@ -329,7 +330,6 @@ class ServerProtocol(Protocol):
             self.transport.close()
             return
         finally:
-            self._state.tasks.discard(current_task())  # cheaper than a callback
             if self._request is request:
                 self.release()
         if not (request.complete or request.disconnected or self._listener is not None):
@@ -372,7 +372,7 @@ class ServerProtocol(Protocol):
 
     def on_over_budget(self) -> None:
         self._held = 0
-        self._refuse(self._settings.budget.refusal())
+        self._refuse(self._state.budget.refusal())
         self._account()
 
     def release(self) -> None:
@@ -387,7 +387,7 @@ class ServerProtocol(Protocol):
             held += self._request.body_size
         if held != self._held:
             self._held = held
-            self._settings.budget.hold(self, held)
+            self._state.budget.hold(self, held)
 
     # -- the end of the connection
 
@@ -401,7 +401,7 @@ class ServerProtocol(Protocol):
             request.keep_alive = False
             return
         if not answered:
-            self._settings.on_refusal(error)
+            self._state.on_refusal(error)
             self._reply_locally(error)
         self._abandon()
         self._request = None
@@ -415,7 +415,7 @@ class ServerProtocol(Protocol):
                 error.status,
                 responses[error.status].encode(),
                 len(body),
-                _lines([*self._state.default_headers, *error.headers]),
+                _lines([(b"date", self._state.date), *error.headers]),
                 _CLOSE,
                 body,
             )
@@ -425,7 +425,7 @@ class ServerProtocol(Protocol):
         """Close once the client has closed, has read for a while, or is too late (:data:`LINGER_S`)."""
         self._discards = True
         self._reader.clear()
-        lingering = self._settings.lingering
+        lingering = self._state.lingering
         if self._half_closed or len(lingering) >= self._limits.max_lingering or self.transport.is_closing():
             self.transport.close()
             return
@@ -438,8 +438,10 @@ class ServerProtocol(Protocol):
     # -- the sink of a streamed reply: see Sink
 
     @property
-    def descriptor(self) -> int:
-        return -1 if self.unread() or not self._chunks else self._descriptor
+    def row_path(self) -> RowPath | None:
+        if not self._chunks or self.transport.get_write_buffer_size():
+            return None
+        return self._row_path
 
     def listen(self, listener: Listener, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         self._reply_headers = headers
@@ -451,22 +453,21 @@ class ServerProtocol(Protocol):
         if self.write_paused:  # the client has not read the previous reply
             listener.on_pause()
 
-    def send(self, chunks: bytes, *, last: bool) -> None:
-        assert self._request is not None
-        if not self._chunks:
-            chunks = unframed(chunks)
-        elif last:
-            chunks += LAST_CHUNK
-        if not self._request.started:
-            self._request.events = True
+    def send(self, data: bytes, *, last: bool) -> None:
+        request = self._request
+        assert request is not None
+        if self._chunks:
+            data = (chunk(data) if data else b"") + (LAST_CHUNK if last else b"")
+        if not request.started:
+            request.events = True
             start = _EVENTS_HEAD + _lines(self._reply_headers)
-            chunks = self._head_from(start, chunked=self._chunks) + chunks
-        self.transport.write(chunks)
+            data = self._head_from(start, chunked=self._chunks) + data
+        self.transport.write(data)
         if last:
             self._complete()
 
-    def _write_unframed(self, chunks: bytes) -> None:
-        self.transport.write(unframed(chunks))
+    def write(self, data: bytes) -> None:
+        self.transport.write(chunk(data) if self._chunks else data)
 
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Send the head of a reply; :meth:`write_body` and :meth:`finish` follow."""
@@ -494,9 +495,9 @@ class ServerProtocol(Protocol):
         assert request is not None
         request.started = True
         request.streamed = chunked
-        if self._settings.closes_after_reply or not (chunked or sized) or self._ends_after(request):
+        if self._state.closes_after_reply or not (chunked or sized) or self._ends_after(request):
             request.keep_alive = False
-        date = b"" if dated else _lines(self._state.default_headers)
+        date = b"" if dated else b"date: %b\r\n" % self._state.date
         framing = b"transfer-encoding: chunked\r\n" if chunked else b""
         if request.keep_alive:
             connection = b"" if self._chunks else _KEEP_ALIVE
@@ -511,8 +512,9 @@ class ServerProtocol(Protocol):
         left = self._reader.body_left
         return left is None or left > MAX_DISCARDED_BYTES or request.expects_continue
 
-    def write_part(self, head: bytes, body: bytes) -> None:
-        """Write ``head``, of :meth:`reply_head`, and a part of the body; both may be empty."""
+    def write_part(self, head: bytes, body: bytes, *, last: bool) -> None:
+        """Write ``head``, of :meth:`reply_head`, and a part of the body; both may be empty. ``last`` ends the
+        reply."""
         if self._bodyless:
             body = b""
         elif self._framed and body:
@@ -523,6 +525,8 @@ class ServerProtocol(Protocol):
             self.transport.write(body)
         elif head or body:
             self.transport.write(head + body)
+        if last:
+            self.finish()
 
     def write_body(self, data: bytes) -> None:
         """Write a non-empty part of the body; ignored on a closing connection."""
@@ -532,6 +536,10 @@ class ServerProtocol(Protocol):
             self.transport.write(chunk(data))
         elif not self._bodyless:
             self.transport.write(data)
+
+    @property
+    def bytes_queued(self) -> int:
+        return self.unread()
 
     def unread(self) -> int:
         size: int = self.transport.get_write_buffer_size()
@@ -549,14 +557,14 @@ class ServerProtocol(Protocol):
         self._listener = self._request = None
         request.complete = True
         request.wake()
-        self._state.total_requests += 1
         if self.transport.is_closing():
             return
         if request.keep_alive:
             if request.body_complete:
                 self.timer.on_last_reply(time.monotonic())
             if self._reader.waiting or self._read_paused or self._half_closed or not request.body_complete:
-                self._advance()
+                # Later, as the next request may be answered at once, too, and the one behind it.
+                get_running_loop().call_soon(self._advance_if_open)
             elif self._held:
                 self._account()
         elif self._discards or self._reader.waiting or not request.body_complete:
@@ -580,7 +588,3 @@ class ServerProtocol(Protocol):
 def _address(info: Any) -> tuple[str, int] | None:
     """Host and port; None for a Unix socket, and for a client that has gone already."""
     return (str(info[0]), int(info[1])) if isinstance(info, tuple) else None
-
-
-def _ignore(chunks: bytes) -> None:
-    """What is written to a connection that has ended."""

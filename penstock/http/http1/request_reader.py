@@ -3,9 +3,9 @@ before: those of a request behind the one in progress wait."""
 
 from __future__ import annotations
 
-from penstock.http.chunked_body import CHUNKS_PER_TURN, ChunkedBody
 from penstock.http.errors import ApiError
-from penstock.http.request_head import RequestHead, check_start, parse_head
+from penstock.http.http1.chunked_body import CHUNKS_PER_TURN, ChunkedBody
+from penstock.http.http1.request_head import RequestHead, check_start, parse_head
 
 MAX_EMPTY_LINES = 8
 """Empty lines that are ignored before a request; old clients send one after a body (RFC 9112 §2.2)."""
