@@ -30,6 +30,7 @@ class FlowWindows:
         """Connection slot of each stream."""
         self.connections = np.zeros(connections, np.int64)
         self.writers: list[FrameWriter | None] = [None] * connections
+        self.connection_count = 0
         self._free_streams = list(range(streams - 1, -1, -1))
         self._free_connections = list(range(connections - 1, -1, -1))
 
@@ -45,12 +46,14 @@ class FlowWindows:
         slot = self._free_connections.pop()
         self.connections[slot] = window
         self.writers[slot] = writer
+        self.connection_count += 1
         return slot
 
     def remove_connection(self, slot: int) -> None:
         """The connection is closed, and its streams are removed."""
         self.writers[slot] = None
         self.connections[slot] = 0
+        self.connection_count -= 1
         self._free_connections.append(slot)
 
     def add_stream(self, connection: int, window: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,8 @@ _MAX_EVENT = len(CHUNK_SIZES)
 _FINISH = tuple(FinishReason)
 """By value; looking it up in the enumeration takes ten times as long."""
 _NONE = FinishReason.NONE
-_NO_TEXT = -1
+_NOT_DIRECT = 1 << 40
+"""Size that stands for rows that are not written by columns; the sum of many does not overflow."""
 
 Objects: TypeAlias = NDArray[np.object_]
 SlowPath: TypeAlias = Callable[[Stream, Sequence[int], FinishReason, int, Logprobs | None], None]
@@ -63,9 +64,6 @@ class Path(IntEnum):
     """As DATA frames, to an HTTP/2 connection."""
 
 
-_SINK, _CHUNK, _FRAME = int(Path.SINK), int(Path.CHUNK), int(Path.FRAME)
-
-
 class RowWriter:
     """Writes the rows of frames, for the streams of one output processor. Columns are by stream handle."""
 
@@ -86,14 +84,15 @@ class RowWriter:
         self._windows = windows
         self._slow_path = slow_path
         self._on_fault = on_fault
-        self._text_sizes = np.array([_NO_TEXT if text is None else len(text) for text in texts], np.int64)
+        self._text_sizes = np.array([_NOT_DIRECT if text is None else len(text) for text in texts], np.int64)
         self._path = np.zeros(0, np.int8)
         self._heads, self._tails = np.empty(0, np.object_), np.empty(0, np.object_)
         """What precedes and follows the text, framing included except for the size."""
         self._sizes = np.zeros(0, np.int64)
-        """Bytes of an event besides its text, without framing."""
+        """Bytes of an event besides its text, without framing; _NOT_DIRECT unless the path is CHUNK or
+        FRAME."""
         self._targets = np.zeros(0, np.int64)
-        """Descriptor of the socket, or slot in the windows."""
+        """CHUNK: descriptor of the socket. FRAME: complement (~) of the slot in the windows."""
         self.grow(len(streams))
 
     def grow(self, capacity: int) -> None:
@@ -102,7 +101,7 @@ class RowWriter:
         self._path = np.concatenate((self._path, np.zeros(more, np.int8)))
         self._heads = np.concatenate((self._heads, np.empty(more, np.object_)))
         self._tails = np.concatenate((self._tails, np.empty(more, np.object_)))
-        self._sizes = np.concatenate((self._sizes, np.zeros(more, np.int64)))
+        self._sizes = np.concatenate((self._sizes, np.full(more, _NOT_DIRECT)))
         self._targets = np.concatenate((self._targets, np.zeros(more, np.int64)))
 
     # -- the path of a stream
@@ -114,26 +113,27 @@ class RowWriter:
         """Write the stream's next plain rows by its ``row_path``; without one, by its ``write``."""
         handle = stream.handle
         if row_path is None:
-            self._path[handle] = _SINK
+            self._path[handle], self._sizes[handle] = Path.SINK, _NOT_DIRECT
             return
+        chunked = row_path.descriptor >= 0
         if row_path is not stream.row_path:
             stream.row_path = row_path
-            self._sizes[handle] = len(stream.head) + len(stream.tail)
-            if row_path.descriptor >= 0:
+            if chunked:
                 self._heads[handle], self._tails[handle] = stream.head, stream.tail + b"\r\n"
                 self._targets[handle] = row_path.descriptor
             else:
                 self._heads[handle], self._tails[handle] = row_path.prefix + stream.head, stream.tail
-                self._targets[handle] = row_path.window
-        self._path[handle] = _CHUNK if row_path.descriptor >= 0 else _FRAME
+                self._targets[handle] = ~row_path.window
+        self._path[handle] = Path.CHUNK if chunked else Path.FRAME
+        self._sizes[handle] = len(stream.head) + len(stream.tail)
 
     def stop(self, handle: int) -> None:
         """Leave the stream's next rows to its reply."""
-        self._path[handle] = 0
+        self._path[handle], self._sizes[handle] = Path.REPLY, _NOT_DIRECT
 
     def close(self, handle: int) -> None:
         """The stream has ended."""
-        self._path[handle] = 0
+        self.stop(handle)
         self._heads[handle] = self._tails[handle] = None
 
     # -- rows
@@ -142,100 +142,40 @@ class RowWriter:
         """Write the rows of a frame, one per stream. ``texts``: of its tokens."""
         handles, counts = frame.stream, frame.count
         sizes = self._text_sizes.take(frame.tokens)
-        path = self._path.take(handles)
-        direct = path >= _CHUNK
-        if counts is None:
-            direct &= sizes >= 0
-        else:
-            sizes, complete = _row_sizes(sizes, counts)
-            direct &= complete
-        if frame.finish is not None:
-            direct &= frame.finish == 0
-        if frame.cached is not None:
-            direct &= frame.cached == 0
+        if counts is not None:
+            sizes = _row_sizes(sizes, counts)
         sizes += self._sizes.take(handles)
-        direct &= sizes < _MAX_EVENT
-        limited = self._take_windows(handles, sizes, direct & (path == _FRAME))
-        if limited is not None:
-            direct &= ~limited
-        rows = np.flatnonzero(direct)
-        if len(rows) == len(handles):
-            self._write_direct(handles, sizes, texts, counts, path)
-            return
-        if len(rows):
-            of_rows = texts[rows if counts is None else token_order(counts, rows)]
-            some = None if counts is None else counts[rows]
-            self._write_direct(handles[rows], sizes[rows], of_rows, some, path[rows])
-        self._write_others(frame, texts, np.flatnonzero(~direct).tolist())
-
-    def _take_windows(
-        self, handles: I32, sizes: NDArray[np.int64], framed: NDArray[np.bool_]
-    ) -> NDArray[np.bool_] | None:
-        """Take the bytes of the ``framed`` rows from the windows of their streams and connections.
-
-        Returns bool[R]: the rows for which there is no room, of which nothing was taken; None: none.
-        """
+        if frame.finish is not None:
+            sizes[frame.finish != 0] = _NOT_DIRECT
+        if frame.cached is not None:
+            sizes[frame.cached != 0] = _NOT_DIRECT
+        targets = self._targets.take(handles)
+        rows = _Rows(handles, sizes, targets, texts, counts, np.arange(len(handles)))
+        direct = sizes < _MAX_EVENT
+        others: list[int] = []
+        if np.count_nonzero(direct) < len(handles):
+            others = np.flatnonzero(~direct).tolist()
+            rows = rows.take(np.flatnonzero(direct))
+        framed = rows.targets < 0
         count = np.count_nonzero(framed)
-        if not count:
-            return None
-        whole = count == len(handles)
-        slots = self._targets.take(handles) if whole else self._targets[handles[framed]]
-        used = sizes if whole else sizes[framed]
-        left = self._windows.streams.take(slots) - used
-        connections = self._windows.connection_of.take(slots)
-        totals = np.bincount(connections, used, minlength=len(self._windows.connections)).astype(np.int64)
-        closed = totals > self._windows.connections
-        refused = left < 0
-        if closed.any():
-            refused |= closed.take(connections)
-        if refused.any():
-            granted = ~refused
-            slots, left, used, connections = (
-                slots[granted],
-                left[granted],
-                used[granted],
-                connections[granted],
-            )
-            totals = np.bincount(connections, used, minlength=len(totals)).astype(np.int64)
-            limited = np.zeros(len(handles), np.bool_)
-            limited[np.flatnonzero(framed)[refused]] = True
+        if count == len(framed):
+            if count:
+                others += self._write_frames(rows)
+        elif count == 0:
+            self._write_chunks(rows)
         else:
-            limited = None
-        self._windows.streams[slots] = left
-        self._windows.connections -= totals
-        return limited
+            self._write_chunks(rows.take(np.flatnonzero(~framed)))
+            others += self._write_frames(rows.take(np.flatnonzero(framed)))
+        if others:
+            self._write_others(frame, texts, others)
 
-    def _write_direct(
-        self,
-        handles: I32,
-        sizes: NDArray[np.int64],
-        texts: Objects,
-        counts: I32 | None,
-        path: NDArray[np.int8],
-    ) -> None:
-        framed = np.count_nonzero(path == _FRAME)
-        if framed == 0:
-            self._write_chunks(handles, sizes, texts, counts)
-        elif framed == len(handles):
-            self._write_frames(handles, sizes, texts, counts)
-        else:
-            for rows, write in (
-                (np.flatnonzero(path == _CHUNK), self._write_chunks),
-                (np.flatnonzero(path == _FRAME), self._write_frames),
-            ):
-                of_rows = texts[rows if counts is None else token_order(counts, rows)]
-                write(handles[rows], sizes[rows], of_rows, None if counts is None else counts[rows])
-
-    def _write_chunks(
-        self, handles: I32, sizes: NDArray[np.int64], texts: Objects, counts: I32 | None
-    ) -> None:
+    def _write_chunks(self, rows: _Rows) -> None:
         """Write rows to HTTP/1.1 sockets; what a socket does not take goes to its connection, as does
         everything after it."""
-        parts = self._parts(_CHUNK_SIZES.take(sizes), handles, texts, counts)
-        data = b"".join(parts.tolist())
-        lengths = sizes + _CHUNK_SIZE_LENGTHS.take(sizes) + 2
-        for index, sent in self._burst(self._targets.take(handles), data, lengths):
-            stream = self._streams[handles[index]]
+        data = b"".join(self._parts(_CHUNK_SIZES, rows))
+        lengths = rows.sizes + _CHUNK_SIZE_LENGTHS.take(rows.sizes) + 2
+        for index, sent in self._burst(rows.targets, data, lengths):
+            stream = self._streams[rows.handles[index]]
             assert stream is not None and stream.row_path is not None  # noqa: PT018
             self.choose(stream, None)
             end = int(lengths[: index + 1].sum())
@@ -245,40 +185,56 @@ class RowWriter:
             except Exception:  # noqa: BLE001 - this stream ends, the others go on
                 self._on_fault(stream)
 
-    def _write_frames(
-        self, handles: I32, sizes: NDArray[np.int64], texts: Objects, counts: I32 | None
-    ) -> None:
-        """Write rows to HTTP/2 connections, each of which gets one write."""
+    def _write_frames(self, rows: _Rows) -> list[int]:
+        """Write rows to HTTP/2 connections, each of which gets one write. Returns the indexes of those for
+        which the window of their stream or connection has no room."""
         windows = self._windows
-        connections = windows.connection_of.take(self._targets.take(handles))
-        order = connections.argsort(kind="stable")
-        ordered = connections.take(order)
-        if ordered[0] != ordered[-1]:
-            texts = texts.take(order if counts is None else token_order(counts, order))
-            counts = None if counts is None else counts.take(order)
-            handles, sizes = handles.take(order), sizes.take(order)
-        parts = self._parts(_FRAME_LENGTHS.take(sizes), handles, texts, counts).tolist()
-        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-        bounds = 4 * starts if counts is None else ((counts + 3).cumsum() - counts - 3)[starts]
-        ends_at = [*bounds.tolist()[1:], len(parts)]
-        for start, end, connection in zip(bounds.tolist(), ends_at, ordered[starts].tolist(), strict=True):
+        if windows.connection_count > 1:
+            rows = rows.take(windows.connection_of.take(~rows.targets).argsort(kind="stable"))
+        slots, sizes = ~rows.targets, rows.sizes
+        connections = windows.connection_of.take(slots)
+        starts = np.flatnonzero(connections[1:] != connections[:-1]) + 1
+        starts = np.concatenate(([0], starts))
+        left = windows.streams.take(slots) - sizes
+        open_connections = connections.take(starts)
+        room = windows.connections.take(open_connections) - np.add.reduceat(sizes, starts)
+        if left.min() < 0 or room.min() < 0:
+            refused = left < 0
+            refused |= np.isin(connections, open_connections[room < 0])
+            granted = np.flatnonzero(~refused)
+            others: list[int] = rows.number[refused].tolist()
+            return others + (self._write_frames(rows.take(granted)) if len(granted) else [])
+        windows.streams[slots] = left
+        windows.connections[open_connections] = room
+        parts = self._parts(_FRAME_LENGTHS, rows)
+        if len(starts) == 1:
+            bounds = [0, len(parts)]
+        else:
+            firsts = (
+                4 * starts if rows.counts is None else ((rows.counts + 3).cumsum() - rows.counts - 3)[starts]
+            )
+            bounds = [*firsts.tolist(), len(parts)]
+        for connection, start, end in zip(open_connections.tolist(), bounds[:-1], bounds[1:], strict=True):
             writer = windows.writers[connection]
             assert writer is not None  # a stream of it is open
             writer.write_frames(b"".join(parts[start:end]))
+        return []
 
-    def _parts(self, lengths: Objects, handles: I32, texts: Objects, counts: I32 | None) -> Objects:
-        """The pieces of rows in order: length, head, texts, tail of each."""
-        rows = len(handles)
-        heads, tails = self._heads.take(handles), self._tails.take(handles)
-        parts = np.empty(3 * rows + len(texts), np.object_)
-        if counts is None:
-            parts[0::4], parts[1::4], parts[2::4], parts[3::4] = lengths, heads, texts, tails
-            return parts
-        ends = (counts + 3).cumsum()
-        starts = ends - counts - 3
-        parts[starts], parts[starts + 1], parts[ends - 1] = lengths, heads, tails
-        parts[np.arange(len(texts)) + np.repeat(3 * np.arange(rows) + 2, counts)] = texts
-        return parts
+    def _parts(self, lengths: Objects, rows: _Rows) -> list[bytes]:
+        """The pieces of rows in order: length, head, texts, tail of each. ``lengths``: by size."""
+        heads, tails = self._heads.take(rows.handles), self._tails.take(rows.handles)
+        count, texts = len(rows.handles), rows.texts
+        parts = np.empty(3 * count + len(texts), np.object_)
+        if rows.counts is None:
+            parts[0::4], parts[1::4] = lengths.take(rows.sizes), heads
+            parts[2::4], parts[3::4] = texts, tails
+        else:
+            ends = (rows.counts + 3).cumsum()
+            starts = ends - rows.counts - 3
+            parts[starts], parts[starts + 1], parts[ends - 1] = lengths.take(rows.sizes), heads, tails
+            parts[np.arange(len(texts)) + np.repeat(3 * np.arange(count) + 2, rows.counts)] = texts
+        pieces: list[bytes] = parts.tolist()
+        return pieces
 
     def _write_others(self, frame: TokenFrame, texts: Objects, rows: list[int]) -> None:
         """Rows that are not written by columns."""
@@ -290,7 +246,7 @@ class RowWriter:
             end = int(ends[row])
             start = end - (1 if frame.count is None else int(frame.count[row]))
             event = None
-            if self._path[stream.handle] >= _SINK and not _has_more_than_text(frame, row):
+            if self._path[stream.handle] >= Path.SINK and not _has_more_than_text(frame, row):
                 event = _event(stream, texts[start:end].tolist())
             if event is None:
                 self._slow_path_row(frame, row, stream, start, end)
@@ -309,13 +265,42 @@ class RowWriter:
         self._slow_path(stream, frame.tokens[start:end].tolist(), finish, cached, logprobs)
 
 
-def _row_sizes(sizes: NDArray[np.int64], counts: I32) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Bytes of the texts of each row, and whether it has tokens, all of them with a text. ``sizes``: of the
-    tokens' texts."""
-    rows = np.repeat(np.arange(len(counts)), counts)
-    complete = counts > 0
-    complete[rows[sizes < 0]] = False
-    return np.bincount(rows, sizes, minlength=len(counts)).astype(np.int64), complete
+class _Rows(NamedTuple):
+    """Rows that are written by columns."""
+
+    handles: I32
+    sizes: NDArray[np.int64]
+    """Bytes of each event, without framing."""
+    targets: NDArray[np.int64]
+    texts: Objects
+    """Of the tokens, row after row."""
+    counts: I32 | None
+    """Tokens per row; None: one."""
+    number: NDArray[np.intp]
+    """Index of each row in its frame."""
+
+    def take(self, rows: NDArray[np.intp]) -> _Rows:
+        """The rows at these indexes, in this order."""
+        counts = self.counts
+        texts = self.texts.take(rows if counts is None else token_order(counts, rows))
+        return _Rows(
+            self.handles.take(rows),
+            self.sizes.take(rows),
+            self.targets.take(rows),
+            texts,
+            None if counts is None else counts.take(rows),
+            self.number.take(rows),
+        )
+
+
+def _row_sizes(sizes: NDArray[np.int64], counts: I32) -> NDArray[np.int64]:
+    """Bytes of the texts of each row; at least _NOT_DIRECT if it has no tokens. ``sizes``: of the tokens'
+    texts."""
+    ends = counts.cumsum()
+    whole = np.concatenate(([0], sizes.cumsum()))
+    summed: NDArray[np.int64] = whole.take(ends) - whole.take(ends - counts)
+    summed[counts == 0] = _NOT_DIRECT
+    return summed
 
 
 def _has_more_than_text(frame: TokenFrame, row: int) -> bool:

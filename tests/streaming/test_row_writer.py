@@ -1,0 +1,187 @@
+"""Rows as frames of HTTP/2 connections: one write per connection, within the windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.streaming.flow_windows import FlowWindows
+from penstock.streaming.row_path import RowPath
+from penstock.streaming.row_writer import Path, RowWriter
+from penstock.streaming.stream import Stream
+from penstock.wire.frames import FinishReason, TokenFrame
+from tests.streaming.test_output_processor import RecordingReply
+
+TEXTS = [b"a", b"bc", b"", None]
+HEAD, TAIL = b"<", b">"
+
+
+class Connection:
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+
+    def write_frames(self, frames: bytes) -> None:
+        self.writes.append(frames)
+
+    def events(self) -> list[tuple[int, bytes]]:
+        """Stream id and payload of each frame that was written."""
+        found, data = [], b"".join(self.writes)
+        while data:
+            size = int.from_bytes(data[:3], "big")
+            assert data[3:5] == b"\0\0"
+            found.append((int.from_bytes(data[5:9], "big"), data[9 : 9 + size]))
+            data = data[9 + size :]
+        return found
+
+
+class Desk:
+    """Streams of some connections, and what reaches them other than by columns."""
+
+    def __init__(self, stream_windows: Sequence[int], connection_windows: Sequence[int]) -> None:
+        self.windows = FlowWindows(2, 1)
+        self.connections = [Connection() for _ in connection_windows]
+        slots = [
+            self.windows.add_connection(connection, window)
+            for connection, window in zip(self.connections, connection_windows, strict=True)
+        ]
+        self.alone: list[tuple[int, bytes]] = []
+        """Handle and event of rows that were written by the sink."""
+        self.slow: list[int] = []
+        """Handles of rows that the reply got."""
+        self.bursts: list[tuple[list[int], bytes]] = []
+        self.streams: list[Stream | None] = []
+        for handle in range(len(stream_windows)):
+            stream = Stream(RecordingReply(), 0, 0, self._write(handle), HEAD, TAIL)
+            stream.handle = handle
+            self.streams.append(stream)
+        texts = np.array(TEXTS, np.object_)
+        self.writer = RowWriter(self.streams, texts, self._burst, self.windows, self._reply, self._fault)
+        for handle, window in enumerate(stream_windows):
+            connection = handle % len(slots)
+            slot = self.windows.add_stream(slots[connection], window)
+            prefix = b"\0\0" + handle.to_bytes(4, "big")
+            self.choose(handle, RowPath(window=slot, prefix=prefix))
+
+    def choose(self, handle: int, path: RowPath | None) -> None:
+        stream = self.streams[handle]
+        assert stream is not None
+        self.writer.choose(stream, path)
+
+    def _write(self, handle: int):
+        return lambda data: self.alone.append((handle, data))
+
+    def _burst(self, descriptors, data, sizes):
+        self.bursts.append((descriptors.tolist(), data))
+        return []
+
+    def _reply(self, stream: Stream, *row: object) -> None:
+        self.slow.append(stream.handle)
+
+    def _fault(self, stream: Stream) -> None:
+        raise AssertionError("no stream is at fault")
+
+    def rows(self, *rows: tuple[int, list[int]], finish: list[int] | None = None) -> None:
+        counts = [len(tokens) for _, tokens in rows]
+        frame = TokenFrame(
+            step=1,
+            stream=np.array([handle for handle, _ in rows], np.int32),
+            position=np.zeros(len(rows), np.int32),
+            tokens=np.array([token for _, tokens in rows for token in tokens], np.int32),
+            count=None if set(counts) == {1} else np.array(counts, np.int32),
+            finish=None if finish is None else np.array(finish, np.int8),
+        )
+        self.writer.write(frame, np.array(TEXTS, np.object_).take(frame.tokens))
+
+    def left(self) -> tuple[list[int], list[int]]:
+        """Of the windows of streams and connections."""
+        slots = [~int(self.writer._targets[handle]) for handle in range(len(self.streams))]
+        return [int(self.windows.streams[slot]) for slot in slots], [
+            int(window) for window in self.windows.connections[: len(self.connections)]
+        ]
+
+
+def test_a_step_is_one_write_per_connection() -> None:
+    desk = Desk([100] * 5, [1000, 1000])
+    desk.rows(*((handle, [handle % 2]) for handle in (3, 0, 4, 1, 2)))
+    assert [len(connection.writes) for connection in desk.connections] == [1, 1]
+    assert desk.connections[0].events() == [(0, b"<a>"), (4, b"<a>"), (2, b"<a>")]
+    assert desk.connections[1].events() == [(3, b"<bc>"), (1, b"<bc>")]
+    assert desk.left() == ([97, 96, 97, 96, 97], [991, 992])
+
+
+def test_rows_of_several_tokens_are_one_frame_each() -> None:
+    desk = Desk([100] * 3, [1000, 1000])
+    desk.rows((0, [0, 1]), (1, [1]), (2, [0, 0, 2, 1]))
+    assert desk.connections[0].events() == [(0, b"<abc>"), (2, b"<aabc>")]
+    assert desk.connections[1].events() == [(1, b"<bc>")]
+
+
+def test_what_a_window_has_no_room_for_is_left_to_the_sink() -> None:
+    desk = Desk([100, 2, 100], [1000])
+    desk.rows((0, [0]), (1, [0]), (2, [0]))
+    assert desk.connections[0].events() == [(0, b"<a>"), (2, b"<a>")]
+    assert desk.alone == [(1, b"<a>")]
+    assert desk.left() == ([97, 2, 97], [994])
+
+
+def test_a_connection_without_room_leaves_all_its_rows_to_their_sinks_and_others_are_written() -> None:
+    desk = Desk([100] * 4, [5, 1000])
+    desk.rows(*((handle, [0]) for handle in range(4)))
+    assert desk.connections[0].writes == []
+    assert desk.connections[1].events() == [(1, b"<a>"), (3, b"<a>")]
+    assert desk.alone == [(0, b"<a>"), (2, b"<a>")]
+    assert desk.left() == ([100, 97, 100, 97], [5, 994])
+
+
+def test_chunks_and_frames_of_one_step() -> None:
+    desk = Desk([100] * 3, [1000])
+    desk.choose(1, RowPath(descriptor=9))
+    desk.rows((0, [0]), (1, [1]), (2, [0]))
+    assert desk.connections[0].events() == [(0, b"<a>"), (2, b"<a>")]
+    assert desk.bursts == [([9], b"4\r\n<bc>\r\n")]
+
+
+@pytest.mark.parametrize("finish", [None, [0, FinishReason.LENGTH, 0, 0]])
+def test_other_rows_of_a_step_go_their_own_way(finish: list[int] | None) -> None:
+    desk = Desk([100] * 4, [1000])
+    desk.writer.stop(2)
+    desk.choose(3, None)
+    desk.rows((0, [0]), (1, [3]), (2, [0]), (3, [0]), finish=finish)
+    assert desk.connections[0].events() == [(0, b"<a>")]
+    assert desk.slow == [1, 2]
+    assert desk.alone == [(3, b"<a>")]
+    assert [desk.writer.path(handle) for handle in (0, 2, 3)] == [Path.FRAME, Path.REPLY, Path.SINK]
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=12),
+    st.lists(st.integers(0, 60), min_size=1, max_size=4),
+    st.data(),
+)
+def test_no_row_is_lost_or_doubled_and_no_window_is_exceeded(
+    stream_windows: list[int], connection_windows: list[int], data: st.DataObject
+) -> None:
+    desk = Desk(stream_windows, connection_windows)
+    expected = dict.fromkeys(range(len(stream_windows)), b"")
+    for _ in range(3):
+        handles = data.draw(st.permutations(range(len(stream_windows))))
+        rows = [
+            (handle, data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=3))) for handle in handles
+        ]
+        desk.rows(*rows)
+        for handle, tokens in rows:
+            expected[handle] += HEAD + b"".join(TEXTS[token] or b"" for token in tokens) + TAIL
+    seen = dict.fromkeys(expected, 0)
+    for connection in desk.connections:
+        for handle, event in connection.events():
+            seen[handle] += len(event)
+    for handle, event in desk.alone:
+        seen[handle] += len(event)
+    assert seen == {handle: len(text) for handle, text in expected.items()}
+    streams, connections = desk.left()
+    assert min(streams) >= 0
+    assert min(connections) >= 0
