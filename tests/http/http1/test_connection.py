@@ -128,6 +128,20 @@ def test_what_waits_behind_a_request_is_bounded_and_not_late() -> None:
     asyncio.run(run())
 
 
+def test_any_number_of_requests_of_one_read_are_answered() -> None:
+    """Each is answered at once, and none within the call that has ended the one before."""
+
+    async def run() -> None:
+        protocol, transport = connection()
+        protocol.data_received(2000 * REQUEST)
+        for _ in range(2000):
+            await asyncio.sleep(0)
+        assert transport.written.count(b"HTTP/1.1 200") == 2000
+        assert transport.end == ""
+
+    asyncio.run(run())
+
+
 def test_a_client_that_reads_no_replies_gets_no_further_ones() -> None:
     async def fill(scope: Any, receive: Any, send: Any, sink: Any) -> None:
         sink.begin(200, [(b"content-length", b"0")])
