@@ -237,10 +237,6 @@ class ServerProtocol(Protocol):
         self._account()
         self._pause_or_resume()
 
-    def _advance_if_open(self) -> None:
-        if not (self.transport.is_closing() or self._discards):
-            self._advance()
-
     def _take_up(self) -> None:
         reader = self._reader
         if not reader.body_complete:
@@ -290,7 +286,8 @@ class ServerProtocol(Protocol):
 
     def _continue(self) -> None:
         self._continues = False
-        self._advance_if_open()
+        if not (self.transport.is_closing() or self._discards):
+            self._advance()
 
     def _begin(self, head: RequestHead) -> None:
         """Start the application for a request."""
@@ -352,7 +349,7 @@ class ServerProtocol(Protocol):
         if self._discards:
             pause = False
         elif request is None:
-            pause = self._continues or (self.write_paused and waiting >= MAX_WAITING_BYTES)
+            pause = (self._continues or self.write_paused) and waiting >= MAX_WAITING_BYTES
         elif request.body_complete:
             pause = waiting >= MAX_WAITING_BYTES
         else:
@@ -564,7 +561,9 @@ class ServerProtocol(Protocol):
                 self.timer.on_last_reply(time.monotonic())
             if self._reader.waiting or self._read_paused or self._half_closed or not request.body_complete:
                 # Later, as the next request may be answered at once, too, and the one behind it.
-                get_running_loop().call_soon(self._advance_if_open)
+                if not self._continues:
+                    self._continues = True
+                    get_running_loop().call_soon(self._continue)
             elif self._held:
                 self._account()
         elif self._discards or self._reader.waiting or not request.body_complete:
