@@ -173,6 +173,12 @@ class FrameScanner:
     def clear(self) -> None:
         self._buffer, self._start = b"", 0
 
+    def take_bytes(self, limit: int) -> bytes:
+        """Up to ``limit`` bytes that are no frame: of the preface."""
+        start = self._start
+        self._start = end = min(start + limit, len(self._buffer))
+        return self._buffer[start:end]
+
     def take(self, limit: int) -> list[Frame]:
         """Up to ``limit`` complete frames; fewer: there are no more. Raises ConnectionFault."""
         buffer, start, largest = self._buffer, self._start, self._max_frame_size
