@@ -1,8 +1,9 @@
 """The HTTP/2 server protocol: one object per client connection, which many requests share (RFC 9113).
 
 It reads frames and keeps the states of the streams (:mod:`penstock.http.http2.stream`); the sender writes
-(:mod:`penstock.http.http2.sender`). What breaks the protocol ends the connection with GOAWAY, or the stream with
-RST_STREAM; a request that is refused gets a reply. Floods are bounded by :mod:`penstock.http.http2.rates`.
+(:mod:`penstock.http.http2.sender`). What breaks the protocol ends the connection with GOAWAY, or the stream
+with RST_STREAM; a request that is refused gets a reply. Floods are bounded by
+:mod:`penstock.http.http2.rates`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from penstock.http.eager import run_eagerly
 from penstock.http.errors import ApiError
+from penstock.http.http1.request_head import MAX_HEADERS, RequestHead
 from penstock.http.http2 import frames
 from penstock.http.http2.faults import ConnectionFault, ErrorCode, StreamFault
 from penstock.http.http2.frames import FrameScanner
@@ -26,11 +28,9 @@ from penstock.http.http2.rates import BYTES_PER_CONTROL, control_limit, reset_li
 from penstock.http.http2.request_fields import MalformedRequest, parse_fields
 from penstock.http.http2.sender import FrameSender
 from penstock.http.http2.stream import STREAM_WINDOW, Http2Stream
-from penstock.http.http1.request_head import MAX_HEADERS, RequestHead
 from penstock.http.served_request import ServedRequest
-from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES, ServerState
+from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES, ServerState, address
 from penstock.http.sink import Application, Scope
-from penstock.http.sockets.addresses import address
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class Http2Connection(Protocol):
     def _read(self) -> None:
         """Handle the frames that have come, for a limited time."""
         self._read_on = False
-        if self._lingers_since is not None or self._lost:
+        if self._is_over():
             return
         self.now = now = time.monotonic()
         self.sender.begin_batch()
@@ -194,12 +194,14 @@ class Http2Connection(Protocol):
             while taken := self._scanner.take(FRAMES_PER_PIECE):
                 for frame in taken:
                     self._handle(*frame)
-                    if self._lingers_since is not None:
+                    if self._is_over():
                         return
                 self._start_fresh()
                 if len(taken) == FRAMES_PER_PIECE and time.monotonic() > now + TURN_S:
                     self._read_on = True
                     break
+            if self.state.ending:
+                self.shutdown()
             self._after_read()
         except ConnectionFault as fault:
             self._end(fault.code, fault.reason)
@@ -291,7 +293,9 @@ class Http2Connection(Protocol):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
         if flags & frames.ACK:
             if payload:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS has settings")
+                raise ConnectionFault(
+                    ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS has settings"
+                )
             return
         before = self._settings.initial_window
         self._settings.apply(payload)
@@ -304,10 +308,9 @@ class Http2Connection(Protocol):
         self._control.spend(self.now)
         increment &= frames.STREAM_BITS
         stream = self._streams.get(stream_id)
-        if stream is None:
-            if stream_id:
-                self._check_not_idle(stream_id, "WINDOW_UPDATE")
-                return
+        if stream is None and stream_id:
+            self._check_not_idle(stream_id, "WINDOW_UPDATE")
+            return
         if not increment:
             if not stream_id:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
@@ -364,9 +367,7 @@ class Http2Connection(Protocol):
 
     def _is_ignored(self, stream_id: int) -> bool:
         """Whether the client may not know yet that the stream has ended, or that it is not served."""
-        return stream_id in self._cut_ids or (
-            self._last_served is not None and stream_id > self._last_served
-        )
+        return stream_id in self._cut_ids or (self._last_served is not None and stream_id > self._last_served)
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         if not stream_id & 1:
@@ -459,9 +460,7 @@ class Http2Connection(Protocol):
             "query_string": head.query,
             "headers": head.headers,
         }
-        stream = self._open(
-            stream_id, head.length, scope, last=last, expects_continue=head.expects_continue
-        )
+        stream = self._open(stream_id, head.length, scope, last=last, expects_continue=head.expects_continue)
         if last:
             self._start(stream)
         else:
@@ -557,9 +556,12 @@ class Http2Connection(Protocol):
 
     # -- the end of the connection
 
+    def _is_over(self) -> bool:
+        return self._lost or self._lingers_since is not None
+
     def shutdown(self) -> None:
         """Close now if idle, else after the replies in progress, and those of requests on their way."""
-        if self._going or self._lingers_since is not None or self._lost:
+        if self._going or self._is_over():
             return
         self._going = True
         if not self._streams:
@@ -570,7 +572,7 @@ class Http2Connection(Protocol):
 
     def _go(self) -> None:
         """The client knows that the connection ends: serve what has come, and nothing after it."""
-        if self._last_served is not None or self._lingers_since is not None or self._lost:
+        if self._last_served is not None or self._is_over():
             return
         self._last_served = self._last_id
         self.sender.write(frames.goaway(self._last_id, ErrorCode.NO_ERROR))
@@ -579,15 +581,15 @@ class Http2Connection(Protocol):
 
     def _end(self, code: ErrorCode, reason: str) -> None:
         """The client broke the protocol, or takes too much: end all its streams."""
-        if self._lingers_since is not None or self._lost:
+        if self._is_over():
             return
         log.debug("connection ended: %s: %s", code.name, reason)
         self.sender.write(frames.goaway(self._last_id, code, reason))
         self._linger()
 
     def _linger(self) -> None:
-        """Close once the client has closed, or is too late (:data:`LINGER_S`): closing with unread bytes would
-        destroy what it has not read."""
+        """Close once the client has closed, or is too late (:data:`LINGER_S`): closing with unread bytes
+        would destroy what it has not read."""
         self._lingers_since = self.now
         self.sender.flush()
         self.sender.close()

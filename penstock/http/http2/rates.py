@@ -1,8 +1,8 @@
 """How often a peer may send frames that cost work and carry nothing, and abandon requests.
 
-Both are leaky buckets per connection: a burst, a rate per second, and more in proportion to what the peer has
-been served. So floods end the connection (the attacks of 2019, CVE-2019-9511 to -9518, and the rapid resets of
-2023 and 2025, CVE-2023-44487 and CVE-2025-8671), and busy gateways never come near.
+Both are leaky buckets per connection: a burst, a rate per second, and more in proportion to what the peer
+has been served. So floods end the connection (the attacks of 2019, CVE-2019-9511 to -9518, and the rapid
+resets of 2023 and 2025, CVE-2023-44487 and CVE-2025-8671), and busy gateways never come near.
 """
 
 from __future__ import annotations

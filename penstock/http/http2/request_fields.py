@@ -7,8 +7,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from penstock.http.errors import ApiError
-from penstock.http.http2.header_blocks import MALFORMED, Field
-from penstock.http.request_head import (
+from penstock.http.http1.request_head import (
     CHECKED,
     HOST_CHARACTERS,
     LENGTH,
@@ -16,6 +15,7 @@ from penstock.http.request_head import (
     RequestHead,
     shown_text,
 )
+from penstock.http.http2.header_blocks import MALFORMED, Field
 
 _PSEUDO: Final = frozenset((b":method", b":scheme", b":authority", b":path"))
 _PER_CONNECTION: Final = frozenset(

@@ -1,8 +1,9 @@
 """Sends the frames of one HTTP/2 connection: what is urgent at once, large replies in turns behind it.
 
 Rows, events, heads and control frames go to the transport as they come, joined per turn of the event loop.
-What does not fit into one frame or a window waits in its stream (:class:`HeldStream`): held streams take turns,
-a frame each, and no more than :data:`BULK_BYTES` of the transport, so a row never waits behind a large reply.
+What does not fit into one frame or a window waits in its stream (:class:`HeldStream`): held streams take
+turns, a frame each, and no more than :data:`BULK_BYTES` of the transport, so a row never waits behind a large
+reply.
 """
 
 from __future__ import annotations
@@ -75,7 +76,11 @@ class FrameSender:
     )
 
     def __init__(
-        self, transport: Any, windows: FlowWindows, streams: Callable[[], list[HeldStream]], on_sent: Callable[[int], None]
+        self,
+        transport: Any,
+        windows: FlowWindows,
+        streams: Callable[[], list[HeldStream]],
+        on_sent: Callable[[int], None],
     ) -> None:
         """``streams``: all of the connection's. ``on_sent`` is called with the size of each write."""
         self._transport = transport
@@ -147,8 +152,8 @@ class FrameSender:
                 stream.pause()
 
     def take_window(self, slot: int, size: int, *, urgent: bool) -> bool:
-        """Whether a frame of ``size`` bytes may be sent now for the stream in ``slot``, whose windows are then
-        charged. ``urgent``: an event, which does not wait for a turn."""
+        """Whether a frame of ``size`` bytes may be sent now for the stream in ``slot``, whose windows are
+        then charged. ``urgent``: an event, which does not wait for a turn."""
         if size > self.max_frame_size or self.paused or (self.congested and not urgent):
             return False
         windows, own = self._windows, self.slot
