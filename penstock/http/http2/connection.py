@@ -205,6 +205,9 @@ class Http2Connection(Protocol):
             self._after_read()
         except ConnectionFault as fault:
             self._end(fault.code, fault.reason)
+        except Exception:
+            log.exception("an HTTP/2 connection failed")
+            self._end(ErrorCode.INTERNAL_ERROR, "the server failed")
         finally:
             self.sender.end_batch()
 

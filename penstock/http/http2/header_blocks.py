@@ -43,6 +43,12 @@ _NEVER_INDEXED: Final = 0x10
 _SECRET: Final = frozenset((b"authorization", b"api-key", b"cookie", b"set-cookie", b"x-api-key"))
 
 
+class _Malformed(tuple[bytes, bytes]):
+    """A malformed field as an entry of the table."""
+
+    given_name: bytes
+
+
 class HeaderListTooLarge(Exception):
     """A header list exceeds the limit. Its block was decoded, so the connection goes on."""
 
@@ -123,8 +129,11 @@ class HeaderDecoder:
         value, position = _string(block, position)
         size = len(name) + len(value) + ENTRY_BYTES
         fault = _fault(name, value)
-        field = (MALFORMED, fault, name) if fault else (name, value)
-        return field, size, position  # type: ignore[return-value]
+        if not fault:
+            return (name, value), size, position
+        malformed = _Malformed((MALFORMED, fault))
+        malformed.given_name = name
+        return malformed, size, position
 
     def _add(self, field: Field, size: int) -> None:
         self._entries.appendleft(field)
@@ -150,8 +159,8 @@ class HeaderDecoder:
 
 
 def _name(entry: Field) -> bytes:
-    """The name of an entry, which is the third part of one that is malformed."""
-    return entry[0] or entry[2]  # type: ignore[misc]
+    """The name of an entry, which other fields may refer to also if its value is malformed."""
+    return entry.given_name if isinstance(entry, _Malformed) else entry[0]
 
 
 def _long_integer(block: bytes, position: int, prefix: int) -> tuple[int, int]:
